@@ -1,0 +1,1 @@
+"""Models built from tensor3d's layers."""

@@ -1,0 +1,179 @@
+"""BERT with a masked-LM and a next-sentence head, for packed batches.
+
+M tokens of the cube, H hidden size, R masked slots and C [CLS] slots of the cube, V vocabulary
+h is always on face z, (M/xy, H/z), unless a comment says otherwise
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.bert.config import BertConfig
+from tensor3d import (
+    Cube,
+    Dropout3D,
+    Embedding3D,
+    LayerNorm3D,
+    Linear3D,
+    NarrowHead3D,
+    TableEmbedding3D,
+    TiedProjection3D,
+    TransformerLayer3D,
+    cross_entropy,
+    select,
+    sum_copies,
+    turn,
+)
+from tensor3d.attention import Backend
+from tensor3d.data.batch import PackedBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreTrainingOutput:
+    """Scalars of the whole cube, the same on every rank. Sums over micro-batches are those of the step."""
+
+    loss: Tensor
+    """Masked-LM plus next-sentence loss, in nats; the one to call `backward` on."""
+    mlm_loss: Tensor
+    """Masked-LM part, in nats."""
+    nsp_loss: Tensor
+    """Next-sentence part, in nats."""
+    mlm_correct: Tensor
+    """Masked positions predicted right, a count."""
+    nsp_correct: Tensor
+    """Next-sentence labels predicted right, a count."""
+
+
+class BertEmbeddings(nn.Module):
+    """Token, position and type embeddings, LayerNorm, dropout."""
+
+    def __init__(self, config: BertConfig, cube: Cube) -> None:
+        super().__init__()
+        self.tokens = Embedding3D(config.vocab, config.hidden, cube, std=config.std)
+        self.positions = TableEmbedding3D(config.positions, config.hidden, cube, std=config.std)
+        self.types = TableEmbedding3D(config.types, config.hidden, cube, std=config.std)
+        self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps)
+        self.dropout = Dropout3D(config.dropout, cube)
+
+    def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+        h = self.tokens(ids) + self.positions(positions) + self.types(types)
+        return self.dropout(self.norm(h))
+
+
+class BertModel(nn.Module):
+    """The encoder: embeddings and transformer layers (Devlin et al. 2018, §3).
+
+    Every rank constructs it at the same time, after `cube.manual_seed`.
+
+    Raises:
+        ValueError: heads that do not divide by y, or a hidden or inner size that does not divide by y and z.
+    """
+
+    def __init__(self, config: BertConfig, cube: Cube, *, backend: Backend = "grouped") -> None:
+        super().__init__()
+        self.config, self.cube = config, cube
+        self.embeddings = BertEmbeddings(config, cube)
+        self.layers = nn.ModuleList(
+            TransformerLayer3D(
+                config.hidden,
+                config.heads,
+                cube,
+                config.inner_size,
+                norm=config.norm,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                backend=backend,
+                eps=config.eps,
+                std=config.std,
+            )
+            for _ in range(config.layers)
+        )
+        # A residual stream that no LayerNorm has closed needs one at the end.
+        self.final_norm = LayerNorm3D(config.hidden, cube, eps=config.eps) if config.norm == "pre" else None
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """One plane's micro-batch to hidden states (M/xy, H/z) on face z."""
+        h = self.embeddings(batch.ids, batch.positions, batch.types)
+        for layer in self.layers:
+            h = layer(h, batch.sequences)
+        return h if self.final_norm is None else self.final_norm(h)
+
+
+class MaskedLMHead(nn.Module):
+    """Logits over the vocabulary for chosen rows: dense, GELU, LayerNorm, the tied projection."""
+
+    def __init__(self, config: BertConfig, cube: Cube) -> None:
+        super().__init__()
+        self.cube = cube
+        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", std=config.std)
+        self.norm = LayerNorm3D(config.hidden, cube, "y", eps=config.eps)
+        self.projection = TiedProjection3D(config.vocab, config.hidden, cube)
+
+    def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:
+        """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y."""
+        chosen = self.norm(F.gelu(self.dense(select(h, rows, self.cube))))  # (R/xz, H/y) on face y
+        return self.projection(turn(chosen, self.cube, to="z"), word_embedding)
+
+
+class Pooler(nn.Module):
+    """One vector a sequence, from its [CLS]: dense and tanh. (C/xz, H/y) on face y."""
+
+    def __init__(self, config: BertConfig, cube: Cube) -> None:
+        super().__init__()
+        self.cube = cube
+        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", std=config.std)
+
+    def forward(self, h: Tensor, rows: Tensor) -> Tensor:
+        return torch.tanh(self.dense(select(h, rows, self.cube)))
+
+
+class BertForPreTraining(nn.Module):
+    """The encoder with both heads of pre-training."""
+
+    def __init__(self, config: BertConfig, cube: Cube, *, backend: Backend = "grouped") -> None:
+        super().__init__()
+        self.config, self.cube = config, cube
+        self.bert = BertModel(config, cube, backend=backend)
+        self.masked_lm = MaskedLMHead(config, cube)
+        self.pooler = Pooler(config, cube)
+        self.next_sentence = NarrowHead3D(config.hidden, 2, cube, "y", std=config.std)
+
+    def forward(self, batch: PackedBatch, targets: int, sequences: int) -> PreTrainingOutput:
+        """The loss of one micro-batch as its part of a step.
+
+        Args:
+            targets: masked positions of the whole step, all planes and micro-batches; so the sum of the micro-batches'
+                losses is the step's mean, whatever the accumulation and the cube.
+            sequences: next-sentence labels of the whole step.
+        """
+        h = self.bert(batch)
+        logits = self.masked_lm(h, batch.masked, self.bert.embeddings.tokens.weight)
+        labels = self._own_rows(batch.masked_labels)
+        mlm, predictions = cross_entropy(logits, labels, self.config.vocab, self.cube)
+
+        pair_logits = self.next_sentence(self.pooler(h, batch.first))  # (C/xz, 2), copies over y
+        pair_labels = self._own_rows(batch.next_labels)
+        pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
+        nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")
+
+        with torch.no_grad():
+            correct = torch.stack([(predictions == labels).sum(), (pair_logits.argmax(1) == pair_labels).sum()])
+        sums = torch.cat([torch.stack([mlm.sum() / targets, nsp / sequences]), correct.to(mlm.dtype)])
+        # Rows of face y lie over data, x and z, and are equal over y: one all-reduce for all four numbers.
+        sums = sum_copies(sums, self.cube.over("data", "x", "z"))
+        return PreTrainingOutput(
+            loss=sums[0] + sums[1],
+            mlm_loss=sums[0].detach(),
+            nsp_loss=sums[1].detach(),
+            mlm_correct=sums[2].detach(),
+            nsp_correct=sums[3].detach(),
+        )
+
+    def _own_rows(self, labels: Tensor) -> Tensor:
+        """Of a plane's labels, those of this rank's rows on face y."""
+        z = self.cube.axis("z")
+        return labels.chunk(z.size)[z.index]

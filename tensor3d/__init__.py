@@ -1,0 +1,59 @@
+"""tensor3d: transformer training split three ways, without a token of padding."""
+
+from tensor3d.attention import attention
+from tensor3d.clip import check_parameters, clip_grad_norm_
+from tensor3d.collectives import sum_copies
+from tensor3d.cube import Cube
+from tensor3d.faces import Face, gather, shard
+from tensor3d.layers.attention import Attention3D
+from tensor3d.layers.dropout import Dropout3D
+from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D, TiedProjection3D
+from tensor3d.layers.heads import NarrowHead3D
+from tensor3d.layers.linear import Linear3D
+from tensor3d.layers.loss import cross_entropy
+from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
+from tensor3d.layers.transformer import MLP3D, TransformerLayer3D
+from tensor3d.layout import Layout, distribute, local
+from tensor3d.matmul import matmul
+from tensor3d.parameters import constant, normal, use
+from tensor3d.rows import select, turn
+from tensor3d.sequences import Sequences
+from tensor3d.shape import CubeShape
+from tensor3d.traffic import TrafficCount
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MLP3D",
+    "Attention3D",
+    "Cube",
+    "CubeShape",
+    "Dropout3D",
+    "Embedding3D",
+    "Face",
+    "LayerNorm3D",
+    "Layout",
+    "Linear3D",
+    "NarrowHead3D",
+    "RMSNorm3D",
+    "Sequences",
+    "TableEmbedding3D",
+    "TiedProjection3D",
+    "TrafficCount",
+    "TransformerLayer3D",
+    "attention",
+    "check_parameters",
+    "clip_grad_norm_",
+    "constant",
+    "cross_entropy",
+    "distribute",
+    "gather",
+    "local",
+    "matmul",
+    "normal",
+    "select",
+    "shard",
+    "sum_copies",
+    "turn",
+    "use",
+]

@@ -1,0 +1,140 @@
+"""The four collectives, each written once. Everything that crosses the wire goes through this file.
+
+    all_gather      shard (m, ...) -> (n*m, ...)      dual: reduce_scatter
+    reduce_scatter  (n*m, ...) -> sum's shard (m, ...) dual: all_gather
+    all_reduce      (m, ...) -> sum (m, ...)          dual: itself, for partial sums that become copies; the identity
+                                                      where those copies are used alike (see `sum_copies`)
+    all_to_all      flat blocks -> flat blocks        dual: itself with the sizes swapped
+
+Each returns a `Pending`: issue early, `wait()` at the use. On an axis of one member nothing is sent and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tensor3d.traffic import Traffic
+
+# torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """The ranks that differ from this one along one axis of the cube, or along several taken together."""
+
+    name: str
+    """`"y"`, or `"data+x+z"` for axes taken together."""
+    ranks: tuple[int, ...]
+    """Global ranks of the members, ascending; this is the order in which they are gathered."""
+    index: int
+    """This rank's position among the members."""
+    group: dist.ProcessGroup | None
+    """None for an axis of one member."""
+    traffic: Traffic
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+class Pending:
+    """A collective's result on its way. `wait` returns it; a second `wait` returns it again."""
+
+    __slots__ = ("_inputs", "_result", "_rows", "_work")
+
+    def __init__(self, result: Tensor, work: Any = None, inputs: Tensor | None = None) -> None:
+        self._result = result
+        self._rows: int | None = None
+        self._work = work
+        self._inputs = inputs  # must outlive the transfer
+
+    def wait(self) -> Tensor:
+        if self._work is not None:
+            self._work.wait()
+            self._work = self._inputs = None
+        return self._result if self._rows is None else self._result[: self._rows]
+
+    def narrowed(self, rows: int) -> Pending:
+        """The same, of whose result `wait` returns the first `rows` rows alone: for shards padded to travel."""
+        self._rows = rows
+        return self
+
+
+def all_gather(shard: Tensor, axis: Axis) -> Pending:
+    """Concatenates the members' shards along dim 0, in the order of `axis.ranks`. All shards have the same shape."""
+    if axis.size == 1:
+        return Pending(shard)
+    shard = shard.contiguous()
+    result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
+    if axis.traffic:
+        axis.traffic.add(axis.name, "all-gather", (axis.size - 1) * _bytes(shard))
+    return Pending(result, _all_gather(result, shard, group=axis.group, async_op=True), shard)
+
+
+def reduce_scatter(parts: Tensor, axis: Axis) -> Pending:
+    """Sums the members' tensors and leaves member i the i-th of `axis.size` equal slices along dim 0."""
+    if axis.size == 1:
+        return Pending(parts)
+    assert parts.shape[0] % axis.size == 0, f"{parts.shape[0]} rows cannot be scattered over {axis.name}={axis.size}"
+    parts = parts.contiguous()
+    result = parts.new_empty((parts.shape[0] // axis.size, *parts.shape[1:]))
+    if axis.traffic:
+        axis.traffic.add(axis.name, "reduce-scatter", (axis.size - 1) * _bytes(result))
+    return Pending(result, _reduce_scatter(result, parts, group=axis.group, async_op=True), parts)
+
+
+def all_reduce(part: Tensor, axis: Axis) -> Pending:
+    """Sums the members' tensors, in place where `part` is contiguous; every member gets the same sum."""
+    if axis.size == 1:
+        return Pending(part)
+    part = part.contiguous()
+    if axis.traffic:
+        chunk = -(-part.numel() // axis.size)
+        axis.traffic.add(axis.name, "all-reduce", 2 * (axis.size - 1) * chunk * part.element_size())
+    return Pending(part, dist.all_reduce(part, group=axis.group, async_op=True))
+
+
+def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> Pending:
+    """Sends `send[i]` elements of the flat `blocks` to member i and receives `receive[i]` from it, in member order."""
+    if axis.size == 1:
+        return Pending(blocks)
+    blocks = blocks.contiguous()
+    result = blocks.new_empty(sum(receive))
+    if axis.traffic:
+        others = sum(receive) - receive[axis.index]
+        axis.traffic.add(axis.name, "all-to-all", others * blocks.element_size())
+    work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=axis.group, async_op=True)
+    return Pending(result, work, blocks)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class _SumCopies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, axis: Axis) -> Tensor:
+        return all_reduce(part.clone(), axis).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def sum_copies(part: Tensor, axis: Axis) -> Tensor:
+    """Differentiable sum over `axis` whose result is the same on every member and is used the same way by each.
+
+    Since each copy's gradient is already the gradient of the one logical value, the backward is the identity: a second
+    sum would count it `axis.size` times. Losses and the logits of narrow heads are such copies.
+    """
+    return part if axis.size == 1 else _SumCopies.apply(part, axis)

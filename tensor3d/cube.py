@@ -1,0 +1,193 @@
+"""`Cube`: the processes arranged along data, x, y and z, with the groups that talk along each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tensor3d import rendezvous
+from tensor3d.collectives import Axis
+from tensor3d.ledger import Ledger
+from tensor3d.seeds import mix
+from tensor3d.shape import AXES, MESH_AXES, AxisName, CubeShape
+from tensor3d.traffic import Traffic
+
+
+class Cube:
+    """Arranges the ranks of the default process group as `data` boxes of `x*y*z` (Bian et al. 2021, §3; DESIGN §2).
+
+    Every rank constructs the same cube at the same time. `Cube(1, 1, 1)` needs no process group; without one,
+    parameters are plain tensors and nothing is ever sent.
+
+    Args:
+        x, y, z: sizes of the box; they need not be equal. x splits the batch and gathers weights, y and z split the
+            hidden dimension and the rows in turn.
+        data: copies of the box; parameters are copies, gradients are summed.
+        device: where parameters live. Default: the CPU under gloo, the current CUDA device under NCCL.
+        wire: axes from the slowest to the fastest change of the rank (see `CubeShape.wire`).
+
+    Raises:
+        ValueError: sizes below 1, or a world size that is not `x*y*z*data`. Raised before any communication.
+    """
+
+    def __init__(
+        self,
+        x: int = 1,
+        y: int = 1,
+        z: int = 1,
+        data: int = 1,
+        *,
+        device: torch.device | str | None = None,
+        wire: tuple[AxisName, ...] = AXES,
+    ) -> None:
+        shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
+        connected = dist.is_available() and dist.is_initialized()
+        world = dist.get_world_size() if connected else 1
+        if world != shape.ranks:
+            remedy = "Start that many, or choose sizes whose product is the number of processes"
+            if not connected:
+                remedy = "Initialise a process group first, or use Cube.from_env under torchrun"
+            raise ValueError(
+                f"a cube of x*y*z*data = {x}*{y}*{z}*{data} needs {shape.ranks} processes. Got {world}. {remedy}."
+            )
+        self._set_up(shape, rank=dist.get_rank() if connected else 0, device=device, connected=connected)
+
+    def _set_up(
+        self, shape: CubeShape, *, rank: int, device: torch.device | str | None, connected: bool = False
+    ) -> None:
+        self.shape = shape
+        self.rank = rank
+        self.device = torch.device(device) if device is not None else _default_device(connected)
+        self.coordinate = shape.coordinate(rank)
+        self.traffic = Traffic()
+        self.ledger = Ledger()
+        self.seeded = False
+        self._seed, self._parameters_made = 0, 0
+        self._axes: dict[tuple[AxisName, ...], Axis] = {}
+        self.mesh = _mesh(shape, self.device) if connected else None
+        for name in AXES:
+            self._axes[name,] = self._axis(name)
+
+    @classmethod
+    def single(cls, device: torch.device | str = "cpu") -> Cube:
+        """One device on its own, whatever process group there is: the unsharded twin of a model."""
+        cube = cls.__new__(cls)
+        cube._set_up(CubeShape(), rank=0, device=device)
+        return cube
+
+    @classmethod
+    def from_env(
+        cls,
+        x: int = 1,
+        y: int = 1,
+        z: int = 1,
+        data: int = 1,
+        *,
+        wire: tuple[AxisName, ...] = AXES,
+        timeout: timedelta = timedelta(minutes=10),
+    ) -> Cube:
+        """Connects the processes that torchrun (or anything that sets its variables) started, and arranges them.
+
+        Chooses NCCL, one CUDA device a rank, where every rank of the node has one, else gloo on the CPU. Without those
+        variables this is one process of its own.
+
+        Raises:
+            ValueError: `WORLD_SIZE` is not `x*y*z*data`, or a variable is missing or malformed; before connecting.
+        """
+        shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
+        device = rendezvous.connect(shape.ranks, timeout)
+        return cls(x, y, z, data, device=device, wire=wire)
+
+    # --- axes -----------------------------------------------------------------------------------------------------
+
+    def axis(self, name: AxisName) -> Axis:
+        """The members along one axis."""
+        return self._axes[name,]
+
+    def over(self, *names: AxisName) -> Axis:
+        """The members along several axes taken together.
+
+        The first call for a set of axes makes its process groups, so every rank must make it at the same point; layers
+        do so when they are constructed.
+        """
+        wanted = tuple(name for name in AXES if name in names and self.shape.size(name) > 1)
+        if len(wanted) <= 1:
+            return self.axis(wanted[0] if wanted else names[0])
+        if wanted not in self._axes:
+            self._axes[wanted] = self._combined(wanted)
+        return self._axes[wanted]
+
+    @property
+    def plane(self) -> Axis:
+        """The `y*z` ranks that work on the same tokens."""
+        return self.over("y", "z")
+
+    def _axis(self, name: AxisName) -> Axis:
+        ranks = self.shape.members((name,), self.rank)
+        group = self.mesh.get_group(name) if self.mesh is not None and len(ranks) > 1 else None
+        return Axis(name=name, ranks=ranks, index=ranks.index(self.rank), group=group, traffic=self.traffic)
+
+    def _combined(self, names: tuple[AxisName, ...]) -> Axis:
+        ranks = self.shape.members(names, self.rank)
+        if len(ranks) == self.shape.ranks:
+            group = dist.group.WORLD
+        else:
+            everyone = sorted({self.shape.members(names, rank) for rank in range(self.shape.ranks)})
+            group, _ = dist.new_subgroups_by_enumeration([list(members) for members in everyone])
+        return Axis(name="+".join(names), ranks=ranks, index=ranks.index(self.rank), group=group, traffic=self.traffic)
+
+    # --- seeds ----------------------------------------------------------------------------------------------------
+
+    def manual_seed(self, seed: int) -> None:
+        """Seeds initialisation, the same on every cube, and torch's generators, with a stream of this rank's own.
+
+        No element of a hidden state is stored twice, so dropout draws from different streams on different ranks.
+        Call it before the model is made.
+        """
+        self.seeded = True
+        self._seed, self._parameters_made = seed, 0
+        torch.manual_seed(mix(seed, self.rank + 1))
+
+    def next_seed(self) -> int:
+        """The seed of the next parameter: a function of `manual_seed` and of how many came before, of nothing else."""
+        self._parameters_made += 1
+        return mix(self._seed, 0, self._parameters_made)
+
+    # --- gradients ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Inside, gradients that are sums over ranks wait on each rank; the next backward pass outside sends them.
+
+        For gradient accumulation: wrap all micro-batches but the last. What a weight's reduce-scatter over x does for
+        memory stays in each pass.
+        """
+        with self.ledger.holding():
+            yield
+
+    # --- Python ---------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cube:
+        return self  # a copied model lives on the same processes
+
+    def __repr__(self) -> str:
+        place = " ".join(f"{axis}={self.coordinate[axis]}" for axis in AXES)
+        return f"Cube({self.shape}, rank {self.rank} of {self.shape.ranks} at {place}, {self.device})"
+
+
+def _mesh(shape: CubeShape, device: torch.device) -> DeviceMesh:
+    places = torch.arange(shape.ranks).reshape([shape.size(axis) for axis in shape.wire])
+    places = places.permute([shape.wire.index(axis) for axis in MESH_AXES])
+    return DeviceMesh(device.type, places, mesh_dim_names=MESH_AXES)
+
+
+def _default_device(connected: bool) -> torch.device:
+    if connected and "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,132 @@
+"""Faces: the two ways in which an activation lies on the cube (DESIGN §3).
+
+| face  | rows split over  | columns split over |
+| ----- | ---------------- | ------------------ |
+| `"z"` | data, x, then y  | z                  |
+| `"y"` | data, x, then z  | y                  |
+
+A face is named after the axis that splits its columns; the other one of y and z splits the rows of a plane.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tensor3d.collectives import Axis, all_gather
+from tensor3d.cube import Cube
+
+Face = Literal["y", "z"]
+
+
+def other(face: Face) -> Face:
+    """The face that a product leads to, which is also the axis that splits the rows of `face` inside a plane."""
+    return "y" if face == "z" else "z"
+
+
+def check_face(face: str) -> None:
+    """Raises ValueError unless `face` is one."""
+    if face not in ("y", "z"):
+        raise ValueError(f'face must be "y" or "z", the axis that splits the columns. Got {face!r}.')
+
+
+def check_divides(what: str, number: int, cube: Cube, axis: Literal["y", "z"]) -> int:
+    """`number` divided by the axis's size. Raises ValueError, naming both, where that leaves a rest."""
+    size = cube.axis(axis).size
+    if number < 1 or number % size:
+        raise ValueError(f"{what} must divide by {axis}={size}. Got {number}. Choose another {what} or another cube.")
+    return number // size
+
+
+def check_activation(tensor: Tensor, features: int, cube: Cube, face: Face, layer: str) -> None:
+    """Raises ValueError unless `tensor` can be this rank's shard, on `face`, of a matrix with `features` columns."""
+    columns = features // cube.axis(face).size
+    if tensor.dim() != 2 or tensor.shape[1] != columns:
+        raise ValueError(
+            f"{layer} reads face {face}: its input must have the local shape (rows, {features}/{face}) = (rows, "
+            f"{columns}). Got {tuple(tensor.shape)}. Is it on face {other(face)}? `turn` changes the face."
+        )
+    rows, scatter = tensor.shape[0] * cube.axis(other(face)).size, cube.axis(face).size
+    if rows % scatter:
+        raise ValueError(
+            f"{layer}: the {rows} rows of a plane must divide by {face}={scatter}, over which the result's rows are "
+            f"split. Got {tensor.shape[0]} on each rank. Choose a number of rows that divides by both y and z."
+        )
+
+
+def shard(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+    """This rank's shard of a full matrix that every rank holds; differentiable (the gradient is gathered).
+
+    Args:
+        tensor: (rows, columns); rows divide by data*x*rows-axis, columns by the face's axis.
+
+    Raises:
+        ValueError: not a matrix, or sizes that do not divide.
+    """
+    check_face(face)
+    rows, columns = cube.shape.planes * cube.axis(other(face)).size, cube.axis(face).size
+    if tensor.dim() != 2 or tensor.shape[0] % rows or tensor.shape[1] % columns:
+        raise ValueError(
+            f"on {cube.shape}, face {face} holds matrices whose rows divide by {rows} and columns by {columns}. Got "
+            f"shape {tuple(tensor.shape)}."
+        )
+    return _Shard.apply(tensor, cube, face)
+
+
+def gather(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+    """The full matrix, on every rank, of which `tensor` is this rank's shard; differentiable, as copies are.
+
+    Meant for looking at results and for small outputs: a full hidden state is what the cube exists to avoid.
+
+    Raises:
+        ValueError: not a matrix.
+    """
+    check_face(face)
+    if tensor.dim() != 2:
+        raise ValueError(f"a shard is a matrix (rows, columns). Got shape {tuple(tensor.shape)}.")
+    return _Gather.apply(tensor, cube, face)
+
+
+def _shard(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+    rows, columns = other(face), face
+    for axis in (cube.axis("data"), cube.axis("x"), cube.axis(rows)):
+        tensor = tensor.chunk(axis.size, 0)[axis.index]
+    return tensor.chunk(cube.axis(columns).size, 1)[cube.axis(columns).index].contiguous()
+
+
+def _gather(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+    tensor = _gather_columns(tensor, cube.axis(face))
+    for axis in (cube.axis(other(face)), cube.axis("x"), cube.axis("data")):
+        tensor = all_gather(tensor, axis).wait()
+    return tensor
+
+
+def _gather_columns(tensor: Tensor, axis: Axis) -> Tensor:
+    return torch.cat(all_gather(tensor, axis).wait().chunk(axis.size, 0), 1)
+
+
+class _Shard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+        ctx.cube, ctx.face = cube, face
+        return _shard(tensor, cube, face).clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _gather(gradient, ctx.cube, ctx.face), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+        ctx.cube, ctx.face = cube, face
+        return _gather(tensor, cube, face).view_as(tensor) if cube.shape.ranks == 1 else _gather(tensor, cube, face)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _shard(gradient, ctx.cube, ctx.face), None, None

@@ -1,0 +1,1 @@
+"""The layers. Each takes its cube and its face as arguments."""

@@ -1,0 +1,40 @@
+"""Dropout on the cube."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tensor3d.cube import Cube
+
+
+class Dropout3D(nn.Module):
+    """Dropout of a hidden state. No element is stored twice, so every rank draws its own mask from its own stream.
+
+    Raises:
+        ValueError: p outside of [0, 1), or p > 0 on several ranks before `Cube.manual_seed`, which gives each a stream
+            (torch's default seed is the same everywhere, and so would the masks be).
+    """
+
+    def __init__(self, p: float, cube: Cube) -> None:
+        super().__init__()
+        if not 0.0 <= p < 1.0:
+            raise ValueError(f"the dropout probability must be at least 0 and below 1. Got {p}.")
+        if p > 0.0:
+            check_streams(p, cube)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training) if self.p else x
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def check_streams(p: float, cube: Cube) -> None:
+    """Raises ValueError where dropout would draw the same masks on all ranks."""
+    if cube.shape.ranks > 1 and not cube.seeded:
+        raise ValueError(
+            f"dropout of {p} on {cube.shape} needs random streams that differ by rank. Call cube.manual_seed(seed) "
+            "before the model is made."
+        )

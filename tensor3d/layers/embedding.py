@@ -1,0 +1,134 @@
+"""Embedding of tokens, small tables beside it, and the projection back to the vocabulary with the same weight.
+
+M tokens of the cube, V vocabulary, H hidden size
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tensor3d.cube import Cube
+from tensor3d.faces import check_activation, check_divides
+from tensor3d.layout import chunk_bounds, matrix, table, vector
+from tensor3d.matmul import gather_slab, matmul, scatter_slab
+from tensor3d.parameters import constant, normal, use
+from tensor3d.rows import lookup
+
+
+class Embedding3D(nn.Module):
+    """Rows of a table [V, H] by token id, onto face z. The weight has the layout of a product that reads face z.
+
+        weight   (V/yx, H/z)          ids  (M/x,) of the whole plane, on each of its ranks
+        forward  W' = all-gather over x; own rows where owned; reduce-scatter over y      -> (M/xy, H/z)
+        backward all-gather over y; sum of rows by id; reduce-scatter over x              -> to the ledger
+
+    Elements received: forward `(x-1)/x*VH/yz + (y-1)/y*MH/xz`, backward the same. V need not divide by anything.
+
+    Raises:
+        ValueError: H does not divide by z, V is below 1, or (on the CPU) ids outside of the vocabulary.
+    """
+
+    def __init__(self, vocab: int, hidden: int, cube: Cube, *, std: float = 0.02) -> None:
+        super().__init__()
+        check_divides("hidden", hidden, cube, "z")
+        if vocab < 1:
+            raise ValueError(f"vocab must be at least 1. Got {vocab}.")
+        self.vocab, self.hidden, self.cube = vocab, hidden, cube
+        self.weight = normal((vocab, hidden), matrix("z"), cube, std)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids (M/x,) of the plane, -1 for a row of zeros, to (M/xy, H/z) on face z."""
+        _check_ids(ids, self.vocab, self.cube)
+        y = self.cube.axis("y")
+        first, _ = chunk_bounds(self.vocab, y.size, y.index)
+        return lookup(_Slab.apply(self.weight, self.cube), ids, first, y)
+
+    def extra_repr(self) -> str:
+        return f"{self.vocab}, {self.hidden} on face z, on {self.cube.shape}"
+
+
+class TableEmbedding3D(nn.Module):
+    """Rows of a small table [T, H], held whole in its rows, added on face z: positions, token types. No collective.
+
+    Raises:
+        ValueError: H does not divide by z, or T is below 1.
+    """
+
+    def __init__(self, rows: int, hidden: int, cube: Cube, *, std: float = 0.02) -> None:
+        super().__init__()
+        check_divides("hidden", hidden, cube, "z")
+        if rows < 1:
+            raise ValueError(f"a table needs at least 1 row. Got {rows}.")
+        self.rows, self.hidden, self.cube = rows, hidden, cube
+        self.weight = normal((rows, hidden), table("z"), cube, std)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Row numbers (M/x,) of the plane to (M/xy, H/z) on face z."""
+        _check_ids(numbers, self.rows, self.cube)
+        y = self.cube.axis("y")
+        own = numbers.chunk(y.size)[y.index]
+        return F.embedding(own, use(self.weight, table("z"), self.cube))
+
+    def extra_repr(self) -> str:
+        return f"{self.rows}, {self.hidden} on face z, on {self.cube.shape}"
+
+
+class TiedProjection3D(nn.Module):
+    """Logits over the vocabulary with the embedding's own weight; its gradients add up with the embedding's.
+
+    The slices of the logits are the vocabulary's chunks over y, so V need not divide. Pass them to `cross_entropy`.
+    """
+
+    def __init__(self, vocab: int, hidden: int, cube: Cube, bias: bool = True) -> None:
+        super().__init__()
+        check_divides("hidden", hidden, cube, "z")
+        self.vocab, self.hidden, self.cube = vocab, hidden, cube
+        self.bias = constant((vocab,), vector("y"), cube, 0.0) if bias else None
+
+    def forward(self, x: Tensor, weight: nn.Parameter) -> Tensor:
+        """(R/xy, H/z) on face z and `Embedding3D.weight`, to (R/xz, V/y) on face y."""
+        check_activation(x, self.hidden, self.cube, "z", "TiedProjection3D")
+        if tuple(weight.shape) != (self.vocab, self.hidden):
+            raise ValueError(
+                f"the tied weight must have shape ({self.vocab}, {self.hidden}). Got {tuple(weight.shape)}."
+            )
+        return matmul(x, weight, self.cube, "z", self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden} on face z -> {self.vocab} on face y, on {self.cube.shape}"
+
+
+class _Slab(torch.autograd.Function):
+    """The embedding's rows of this rank's y chunk, gathered over x; backward sums over x, into the ledger."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: nn.Parameter, cube: Cube) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        ctx.weight, ctx.cube = weight, cube
+        slab = gather_slab(weight, cube, cube.axis("y"), weight.dtype).wait()
+        return slab.view_as(slab)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        cube, weight = ctx.cube, ctx.weight
+        scattering = scatter_slab(gradient.to(weight.dtype), weight, cube)
+        cube.ledger.hand_in(weight, scattering, cube.over(*matrix("z").sum_over))
+        return None, None
+
+
+def _check_ids(ids: Tensor, rows: int, cube: Cube) -> None:
+    y, z = cube.axis("y").size, cube.axis("z").size
+    if ids.dim() != 1 or ids.shape[0] % y or ids.shape[0] % z:
+        raise ValueError(
+            f"ids must be one-dimensional, the tokens of a plane, and their number divide by y={y} and z={z}. "
+            f"Got shape {tuple(ids.shape)}."
+        )
+    # On a device this would wait for it; there the loader's word is taken.
+    if ids.device.type == "cpu" and ids.numel() and (int(ids.max()) >= rows or int(ids.min()) < -1):
+        raise ValueError(f"ids must be below {rows}. Got values from {int(ids.min())} to {int(ids.max())}.")

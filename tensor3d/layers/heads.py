@@ -1,0 +1,50 @@
+"""Heads with a handful of outputs."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tensor3d.collectives import sum_copies
+from tensor3d.cube import Cube
+from tensor3d.faces import Face, check_divides, check_face
+from tensor3d.layout import copies, narrow
+from tensor3d.parameters import constant, normal, use
+
+
+class NarrowHead3D(nn.Module):
+    """`x @ weight.T + bias` for few outputs (next sentence, classes, answer spans): no output columns are split.
+
+    Each rank multiplies its own columns, and one all-reduce over the columns axis gives every member the same logits;
+    the rows stay where they are. Elements received a row: `2(n-1)/n*C` forward, none backward.
+
+    Args:
+        in_features: K, divides by the face's axis.
+        classes: C.
+        face: the face of the input.
+
+    Raises:
+        ValueError: an unknown face, or a K that does not divide.
+    """
+
+    def __init__(
+        self, in_features: int, classes: int, cube: Cube, face: Face = "y", bias: bool = True, *, std: float = 0.02
+    ) -> None:
+        super().__init__()
+        check_face(face)
+        check_divides("in_features", in_features, cube, face)
+        self.in_features, self.classes, self.cube, self.face = in_features, classes, cube, face
+        self.weight = normal((classes, in_features), narrow(face), cube, std)
+        self.bias = constant((classes,), copies(face), cube, 0.0) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(R', K/face) to logits (R', C), the same on all members of the face's axis."""
+        columns = self.in_features // self.cube.axis(self.face).size
+        if x.dim() != 2 or x.shape[1] != columns:
+            raise ValueError(
+                f"NarrowHead3D on face {self.face} needs the local shape (rows, {columns}). Got {tuple(x.shape)}."
+            )
+        logits = sum_copies(x @ use(self.weight, narrow(self.face), self.cube).t(), self.cube.axis(self.face))
+        return logits if self.bias is None else logits + use(self.bias, copies(self.face), self.cube)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} on face {self.face} -> {self.classes} copies, on {self.cube.shape}"

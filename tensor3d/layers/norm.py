@@ -1,0 +1,166 @@
+"""LayerNorm and RMSNorm whose columns stay split: one small collective a row in each direction.
+
+M' rows of this rank, H columns of the cube, H' = H/face columns of this rank, n members of the face's axis
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tensor3d.collectives import Axis, all_reduce
+from tensor3d.cube import Cube
+from tensor3d.faces import Face, check_divides, check_face
+from tensor3d.layout import local, vector
+from tensor3d.parameters import constant
+from tensor3d.statistics import gather_statistics
+
+
+class LayerNorm3D(nn.Module):
+    """LayerNorm over the columns of a face; rows and columns stay where they are.
+
+    Elements received a row: 3(n-1) forward, the members' means and sums of squares; 2*2(n-1)/n backward. Saved for
+    backward: the input and three numbers a row.
+
+    Args:
+        hidden: H, divides by the face's axis.
+        eps: added to the variance.
+
+    Raises:
+        ValueError: an unknown face, or an H that does not divide.
+    """
+
+    def __init__(self, hidden: int, cube: Cube, face: Face = "z", *, eps: float = 1e-12) -> None:
+        super().__init__()
+        check_face(face)
+        check_divides("hidden", hidden, cube, face)
+        self.hidden, self.cube, self.face, self.eps = hidden, cube, face, eps
+        self.weight = constant((hidden,), vector(face), cube, 1.0)
+        self.bias = constant((hidden,), vector(face), cube, 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M', H') on the layer's face, to the same."""
+        _check_columns(x, self.hidden, self.cube, self.face, "LayerNorm3D")
+        return _LayerNorm.apply(x, self.weight, self.bias, self.cube, self.face, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden}, face={self.face}, eps={self.eps}"
+
+
+class RMSNorm3D(nn.Module):
+    """RMSNorm (Zhang & Sennrich 2019) over the columns of a face: x / sqrt(mean(x^2) + eps) * weight.
+
+    Elements received a row: 2(n-1)/n in each direction. Arguments and errors as in `LayerNorm3D`.
+    """
+
+    def __init__(self, hidden: int, cube: Cube, face: Face = "z", *, eps: float = 1e-6) -> None:
+        super().__init__()
+        check_face(face)
+        check_divides("hidden", hidden, cube, face)
+        self.hidden, self.cube, self.face, self.eps = hidden, cube, face, eps
+        self.weight = constant((hidden,), vector(face), cube, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M', H') on the layer's face, to the same."""
+        _check_columns(x, self.hidden, self.cube, self.face, "RMSNorm3D")
+        return _RMSNorm.apply(x, self.weight, self.cube, self.face, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden}, face={self.face}, eps={self.eps}"
+
+
+def _check_columns(x: Tensor, hidden: int, cube: Cube, face: Face, layer: str) -> None:
+    columns = hidden // cube.axis(face).size
+    if x.dim() != 2 or x.shape[1] != columns:
+        raise ValueError(
+            f"{layer} on face {face} needs the local shape (rows, {hidden}/{face}) = (rows, {columns}). Got "
+            f"{tuple(x.shape)}."
+        )
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter, cube: Cube, face: Face, eps: float
+    ) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        center, offset, variance = _moments(wide, cube.axis(face))
+        rstd = (variance + eps).rsqrt()
+        normal = _normalised(wide, center, offset, rstd)
+        ctx.save_for_backward(x, weight, center, offset, rstd)
+        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
+        return (normal.mul_(local(weight)).add_(local(bias))).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        x, weight, center, offset, rstd = ctx.saved_tensors
+        cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
+        wide_dy = dy.to(rstd.dtype)
+        normal = _normalised(x.to(rstd.dtype), center, offset, rstd)
+        product = wide_dy * normal
+        gain = local(weight).to(rstd.dtype)
+        # sum over columns of g and of g * normal, with g = dy * weight, as two matrix-vector products
+        summing = all_reduce(torch.stack([wide_dy @ gain, product @ gain], -1), axis)
+        over = cube.over(*vector(ctx.face).sum_over)
+        if ctx.needs_input_grad[1]:
+            cube.ledger.hand_in(ctx.weight, product.sum(0), over)
+        if ctx.needs_input_grad[2]:
+            cube.ledger.hand_in(ctx.bias, wide_dy.sum(0), over)
+        means = summing.wait() / (x.shape[1] * axis.size)
+        dx = (wide_dy * gain).sub_(means[:, :1]).sub_(normal.mul_(means[:, 1:])).mul_(rstd)
+        return dx.to(dy.dtype), None, None, None, None, None
+
+
+def _moments(x: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
+    """A center, the mean's offset from it, and the variance of each row, over all members' columns.
+
+    Chan, Golub & LeVeque's combination of (count, mean, M2), but around the first member's mean and with the rounding
+    error of each mean carried along: at a mean of 1000 in fp32 the plain form loses the digits that matter.
+    """
+    columns = x.shape[1]
+    mean = x.mean(1, keepdim=True)
+    centered = x - mean
+    rest = centered.mean(1, keepdim=True)  # what rounding left of the mean
+    squares = centered.square_().sum(1, keepdim=True)
+    means, rests, squares = gather_statistics(torch.cat([mean, rest, squares], 1), axis).unsqueeze(-1).unbind(2)
+    center = means[0]
+    offsets = (means - center) + rests
+    offset = offsets.mean(0)
+    second = (squares - columns * rests.square() + columns * (offsets - offset).square()).sum(0)
+    return center, offset, second / (columns * axis.size)
+
+
+def _normalised(x: Tensor, center: Tensor, offset: Tensor, rstd: Tensor) -> Tensor:
+    return (x - center).sub_(offset).mul_(rstd)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        axis = cube.axis(face)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        squares = all_reduce(wide.square().sum(1, keepdim=True), axis).wait()
+        rrms = (squares / (x.shape[1] * axis.size) + eps).rsqrt()
+        ctx.save_for_backward(x, weight, rrms)
+        ctx.weight, ctx.cube, ctx.face = weight, cube, face
+        return (wide * rrms).mul_(local(weight)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, weight, rrms = ctx.saved_tensors
+        cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
+        wide_dy, normal = dy.to(rrms.dtype), x.to(rrms.dtype) * rrms
+        product, gain = wide_dy * normal, local(weight).to(rrms.dtype)
+        summing = all_reduce((product @ gain).unsqueeze(1), axis)
+        if ctx.needs_input_grad[1]:
+            cube.ledger.hand_in(ctx.weight, product.sum(0), cube.over(*vector(ctx.face).sum_over))
+        mean = summing.wait() / (x.shape[1] * axis.size)
+        dx = (wide_dy * gain).sub_(normal.mul_(mean)).mul_(rrms)
+        return dx.to(dy.dtype), None, None, None, None

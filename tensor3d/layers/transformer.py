@@ -1,0 +1,91 @@
+"""The feed-forward block and the transformer layer.
+
+M tokens of the cube, H hidden size, I inner size
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tensor3d.attention import Backend
+from tensor3d.cube import Cube
+from tensor3d.layers.attention import Attention3D
+from tensor3d.layers.dropout import Dropout3D
+from tensor3d.layers.linear import Linear3D
+from tensor3d.layers.norm import LayerNorm3D
+from tensor3d.sequences import Sequences
+
+NormPlace = Literal["post", "pre"]
+
+
+class MLP3D(nn.Module):
+    """Up (z to y), GELU, down (y to z).
+
+    Args:
+        hidden: H, divides by z (and by y for other layers beside it).
+        inner: I, divides by y. Default: 4H.
+
+    Raises:
+        ValueError: sizes that do not divide, named with the axis.
+    """
+
+    def __init__(
+        self, hidden: int, cube: Cube, inner: int | None = None, *, bias: bool = True, std: float = 0.02
+    ) -> None:
+        super().__init__()
+        inner = 4 * hidden if inner is None else inner
+        self.up = Linear3D(hidden, inner, cube, "z", bias, std=std)
+        self.down = Linear3D(inner, hidden, cube, "y", bias, std=std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M/xy, H/z) on face z, to the same."""
+        return self.down(F.gelu(self.up(x)))
+
+
+class TransformerLayer3D(nn.Module):
+    """Attention and MLP, each with dropout, a residual and a LayerNorm, on face z.
+
+    Args:
+        hidden, heads, inner: as in `Attention3D` and `MLP3D`.
+        norm: `"post"`: LayerNorm after the residual, as in BERT. `"pre"`: before each block.
+        dropout: of each block's output; `attention_dropout`: of the attention probabilities.
+
+    Raises:
+        ValueError: sizes that do not divide, or an unknown `norm`.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        cube: Cube,
+        inner: int | None = None,
+        *,
+        causal: bool = False,
+        norm: NormPlace = "post",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        backend: Backend = "grouped",
+        eps: float = 1e-12,
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        if norm not in ("post", "pre"):
+            raise ValueError(f'norm must be "post" or "pre". Got {norm!r}.')
+        self.norm = norm
+        self.attention = Attention3D(hidden, heads, cube, causal, dropout=attention_dropout, backend=backend, std=std)
+        self.attention_norm = LayerNorm3D(hidden, cube, eps=eps)
+        self.mlp = MLP3D(hidden, cube, inner, std=std)
+        self.mlp_norm = LayerNorm3D(hidden, cube, eps=eps)
+        self.dropout = Dropout3D(dropout, cube)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y."""
+        if self.norm == "pre":
+            x = x + self.dropout(self.attention(self.attention_norm(x), sequences))
+            return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, sequences)))
+        return self.mlp_norm(x + self.dropout(self.mlp(x)))

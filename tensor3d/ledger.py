@@ -1,0 +1,150 @@
+"""The ledger: how gradients reach `.grad`.
+
+A reduce-scatter that still runs cannot be returned from `backward` (autograd may read it at once), and a gradient that
+has to be summed over ranks should not be summed alone. So every function that uses a parameter hands its local gradient
+in here, with its pending work, and returns None. The first hand-in of a backward pass queues one engine callback; it
+waits, adds up the uses of each parameter, sums over ranks what has to be summed (in buckets), and adds to `.grad`.
+
+The price: hooks on parameters and `torch.autograd.grad` do not see these gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tensor3d.collectives import Axis, Pending, all_reduce
+
+_BUCKET_BYTES = 64 * 2**20  # large enough to fill a link, small enough to be no burden beside the model
+
+
+@dataclass(kw_only=True)
+class _Entry:
+    """One parameter's gradient on this rank: the sum of its uses so far."""
+
+    parameter: nn.Parameter
+    gradient: Tensor
+    over: Axis
+    owned: bool  # whether `gradient` is a tensor of the ledger's own, so that it may be added to in place
+
+
+class Ledger:
+    """Collects the local gradients of backward passes. One on each cube; layers use it through `hand_in`."""
+
+    def __init__(self) -> None:
+        self._passes: dict[int, list[tuple[nn.Parameter, Tensor | Pending, Axis]]] = {}
+        self._held: dict[int, _Entry] = {}
+        self._holding = False
+
+    def hand_in(self, parameter: nn.Parameter, gradient: Tensor | Pending, over: Axis) -> None:
+        """Takes this rank's gradient of one use of `parameter`, to be summed over the ranks of `over`.
+
+        Only inside a backward pass. `gradient` has the local shape of the parameter and is not written to.
+        """
+        task = torch._C._current_graph_task_id()
+        assert task != -1, "hand_in outside of a backward pass"
+        if task not in self._passes:
+            self._passes[task] = []
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._close, task))
+        self._passes[task].append((parameter, gradient, over))
+
+    def forget_failed_passes(self) -> None:
+        """Drops what passes that ended in an exception left behind. Called in every forward; mostly a test of a dict."""
+        if self._passes and torch._C._current_graph_task_id() == -1:
+            self._passes.clear()
+
+    def discard(self) -> None:
+        """Drops gradients held back by `holding`: for a step that is given up in the middle of its accumulation."""
+        self._held.clear()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, gradients that need a sum over ranks are added up locally and wait for the next pass outside."""
+        before, self._holding = self._holding, True
+        try:
+            yield
+        finally:
+            self._holding = before
+
+    def _close(self, task: int) -> None:
+        """The end of one backward pass."""
+        entries: dict[int, _Entry] = dict(self._held)
+        local: dict[int, _Entry] = {}
+        for parameter, gradient, over in self._passes.pop(task):
+            _add(entries if over.size > 1 else local, parameter, gradient, over)
+        if self._holding:
+            self._held = entries
+        else:
+            self._held = {}
+            _sum_over_ranks(entries.values())
+            local.update(entries)
+        for entry in local.values():
+            _add_to_grad(entry)
+
+
+def _add(entries: dict[int, _Entry], parameter: nn.Parameter, handed: Tensor | Pending, over: Axis) -> None:
+    owned = isinstance(handed, Pending)
+    gradient = handed.wait() if isinstance(handed, Pending) else handed
+    entry = entries.get(id(parameter))
+    if entry is None:
+        entries[id(parameter)] = _Entry(parameter=parameter, gradient=gradient, over=over, owned=owned)
+        return
+    assert entry.over.ranks == over.ranks, f"uses of one parameter name {entry.over.name} and {over.name} for its sum"
+    entry.gradient = entry.gradient.add_(gradient) if entry.owned else entry.gradient + gradient
+    entry.owned = True
+
+
+def _sum_over_ranks(entries: Iterable[_Entry]) -> None:
+    """Sums each entry over its ranks: flat buckets, all in flight at once, in the same order on every rank."""
+    buckets = [(bucket, _flat(bucket)) for bucket in _buckets(entries)]
+    sums = [all_reduce(flat, bucket[0].over) for bucket, flat in buckets]
+    for (bucket, _), pending in zip(buckets, sums, strict=True):
+        parts = pending.wait().split([entry.gradient.numel() for entry in bucket])
+        for entry, part in zip(bucket, parts, strict=True):
+            entry.gradient = part.view(entry.gradient.shape)
+            entry.owned = True
+
+
+def _buckets(entries: Iterable[_Entry]) -> list[list[_Entry]]:
+    """Entries of one axis, type and device together, in parts of about `_BUCKET_BYTES`."""
+    full: list[list[_Entry]] = []
+    still_open: dict[tuple[str, torch.dtype, torch.device], list[_Entry]] = {}
+    for entry in entries:
+        kind = (entry.over.name, entry.gradient.dtype, entry.gradient.device)
+        bucket = still_open.setdefault(kind, [])
+        bucket.append(entry)
+        if sum(e.gradient.numel() * e.gradient.element_size() for e in bucket) >= _BUCKET_BYTES:
+            full.append(still_open.pop(kind))
+    return full + list(still_open.values())
+
+
+def _flat(bucket: list[_Entry]) -> Tensor:
+    return torch.cat([entry.gradient.reshape(-1) for entry in bucket])
+
+
+def _add_to_grad(entry: _Entry) -> None:
+    parameter, gradient = entry.parameter, entry.gradient
+    if parameter.grad is not None:
+        # On local tensors: DTensor arithmetic on a four-axis mesh takes seconds the first time.
+        local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        local.add_(gradient)
+        return
+    gradient = gradient.to(parameter.dtype)
+    if not entry.owned:
+        gradient = gradient.clone()  # autograd may still own this storage
+    if isinstance(parameter, DTensor):
+        gradient = DTensor.from_local(
+            gradient,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    parameter.grad = gradient

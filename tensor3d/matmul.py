@@ -1,0 +1,121 @@
+"""The matrix product on the cube: the heart of the project (Bian et al. 2021, §3.1, for any box; DESIGN §4).
+
+M tokens of the cube, K input features, N output features; here for face z, face y swaps y and z
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tensor3d.collectives import Axis, Pending, all_gather, reduce_scatter
+from tensor3d.cube import Cube
+from tensor3d.faces import Face, other
+from tensor3d.layout import chunk_bounds, local, matrix, vector
+
+
+def matmul(
+    a: Tensor,
+    weight: nn.Parameter,
+    cube: Cube,
+    face: Face,
+    bias: nn.Parameter | None = None,
+    *,
+    reshard_after_forward: bool = True,
+) -> Tensor:
+    """`a @ weight.T + bias` of a matrix that lies on `face`; the result lies on the other face.
+
+    Global: A (M, K), W (N, K), C (M, N). Local, for face z:
+
+        a     A    (M/xy, K/z)          weight  W  (N/yx, K/z), layout matrix("z")
+        forward    A' = all-gather A over y        W' = all-gather W over x
+                   C  = reduce-scatter over z of A' W'^T                      -> (M/xz, N/y)
+        backward   dC' = all-gather dC over z      A', W' as in the forward
+                   dA = reduce-scatter over y of dC' W'
+                   dW = reduce-scatter over x of dC'^T A'                     -> to the ledger
+
+    Elements received, ring model: forward `(y-1)/y*MK/xz + (x-1)/x*NK/yz + (z-1)/z*MN/xy`; backward the same three,
+    and `(y-1)/y*MK/xz` for dA and `(x-1)/x*NK/yz` for dW.
+
+    Saved for backward: the shards `a` and `weight`, never A' and W' (1/P of one device's). All gathers of a pass are
+    issued together; the reduce-scatter of dA runs under the product for dW, that of dW until the backward pass ends.
+
+    Args:
+        a: (M/xy, K/z) on this rank; its type is the type of the product and of what travels.
+        weight: layout `matrix(face)`. N need not divide by y or x: blocks are DTensor's chunks. A tied weight may be
+            used any number of times.
+        bias: layout `vector(other(face))`.
+        reshard_after_forward: False keeps A' and W' for backward: two gathers less, more memory.
+    """
+    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, reshard: bool
+    ) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        rows, columns = cube.axis(other(face)), cube.axis(face)
+        gathering_a, gathering_w = all_gather(a, rows), gather_slab(weight, cube, rows, a.dtype)
+        a_full, w_full = gathering_a.wait(), gathering_w.wait()
+        c = reduce_scatter(a_full @ w_full.t(), columns).wait()
+        if bias is not None:
+            c += local(bias).to(c.dtype)
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.reshard = weight, bias, cube, face, reshard
+        ctx.save_for_backward(*((a, weight) if reshard else (a_full, w_full)))
+        return c
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
+        cube, face, weight, bias = ctx.cube, ctx.face, ctx.weight, ctx.bias
+        rows, columns = cube.axis(other(face)), cube.axis(face)
+        needs_da, needs_dw, needs_db = ctx.needs_input_grad[:3]
+
+        # Everything is issued before anything is waited for; the order is the same on every rank.
+        gathering_dc = all_gather(dc, columns)
+        a, w = (Pending(saved) for saved in ctx.saved_tensors)
+        if ctx.reshard:
+            saved_a, saved_w = ctx.saved_tensors
+            w = gather_slab(saved_w, cube, rows, dc.dtype) if needs_da else w
+            a = all_gather(saved_a, rows) if needs_dw else a
+        if needs_db:
+            cube.ledger.hand_in(bias, dc.sum(0, dtype=bias.dtype), cube.over(*vector(other(face)).sum_over))
+        dc_full = gathering_dc.wait()
+
+        sending_da = reduce_scatter(dc_full @ w.wait(), rows) if needs_da else None
+        if needs_dw:
+            dw = (dc_full.t() @ a.wait()).to(weight.dtype)
+            cube.ledger.hand_in(weight, scatter_slab(dw, weight, cube), cube.over(*matrix(face).sum_over))
+        return sending_da.wait() if sending_da else None, None, None, None, None, None
+
+
+# A slab is what the members of x hold of a weight together: its rows of this rank's chunk over the rows axis (y for a
+# matrix that is read on face z). A slab of N' rows is cut over x into chunks of ceil(N'/x) rows, the last ones shorter
+# or empty. Collectives need even shards, so a chunk travels padded to ceil(N'/x), and the padding, all at the end, is
+# cut off before the product: a vocabulary of 30522 has no padding logits.
+
+
+def gather_slab(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> Pending:
+    """Starts the gather over x of W' (N', K/z), in the type of the product and without padding."""
+    block, x = local(weight).to(dtype), cube.axis("x")
+    first, last = chunk_bounds(weight.shape[0], rows.size, rows.index)
+    chunk = -(-(last - first) // x.size)
+    return all_gather(_pad_rows(block, chunk), x).narrowed(last - first)
+
+
+def scatter_slab(dw: Tensor, weight: Tensor, cube: Cube) -> Pending:
+    """Starts the sum over x of the gradients of W'; the result has the local shape of `weight`."""
+    x = cube.axis("x")
+    chunk = -(-dw.shape[0] // x.size)
+    own = local(weight).shape[0]
+    return reduce_scatter(_pad_rows(dw, chunk * x.size), x).narrowed(own)
+
+
+def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
+    return tensor if tensor.shape[0] == rows else F.pad(tensor, (0, 0, 0, rows - tensor.shape[0]))

@@ -1,0 +1,90 @@
+"""Makes parameters, the same logical tensor on every cube, and lets any module use one in its own arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+
+from tensor3d.cube import Cube
+from tensor3d.layout import Layout, as_parameter, local
+from tensor3d.seeds import mix
+
+# Initialisation draws a tensor tile by tile, each tile from its own seed: a rank makes the tiles that touch its block
+# and never more than one at a time, and the values do not depend on how the tensor is cut.
+_TILE = 256
+
+
+def normal(shape: tuple[int, int], layout: Layout, cube: Cube, std: float) -> nn.Parameter:
+    """A matrix of normal(0, std) entries, drawn in fp32: the same on every cube for the same `Cube.manual_seed`."""
+    rows, columns = layout.slices(shape, cube)
+    block = _normal_block(shape, rows, columns, cube.next_seed()).mul_(std)
+    return _finish(block, shape, layout, cube)
+
+
+def constant(shape: tuple[int, ...], layout: Layout, cube: Cube, value: float) -> nn.Parameter:
+    """A tensor of equal entries: biases at 0, gains at 1."""
+    sizes = [part.stop - part.start for part in layout.slices(shape, cube)]
+    return _finish(torch.full(sizes, value), shape, layout, cube)
+
+
+def use(parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
+    """This rank's block of `parameter`, for use in any arithmetic; its gradient goes to the ledger.
+
+    For parameters of your own: state with `layout` how the parameter is cut and over which axes its gradient is summed.
+
+    Raises:
+        ValueError: a plain parameter on a cube of several ranks: nothing would keep its copies equal.
+    """
+    if cube.mesh is not None and not isinstance(parameter, DTensor):
+        raise ValueError(
+            f"a parameter of shape {tuple(parameter.shape)} is a plain tensor on {cube.shape}. Make it with "
+            "tensor3d.constant, tensor3d.normal or tensor3d.distribute, which put it on the cube."
+        )
+    cube.over(*layout.sum_over)  # its process groups must exist before a backward pass needs them
+    return _Use.apply(parameter, layout, cube)
+
+
+class _Use(torch.autograd.Function):
+    """Forward: the block. Backward: the block's gradient is handed to the ledger. No communication, nothing saved."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        ctx.parameter, ctx.layout, ctx.cube = parameter, layout, cube
+        block = local(parameter)
+        return block.view_as(block)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.cube.ledger.hand_in(ctx.parameter, gradient, ctx.cube.over(*ctx.layout.sum_over))
+        return None, None, None
+
+
+def _normal_block(shape: tuple[int, int], rows: slice, columns: slice, seed: int) -> Tensor:
+    block = torch.empty(rows.stop - rows.start, columns.stop - columns.start, dtype=torch.float32)
+    generator = torch.Generator()
+    for top in range(rows.start - rows.start % _TILE, rows.stop, _TILE):
+        for left in range(columns.start - columns.start % _TILE, columns.stop, _TILE):
+            size = (min(_TILE, shape[0] - top), min(_TILE, shape[1] - left))
+            tile = torch.randn(size, generator=generator.manual_seed(mix(seed, top, left)), dtype=torch.float32)
+            wanted_rows = slice(max(top, rows.start), min(top + size[0], rows.stop))
+            wanted_columns = slice(max(left, columns.start), min(left + size[1], columns.stop))
+            block[_shift(wanted_rows, rows.start), _shift(wanted_columns, columns.start)] = tile[
+                _shift(wanted_rows, top), _shift(wanted_columns, left)
+            ]
+    return block
+
+
+def _shift(part: slice, origin: int) -> slice:
+    return slice(part.start - origin, part.stop - origin)
+
+
+def _finish(block: Tensor, shape: tuple[int, ...], layout: Layout, cube: Cube) -> nn.Parameter:
+    cube.over(*layout.sum_over)  # see `use`
+    block = block.to(device=cube.device, dtype=torch.get_default_dtype())
+    return as_parameter(block, shape, layout, cube)

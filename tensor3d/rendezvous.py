@@ -1,0 +1,79 @@
+"""Connects processes started by torchrun. The one place of the library that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def connect(
+    ranks: int, timeout: timedelta = timedelta(minutes=10), environment: Mapping[str, str] | None = None
+) -> torch.device:
+    """Initialises the default process group from torchrun's variables and returns this rank's device.
+
+    The keys under which ranks find each other carry torchrun's restart count: its store outlives a restart and still
+    holds the addresses of the dead, at which a new group would wait until its time-out.
+
+    Args:
+        ranks: how many processes are needed.
+        environment: instead of the process's own.
+
+    Raises:
+        ValueError: a variable is missing or malformed, or `WORLD_SIZE` is not `ranks`; before connecting.
+    """
+    variables = os.environ if environment is None else environment
+    if "WORLD_SIZE" not in variables:
+        if ranks != 1:
+            raise ValueError(
+                f"{ranks} processes are needed, and WORLD_SIZE is not set. Start them with torchrun --nproc-per-node "
+                f"{ranks}, or with launch/local.sh."
+            )
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    world, rank, local = (_number(variables, name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    if world != ranks:
+        raise ValueError(
+            f"the cube needs {ranks} processes (x*y*z*data). Got WORLD_SIZE={world}. Start {ranks}, or choose a cube "
+            f"of {world}."
+        )
+    on_node = _number(variables, "LOCAL_WORLD_SIZE", default=local + 1)
+    # One device for every rank of this node, or none for any: a node of mixed ranks could not agree on a backend.
+    cuda = torch.cuda.is_available() and torch.cuda.device_count() >= on_node
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        store = _store(variables, world, rank, timeout)
+        dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    return device
+
+
+def _store(variables: Mapping[str, str], world: int, rank: int, timeout: timedelta) -> dist.Store:
+    if "MASTER_ADDR" not in variables:
+        raise ValueError("MASTER_ADDR is not set: the host name of rank 0 is needed. torchrun sets it.")
+    # torchrun's agent may host the store itself; its workers are then all clients.
+    hosted = variables.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
+    store = dist.TCPStore(
+        variables["MASTER_ADDR"],
+        _number(variables, "MASTER_PORT"),
+        world_size=world,
+        is_master=rank == 0 and not hosted,
+        timeout=timeout,
+    )
+    restart = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"tensor3d/{restart}", store)
+
+
+def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = variables.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ValueError(
+            f"{name} must be a whole number, as torchrun sets it. Got {text!r}. Start with torchrun or launch/local.sh."
+        ) from None

@@ -1,0 +1,167 @@
+"""Rows of a matrix by their number: lookup in a table cut over an axis, selection of rows of a plane, change of face.
+
+R rows wanted, T rows of the table, H columns
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tensor3d.collectives import Axis, all_gather, all_to_all, reduce_scatter
+from tensor3d.cube import Cube
+from tensor3d.faces import Face, check_face, other
+
+
+def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis) -> Tensor:
+    """Rows of a table whose rows are cut over `axis`, and the result's rows likewise.
+
+        table    (T', H) on this rank: rows first .. first+T' of the whole table
+        rows     (R,) row numbers of the whole table, the same on every member of `axis`; -1: a row of zeros
+        forward  reduce-scatter over axis of [own rows where owned, else 0]    -> (R/n, H)
+        backward dY' = all-gather dY over axis; dTable = sum of its rows by row number
+
+    Elements received: `(n-1)/n * R*H` each way. Saved for backward: `rows` and which are owned, never the table.
+    """
+    return _Lookup.apply(table, rows, first, axis)
+
+
+def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
+    """The chosen rows of a plane, spread over the cube as a matrix of R rows on the same face.
+
+    A lookup with the rows of the plane as its table (DESIGN §6).
+
+    Args:
+        tensor: (M/xy, H/z) on face z (y and z swapped on face y).
+        rows: (R,) row numbers within the plane, the same on every rank of it; -1 gives a row of zeros. R divides by y
+            and by z, so that the result can go on to either face.
+
+    Returns:
+        (R/y, H/z) on face z.
+
+    Raises:
+        ValueError: R does not divide.
+    """
+    check_face(face)
+    y, z = cube.axis("y").size, cube.axis("z").size
+    if rows.dim() != 1 or rows.shape[0] % y or rows.shape[0] % z:
+        raise ValueError(
+            f"the list of selected rows must be one-dimensional and its length divide by y={y} and z={z}. Got shape "
+            f"{tuple(rows.shape)}. Fill it up with -1."
+        )
+    axis = cube.axis(other(face))
+    return lookup(tensor, rows, tensor.shape[0] * axis.index, axis)
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor, first: int, axis: Axis) -> Tensor:
+        local_rows, owned = rows - first, (rows >= first) & (rows < first + table.shape[0])
+        local_rows = torch.where(owned, local_rows, 0)
+        ctx.save_for_backward(local_rows, owned)
+        ctx.axis, ctx.table_rows = axis, table.shape[0]
+        if table.shape[0] == 0:  # a chunk of a vocabulary smaller than its axis
+            return reduce_scatter(table.new_zeros(rows.shape[0], table.shape[1]), axis).wait()
+        found = table.index_select(0, local_rows).mul_(owned.unsqueeze(1))
+        return reduce_scatter(found, axis).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        local_rows, owned = ctx.saved_tensors
+        full = all_gather(gradient, ctx.axis).wait()
+        table = full.new_zeros(ctx.table_rows, full.shape[1])
+        if ctx.table_rows:
+            table.index_add_(0, local_rows, full * owned.unsqueeze(1))
+        return table, None, None, None
+
+
+def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
+    """The same matrix on the other face, by one all-to-all inside the plane.
+
+        from face y (R/xz, H/y)  to face z (R/xy, H/z), or back; the backward is the turn back
+
+    Elements received: what of the new shard this rank did not already hold, at most `R*H/xyz`.
+
+    Raises:
+        ValueError: rows of the plane or columns that do not divide by both y and z.
+    """
+    check_face(to)
+    return _Turn.apply(tensor, cube, to)
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cube: Cube, to: Face) -> Tensor:
+        ctx.cube, ctx.to = cube, to
+        return _turned(tensor, cube, to)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _turned(gradient, ctx.cube, other(ctx.to)), None, None
+
+
+def _turned(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
+    if cube.plane.size == 1:
+        return tensor.view_as(tensor)
+    before, after = other(to), to
+    # Of the plane's matrix: `before` splits its columns over axis `before` and its rows over the other one.
+    rows, columns = tensor.shape[0] * cube.axis(after).size, tensor.shape[1] * cube.axis(before).size
+    _check_turn(rows, columns, cube)
+    members = [cube.shape.coordinate(rank) for rank in cube.plane.ranks]
+    mine = cube.coordinate
+    held, wanted = _block(before, mine, rows, columns, cube), _block(after, mine, rows, columns, cube)
+    sent = [held.overlap(_block(after, member, rows, columns, cube)) for member in members]
+    received = [wanted.overlap(_block(before, member, rows, columns, cube)) for member in members]
+    blocks = torch.cat([tensor[part.within(held)].reshape(-1) for part in sent])
+    flat = all_to_all(blocks, [p.size for p in sent], [p.size for p in received], cube.plane).wait()
+    result = tensor.new_empty(wanted.bottom - wanted.top, wanted.right - wanted.left)
+    for part, values in zip(received, flat.split([p.size for p in received]), strict=True):
+        result[part.within(wanted)] = values.view(part.bottom - part.top, part.right - part.left)
+    return result
+
+
+def _check_turn(rows: int, columns: int, cube: Cube) -> None:
+    for axis in ("y", "z"):
+        size = cube.axis(axis).size
+        if rows % size or columns % size:
+            raise ValueError(
+                f"to change the face, a plane's rows and columns must divide by {axis}={size}. Got ({rows}, {columns})."
+            )
+
+
+class _Block:
+    """A rectangle of the plane's matrix. Empty where its bounds cross."""
+
+    def __init__(self, top: int, bottom: int, left: int, right: int) -> None:
+        self.top, self.bottom, self.left, self.right = top, max(top, bottom), left, max(left, right)
+
+    @property
+    def size(self) -> int:
+        return (self.bottom - self.top) * (self.right - self.left)
+
+    def overlap(self, block: _Block) -> _Block:
+        return _Block(
+            max(self.top, block.top),
+            min(self.bottom, block.bottom),
+            max(self.left, block.left),
+            min(self.right, block.right),
+        )
+
+    def within(self, outer: _Block) -> tuple[slice, slice]:
+        return (
+            slice(self.top - outer.top, self.bottom - outer.top),
+            slice(self.left - outer.left, self.right - outer.left),
+        )
+
+
+def _block(face: Face, place: Any, rows: int, columns: int, cube: Cube) -> _Block:
+    """What the rank at `place` holds of the plane's matrix on `face`."""
+    row_axis, column_axis = other(face), face
+    high, wide = rows // cube.axis(row_axis).size, columns // cube.axis(column_axis).size
+    i, j = place[row_axis], place[column_axis]
+    return _Block(i * high, (i + 1) * high, j * wide, (j + 1) * wide)

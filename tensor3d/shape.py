@@ -1,0 +1,83 @@
+"""The cube's shape as plain numbers: coordinates and members without any process. The planner uses it as it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+AxisName = Literal["data", "x", "y", "z"]
+AXES: tuple[AxisName, ...] = get_args(AxisName)
+# y and z before x, so that a weight cut by y (or z) and then by x is contiguous (the order of DTensor's placements).
+MESH_AXES: tuple[AxisName, ...] = ("data", "y", "z", "x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CubeShape:
+    """Sizes of the four axes, and the order in which ranks are dealt to them.
+
+    Raises:
+        ValueError: a size below 1, or a `wire` that does not name each axis once.
+    """
+
+    x: int = 1
+    y: int = 1
+    z: int = 1
+    data: int = 1
+    wire: tuple[AxisName, ...] = AXES
+    """Axes from the slowest to the fastest change of the rank. Consecutive ranks are neighbours on the wire, so the
+    last axes lie inside a node: z and y carry the blocking traffic."""
+
+    def __post_init__(self) -> None:
+        for name in AXES:
+            size = getattr(self, name)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"cube axis {name} must be a whole number of at least 1. Got {size!r}.")
+        if sorted(self.wire) != sorted(AXES):
+            raise ValueError(f"wire must name each of {AXES} once, slowest first. Got {self.wire!r}.")
+
+    @classmethod
+    def parse(cls, text: str, data: int = 1) -> CubeShape:
+        """Reads `"2x2x2"` (x, y, z)."""
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", text):
+            raise ValueError(f"a cube is written XxYxZ with whole numbers of at least 1, like 2x2x2. Got {text!r}.")
+        x, y, z = map(int, text.split("x"))
+        return cls(x=x, y=y, z=z, data=data)
+
+    @property
+    def ranks(self) -> int:
+        return self.x * self.y * self.z * self.data
+
+    @property
+    def planes(self) -> int:
+        """Planes work on different tokens; the `y*z` ranks of one plane share theirs."""
+        return self.data * self.x
+
+    def size(self, axis: AxisName) -> int:
+        return int(getattr(self, axis))
+
+    def coordinate(self, rank: int) -> dict[AxisName, int]:
+        """Where a rank stands on each axis."""
+        place: dict[AxisName, int] = {}
+        for axis in reversed(self.wire):
+            rank, place[axis] = divmod(rank, self.size(axis))
+        return place
+
+    def rank(self, place: dict[AxisName, int]) -> int:
+        """The inverse of `coordinate`."""
+        rank = 0
+        for axis in self.wire:
+            rank = rank * self.size(axis) + place[axis]
+        return rank
+
+    def members(self, axes: tuple[AxisName, ...], rank: int) -> tuple[int, ...]:
+        """The ranks that agree with `rank` on every axis outside `axes`, ascending."""
+        place = self.coordinate(rank)
+        found = [place]
+        for axis in axes:
+            found = [{**other, axis: i} for other in found for i in range(self.size(axis))]
+        return tuple(sorted(self.rank(other) for other in found))
+
+    def __str__(self) -> str:
+        box = f"{self.x}x{self.y}x{self.z}"
+        return box if self.data == 1 else f"{self.data}*({box})"

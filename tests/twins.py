@@ -1,0 +1,136 @@
+"""A module on a cube against the same module on one device: the comparison that every layer's test makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tensor3d import Cube, Face, gather, shard
+
+# (x, y, z, data): every corner of the box, boxes that are not cubic, and a data axis.
+SHAPES = [
+    (2, 1, 1, 1),
+    (1, 2, 1, 1),
+    (1, 1, 2, 1),
+    (2, 2, 2, 1),
+    (1, 8, 1, 1),
+    (8, 1, 1, 1),
+    (4, 2, 1, 1),
+    (1, 2, 4, 1),
+    (2, 1, 4, 1),
+    (1, 2, 2, 2),
+]
+SMALL_SHAPES = [(2, 2, 2, 1), (1, 2, 4, 1), (1, 2, 2, 2)]
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+def ranks_of(shape: tuple[int, int, int, int]) -> int:
+    x, y, z, data = shape
+    return x * y * z * data
+
+
+def name_of(shape: tuple[int, int, int, int]) -> str:
+    x, y, z, data = shape
+    return f"{x}x{y}x{z}" + (f"-data{data}" if data > 1 else "")
+
+
+def full(tensor: Tensor | None) -> Tensor:
+    """The logical tensor, put together by DTensor, which knows nothing of our own slicing."""
+    assert tensor is not None, "no gradient arrived"
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def error(got: Tensor, wanted: Tensor, name: str = "") -> float:
+    """max|got - wanted| / max|wanted|, as a plain difference where the wanted values are all but zero."""
+    got, wanted = got.detach(), wanted.detach()
+    assert got.shape == wanted.shape, f"{name}: shape {tuple(got.shape)} instead of {tuple(wanted.shape)}"
+    if wanted.numel() == 0:
+        return 0.0
+    return float((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
+
+
+def gradient_errors(module: nn.Module, twin: nn.Module) -> dict[str, float]:
+    """Of every parameter, by name. Both have the same names."""
+    wanted = dict(twin.named_parameters())
+    assert wanted.keys() == dict(module.named_parameters()).keys()
+    return {
+        name: error(full(parameter.grad), full(wanted[name].grad), name)
+        for name, parameter in module.named_parameters()
+    }
+
+
+def make_twins(
+    make: Callable[[Cube], nn.Module], shape: tuple[int, int, int, int], seed: int = 7
+) -> tuple[Cube, nn.Module, Cube, nn.Module]:
+    """The module on the cube of `shape`, and its twin on one device, from the same seed and with every vector filled.
+
+    Biases start at 0 and gains at 1, which would hide much: they get values of their own.
+    """
+    cube, single = Cube(*shape), Cube.single()
+    modules = []
+    for each in (cube, single):
+        each.manual_seed(seed)
+        modules.append(make(each))
+    twin_parameters = dict(modules[1].named_parameters())
+    for name, parameter in modules[0].named_parameters():
+        if parameter.dim() == 1:
+            values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+            values = (twin_parameters[name].detach() + 0.3 * values).to(parameter.dtype)
+            twin_parameters[name].data.copy_(values)
+            fill(parameter, values)
+    return cube, modules[0], single, modules[1]
+
+
+def fill(parameter: Tensor, values: Tensor) -> None:
+    """Writes the full `values` into a vector that lies on a cube, by DTensor's own cutting."""
+    if not isinstance(parameter, DTensor):
+        parameter.data.copy_(values)
+        return
+    block = values
+    for dim, placement in enumerate(parameter.placements):
+        if placement.is_shard():
+            mesh = parameter.device_mesh
+            chunks = [
+                *block.chunk(mesh.size(dim), placement.dim),
+                *[block[:0]] * mesh.size(dim),
+            ]  # empty ones at the end
+            block = chunks[mesh.get_local_rank(dim)]
+    parameter.to_local().data.copy_(block)
+
+
+def compare(
+    make: Callable[[Cube], nn.Module],
+    shape: tuple[int, int, int, int],
+    *,
+    rows: int,
+    columns: int,
+    face_in: Face,
+    face_out: Face,
+    dtype: torch.dtype,
+    call: Callable[[nn.Module, Tensor, Cube], Tensor] | None = None,
+    scale: float = 1.0,
+) -> dict[str, float]:
+    """Errors of output, input gradient and every parameter's gradient, of an activation-to-activation module."""
+    torch.set_default_dtype(dtype)
+    cube, module, single, twin = make_twins(make, shape)
+    run: Any = call or (lambda m, x, c: m(x))
+    generator = torch.Generator().manual_seed(11)
+    x = scale * torch.randn(rows, columns, generator=generator, dtype=dtype)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+
+    y = gather(run(module, shard(ours, cube, face_in), cube), cube, face_out)
+    wanted = run(twin, theirs, single)
+    direction = torch.randn(wanted.shape, generator=generator, dtype=dtype)
+    (y * direction).sum().backward()
+    (wanted * direction).sum().backward()
+    errors = {"output": error(y, wanted), "input": error(ours.grad, theirs.grad)}  # type: ignore[arg-type]
+    return errors | gradient_errors(module, twin)
+
+
+def worst(results: list[dict[str, float]]) -> tuple[str, float]:
+    """The largest error of all ranks, with its name."""
+    return max(((name, value) for result in results for name, value in result.items()), key=lambda item: item[1])
