@@ -1,0 +1,51 @@
+# One environment, .venv, made on first use; every target runs in it.
+# `make test ARGS="-k cube"` passes arguments to pytest; `make PYTHON=python3.12 .venv` chooses the interpreter.
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+# Touched when an installation is complete, so that one that broke off is taken up again.
+INSTALLED := .venv/.installed
+CODE := $(wildcard tensor3d models tools)
+SCRIPTS := .ci/run $(shell find launch -name '*.sh' 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help .venv quickstart test test-slow check lint types format clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv: $(INSTALLED) ## make or update the environment
+
+$(INSTALLED): setup.py constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[pretrain,dev]'
+	@touch $@
+
+quickstart: $(INSTALLED) ## train a small BERT on 8 processes of this machine, without GPU or download
+	launch/local.sh --cube 2x2x2 launch/recipes/quickstart.toml
+
+test: $(INSTALLED) ## run the fast tests
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(INSTALLED) ## run the slow tests
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: lint types ## run every check that runs no code
+
+lint: $(INSTALLED) ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/shellcheck $(SCRIPTS)
+
+types: $(INSTALLED) ## check types
+	$(BIN)/mypy $(CODE)
+
+format: $(INSTALLED) ## format the code and fix what can be fixed mechanically
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove caches and build products; .venv and results stay
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

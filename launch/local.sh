@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Trains on this machine: one process for each place of the cube, x*y*z*data in all. See --help.
+# Kept to bash 3.2, which is what macOS has.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: launch/local.sh [OPTIONS] RECIPE [OVERRIDES...]
+
+Runs `python -m tools.pretrain RECIPE ...` on this machine, under torchrun when the cube needs several processes.
+
+  --cube XxYxZ        sizes of the cube's axes (default 1x1x1)
+  --data-parallel N   copies of the cube (default 1)
+  --cpu               hide the GPUs
+  --gpu               insist on one GPU for each process (default: GPUs if there are enough, else the CPU)
+  --dry-run           print the command and start nothing
+  --help              print this
+  --                  what follows is for the recipe and training, even if it looks like an option above
+
+Options may stand before or behind RECIPE; what is not in this list and stands behind RECIPE goes to training as it is.
+A relative RECIPE is looked for in the current directory; training itself runs in the repository's root.
+OMP_NUM_THREADS is set to the cores of each process unless it is set already.
+
+Exit status: 2 for a wrong call; else 0 if every process ended well. A single process passes on its own status, several
+answer 1 for any failure (torchrun prints each process's own).
+TEXT
+}
+
+refuse() {
+    printf 'launch/local.sh: %s\n' "$1" >&2
+    exit 2
+}
+
+# The value of an option written as two words; $1 is the option, $2 how many words are left.
+need_value() {
+    [ "$2" -ge 2 ] || refuse "$1 needs a value. See --help."
+}
+
+cube=1x1x1
+copies=1
+device=any
+dry_run=no
+recipe=
+overrides=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --cube) need_value "$1" $# && cube=$2 && shift ;;
+    --cube=*) cube=${1#*=} ;;
+    --data-parallel) need_value "$1" $# && copies=$2 && shift ;;
+    --data-parallel=*) copies=${1#*=} ;;
+    --cpu | --gpu)
+        [ "$device" = any ] || [ "$device" = "${1#--}" ] || refuse "--cpu and --gpu exclude each other. Choose one."
+        device=${1#--}
+        ;;
+    --dry-run) dry_run=yes ;;
+    --) shift && break ;;
+    *)
+        if [ -n "$recipe" ]; then
+            overrides+=("$1")
+        else
+            case $1 in
+            -h | --help) usage && exit 0 ;;
+            -*) refuse "unknown option '$1' before the recipe. See --help." ;;
+            *) recipe=$1 ;;
+            esac
+        fi
+        ;;
+    esac
+    shift
+done
+if [ $# -gt 0 ] && [ -z "$recipe" ]; then
+    recipe=$1
+    shift
+fi
+overrides+=("$@")
+
+# Four digits an axis keep the product inside the shell's 64-bit arithmetic.
+number='[1-9][0-9]{0,3}'
+[[ $cube =~ ^${number}x${number}x${number}$ ]] ||
+    refuse "--cube must be XxYxZ with whole numbers from 1 to 9999, like 2x2x2. Got '$cube'."
+[[ $copies =~ ^${number}$ ]] ||
+    refuse "--data-parallel must be a whole number from 1 to 9999. Got '$copies'."
+processes=$((${cube//x/*} * copies))
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+start=$(pwd -P)
+[ -n "$recipe" ] || refuse "a recipe is needed: launch/local.sh [OPTIONS] RECIPE. Shipped ones lie in launch/recipes."
+[ -f "$recipe" ] || refuse "recipe '$recipe' does not exist (looked for in $start). Shipped ones lie in launch/recipes."
+if [ "$start" != "$root" ]; then
+    case $recipe in
+    /*) ;;
+    *) recipe=$start/$recipe ;;
+    esac
+    cd "$root"
+fi
+
+python=python3
+[ ! -x .venv/bin/python ] || python=.venv/bin/python
+
+if [ "$device" = gpu ]; then
+    gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') ||
+        refuse "--gpu: cannot ask PyTorch for its GPUs (above). Install it, with 'make .venv' for example."
+    [ "$gpus" -ge "$processes" ] ||
+        refuse "--gpu needs one GPU for each of the $processes processes. Got $gpus. Choose a smaller cube or --cpu."
+fi
+
+environment=()
+[ "$device" != cpu ] || environment+=("CUDA_VISIBLE_DEVICES=")
+if [ -z "${OMP_NUM_THREADS:-}" ]; then
+    cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+    threads=$((cores / processes))
+    environment+=("OMP_NUM_THREADS=$((threads > 1 ? threads : 1))")
+fi
+
+command=("$python")
+if [ "$processes" -gt 1 ]; then
+    # The loopback address, because the names of laptops often resolve to nothing.
+    command+=(-m torch.distributed.run --standalone --local-addr=127.0.0.1 "--nproc-per-node=$processes")
+fi
+command+=(-m tools.pretrain "$recipe" --cube "$cube" --data-parallel "$copies")
+# The "+" forms below: bash before 4.4 calls an empty array unbound.
+command+=(${overrides[@]+"${overrides[@]}"})
+
+show() {
+    local line='' word
+    [ "$start" = "$root" ] || line="cd $(printf '%q' "$root") && "
+    for word in ${environment[@]+"${environment[@]}"} "${command[@]}"; do
+        line+="$(printf '%q' "$word") "
+    done
+    printf '%s\n' "${line% }"
+}
+
+if [ "$dry_run" = yes ]; then
+    show
+    exit 0
+fi
+show >&2
+# exec: signals reach torchrun itself, which passes them on to every process.
+exec env ${environment[@]+"${environment[@]}"} "${command[@]}"

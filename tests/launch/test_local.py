@@ -1,0 +1,230 @@
+"""launch/local.sh: what it understands, what it refuses, and that it is a good parent to the processes it starts.
+
+It runs in a small tree of its own, with a stand-in for tools.pretrain, so that no training is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "launch" / "local.sh"
+TORCHRUN = "-m torch.distributed.run --standalone --local-addr=127.0.0.1"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    tmp_path = tmp_path.resolve()  # as the script, which prints its folder, sees it
+    (tmp_path / "launch" / "recipes").mkdir(parents=True)
+    (tmp_path / "tools").mkdir()
+    shutil.copy(SCRIPT, tmp_path / "launch")
+    (tmp_path / "launch" / "recipes" / "small.toml").write_text("")
+    return tmp_path
+
+
+def local(checkout: Path, arguments: str, /, cwd: str = ".", **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [checkout / "launch" / "local.sh", *shlex.split(arguments)],
+        cwd=checkout / cwd,
+        env={**clean_environment(), **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in {"OMP_NUM_THREADS", "WORLD_SIZE"}}
+
+
+def python_that(checkout: Path, body: str) -> None:
+    """Makes `.venv/bin/python` a shell script, which is what the launcher then runs instead of an interpreter."""
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ("small.toml", "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1"),
+        (
+            "--cube 2x2x2 small.toml",
+            f"python3 {TORCHRUN} --nproc-per-node=8 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1",
+        ),
+        (
+            "--cube=1x3x1 --data-parallel=2 small.toml --learning-rate 1e-3",
+            f"python3 {TORCHRUN} --nproc-per-node=6 -m tools.pretrain small.toml --cube 1x3x1 --data-parallel 2 "
+            "--learning-rate 1e-3",
+        ),
+        (
+            "small.toml --steps 5 --cube 1x1x10 --data-parallel 10",
+            f"python3 {TORCHRUN} --nproc-per-node=100 -m tools.pretrain small.toml --cube 1x1x10 --data-parallel 10 "
+            "--steps 5",
+        ),
+        (
+            "small.toml --name 'two words' -- --cube --dry-run",
+            "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --name two\\ words --cube --dry-run",
+        ),
+        ("small.toml --help", "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --help"),
+    ],
+)
+def test_command(checkout: Path, arguments: str, command: str) -> None:
+    result = local(checkout, f"--dry-run {arguments}", cwd="launch/recipes", OMP_NUM_THREADS="1")
+    assert (result.returncode, result.stderr) == (0, "")
+    # Called from elsewhere, the recipe is found there, and training still runs in the root.
+    command = command.replace("small.toml", f"{checkout}/launch/recipes/small.toml")
+    assert result.stdout == f"cd {checkout} && {command}\n"
+
+
+def test_called_in_the_root_paths_stay_as_they_are(checkout: Path) -> None:
+    result = local(checkout, "--dry-run launch/recipes/small.toml", OMP_NUM_THREADS="1")
+    assert result.stdout.startswith("python3 -m tools.pretrain launch/recipes/small.toml --cube")
+
+
+def test_threads_share_the_cores(checkout: Path) -> None:
+    python_that(checkout, "exit 0")
+    nproc = checkout / "bin" / "nproc"
+    nproc.parent.mkdir()
+    nproc.write_text("#!/bin/sh\necho 12\n")
+    nproc.chmod(0o755)
+    path = f"{nproc.parent}:{os.environ['PATH']}"
+    recipe = "--dry-run launch/recipes/small.toml"
+    for cube, threads in {"1x1x1": 12, "5x1x1": 2, "5x5x1": 1}.items():
+        stdout = local(checkout, f"{recipe} --cube {cube}", PATH=path).stdout
+        assert stdout.startswith(f"OMP_NUM_THREADS={threads} .venv/bin/python -m ")
+    assert local(checkout, recipe, PATH=path, OMP_NUM_THREADS="7").stdout.startswith(".venv/bin/python -m ")
+
+
+def test_cpu_hides_the_gpus(checkout: Path) -> None:
+    stdout = local(checkout, "--cpu --dry-run launch/recipes/small.toml", OMP_NUM_THREADS="1").stdout
+    assert stdout.startswith("CUDA_VISIBLE_DEVICES= python3 -m tools.pretrain ")
+
+
+def test_gpu_wants_one_for_each_process(checkout: Path) -> None:
+    python_that(checkout, "echo 4")
+    recipe = "--dry-run --gpu launch/recipes/small.toml"
+    assert local(checkout, f"{recipe} --cube 1x2x2").returncode == 0
+    refused = local(checkout, f"{recipe} --cube 1x2x2 --data-parallel 2")
+    assert refused.returncode == 2
+    assert "needs one GPU for each of the 8 processes. Got 4." in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "a recipe is needed"),
+        ("--cube 2x2x2", "a recipe is needed"),
+        ("missing.toml", "recipe 'missing.toml' does not exist"),
+        ("launch/recipes", "recipe 'launch/recipes' does not exist"),
+        ("--cube", "--cube needs a value"),
+        ("launch/recipes/small.toml --data-parallel", "--data-parallel needs a value"),
+        ("--cube 2x2 launch/recipes/small.toml", "Got '2x2'"),
+        ("--cube 2x0x2 launch/recipes/small.toml", "Got '2x0x2'"),
+        ("--cube 2X2X2 launch/recipes/small.toml", "Got '2X2X2'"),
+        ("--cube 2x2x99999 launch/recipes/small.toml", "Got '2x2x99999'"),
+        ("--cube '' launch/recipes/small.toml", "Got ''"),
+        ("--data-parallel -1 launch/recipes/small.toml", "--data-parallel must be a whole number"),
+        ("--data-parallel 1.5 launch/recipes/small.toml", "Got '1.5'"),
+        ("--cpu --gpu launch/recipes/small.toml", "--cpu and --gpu exclude each other"),
+        ("--cubes 2x2x2 launch/recipes/small.toml", "unknown option '--cubes' before the recipe"),
+    ],
+)
+def test_wrong_calls_are_refused_in_one_line(checkout: Path, arguments: str, message: str) -> None:
+    result = local(checkout, arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("launch/local.sh: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_help(checkout: Path) -> None:
+    result = local(checkout, "--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith("usage: launch/local.sh ")
+
+
+def test_one_process_passes_on_its_status(checkout: Path) -> None:
+    python_that(checkout, 'echo "$OMP_NUM_THREADS $@"; exit 7')
+    result = local(checkout, "launch/recipes/small.toml", OMP_NUM_THREADS="3")
+    assert result.returncode == 7
+    assert result.stdout == "3 -m tools.pretrain launch/recipes/small.toml --cube 1x1x1 --data-parallel 1\n"
+    assert result.stderr == f".venv/bin/python {result.stdout[2:]}"
+
+
+TRAINING = """
+import os, pathlib, sys, time
+rank = os.environ["RANK"]
+note = pathlib.Path(f"rank{rank}.new")
+note.write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']} {' '.join(sys.argv[1:])}")
+note.rename(f"rank{rank}")
+if "--wait" in sys.argv:
+    time.sleep(60)
+if "--fail" in sys.argv and rank == "1":
+    while not pathlib.Path("rank0").is_file():  # torchrun ends the others as soon as one fails
+        time.sleep(0.01)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "status"), [("", 0), ("--fail", 1)])
+def test_several_processes(checkout: Path, arguments: str, status: int) -> None:
+    python_that(checkout, f'exec {shlex.quote(sys.executable)} "$@"')
+    (checkout / "tools" / "pretrain.py").write_text(TRAINING)
+    result = local(checkout, f"--cube 1x2x1 launch/recipes/small.toml {arguments}", OMP_NUM_THREADS="1")
+    assert result.returncode == status, result.stderr
+    expected = ["1", "launch/recipes/small.toml", "--cube", "1x2x1", "--data-parallel", "1", *arguments.split()]
+    for rank in range(2):
+        assert (checkout / f"rank{rank}").read_text().split()[1:] == expected
+
+
+@pytest.mark.slow
+def test_a_signal_ends_every_process(checkout: Path) -> None:
+    python_that(checkout, f'exec {shlex.quote(sys.executable)} "$@"')
+    (checkout / "tools" / "pretrain.py").write_text(TRAINING)
+    launcher = subprocess.Popen(
+        [checkout / "launch" / "local.sh", "--cube", "2x1x1", "launch/recipes/small.toml", "--wait"],
+        cwd=checkout,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        notes = [checkout / "rank0", checkout / "rank1"]
+        wait_until(lambda: all(note.is_file() for note in notes))
+        children = [int(note.read_text().split()[0]) for note in notes]
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=30) != 0
+        wait_until(lambda: not any(alive(child) for child in children))
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the processes did not reach the expected state"
+        time.sleep(0.05)

@@ -1,0 +1,297 @@
+"""Imports go one way, the environment is read in one place, nothing is `global`: read off the source with `ast`.
+
+The rules are functions of a folder, so that each is also shown to refuse a small tree that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOTS = ("tensor3d", "models", "tools")
+
+# The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
+# a new module is given its place here.
+LEVELS = (
+    ("seeds", "shape", "traffic"),
+    ("collectives",),
+    ("ledger", "rendezvous"),
+    ("cube",),
+    ("faces",),
+    ("layout",),
+    ("parameters",),
+    ("grouping", "matmul", "rows", "statistics"),
+    ("sequences",),
+    ("attention",),
+    ("layers",),
+    ("checkpoint", "clip"),
+    ("packing",),
+    ("data",),
+    ("planning",),
+)
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+
+# Folder: the top-level folders that it must not import.
+FOREIGN = {
+    "tensor3d": {"models", "tools", "tests", "launch"},
+    "models": {"tools", "tests", "launch"},
+    "tools": {"tests", "launch"},
+}
+# What a folder must not reach, even by way of others: packing and data run where no model is, planning without ranks.
+UNREACHABLE = {
+    "tensor3d.packing": "tensor3d.layers",
+    "tensor3d.data": "tensor3d.layers",
+    "tensor3d.planning": "torch.distributed",
+}
+READS_ENVIRONMENT = "tensor3d.rendezvous"
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    name: str
+    path: Path
+    tree: ast.Module
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.path}:{getattr(node, 'lineno', 0)}"
+
+
+Modules = dict[str, Module]
+
+
+def read(root: Path) -> Modules:
+    """Every module of the three folders, by its dotted name; a package stands under the folder's name."""
+    modules = {}
+    for path in sorted(file for folder in ROOTS for file in (root / folder).rglob("*.py")):
+        relative = path.relative_to(root)
+        parts = relative.with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = Module(name=name, path=relative, tree=ast.parse(path.read_bytes(), filename=str(path)))
+    return modules
+
+
+def imports(module: Module, modules: Modules) -> Iterator[tuple[str, ast.AST]]:
+    """The full names a module imports, wherever the import stands; of `from a import b` it is a.b if that is a module.
+
+    Attributes of torch count too (`torch.distributed.all_reduce` needs no import of its own), and names given to
+    importlib.
+    """
+    package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                anchor = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*anchor, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield (full if full in modules or base == "torch" else base), node
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            yield f"torch.{node.attr}", node
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+            if function in {"import_module", "__import__"}:
+                yield str(node.args[0].value), node
+
+
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def graph(modules: Modules) -> dict[str, set[str]]:
+    """Module to the modules of the repository it imports. A package's mere passing-through is no edge."""
+    return {name: {other for other, _ in imports(module, modules)} & set(modules) for name, module in modules.items()}
+
+
+def folders(modules: Modules) -> Iterator[str]:
+    for module in modules.values():
+        for name, node in imports(module, modules):
+            top = name.partition(".")[0]
+            if top in FOREIGN[module.name.partition(".")[0]]:
+                yield f"{module.at(node)}: imports {name}; {module.name.partition('.')[0]} never imports {top}"
+
+
+def levels(modules: Modules) -> Iterator[str]:
+    for module in modules.values():
+        if not module.name.startswith("tensor3d."):
+            continue
+        own = module.name.split(".")[1]
+        if own not in LEVEL_OF:
+            yield f"{module.path}: tensor3d.{own} has no level; give it its place in LEVELS"
+            continue
+        for name, node in imports(module, modules):
+            if name == "tensor3d":
+                yield f"{module.at(node)}: imports the package itself, which imports everything; name the module"
+            elif name.startswith("tensor3d.") and LEVEL_OF.get(name.split(".")[1], -1) > LEVEL_OF[own]:
+                yield f"{module.at(node)}: {own} imports {name}, which lies above it"
+
+
+def cycles(modules: Modules) -> Iterator[str]:
+    try:
+        TopologicalSorter(graph(modules)).prepare()
+    except CycleError as error:
+        yield f"modules import each other in a circle: {' -> '.join(reversed(error.args[1]))}"
+
+
+def reach(modules: Modules) -> Iterator[str]:
+    edges = {name: {other for other, _ in imports(module, modules)} for name, module in modules.items()}
+    for package, forbidden in UNREACHABLE.items():
+        for start in (name for name in modules if inside(name, package)):
+            trails = [[start]]
+            seen = {start}
+            while trails:
+                trail = trails.pop()
+                if any(inside(name, forbidden) for name in edges[trail[-1]]):
+                    yield f"{modules[start].path}: reaches {forbidden} by {' -> '.join(trail)}"
+                    break
+                fresh = edges[trail[-1]] & set(modules) - seen
+                seen |= fresh
+                trails += [[*trail, name] for name in sorted(fresh)]
+
+
+def environment(modules: Modules) -> Iterator[str]:
+    for module in modules.values():
+        if module.name == READS_ENVIRONMENT:
+            continue
+        found = ((node, names & ENVIRONMENT) for node, names in names_of_os(module.tree))
+        yield from (
+            f"{module.at(node)}: touches {min(names)}; only launch/ and {READS_ENVIRONMENT} touch the environment"
+            for node, names in found
+            if names
+        )
+
+
+def names_of_os(tree: ast.Module) -> Iterator[tuple[ast.AST, set[str]]]:
+    """What each node takes out of `os`, under whatever name the module knows it."""
+    plain = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    known_as = {alias.asname or alias.name for alias in plain if alias.name == "os"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "os" and not node.level:
+            yield node, {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known_as:
+            yield node, {node.attr}
+
+
+def global_names(modules: Modules) -> Iterator[str]:
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Global):
+                yield f"{module.at(node)}: global {', '.join(node.names)}; pass an object instead"
+
+
+def packages(modules: Modules) -> Iterator[str]:
+    for module in modules.values():
+        package = module.name.rpartition(".")[0]
+        if module.path.name != "__init__.py" and inside(module.name, "tensor3d") and package not in modules:
+            yield f"{module.path}: {module.path.parent}/__init__.py is missing; an installation would lack the folder"
+
+
+RULES: tuple[Callable[[Modules], Iterator[str]], ...] = (
+    folders,
+    levels,
+    cycles,
+    reach,
+    environment,
+    global_names,
+    packages,
+)
+
+
+@pytest.fixture(scope="module")
+def repository() -> Modules:
+    modules = read(ROOT)
+    assert {"tensor3d.cube", "tensor3d.layers"} <= modules.keys(), "the rules below must see the library"
+    return modules
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_repository_keeps_the_rule(repository: Modules, rule: Callable[[Modules], Iterator[str]]) -> None:
+    violations = list(rule(repository))
+    assert not violations, "\n".join(violations)
+
+
+# A tree that keeps every rule; each case below adds or replaces files of it.
+CLEAN = {
+    "tensor3d/__init__.py": "from tensor3d.cube import Cube",
+    "tensor3d/traffic.py": "import os\nHERE = os.getcwd()",
+    "tensor3d/collectives.py": "import torch.distributed as dist\nfrom tensor3d import traffic",
+    "tensor3d/rendezvous.py": "import os\nWORLD = os.environ.get('WORLD_SIZE')",
+    "tensor3d/cube.py": "from tensor3d.collectives import Axis\nfrom . import rendezvous",
+    "tensor3d/layers/__init__.py": "from tensor3d.layers.linear import Linear3D",
+    "tensor3d/layers/linear.py": "from ..cube import Cube",
+    "tensor3d/data/__init__.py": "import tensor3d.traffic",
+    "tensor3d/planning/__init__.py": "from tensor3d.traffic import Traffic",
+    "models/bert.py": "import torch\nfrom tensor3d import Cube\nfrom tensor3d.layers import Linear3D",
+    "tools/pretrain.py": "from models.bert import Bert\nimport tensor3d",
+}
+
+
+def tree(root: Path, changes: dict[str, str]) -> Modules:
+    for path, text in {**CLEAN, **changes}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return read(root)
+
+
+def test_a_clean_tree_passes(tmp_path: Path) -> None:
+    modules = tree(tmp_path, {})
+    assert [violation for rule in RULES for violation in rule(modules)] == []
+    assert graph(modules)["tensor3d.cube"] == {"tensor3d.collectives", "tensor3d.rendezvous"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text", "message"),
+    [
+        (folders, "tensor3d/cube.py", "from models.bert import Bert", "cube.py:1: imports models.bert"),
+        (folders, "tensor3d/cube.py", "def f():\n    import tools", "cube.py:2: imports tools"),
+        (folders, "tensor3d/cube.py", "import importlib\nimportlib.import_module('models.bert')", "cube.py:2"),
+        (folders, "models/bert.py", "from tools import pretrain", "models never imports tools"),
+        (folders, "tools/pretrain.py", "import tests.ranks", "tools never imports tests"),
+        (
+            levels,
+            "tensor3d/traffic.py",
+            "import torch\nfrom tensor3d.cube import Cube",
+            "traffic.py:2: traffic",
+        ),
+        (levels, "tensor3d/cube.py", "from .layers import Linear3D", "cube imports tensor3d.layers, which lies above"),
+        (levels, "tensor3d/layers/linear.py", "from ..data import Loader", "layers imports tensor3d.data"),
+        (levels, "tensor3d/layers/linear.py", "from tensor3d import Cube", "imports the package itself"),
+        (levels, "tensor3d/novelty.py", "", "tensor3d.novelty has no level"),
+        (cycles, "tensor3d/layers/linear.py", "from tensor3d.layers import norm", "in a circle: tensor3d.layers"),
+        (cycles, "tensor3d/traffic.py", "from tensor3d import collectives", "in a circle"),
+        (
+            reach,
+            "tensor3d/data/__init__.py",
+            "import tensor3d.layers.linear",
+            "reaches tensor3d.layers",
+        ),
+        (reach, "tensor3d/planning/__init__.py", "import tensor3d.cube", "tensor3d.cube -> tensor3d.collectives"),
+        (reach, "tensor3d/planning/__init__.py", "from torch import distributed", "reaches torch.distributed"),
+        (
+            reach,
+            "tensor3d/planning/__init__.py",
+            "import torch\ntorch.distributed.barrier()",
+            "reaches torch.distributed",
+        ),
+        (environment, "tensor3d/cube.py", "import os\nos.environ['A'] = '1'", "cube.py:2: touches environ"),
+        (environment, "models/bert.py", "import os as system\nsystem.getenv('A')", "bert.py:2: touches getenv"),
+        (environment, "tools/pretrain.py", "from os import environ as e", "pretrain.py:1: touches"),
+        (global_names, "tensor3d/cube.py", "def f():\n    global count, total", "cube.py:2: global count, total"),
+        (packages, "tensor3d/packing/plan.py", "", "packing/__init__.py is missing"),
+    ],
+)
+def test_a_violation_is_found(
+    tmp_path: Path, rule: Callable[[Modules], Iterator[str]], path: str, text: str, message: str
+) -> None:
+    violations = list(rule(tree(tmp_path, {path: text})))
+    assert len(violations) == 1
+    assert message in violations[0]
