@@ -6,7 +6,7 @@
                                                       where those copies are used alike (see `sum_copies`)
     all_to_all      flat blocks -> flat blocks        dual: itself with the sizes swapped
 
-Each returns a `Pending`: issue early, `wait()` at the use. On an axis of one member nothing is sent and nothing is copied.
+Each returns a `Pending`: issue early, `wait()` at the use. On an axis of one member nothing is sent or copied.
 """
 
 from __future__ import annotations

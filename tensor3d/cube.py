@@ -15,7 +15,7 @@ from tensor3d import rendezvous
 from tensor3d.collectives import Axis
 from tensor3d.ledger import Ledger
 from tensor3d.seeds import mix
-from tensor3d.shape import AXES, MESH_AXES, AxisName, CubeShape
+from tensor3d.shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
 from tensor3d.traffic import Traffic
 
 
@@ -71,6 +71,7 @@ class Cube:
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
         self.mesh = _mesh(shape, self.device) if connected else None
+        self._axes[()] = Axis(name="none", ranks=(rank,), index=0, group=None, traffic=self.traffic)
         for name in AXES:
             self._axes[name,] = self._axis(name)
 
@@ -115,10 +116,12 @@ class Cube:
 
         The first call for a set of axes makes its process groups, so every rank must make it at the same point; layers
         do so when they are constructed.
+
+        Raises:
+            ValueError: a name that is not an axis.
         """
+        check_axes(names)
         wanted = tuple(name for name in AXES if name in names and self.shape.size(name) > 1)
-        if len(wanted) <= 1:
-            return self.axis(wanted[0] if wanted else names[0])
         if wanted not in self._axes:
             self._axes[wanted] = self._combined(wanted)
         return self._axes[wanted]

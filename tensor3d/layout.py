@@ -25,15 +25,26 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, other
-from tensor3d.shape import MESH_AXES, AxisName
+from tensor3d.shape import MESH_AXES, AxisName, check_axes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which dim of a tensor each axis cuts, and over which axes its local gradients are summed."""
+    """Which dim of a tensor each axis cuts, and over which axes its local gradients are summed.
+
+    Raises:
+        ValueError: a name that is not an axis, or an axis named twice: what an axis cuts has no sum over it, and what
+            it cuts once it cannot cut again.
+    """
 
     cut: tuple[tuple[AxisName, int], ...] = ()
     sum_over: tuple[AxisName, ...]
+
+    def __post_init__(self) -> None:
+        named = (*(axis for axis, _ in self.cut), *self.sum_over)
+        check_axes(named)
+        if len(set(named)) != len(named):
+            raise ValueError(f"a layout names each axis at most once. Got cut={self.cut}, sum_over={self.sum_over}.")
 
     def dim_cut_by(self, axis: AxisName) -> int | None:
         return dict(self.cut).get(axis)

@@ -55,7 +55,7 @@ class Ledger:
         self._passes[task].append((parameter, gradient, over))
 
     def forget_failed_passes(self) -> None:
-        """Drops what passes that ended in an exception left behind. Called in every forward; mostly a test of a dict."""
+        """Drops what passes that failed left behind. Called in every forward; mostly it tests one dict."""
         if self._passes and torch._C._current_graph_task_id() == -1:
             self._passes.clear()
 

@@ -39,6 +39,8 @@ def connect(
             f"the cube needs {ranks} processes (x*y*z*data). Got WORLD_SIZE={world}. Start {ranks}, or choose a cube "
             f"of {world}."
         )
+    if not 0 <= rank < world:
+        raise ValueError(f"RANK must be at least 0 and below WORLD_SIZE={world}. Got {rank}. torchrun sets both.")
     on_node = _number(variables, "LOCAL_WORLD_SIZE", default=local + 1)
     # One device for every rank of this node, or none for any: a node of mixed ranks could not agree on a backend.
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= on_node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,6 +11,13 @@ AxisName = Literal["data", "x", "y", "z"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)
 # y and z before x, so that a weight cut by y (or z) and then by x is contiguous (the order of DTensor's placements).
 MESH_AXES: tuple[AxisName, ...] = ("data", "y", "z", "x")
+
+
+def check_axes(names: Iterable[str]) -> None:
+    """Raises ValueError for a name that is not an axis: a sum over it would silently be left out."""
+    for name in names:
+        if name not in AXES:
+            raise ValueError(f"the axes of a cube are {AXES}. Got {name!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)

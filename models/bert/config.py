@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
+
+from tensor3d import CubeShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +59,19 @@ class BertConfig:
     def inner_size(self) -> int:
         return 4 * self.hidden if self.inner is None else self.inner
 
-    def with_(self, **changes: object) -> BertConfig:
-        """The same with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+    def check(self, shape: CubeShape) -> None:
+        """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""
+        for what, number, axis in (
+            ("heads", self.heads, "y"),
+            ("hidden", self.hidden, "y"),
+            ("hidden", self.hidden, "z"),
+            ("inner", self.inner_size, "y"),
+        ):
+            size = getattr(shape, axis)
+            if number % size:
+                raise ValueError(
+                    f"{what} must divide by {axis}={size}. Got {number}. Choose another {what} or another cube."
+                )
 
 
 def _preset(layers: int, hidden: int) -> BertConfig:

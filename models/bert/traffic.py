@@ -1,0 +1,84 @@
+"""The bytes of one BERT pre-training step, in closed form. It must agree with the counter to the byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from models.bert.config import BertConfig
+from tensor3d.planning.traffic import (
+    Bytes,
+    Wire,
+    chunk,
+    cross_entropy,
+    embedding,
+    layer_norm,
+    narrow_head,
+    product,
+    replicated_gradients,
+    select,
+    transformer_layer,
+    turn,
+)
+
+
+def micro_batch_traffic(config: BertConfig, wire: Wire, rows: int, masked: int, first: int) -> Bytes:
+    """One forward and backward pass, without what the ledger sums.
+
+    Args:
+        rows: tokens of a plane; masked, first: slots of a plane for masked positions and for [CLS].
+    """
+    hidden, vocab = config.hidden, config.vocab
+    parts = [
+        embedding(wire, rows, vocab, hidden),
+        layer_norm(wire, rows),
+        *[transformer_layer(wire, rows, hidden, config.inner_size)] * config.layers,
+        # masked-LM head
+        select(wire, masked, hidden),
+        product(wire, masked, hidden, hidden, "z"),
+        layer_norm(wire, masked, "y"),
+        turn(wire, masked, hidden),
+        product(wire, masked, hidden, vocab, "z"),
+        cross_entropy(wire, masked),
+        # pooler and next-sentence head
+        select(wire, first, hidden),
+        product(wire, first, hidden, hidden, "z"),
+        narrow_head(wire, first, 2, "y"),
+        # both losses and both counts of right answers
+        wire.summed(("data", "x", "z"), 4, wire.statistic),
+    ]
+    if config.norm == "pre":
+        parts.append(layer_norm(wire, rows))
+    return sum(parts, Counter())
+
+
+def ledger_traffic(config: BertConfig, wire: Wire) -> Bytes:
+    """The sums of gradients that ranks hold copies of, once a step."""
+    y, z = wire.size("y"), wire.size("z")
+    hidden, inner, layers = config.hidden, config.inner_size, config.layers
+    vocab = chunk(config.vocab, y, wire.index("y"))
+    on_y = (layers * (3 * hidden + inner) + 4 * hidden) // y + vocab  # QKV, up; head's dense and norm, pooler
+    on_y += 2 * hidden // y + 2  # next sentence
+    on_z = (layers * 6 * hidden + (config.positions + config.types + 2) * hidden) // z
+    on_z += 2 * hidden // z if config.norm == "pre" else 0
+    x = wire.size("x")
+    table = chunk(vocab, x, wire.index("x")) * hidden // z
+    weights = sum(
+        chunk(n // (y if face == "z" else z), x, wire.index("x")) * (k // (z if face == "z" else y))
+        for n, k, face in [*_layer_products(hidden, inner) * layers, *[(hidden, hidden, "z")] * 2]
+    )
+    return replicated_gradients(wire, on_y, on_z, table + weights)
+
+
+def step_traffic(
+    config: BertConfig, wire: Wire, rows: int, masked: int, first: int, *, micro_batches: int = 1, clip: bool = True
+) -> Bytes:
+    """One optimiser step: its micro-batches, the ledger's sums, and the gradient norm."""
+    total: Bytes = Counter()
+    for _ in range(micro_batches):
+        total += micro_batch_traffic(config, wire, rows, masked, first)
+    total += ledger_traffic(config, wire)
+    return total + wire.summed(("data", "x", "y", "z"), 1, wire.statistic) if clip else total
+
+
+def _layer_products(hidden: int, inner: int) -> list[tuple[int, int, str]]:
+    return [(3 * hidden, hidden, "z"), (hidden, hidden, "y"), (inner, hidden, "z"), (hidden, inner, "y")]

@@ -1,0 +1,171 @@
+"""Bytes that one rank receives, in closed form, by axis and kind: what the counter of `tensor3d.traffic` must show.
+
+    R rows of a plane (R = M/x for one box of M tokens), K input and N output features, H hidden size, V vocabulary
+
+All sums are for one forward and backward pass in the ring model. `Wire` holds what every formula needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from tensor3d.shape import AXES, AxisName, CubeShape
+from tensor3d.traffic import Key, Kind
+
+Bytes = Counter[Key]
+Side = Literal["y", "z"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """A cube's shape, the place of the rank that is asked about, and the sizes of what travels."""
+
+    shape: CubeShape
+    rank: int = 0
+    compute: int = 4
+    """Bytes of an element of activations and gathered weights."""
+    gradient: int = 4
+    """Bytes of an element of weight gradients."""
+
+    @property
+    def statistic(self) -> int:
+        """Bytes of a number in statistics and losses: at least fp32."""
+        return max(4, self.compute)
+
+    def size(self, axis: AxisName) -> int:
+        return self.shape.size(axis)
+
+    def index(self, axis: AxisName) -> int:
+        return self.shape.coordinate(self.rank)[axis]
+
+    def moved(self, axis: AxisName, kind: Kind, shard: int, size: int) -> Bytes:
+        """An all-gather or reduce-scatter whose shard on each member has `shard` elements of `size` bytes."""
+        members = self.size(axis)
+        return Counter({(axis, kind): (members - 1) * shard * size}) if members > 1 else Counter()
+
+    def summed(self, axes: tuple[AxisName, ...], elements: int, size: int) -> Bytes:
+        """An all-reduce of `elements` over several axes taken together."""
+        names = [axis for axis in AXES if axis in axes and self.size(axis) > 1]
+        members = 1
+        for axis in names:
+            members *= self.size(axis)
+        if members == 1 or elements == 0:
+            return Counter()
+        return Counter({("+".join(names), "all-reduce"): 2 * (members - 1) * -(-elements // members) * size})
+
+
+def other(face: Side) -> Side:
+    return "y" if face == "z" else "z"
+
+
+def chunk(size: int, parts: int, index: int) -> int:
+    """Elements of chunk `index` when `size` is cut into `parts`, as DTensor cuts."""
+    step = -(-size // parts)
+    return max(0, min(step, size - index * step))
+
+
+def product(wire: Wire, rows: int, k: int, n: int, face: Side = "z", *, input_gradient: bool = True) -> Bytes:
+    """One matrix product of `tensor3d.matmul`: three collectives forward, five backward (Bian et al. 2021, §3.1)."""
+    a, c = other(face), face
+    slab = chunk(n, wire.size(a), wire.index(a))  # output features of this rank's slice
+    columns = k // wire.size(c)
+    gather_a = wire.moved(a, "all-gather", rows // wire.size(a) * columns, wire.compute)
+    gather_w = wire.moved("x", "all-gather", -(-slab // wire.size("x")) * columns, wire.compute)
+    scatter_c = wire.moved(c, "reduce-scatter", rows // wire.size(c) * slab, wire.compute)
+    gather_dc = wire.moved(c, "all-gather", rows // wire.size(c) * slab, wire.compute)
+    scatter_da = wire.moved(a, "reduce-scatter", rows // wire.size(a) * columns, wire.compute)
+    scatter_dw = wire.moved("x", "reduce-scatter", -(-slab // wire.size("x")) * columns, wire.gradient)
+    total = gather_a + gather_w + scatter_c + gather_dc + gather_a + scatter_dw
+    return total + gather_w + scatter_da if input_gradient else total
+
+
+def layer_norm(wire: Wire, rows: int, face: Side = "z") -> Bytes:
+    """Three numbers a row forward, two back."""
+    own = rows // wire.size(other(face))
+    return wire.moved(face, "all-gather", 3 * own, wire.statistic) + wire.summed((face,), 2 * own, wire.statistic)
+
+
+def rms_norm(wire: Wire, rows: int, face: Side = "z") -> Bytes:
+    """One number a row each way."""
+    own = rows // wire.size(other(face))
+    return wire.summed((face,), own, wire.statistic) + wire.summed((face,), own, wire.statistic)
+
+
+def select(wire: Wire, rows: int, hidden: int) -> Bytes:
+    """`rows` selected of a plane on face z: a reduce-scatter forward, an all-gather back."""
+    shard = rows // wire.size("y") * (hidden // wire.size("z"))
+    forward = wire.moved("y", "reduce-scatter", shard, wire.compute)
+    return forward + wire.moved("y", "all-gather", shard, wire.compute)
+
+
+def embedding(wire: Wire, rows: int, vocab: int, hidden: int) -> Bytes:
+    """The table's slab over x each way, and a lookup of all rows of the plane. It travels in the parameters' type."""
+    slab = chunk(vocab, wire.size("y"), wire.index("y"))
+    shard = -(-slab // wire.size("x")) * (hidden // wire.size("z"))
+    table = wire.moved("x", "all-gather", shard, wire.compute)
+    return table + wire.moved("x", "reduce-scatter", shard, wire.gradient) + select(wire, rows, hidden)
+
+
+def turn(wire: Wire, rows: int, columns: int) -> Bytes:
+    """Face y to face z and back: each time the new shard less what this rank already held of it."""
+    y, z = wire.size("y"), wire.size("z")
+    if y * z == 1:
+        return Counter()
+    shard = rows * columns // (y * z)
+    kept = _common(rows, (y, wire.index("y")), (z, wire.index("z"))) * _common(
+        columns, (z, wire.index("z")), (y, wire.index("y"))
+    )
+    name = "+".join(axis for axis in ("y", "z") if wire.size(axis) > 1)
+    return Counter({(name, "all-to-all"): 2 * (shard - kept) * wire.compute})
+
+
+def _common(length: int, first: tuple[int, int], second: tuple[int, int]) -> int:
+    """How much slice i of n and slice j of m of the same length have in common."""
+    (n, i), (m, j) = first, second
+    return max(0, min((i + 1) * (length // n), (j + 1) * (length // m)) - max(i * (length // n), j * (length // m)))
+
+
+def cross_entropy(wire: Wire, rows: int) -> Bytes:
+    """Four numbers a row of face y, forward only."""
+    return wire.moved("y", "all-gather", 4 * (rows // wire.size("z")), wire.statistic)
+
+
+def narrow_head(wire: Wire, rows: int, classes: int, face: Side = "y") -> Bytes:
+    """The logits, summed over the columns axis, forward only."""
+    return wire.summed((face,), rows // wire.size(other(face)) * classes, wire.compute)
+
+
+def transformer_layer(wire: Wire, rows: int, hidden: int, inner: int) -> Bytes:
+    """QKV, output, up, down and two LayerNorms; attention itself sends nothing."""
+    return sum(
+        (
+            product(wire, rows, hidden, 3 * hidden, "z"),
+            product(wire, rows, hidden, hidden, "y"),
+            product(wire, rows, hidden, inner, "z"),
+            product(wire, rows, inner, hidden, "y"),
+            layer_norm(wire, rows),
+            layer_norm(wire, rows),
+        ),
+        Counter(),
+    )
+
+
+def replicated_gradients(wire: Wire, on_y: int, on_z: int, matrices: int) -> Bytes:
+    """The ledger's sums at the end of a backward pass (once a step under accumulation).
+
+    Args:
+        on_y, on_z: local elements of vectors, tables and narrow heads on each face.
+        matrices: local elements of weights, which are copies over data alone.
+    """
+    # Sums over the same ranks share a bucket: with x = y = z = 1, all three are over data.
+    buckets: Counter[tuple[AxisName, ...]] = Counter()
+    sums: list[tuple[int, tuple[AxisName, ...]]] = [
+        (on_y, ("data", "x", "z")),
+        (on_z, ("data", "x", "y")),
+        (matrices, ("data",)),
+    ]
+    for elements, axes in sums:
+        buckets[tuple(axis for axis in axes if wire.size(axis) > 1)] += elements
+    return sum((wire.summed(axes, elements, wire.gradient) for axes, elements in buckets.items()), Counter())

@@ -1,0 +1,225 @@
+"""BERT on a cube equals BERT on one device: loss, every gradient, ten optimiser steps; packed equals one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.bert import PRESETS, BertConfig, BertForPreTraining
+from tensor3d import Cube, clip_grad_norm_
+from tensor3d.data import Pack
+from tests.models.toy import Shape, lay, one_by_one, totals, toy_config, toy_packs
+from tests.ranks import run_ranks
+from tests.twins import SHAPES, TOLERANCE, error, gradient_errors, make_twins, name_of, ranks_of, worst
+
+ODD = 67
+BERTS = 30522
+
+
+def loss_and_gradients(shape: Shape, vocab: int, dtype: torch.dtype, norm: str) -> dict[str, float]:
+    torch.set_default_dtype(dtype)
+    config, packs = toy_config(vocab, norm=norm), toy_packs(vocab, 16)
+    cube, model, single, twin = make_twins(lambda c: BertForPreTraining(config, c), shape)
+    targets, sequences = totals(packs)
+    ours = model(lay(packs, cube), targets, sequences)
+    theirs = twin(lay(packs, single), targets, sequences)
+    ours.loss.backward()
+    theirs.loss.backward()
+    errors = {
+        name: error(getattr(ours, name), getattr(theirs, name))
+        for name in ("loss", "mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
+    }
+    return errors | gradient_errors(model, twin)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+def test_parity(shape: Shape, dtype: torch.dtype) -> None:
+    name, value = worst(run_ranks(ranks_of(shape), loss_and_gradients, shape, ODD, dtype, "post"))
+    assert value <= TOLERANCE[dtype], f"{name} differs by {value}"
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2, 1), (1, 8, 1, 1), (4, 2, 1, 1)], ids=name_of)
+def test_parity_with_berts_vocabulary(shape: Shape) -> None:
+    name, value = worst(run_ranks(ranks_of(shape), loss_and_gradients, shape, BERTS, torch.float64, "post"))
+    assert value <= 1e-9, f"{name} differs by {value}"
+
+
+def test_parity_of_pre_layer_norm() -> None:
+    name, value = worst(run_ranks(8, loss_and_gradients, (2, 2, 2, 1), ODD, torch.float64, "pre"))
+    assert value <= 1e-9, f"{name} differs by {value}"
+
+
+def ten_steps(shape: Shape) -> list[float]:
+    torch.set_default_dtype(torch.float64)
+    cube, model, single, twin = make_twins(lambda c: BertForPreTraining(toy_config(ODD), c), shape)
+    differences = []
+    trainees = [(cube, model, _adam(model)), (single, twin, _adam(twin))]
+    for step in range(10):
+        packs, losses = toy_packs(ODD, 16, seed=step), []
+        for each, trained, optimizer in trainees:
+            output = trained(lay(packs, each), *totals(packs))
+            output.loss.backward()
+            clip_grad_norm_(trained.parameters(), 1.0, each)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(output.loss.detach())
+        differences.append(error(*losses))
+    return differences
+
+
+def _adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+def test_ten_optimiser_steps_give_the_same_losses(shape: Shape) -> None:
+    for differences in run_ranks(ranks_of(shape), ten_steps, shape):
+        assert len(differences) == 10
+        assert max(differences) <= 1e-9, differences
+
+
+def packed_against_singles(shape: Shape) -> dict[str, float]:
+    """The packs on the cube, and each sequence alone, one after another, on one device."""
+    torch.set_default_dtype(torch.float64)
+    packs = toy_packs(ODD, 16)
+    cube, model, single, twin = make_twins(lambda c: BertForPreTraining(toy_config(ODD), c), shape)
+    targets, sequences = totals(packs)
+    packed = model(lay(packs, cube), targets, sequences)
+    packed.loss.backward()
+    alone = torch.zeros(())
+    for pack in one_by_one(packs):
+        output = twin(lay([pack], single, capacity=int(pack.lengths[0])), targets, sequences)
+        output.loss.backward()
+        alone += output.loss.detach()
+    return {"loss": error(packed.loss, alone)} | gradient_errors(model, twin)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 2, 2, 1)], ids=name_of)
+def test_packed_equals_one_by_one(shape: Shape) -> None:
+    name, value = worst(run_ranks(ranks_of(shape), packed_against_singles, shape))
+    assert value <= 1e-9, f"{name} differs by {value}"
+
+
+# --- the single-device model against plain PyTorch -----------------------------------------------------------------
+
+
+def plain_bert(p: dict[str, Tensor], config: BertConfig, pack: Pack) -> tuple[Tensor, Tensor]:
+    """Sums of both losses of one sequence, written with nothing of ours."""
+    ids, types = torch.from_numpy(pack.ids), torch.from_numpy(pack.types)
+    n, hidden = len(ids), config.hidden
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, (hidden,), p[f"{name}.weight"], p[f"{name}.bias"], config.eps)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return F.linear(x, p[f"{name}.weight"], p[f"{name}.bias"])
+
+    tables = "bert.embeddings.{}.weight"
+    words = p[tables.format("tokens")]
+    h = words[ids] + p[tables.format("positions")][:n] + p[tables.format("types")][types]
+    h = norm(h, "bert.embeddings.norm")
+    for i in range(config.layers):
+        at = f"bert.layers.{i}"
+        q, k, v = linear(h, f"{at}.attention.qkv").view(n, config.heads, 3, -1).permute(2, 1, 0, 3)
+        weights = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1)
+        mixed = (weights @ v).transpose(0, 1).reshape(n, hidden)
+        h = norm(h + linear(mixed, f"{at}.attention.out"), f"{at}.attention_norm")
+        h = norm(h + linear(F.gelu(linear(h, f"{at}.mlp.up")), f"{at}.mlp.down"), f"{at}.mlp_norm")
+    guessed = norm(F.gelu(linear(h[torch.from_numpy(pack.masked)], "masked_lm.dense")), "masked_lm.norm")
+    logits = F.linear(guessed, words, p["masked_lm.projection.bias"])
+    mlm = F.cross_entropy(logits, torch.from_numpy(pack.masked_labels), reduction="sum")
+    pair = linear(torch.tanh(linear(h[:1], "pooler.dense")), "next_sentence")
+    return mlm, F.cross_entropy(pair, torch.from_numpy(pack.next_labels), reduction="sum")
+
+
+def test_single_device_equals_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        config, packs = toy_config(ODD), toy_packs(ODD, 9)
+        cube = Cube.single()
+        cube.manual_seed(5)
+        model = BertForPreTraining(config, cube)
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+        targets, sequences = totals(packs)
+        output = model(lay(packs, cube), targets, sequences)
+        output.loss.backward()
+        leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        loss = torch.zeros(())
+        for pack in one_by_one(packs):
+            mlm, nsp = plain_bert(leaves, config, pack)
+            loss = loss + mlm / targets + nsp / sequences
+        loss.backward()
+        assert error(output.loss, loss) <= 1e-12
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            assert leaves[name].grad is not None, name
+            assert error(parameter.grad, leaves[name].grad) <= 1e-9, name  # type: ignore[arg-type]
+    finally:
+        torch.set_default_dtype(before)
+
+
+# --- configuration -------------------------------------------------------------------------------------------------
+
+
+def test_presets_are_the_published_sizes() -> None:
+    sizes = {name: (c.layers, c.hidden, c.heads, c.inner_size) for name, c in PRESETS.items()}
+    assert sizes == {
+        "tiny": (2, 128, 2, 512),
+        "mini": (4, 256, 4, 1024),
+        "small": (4, 512, 8, 2048),
+        "base": (12, 768, 12, 3072),
+        "large": (24, 1024, 16, 4096),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 7}, r"hidden must divide by heads=7. Got 64"),
+        ({"layers": 0}, r"layers must be at least 1. Got 0"),
+        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1. Got 1.0"),
+        ({"norm": "sideways"}, r"norm must be"),
+    ],
+)
+def test_bad_sizes(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_config(ODD, **changes)
+
+
+def build_on_wrong_cube(shape: Shape, changes: dict[str, object]) -> str:
+    cube = Cube(*shape)
+    with pytest.raises(ValueError, match="must divide by") as problem:
+        BertForPreTraining(toy_config(ODD, **changes), cube)
+    return str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "message"),
+    [
+        ((1, 4, 1, 1), {"heads": 2}, "heads must divide by y=4. Got 2."),
+        ((1, 1, 3, 1), {}, "hidden must divide by z=3. Got 64."),
+        ((1, 4, 1, 1), {"inner": 90}, "out_features must divide by y=4. Got 90."),
+    ],
+)
+def test_sizes_that_do_not_divide_are_named_on_every_rank(
+    shape: Shape, changes: dict[str, object], message: str
+) -> None:
+    for told in run_ranks(ranks_of(shape), build_on_wrong_cube, shape, changes):
+        assert told.startswith(message)
+
+
+def position_beyond_the_table() -> str:
+    cube = Cube.single()
+    model = BertForPreTraining(toy_config(ODD, positions=16), cube)
+    with pytest.raises(ValueError, match="must be below 16") as problem:
+        model(lay(toy_packs(ODD, 1), cube), 1, 1)
+    return str(problem.value)
+
+
+def test_a_sequence_longer_than_the_position_table() -> None:
+    assert "Got values from" in position_beyond_the_table()

@@ -1,0 +1,231 @@
+"""Pre-training: the loop, without command line or files of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.bert import BertForPreTraining, PreTrainingOutput
+from tensor3d import Cube, check_parameters, checkpoint, clip_grad_norm_
+from tensor3d.data import Loader, PretrainingData, Step, evaluation_batches
+from tools.corpus.info import Corpus
+from tools.metrics import Display, EvaluationMetrics, StepMetrics
+from tools.recipe import DataRecipe, OptimizerRecipe, Recipe
+
+
+class Trainer:
+    """A model, its optimiser and its data on one cube. Every rank makes one at the same time.
+
+    Raises:
+        ValueError: sizes or a batch that do not divide on this cube; before any communication.
+    """
+
+    def __init__(self, recipe: Recipe, cube: Cube, corpus: Corpus) -> None:
+        self.recipe, self.cube, self.corpus = recipe, cube, corpus
+        self.data = pretraining_data(corpus, recipe, held_out=False)
+        cube.manual_seed(recipe.run.seed)
+        self.model = BertForPreTraining(recipe.model.config(recipe.data), cube)
+        check_parameters(self.model.parameters(), cube)
+        self.optimizer = make_optimizer(self.model, recipe.optimizer, cube)
+        self.first_step = 0
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the logical model."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def resume(self, folder: Path) -> None:
+        """Continues from a checkpoint, written on any cube.
+
+        Raises:
+            ValueError: `folder` is no checkpoint, or one of another model, corpus or batch.
+        """
+        check_resume(checkpoint.read_progress(folder), self.recipe, self.corpus)
+        progress = checkpoint.load(folder, self.model, self.optimizer, self.cube)
+        self.first_step = progress["step"]
+
+    def run(self, display: Display, checkpoints: Path) -> None:
+        """Trains from `first_step` to the last step of the recipe, with evaluations and checkpoints on the way."""
+        run, previous = self.recipe.run, time.perf_counter()
+        with self._loader() as loader:
+            for step in loader:
+                metrics = self._step(step, previous)
+                display.step(metrics)
+                done = metrics.step
+                if _is_due(done, run.evaluate_every, run.steps) and self.corpus.info.held_out_documents:
+                    display.evaluation(self.evaluate(done, loader.layout.packs_per_rank))
+                if _is_due(done, run.checkpoint_every, run.steps):
+                    self.save(checkpoints, done)
+                if done >= run.steps:
+                    return
+                previous = time.perf_counter()
+
+    def save(self, checkpoints: Path, step: int) -> Path:
+        """Writes a checkpoint."""
+        progress = {"recipe": self.recipe.to_dict(), "corpus": self.corpus.info.fingerprint}
+        return checkpoint.save(checkpoints, step, self.model, self.optimizer, self.cube, progress)
+
+    @torch.no_grad()
+    def evaluate(self, step: int, packs_per_rank: int) -> EvaluationMetrics:
+        """The means over all held-out packs."""
+        self.model.eval()
+        sums, targets, sequences = torch.zeros(5, dtype=torch.float64), 0, 0
+        held_out = pretraining_data(self.corpus, self.recipe, held_out=True)
+        for batch in evaluation_batches(
+            held_out, packs_per_rank=packs_per_rank, device=self.cube.device, **_place(self.cube)
+        ):
+            output = self.model(batch.batches[0], 1, 1)  # sums, to be divided by what all steps have together
+            sums += _numbers(output).double().cpu()
+            targets, sequences = targets + batch.targets, sequences + batch.sequences
+        self.model.train()
+        _, mlm, nsp, correct, pairs = sums.tolist()
+        return EvaluationMetrics(
+            step=step,
+            loss=mlm / targets + nsp / sequences,
+            masked_lm_loss=mlm / targets,
+            masked_lm_accuracy=correct / targets,
+            next_sentence_accuracy=pairs / sequences,
+        )
+
+    def _step(self, step: Step, previous: float) -> StepMetrics:
+        """One step of the optimiser."""
+        rate = learning_rate(step.index, self.recipe.run.steps, self.recipe.optimizer)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with self.cube.traffic.counting() as traffic:
+            sums = self._forward_backward(step)
+            norm = clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip, self.cube)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+        loss, mlm, nsp, correct, pairs, norm_value = torch.cat([sums, norm.reshape(1).to(sums.dtype)]).tolist()
+        if not (math.isfinite(loss) and math.isfinite(norm_value)):
+            raise FloatingPointError(
+                f"step {step.index + 1}: loss {loss}, gradient norm {norm_value}. Lower the learning rate, or resume "
+                "from a checkpoint with another seed."
+            )
+        seconds = time.perf_counter() - previous
+        return StepMetrics(
+            step=step.index + 1,
+            loss=loss,
+            masked_lm_loss=mlm,
+            next_sentence_loss=nsp,
+            masked_lm_accuracy=correct / step.targets,
+            next_sentence_accuracy=pairs / step.sequences,
+            learning_rate=rate,
+            gradient_norm=norm_value,
+            seconds=seconds,
+            tokens_per_second=step.tokens / seconds,
+            fill=step.fill,
+            bytes_received=traffic.total_bytes,
+            collectives=traffic.total_calls,
+        )
+
+    def _forward_backward(self, step: Step) -> Tensor:
+        """All micro-batches of a step; the sums of their losses and counts."""
+        sums = torch.zeros(5, device=self.cube.device)
+        for number, batch in enumerate(step.batches, start=1):
+            last = number == len(step.batches)
+            with nullcontext() if last else self.cube.accumulating():
+                output: PreTrainingOutput = self.model(batch, step.targets, step.sequences)
+                output.loss.backward()
+            sums += _numbers(output)
+        return sums
+
+    def _loader(self) -> Loader:
+        return Loader(
+            self.data,
+            global_batch=self.recipe.batch.global_batch,
+            packs_per_rank=self.recipe.batch.packs_per_rank,
+            start_step=self.first_step,
+            device=self.cube.device,
+            **_place(self.cube),
+        )
+
+
+def make_optimizer(model: BertForPreTraining, recipe: OptimizerRecipe, cube: Cube) -> torch.optim.AdamW:
+    """AdamW without decay of vectors. Fused: on DTensors of a four-axis mesh the others start slowly."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=recipe.lr,
+        betas=(recipe.beta1, recipe.beta2),
+        eps=recipe.eps,
+        fused=True,
+    )
+
+
+def learning_rate(step: int, steps: int, recipe: OptimizerRecipe) -> float:
+    """Of step `step` (from 0): linear from 0 to the peak during warm-up, then linear to 0 just after the last step."""
+    warmup = max(1, round(recipe.warmup * steps))
+    if step < warmup:
+        return recipe.lr * (step + 1) / warmup
+    return recipe.lr * max(0.0, steps - step) / max(1, steps - warmup)
+
+
+def pretraining_data(corpus: Corpus, recipe: Recipe, *, held_out: bool) -> PretrainingData:
+    """The packs of a prepared corpus, as a recipe wants them."""
+    data: DataRecipe = recipe.data
+    return PretrainingData(
+        corpus.held_out if held_out else corpus.train,
+        corpus.special,
+        capacity=data.capacity,
+        max_length=data.max_length,
+        max_sequences=data.max_sequences,
+        masked_per_pack=data.masked_per_pack,
+        seed=recipe.run.seed,
+        short_probability=data.short_probability,
+    )
+
+
+def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
+    """Raises ValueError where a checkpoint belongs to another model, corpus or order of packs."""
+    if progress.get("corpus") != corpus.info.fingerprint:
+        raise ValueError(
+            f"the checkpoint was trained on another corpus or tokenizer (fingerprint {progress.get('corpus')}, now "
+            f"{corpus.info.fingerprint}). Resume with the source and data settings of that run."
+        )
+    before, now = progress.get("recipe", {}), recipe.to_dict()
+    for section, names in {
+        "model": list(now["model"]),
+        "data": [name for name in now["data"] if name != "source"],
+        "batch": ["global_batch"],
+        "run": ["seed"],
+    }.items():
+        for name in names:
+            old, new = before.get(section, {}).get(name), now[section][name]
+            if old != new:
+                raise ValueError(
+                    f"the checkpoint was trained with {section}.{name} = {old!r}, the recipe says {new!r}. Resume with "
+                    "the same, or start a run of its own."
+                )
+    if progress["step"] >= recipe.run.steps:
+        raise ValueError(
+            f"the checkpoint has done {progress['step']} steps, and the recipe ends at {recipe.run.steps}. Raise run."
+            "steps."
+        )
+
+
+def _place(cube: Cube) -> dict[str, Any]:
+    shape, place = cube.shape, cube.coordinate
+    return {
+        "cube_shape": (shape.data, shape.x, shape.y, shape.z),
+        "data_index": place["data"],
+        "x_index": place["x"],
+        "z_index": place["z"],
+    }
+
+
+def _numbers(output: PreTrainingOutput) -> Tensor:
+    return torch.stack([output.loss.detach(), output.mlm_loss, output.nsp_loss, output.mlm_correct, output.nsp_correct])
+
+
+def _is_due(step: int, every: int, last: int) -> bool:
+    return every > 0 and (step % every == 0 or step == last)
