@@ -7,7 +7,8 @@ usage() {
     cat <<'TEXT'
 usage: launch/local.sh [OPTIONS] RECIPE [OVERRIDES...]
 
-Runs `python -m tools.pretrain RECIPE ...` on this machine, under torchrun when the cube needs several processes.
+Runs `python -m tools.pretrain RECIPE ...` on this machine. When the cube needs several processes, one alone checks the
+call and prepares the corpus (--prepare-only), and then torchrun starts them all.
 
   --cube XxYxZ        sizes of the cube's axes (default 1x1x1)
   --data-parallel N   copies of the cube (default 1)
@@ -133,6 +134,14 @@ show() {
 if [ "$dry_run" = yes ]; then
     show
     exit 0
+fi
+if [ "$processes" -gt 1 ]; then
+    # One process checks the call and prepares the corpus, so that a mistake is told once and no rank waits for text.
+    env ${environment[@]+"${environment[@]}"} "$python" -m tools.pretrain "$recipe" --cube "$cube" \
+        --data-parallel "$copies" ${overrides[@]+"${overrides[@]}"} --prepare-only &
+    trap 'kill "$!" 2>/dev/null; exit 143' TERM INT
+    wait "$!" || exit
+    trap - TERM INT
 fi
 show >&2
 # exec: signals reach torchrun itself, which passes them on to every process.

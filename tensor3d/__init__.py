@@ -16,7 +16,7 @@ from tensor3d.layers.transformer import MLP3D, TransformerLayer3D
 from tensor3d.layout import Layout, distribute, local
 from tensor3d.matmul import matmul
 from tensor3d.parameters import constant, normal, use
-from tensor3d.rows import select, turn
+from tensor3d.rows import own_rows, select, turn
 from tensor3d.sequences import Sequences
 from tensor3d.shape import CubeShape
 from tensor3d.traffic import TrafficCount
@@ -51,6 +51,7 @@ __all__ = [
     "local",
     "matmul",
     "normal",
+    "own_rows",
     "select",
     "shard",
     "sum_copies",

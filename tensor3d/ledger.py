@@ -108,7 +108,9 @@ def _sum_over_ranks(entries: Iterable[_Entry]) -> None:
         parts = pending.wait().split([entry.gradient.numel() for entry in bucket])
         for entry, part in zip(bucket, parts, strict=True):
             entry.gradient = part.view(entry.gradient.shape)
-            entry.owned = True
+            # A part of a bucket is cloned before it becomes a `.grad`: it would keep the whole bucket alive, and a
+            # DTensor that begins inside a storage cannot be deep-copied.
+            entry.owned = len(bucket) == 1
 
 
 def _buckets(entries: Iterable[_Entry]) -> list[list[_Entry]]:

@@ -78,10 +78,10 @@ class _Product(torch.autograd.Function):
         needs_da, needs_dw, needs_db = ctx.needs_input_grad[:3]
 
         # Everything is issued before anything is waited for; the order is the same on every rank.
-        gathering_dc = all_gather(dc, columns)
-        a, w = (Pending(saved) for saved in ctx.saved_tensors)
+        gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else Pending(dc)
+        saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
+        a, w = Pending(saved_a), Pending(saved_w)
         if ctx.reshard:
-            saved_a, saved_w = ctx.saved_tensors
             w = gather_slab(saved_w, cube, rows, dc.dtype) if needs_da else w
             a = all_gather(saved_a, rows) if needs_dw else a
         if needs_db:

@@ -10,6 +10,11 @@ import torch
 import torch.distributed as dist
 
 
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun (or anything that sets its variables) started this process as one of several."""
+    return "WORLD_SIZE" in (os.environ if environment is None else environment)
+
+
 def connect(
     ranks: int, timeout: timedelta = timedelta(minutes=10), environment: Mapping[str, str] | None = None
 ) -> torch.device:
@@ -26,7 +31,7 @@ def connect(
         ValueError: a variable is missing or malformed, or `WORLD_SIZE` is not `ranks`; before connecting.
     """
     variables = os.environ if environment is None else environment
-    if "WORLD_SIZE" not in variables:
+    if not is_launched(variables):
         if ranks != 1:
             raise ValueError(
                 f"{ranks} processes are needed, and WORLD_SIZE is not set. Start them with torchrun --nproc-per-node "

@@ -43,17 +43,37 @@ def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor
         (R/y, H/z) on face z.
 
     Raises:
-        ValueError: R does not divide.
+        ValueError: R does not divide, or (on the CPU) there is no such row.
     """
     check_face(face)
-    y, z = cube.axis("y").size, cube.axis("z").size
-    if rows.dim() != 1 or rows.shape[0] % y or rows.shape[0] % z:
-        raise ValueError(
-            f"the list of selected rows must be one-dimensional and its length divide by y={y} and z={z}. Got shape "
-            f"{tuple(rows.shape)}. Fill it up with -1."
-        )
     axis = cube.axis(other(face))
+    check_numbers("selected rows", rows, tensor.shape[0] * axis.size, cube)
     return lookup(tensor, rows, tensor.shape[0] * axis.index, axis)
+
+
+def own_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
+    """Of one value for each row of a plane (labels, positions), those of this rank's rows on `face`."""
+    check_face(face)
+    axis = cube.axis(other(face))
+    return values.chunk(axis.size)[axis.index]
+
+
+def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: int = -1) -> None:
+    """Raises ValueError unless `numbers`, those of a plane, spread over either face and lie in lowest..below-1."""
+    y, z = cube.axis("y").size, cube.axis("z").size
+    if numbers.dim() != 1 or numbers.shape[0] % y or numbers.shape[0] % z:
+        fill = " Fill up with -1." if lowest < 0 else ""
+        raise ValueError(
+            f"{what} must be one-dimensional, those of a plane, and their number divide by y={y} and z={z}. Got shape "
+            f"{tuple(numbers.shape)}.{fill}"
+        )
+    if numbers.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{what} must be of type int64 or int32. Got {numbers.dtype}.")
+    # On a device this would wait for it; there the loader's word is taken.
+    if numbers.device.type == "cpu" and numbers.numel():
+        least, most = int(numbers.min()), int(numbers.max())
+        if least < lowest or most >= below:
+            raise ValueError(f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}.")
 
 
 class _Lookup(torch.autograd.Function):
@@ -87,9 +107,11 @@ def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
     Elements received: what of the new shard this rank did not already hold, at most `R*H/xyz`.
 
     Raises:
-        ValueError: rows of the plane or columns that do not divide by both y and z.
+        ValueError: no matrix, or rows of the plane or columns that do not divide by both y and z.
     """
     check_face(to)
+    if tensor.dim() != 2:
+        raise ValueError(f"only a matrix (rows, columns) can change its face. Got shape {tuple(tensor.shape)}.")
     return _Turn.apply(tensor, cube, to)
 
 

@@ -28,12 +28,22 @@ from tensor3d import (
     sum_copies,
 )
 from tests.ranks import run_ranks
-from tests.twins import SHAPES, SMALL_SHAPES, TOLERANCE, compare, error, gradient_errors, make_twins, name_of, ranks_of
+from tests.twins import (
+    EVERY_SHAPE,
+    SMALL_SHAPES,
+    TOLERANCE,
+    compare,
+    error,
+    gradient_errors,
+    make_twins,
+    name_of,
+    ranks_of,
+)
 from tests.twins import worst as worst_of
 
 Shape = tuple[int, int, int, int]
 DTYPES = [torch.float64, torch.float32]
-at_shapes = pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+at_shapes = pytest.mark.parametrize("shape", EVERY_SHAPE)
 at_small_shapes = pytest.mark.parametrize("shape", SMALL_SHAPES, ids=name_of)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -28,14 +29,21 @@ SMALL_SHAPES = [(2, 2, 2, 1), (1, 2, 4, 1), (1, 2, 2, 2)]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
-def ranks_of(shape: tuple[int, int, int, int]) -> int:
-    x, y, z, data = shape
-    return x * y * z * data
-
-
 def name_of(shape: tuple[int, int, int, int]) -> str:
     x, y, z, data = shape
     return f"{x}x{y}x{z}" + (f"-data{data}" if data > 1 else "")
+
+
+# All shapes for `parametrize`; the fast tier takes four of them, the slow tier the others.
+EVERY_SHAPE = [
+    pytest.param(shape, id=name, marks=() if shape in [*SMALL_SHAPES, (4, 2, 1, 1)] else pytest.mark.slow)
+    for shape, name in ((shape, name_of(shape)) for shape in SHAPES)
+]
+
+
+def ranks_of(shape: tuple[int, int, int, int]) -> int:
+    x, y, z, data = shape
+    return x * y * z * data
 
 
 def full(tensor: Tensor | None) -> Tensor:

@@ -73,7 +73,10 @@ def parse(arguments: Sequence[str]) -> Command:
     # Without a recipe tyro says what is missing, or prints the help.
     settings = Recipe() if path is None else read_recipe(path)
     default = Command(recipe=tyro.MISSING, settings=settings)
-    return tyro.cli(Command, args=list(arguments), default=default, prog="python -m tools.pretrain")
+    command = tyro.cli(Command, args=list(arguments), default=default, prog="python -m tools.pretrain")
+    if command.recipe != path:
+        raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")
+    return command
 
 
 def check(command: Command, shape: CubeShape) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,9 @@ class Trainer:
 
     def run(self, display: Display, checkpoints: Path) -> None:
         """Trains from `first_step` to the last step of the recipe, with evaluations and checkpoints on the way."""
-        run, previous = self.recipe.run, time.perf_counter()
-        with self._loader() as loader:
-            for step in loader:
-                metrics = self._step(step, previous)
+        run = self.recipe.run
+        with self.loader() as loader:
+            for metrics in self.steps(loader):
                 display.step(metrics)
                 done = metrics.step
                 if _is_due(done, run.evaluate_every, run.steps) and self.corpus.info.held_out_documents:
@@ -64,7 +64,24 @@ class Trainer:
                     self.save(checkpoints, done)
                 if done >= run.steps:
                     return
-                previous = time.perf_counter()
+
+    def steps(self, loader: Loader) -> Iterator[StepMetrics]:
+        """Trains on what the loader gives, without end. What the caller does between two steps is no step's time."""
+        previous = time.perf_counter()
+        for step in loader:
+            yield self._step(step, previous)
+            previous = time.perf_counter()
+
+    def loader(self) -> Loader:
+        """The steps from `first_step` on, for this rank. To be closed, best by a `with`."""
+        return Loader(
+            self.data,
+            global_batch=self.recipe.batch.global_batch,
+            packs_per_rank=self.recipe.batch.packs_per_rank,
+            start_step=self.first_step,
+            device=self.cube.device,
+            **_place(self.cube),
+        )
 
     def save(self, checkpoints: Path, step: int) -> Path:
         """Writes a checkpoint."""
@@ -137,16 +154,6 @@ class Trainer:
                 output.loss.backward()
             sums += _numbers(output)
         return sums
-
-    def _loader(self) -> Loader:
-        return Loader(
-            self.data,
-            global_batch=self.recipe.batch.global_batch,
-            packs_per_rank=self.recipe.batch.packs_per_rank,
-            start_step=self.first_step,
-            device=self.cube.device,
-            **_place(self.cube),
-        )
 
 
 def make_optimizer(model: BertForPreTraining, recipe: OptimizerRecipe, cube: Cube) -> torch.optim.AdamW:

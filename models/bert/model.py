@@ -24,6 +24,7 @@ from tensor3d import (
     TiedProjection3D,
     TransformerLayer3D,
     cross_entropy,
+    own_rows,
     select,
     sum_copies,
     turn,
@@ -152,11 +153,11 @@ class BertForPreTraining(nn.Module):
         """
         h = self.bert(batch)
         logits = self.masked_lm(h, batch.masked, self.bert.embeddings.tokens.weight)
-        labels = self._own_rows(batch.masked_labels)
+        labels = own_rows(batch.masked_labels, self.cube)
         mlm, predictions = cross_entropy(logits, labels, self.config.vocab, self.cube)
 
         pair_logits = self.next_sentence(self.pooler(h, batch.first))  # (C/xz, 2), copies over y
-        pair_labels = self._own_rows(batch.next_labels)
+        pair_labels = own_rows(batch.next_labels, self.cube)
         pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
         nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")
 
@@ -172,8 +173,3 @@ class BertForPreTraining(nn.Module):
             mlm_correct=sums[2].detach(),
             nsp_correct=sums[3].detach(),
         )
-
-    def _own_rows(self, labels: Tensor) -> Tensor:
-        """Of a plane's labels, those of this rank's rows on face y."""
-        z = self.cube.axis("z")
-        return labels.chunk(z.size)[z.index]

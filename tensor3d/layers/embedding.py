@@ -17,7 +17,7 @@ from tensor3d.faces import check_activation, check_divides
 from tensor3d.layout import chunk_bounds, matrix, table, vector
 from tensor3d.matmul import gather_slab, matmul, scatter_slab
 from tensor3d.parameters import constant, normal, use
-from tensor3d.rows import lookup
+from tensor3d.rows import check_numbers, lookup, own_rows
 
 
 class Embedding3D(nn.Module):
@@ -43,7 +43,7 @@ class Embedding3D(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids (M/x,) of the plane, -1 for a row of zeros, to (M/xy, H/z) on face z."""
-        _check_ids(ids, self.vocab, self.cube)
+        check_numbers("ids", ids, self.vocab, self.cube)
         y = self.cube.axis("y")
         first, _ = chunk_bounds(self.vocab, y.size, y.index)
         return lookup(_Slab.apply(self.weight, self.cube), ids, first, y)
@@ -69,9 +69,8 @@ class TableEmbedding3D(nn.Module):
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Row numbers (M/x,) of the plane to (M/xy, H/z) on face z."""
-        _check_ids(numbers, self.rows, self.cube)
-        y = self.cube.axis("y")
-        own = numbers.chunk(y.size)[y.index]
+        check_numbers("row numbers", numbers, self.rows, self.cube, lowest=0)
+        own = own_rows(numbers, self.cube, "z")
         return F.embedding(own, use(self.weight, table("z"), self.cube))
 
     def extra_repr(self) -> str:
@@ -120,15 +119,3 @@ class _Slab(torch.autograd.Function):
         scattering = scatter_slab(gradient.to(weight.dtype), weight, cube)
         cube.ledger.hand_in(weight, scattering, cube.over(*matrix("z").sum_over))
         return None, None
-
-
-def _check_ids(ids: Tensor, rows: int, cube: Cube) -> None:
-    y, z = cube.axis("y").size, cube.axis("z").size
-    if ids.dim() != 1 or ids.shape[0] % y or ids.shape[0] % z:
-        raise ValueError(
-            f"ids must be one-dimensional, the tokens of a plane, and their number divide by y={y} and z={z}. "
-            f"Got shape {tuple(ids.shape)}."
-        )
-    # On a device this would wait for it; there the loader's word is taken.
-    if ids.device.type == "cpu" and ids.numel() and (int(ids.max()) >= rows or int(ids.min()) < -1):
-        raise ValueError(f"ids must be below {rows}. Got values from {int(ids.min())} to {int(ids.max())}.")

@@ -166,6 +166,9 @@ def test_one_process_passes_on_its_status(checkout: Path) -> None:
 
 TRAINING = """
 import os, pathlib, sys, time
+if "--prepare-only" in sys.argv:
+    pathlib.Path("prepared").write_text(" ".join(sys.argv[1:]))
+    sys.exit(2 if "--bad" in sys.argv else 0)
 rank = os.environ["RANK"]
 note = pathlib.Path(f"rank{rank}.new")
 note.write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']} {' '.join(sys.argv[1:])}")
@@ -189,6 +192,17 @@ def test_several_processes(checkout: Path, arguments: str, status: int) -> None:
     expected = ["1", "launch/recipes/small.toml", "--cube", "1x2x1", "--data-parallel", "1", *arguments.split()]
     for rank in range(2):
         assert (checkout / f"rank{rank}").read_text().split()[1:] == expected
+    assert (checkout / "prepared").read_text().split() == [*expected[1:], "--prepare-only"]
+
+
+def test_what_the_first_process_refuses_starts_no_other(checkout: Path) -> None:
+    python_that(checkout, f'exec {shlex.quote(sys.executable)} "$@"')
+    (checkout / "tools" / "pretrain.py").write_text(TRAINING)
+    result = local(checkout, "--cube 1x2x1 launch/recipes/small.toml --bad", OMP_NUM_THREADS="1")
+    assert result.returncode == 2
+    assert (checkout / "prepared").is_file()
+    assert not (checkout / "rank0").exists()
+    assert "torch.distributed.run" not in result.stderr
 
 
 @pytest.mark.slow

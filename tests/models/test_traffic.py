@@ -7,60 +7,65 @@ from typing import Any
 import pytest
 import torch
 
-from models.bert import BertForPreTraining
+from models.bert import BertConfig, BertForPreTraining
 from models.bert.traffic import step_traffic
 from tensor3d import Cube, CubeShape, clip_grad_norm_
 from tensor3d.planning.traffic import Wire
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import SHAPES, name_of, ranks_of
+from tests.twins import EVERY_SHAPE, name_of, ranks_of
 
 
-def counted(shape: Shape, vocab: int, dtype: torch.dtype, norm: str, micro_batches: int) -> dict[str, Any]:
+def counted(shape: Shape, config: BertConfig, packs: int, dtype: torch.dtype, micro_batches: int) -> dict[str, Any]:
     torch.set_default_dtype(dtype)
     cube = Cube(*shape)
-    model = BertForPreTraining(toy_config(vocab, norm=norm), cube)
-    packs = toy_packs(vocab, 16)
-    batch = lay(packs, cube)
+    model = BertForPreTraining(config, cube)
+    step = toy_packs(config.vocab, packs)
+    batch = lay(step, cube)
     with cube.traffic.counting() as traffic:
         for number in range(micro_batches):
             if number < micro_batches - 1:
                 with cube.accumulating():
-                    model(batch, *totals(packs)).loss.backward()
+                    model(batch, *totals(step)).loss.backward()
             else:
-                model(batch, *totals(packs)).loss.backward()
+                model(batch, *totals(step)).loss.backward()
         clip_grad_norm_(model.parameters(), 1.0, cube)
     slots = (batch.masked.shape[0], batch.first.shape[0])
     return {"received": dict(traffic.received), "order": traffic.order, "slots": slots}
 
 
 def check(
-    shape: Shape, vocab: int = 67, dtype: torch.dtype = torch.float32, norm: str = "post", micro: int = 1
+    shape: Shape, config: BertConfig | None = None, packs: int = 16, dtype: torch.dtype = torch.float32, micro: int = 1
 ) -> None:
-    x, y, z, data = shape
-    results = run_ranks(ranks_of(shape), counted, shape, vocab, dtype, norm, micro)
+    config, (x, y, z, data) = config or toy_config(67), shape
+    results = run_ranks(ranks_of(shape), counted, shape, config, packs, dtype, micro)
     for rank, result in enumerate(results):
         size = torch.finfo(dtype).bits // 8
         wire = Wire(shape=CubeShape(x=x, y=y, z=z, data=data), rank=rank, compute=size, gradient=size)
-        rows = 16 // (x * data) * CAPACITY
-        expected = step_traffic(toy_config(vocab, norm=norm), wire, rows, *result["slots"], micro_batches=micro)
+        rows = packs // (x * data) * CAPACITY
+        expected = step_traffic(config, wire, rows, *result["slots"], micro_batches=micro)
         received = {key: value for key, value in result["received"].items() if value}
         assert received == {key: value for key, value in expected.items() if value}
         order = [(axis, kind) for axis, kind, _ in result["order"]]
         assert order == [(axis, kind) for axis, kind, _ in results[0]["order"]], "ranks issue in different orders"
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+@pytest.mark.parametrize("shape", EVERY_SHAPE)
 def test_counter_equals_closed_form(shape: Shape) -> None:
     check(shape)
 
 
 def test_with_berts_vocabulary_in_fp64() -> None:
-    check((2, 2, 2, 1), vocab=30522, dtype=torch.float64)
+    check((2, 2, 2, 1), toy_config(30522), dtype=torch.float64)
 
 
 def test_with_pre_layer_norm() -> None:
-    check((2, 2, 2, 1), norm="pre")
+    check((2, 2, 2, 1), toy_config(67, norm="pre"))
+
+
+@pytest.mark.slow
+def test_on_27_ranks() -> None:
+    check((3, 3, 3, 1), toy_config(67, hidden=144, heads=24, inner=288), packs=72)
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2, 2), (2, 2, 2, 1)], ids=name_of)

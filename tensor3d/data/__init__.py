@@ -1,0 +1,30 @@
+"""From indexed documents to packed batches: pairs of sentences, masking, packs and a loader that works ahead."""
+
+from tensor3d.data.batch import Pack, PackedBatch, collate
+from tensor3d.data.evaluation import evaluation_batches
+from tensor3d.data.indexed import IndexedDataset, IndexedWriter
+from tensor3d.data.layout import BatchLayout
+from tensor3d.data.loader import Loader, Step
+from tensor3d.data.masking import Masked, mask_tokens, masked_count
+from tensor3d.data.pairs import Pairs, sample_pairs
+from tensor3d.data.pretraining import PretrainingData
+from tensor3d.data.special import SpecialTokens
+
+__all__ = [
+    "BatchLayout",
+    "IndexedDataset",
+    "IndexedWriter",
+    "Loader",
+    "Masked",
+    "Pack",
+    "PackedBatch",
+    "Pairs",
+    "PretrainingData",
+    "SpecialTokens",
+    "Step",
+    "collate",
+    "evaluation_batches",
+    "mask_tokens",
+    "masked_count",
+    "sample_pairs",
+]

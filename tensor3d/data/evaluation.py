@@ -1,0 +1,65 @@
+"""Held-out packs in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from tensor3d.data.batch import Pack
+from tensor3d.data.layout import BatchLayout
+from tensor3d.data.loader import Step, to_batch
+from tensor3d.data.pretraining import PretrainingData
+
+
+def evaluation_batches(
+    data: PretrainingData,
+    *,
+    cube_shape: tuple[int, int, int, int],
+    data_index: int,
+    x_index: int,
+    z_index: int,
+    packs_per_rank: int,
+    device: torch.device | str = "cpu",
+) -> Iterator[Step]:
+    """Every pack of the held-out data once, with the pairs and masks of epoch 0: the same each time, on any cube.
+
+    Each step has one micro-batch, and the totals of that micro-batch over all planes. All batches have the shapes of
+    training; the last one is filled up with empty packs, which add to no total.
+
+    Args:
+        data: the held-out documents.
+        cube_shape: sizes of the axes data, x, y, z.
+        data_index, x_index, z_index: this rank's place.
+        packs_per_rank: k, as in training.
+        device: where the batches are delivered.
+
+    Raises:
+        ValueError: see `BatchLayout`, at the call and not at the first step.
+    """
+    layout = BatchLayout(
+        cube_shape=cube_shape,
+        data_index=data_index,
+        x_index=x_index,
+        z_index=z_index,
+        packs_per_rank=packs_per_rank,
+        capacity=data.capacity,
+    )
+    return _steps(data, layout, device)
+
+
+def _steps(data: PretrainingData, layout: BatchLayout, device: torch.device | str) -> Iterator[Step]:
+    available = data.packs_per_epoch
+    for index, first in enumerate(range(0, available, layout.micro_batch)):
+        start = min(first + layout.plane_start, available)
+        own = range(start, min(start + layout.plane_packs, available))
+        packs = data.run_packs(own) + [Pack.empty()] * (layout.plane_packs - len(own))
+        totals = data.run_totals(range(first, min(first + layout.micro_batch, available)))
+        yield Step(
+            index=index,
+            batches=[to_batch(packs, data, layout).to(device)],
+            targets=totals.targets,
+            sequences=totals.sequences,
+            tokens=totals.tokens,
+            fill=totals.tokens / (layout.micro_batch * data.capacity),
+        )

@@ -1,0 +1,31 @@
+"""Small datasets for the tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
+
+VOCABULARY = SpecialTokens(vocab_size=100, pad=0, cls=2, sep=3, mask=4)
+
+
+def write(prefix: Path, documents: list[list[list[int]]], vocab_size: int = 100) -> IndexedDataset:
+    """A dataset of documents of sentences of ids."""
+    with IndexedWriter(prefix, vocab_size=vocab_size) as writer:
+        for document in documents:
+            writer.add_document(document)
+    return IndexedDataset(prefix)
+
+
+def write_random(prefix: Path, *, documents: int, seed: int = 0, longest: int = 12) -> IndexedDataset:
+    """Documents of 1 to 9 sentences of 1 to `longest` ordinary ids."""
+    rng = np.random.default_rng(seed)
+    return write(
+        prefix,
+        [
+            [rng.integers(5, 100, size=rng.integers(1, longest + 1)).tolist() for _ in range(rng.integers(1, 10))]
+            for _ in range(documents)
+        ],
+    )

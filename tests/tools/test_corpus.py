@@ -1,0 +1,461 @@
+"""Text to documents of ids: the embedded corpus, text files, the tokenizer, and a folder that is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensor3d.data import PretrainingData
+from tools.corpus import Corpus, CorpusInfo, load_corpus, prepare
+from tools.corpus.__main__ import main
+from tools.corpus.embedded import EmbeddedSource, docstrings
+from tools.corpus.info import FILES
+from tools.corpus.prepare import choose_held_out, unigram_entropy
+from tools.corpus.publish import draft_of, publish, taking_turns
+from tools.corpus.sentences import split_sentences
+from tools.corpus.text import TextSource
+from tools.corpus.tokenizer import load_tokenizer, train_tokenizer
+
+ROOT = Path(__file__).parents[2]
+TEXT = "\n\n".join(
+    f"Story {number} tells of a {animal}. The {animal} went to the {place} in the morning.\nIt came back at night. "
+    f"Nobody in the {place} knew why the {animal} had left so late!"
+    for number, (animal, place) in enumerate(
+        (animal, place) for animal in ("fox", "hare", "crow", "bear") for place in ("river", "hill", "town", "wood")
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus") / "embedded"
+    prepare("embedded", folder, vocab_size=2048)
+    return load_corpus(folder)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "stories.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# The embedded corpus
+
+
+def test_embedded_corpus_is_as_large_as_a_first_run_needs(embedded: Corpus) -> None:
+    info = embedded.info
+    # Every Python has its own texts; what is asked for holds from 3.10 to 3.13.
+    assert 200_000 < info.words < 500_000
+    assert 400_000 < info.pieces < 900_000
+    assert 5.9 < info.unigram_entropy < 6.5
+    assert info.documents > 400
+    assert info.vocab_size == embedded.special.vocab_size == 2048
+
+
+def test_figures_are_those_of_the_files(embedded: Corpus) -> None:
+    info, train, held_out = embedded.info, embedded.train, embedded.held_out
+    assert (info.train_pieces, info.held_out_pieces) == (len(train.ids), len(held_out.ids))
+    assert (info.train_documents, info.held_out_documents) == (len(train.documents) - 1, len(held_out.documents) - 1)
+    assert info.pieces == info.train_pieces + info.held_out_pieces
+    assert info.documents == info.train_documents + info.held_out_documents
+    assert info.sentences == len(train) + len(held_out)
+    assert info.held_out_pieces / info.pieces == pytest.approx(0.02, abs=0.004)
+    assert info.unigram_entropy == unigram_entropy(train, 2048)
+    special = [embedded.special.pad, embedded.special.cls, embedded.special.sep, embedded.special.mask]
+    assert not np.isin(train.ids, special).any()
+    assert train.ids.max() < 2048
+    unknown = load_tokenizer(embedded.tokenizer).unk_id()
+    assert (train.ids == unknown).mean() < 0.01
+
+
+def test_embedded_packs_are_full(embedded: Corpus) -> None:
+    data = PretrainingData(embedded.train, embedded.special, capacity=128, max_length=128, max_sequences=8, seed=0)
+    for number in range(3):
+        assert data.epoch(number).plan.efficiency > 0.98
+
+
+def test_held_out_text_is_not_trained_on(embedded: Corpus) -> None:
+    train = {tuple(embedded.train[i].tolist()) for i in range(len(embedded.train))}
+    long = [
+        ids
+        for ids in map(tuple, (embedded.held_out[i].tolist() for i in range(len(embedded.held_out))))
+        if len(ids) > 20
+    ]
+    assert len(long) > 50
+    assert sum(ids in train for ids in long) < 0.03 * len(long)
+
+
+def test_embedded_documents_come_in_the_same_order() -> None:
+    first, again = EmbeddedSource(), EmbeddedSource()
+    assert first.fingerprint() == again.fingerprint()
+    # The help topics and a hundred modules; the rest takes seconds and nothing new.
+    assert list(islice(first.documents(), 180)) == list(islice(again.documents(), 180))
+
+
+def test_tests_and_installed_packages_are_no_part_of_it() -> None:
+    source = EmbeddedSource()
+    parts = {part for file in source._files for part in file.relative_to(source._root).parts}
+    assert "argparse.py" in parts
+    assert parts.isdisjoint({"test", "tests", "idle_test", "site-packages"})
+
+
+def test_docstrings_in_the_order_of_the_source() -> None:
+    source = b'''
+"""Module."""
+import os
+x = "no docstring"
+if os.name:
+    class A:
+        """Class."""
+        async def f(self):
+            """Method."""
+            def g():
+                """Inner."""
+try:
+    pass
+except OSError:
+    def h():
+        r"""Handler with \\d."""
+def late():
+    """Late."""
+'''
+    assert list(docstrings(source)) == ["Module.", "Class.", "Method.", "Inner.", "Handler with \\d.", "Late."]
+    assert list(docstrings(b"print 'not Python 3'")) == []
+
+
+# Text files
+
+
+def test_a_blank_line_ends_a_document(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_bytes("\n\nOne.\r\nTwo.\r\n \t\r\n\r\nThree, ünïcode.".encode())
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfZero.\n")
+    (tmp_path / "c.md").write_text("not text")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "d.txt").write_text("Last.")
+    source = TextSource(tmp_path)
+    assert list(source.documents()) == ["Zero.", "One.\nTwo.", "Three, ünïcode.", "Last."]
+    assert list(TextSource(tmp_path / "a.txt").documents()) == ["Zero."]
+
+
+def test_the_fingerprint_follows_the_text_and_not_the_place(tmp_path: Path) -> None:
+    prints = []
+    for folder, name, content in (("1", "a", "x"), ("2", "a", "x"), ("3", "b", "x"), ("4", "a", "y")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.txt").write_text(content)
+        prints.append(TextSource(tmp_path / folder).fingerprint())
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_unusable_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"missing.txt does not exist"):
+        prepare(str(tmp_path / "missing.txt"), tmp_path / "out", vocab_size=100)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=r"folder holds no \*.txt file"):
+        prepare(str(tmp_path / "folder"), tmp_path / "out", vocab_size=100)
+    (tmp_path / "latin.txt").write_bytes("fine\ncafé\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin.txt is not UTF-8 in line 2"):
+        prepare(str(tmp_path / "latin.txt"), tmp_path / "out", vocab_size=100)
+    for nothing in ("", "\n \n", "***\n\n---\n"):
+        (tmp_path / "empty.txt").write_text(nothing)
+        with pytest.raises(ValueError, match="the corpus is empty"):
+            prepare(str(tmp_path / "empty.txt"), tmp_path / "out", vocab_size=100)
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "latin.txt", "empty.txt"}
+
+
+# Sentences
+
+
+def test_prose_is_split_into_sentences_across_lines() -> None:
+    text = "Dr. Smith reads (e.g. books)\nat  night. He sleeps\nlate.\n\nA heading\n\nIs it done?  Yes, it is!"
+    assert split_sentences(text) == [
+        "Dr. Smith reads (e.g. books) at night.",
+        "He sleeps late.",
+        "A heading",
+        "Is it done?",
+        "Yes, it is!",
+    ]
+
+
+def test_code_is_split_into_lines_and_rules_are_left_out() -> None:
+    text = ">>> total = add(1, 2). Next\n3\n\nTitle\n=====\n\n| a | 1.0 |\n|---|-----|\n| b | 2.5 |"
+    assert split_sentences(text) == [">>> total = add(1, 2). Next", "3", "Title", "| a | 1.0 |", "| b | 2.5 |"]
+
+
+def test_lines_without_full_stops_do_not_become_one_sentence() -> None:
+    lines = [f"line of words number {number}" for number in range(40)]
+    assert split_sentences("\n".join(lines)) == lines
+
+
+def test_nothing_gives_no_sentence() -> None:
+    assert split_sentences("") == split_sentences(" \n\n \n") == split_sentences("***\n\n...") == []
+
+
+# The tokenizer
+
+
+def test_the_tokenizer_has_its_special_pieces_and_is_reproducible(tmp_path: Path) -> None:
+    sentences = split_sentences(TEXT)
+    for name in ("a", "b"):
+        train_tokenizer(sentences, tmp_path / name, vocab_size=60)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+    tokenizer = load_tokenizer(tmp_path / "a")
+    assert [tokenizer.id_to_piece(i) for i in range(5)] == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    assert tokenizer.vocab_size() == 60
+    ids = tokenizer.encode("The fox [MASK] in the town.")
+    assert min(ids) >= 1
+    assert not set(ids) & {0, 2, 3, 4}
+    assert tokenizer.decode(tokenizer.encode("The fox went to the town.")) == "The fox went to the town."
+    assert tokenizer.encode("漢")[-1] == 1
+
+
+def test_a_vocabulary_too_large_or_too_small_is_named_with_one_that_works(tmp_path: Path) -> None:
+    sentences = split_sentences(TEXT)
+    with pytest.raises(
+        ValueError, match=r"too small for a vocabulary of 5000 pieces; the largest that works is (\d+)"
+    ) as error:
+        train_tokenizer(sentences, tmp_path / "model", vocab_size=5000)
+    largest = int(str(error.value).split("works is ")[1].split(".")[0])
+    train_tokenizer(sentences, tmp_path / "model", vocab_size=largest)
+    assert load_tokenizer(tmp_path / "model").vocab_size() == largest
+    with pytest.raises(ValueError, match=r"a vocabulary of 20 pieces does not hold .* it needs \d+ at least"):
+        train_tokenizer(sentences, tmp_path / "small", vocab_size=20)
+    with pytest.raises(ValueError, match=r"vocab_size must be at least 1. Got 0"):
+        train_tokenizer(sentences, tmp_path / "small", vocab_size=0)
+    assert not (tmp_path / "small").exists()
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    for content in (None, b"", b"no model"):
+        if content is not None:
+            (tmp_path / "model").write_bytes(content)
+        with pytest.raises(ValueError, match="model is missing or no sentencepiece model"):
+            load_tokenizer(tmp_path / "model")
+
+
+# Preparing
+
+
+def test_text_files_are_prepared_like_the_embedded_corpus(text: Path, tmp_path: Path) -> None:
+    info = prepare(str(text), tmp_path / "out", vocab_size=60, held_out=0.2)
+    assert set(contents(tmp_path / "out")) == set(FILES)
+    assert (info.documents, info.sentences, info.words) == (16, 64, len(TEXT.split()))
+    assert (info.train_documents, info.held_out_documents) == (13, 3)
+    corpus = load_corpus(tmp_path / "out")
+    tokenizer = load_tokenizer(corpus.tokenizer)
+    first = [tokenizer.decode(corpus.held_out[i].tolist()) for i in range(4)]
+    assert first == split_sentences(next(story for story in TEXT.split("\n\n") if story.startswith(first[0])))
+
+
+def test_the_same_again_writes_nothing(text: Path, tmp_path: Path) -> None:
+    info = prepare(str(text), tmp_path / "out", vocab_size=60)
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    inode = (tmp_path / "out").stat().st_ino
+    assert prepare(str(text), tmp_path / "out", vocab_size=60) == info
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
+    assert (tmp_path / "out").stat().st_ino == inode
+
+
+def test_the_same_elsewhere_is_the_same_byte_for_byte(text: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        prepare(str(text), tmp_path / name, vocab_size=60)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": 61}, {"held_out": 0.3}, {"seed": 1}])
+def test_a_changed_setting_prepares_again(text: Path, tmp_path: Path, change: dict) -> None:
+    before = prepare(str(text), tmp_path / "out", vocab_size=60)
+    after = prepare(str(text), tmp_path / "out", **{"vocab_size": 60, **change})
+    assert after.fingerprint != before.fingerprint
+    assert load_corpus(tmp_path / "out").info == after
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "stories.txt"}
+
+
+def test_changed_text_or_a_damaged_folder_prepares_again(text: Path, tmp_path: Path) -> None:
+    before = prepare(str(text), tmp_path / "out", vocab_size=60)
+    text.write_text(TEXT + "\n\nThe end. It is over.")
+    after = prepare(str(text), tmp_path / "out", vocab_size=60)
+    assert after.documents == before.documents + 1
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out" / "train.bin").write_bytes(b"\x00")
+    prepare(str(text), tmp_path / "out", vocab_size=60)
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_failure_leaves_the_older_corpus(text: Path, tmp_path: Path) -> None:
+    prepare(str(text), tmp_path / "out", vocab_size=60)
+    before = contents(tmp_path / "out")
+    with pytest.raises(ValueError, match="too small for a vocabulary"):
+        prepare(str(text), tmp_path / "out", vocab_size=5000)
+    assert contents(tmp_path / "out") == before
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "stories.txt"}
+
+
+def test_what_is_no_corpus_is_not_overwritten(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious").write_text("x")
+    for name in ("mine", "mine/precious", "stories.txt"):
+        with pytest.raises(ValueError, match=f"{name} exists and is no prepared corpus"):
+            prepare(str(text), tmp_path / name, vocab_size=60)
+    assert (tmp_path / "mine" / "precious").read_text() == "x"
+    (tmp_path / "empty").mkdir()
+    assert prepare(str(text), tmp_path / "empty", vocab_size=60).documents == 16
+
+
+def test_two_processes_at_once_make_one_corpus(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "tools.corpus", "prepare", "--source", str(text), "--output", str(out)]
+    processes = [
+        subprocess.Popen([*command, "--vocab-size", "60"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert all("16 documents" in output for output in outputs)
+    assert load_corpus(out).info.documents == 16
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "stories.txt"}
+
+
+def test_whoever_comes_second_keeps_what_the_first_has_made(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def make(mark: str, current: str) -> None:
+        with draft_of(out) as draft:
+            (draft / "mark").write_text(mark)
+            publish(draft, out, is_current=lambda: out.is_dir() and (out / "mark").read_text() == current)
+
+    make("older", "older")
+    make("new", "new")
+    assert contents(out) == {"mark": b"new"}
+    make("never seen", "new")
+    assert contents(out) == {"mark": b"new"}
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_processes_that_want_one_folder_take_turns(tmp_path: Path) -> None:
+    order: list[str] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with taking_turns(tmp_path / "out"):
+            entered.set()
+            leave.wait(20)
+            order.append("first")
+
+    def second() -> None:
+        with taking_turns(tmp_path / "out"):
+            order.append("second")
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    assert entered.wait(20)
+    threads[1].start()
+    threads[1].join(0.2)
+    leave.set()
+    for thread in threads:
+        thread.join(20)
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tokenizer_does_not_see_what_is_held_out(text: Path, tmp_path: Path) -> None:
+    # The shortest document is held out where the share is too small for any.
+    text.write_text(TEXT + "\n\nßßß ßß.")
+    info = prepare(str(text), tmp_path / "out", vocab_size=60, held_out=1e-6)
+    assert info.held_out_documents == 1
+    tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer.model")
+    assert tokenizer.piece_to_id("ß") == tokenizer.unk_id()
+    assert tokenizer.piece_to_id("o") != tokenizer.unk_id()
+
+
+def test_settings_out_of_range_are_named(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"from 0 to below 1. Got 1.0"):
+        prepare(str(text), tmp_path / "out", vocab_size=60, held_out=1.0)
+    with pytest.raises(ValueError, match=r"seed must be at least 0. Got -1"):
+        prepare(str(text), tmp_path / "out", vocab_size=60, seed=-1)
+
+
+# Holding out
+
+
+def test_held_out_documents_keep_to_their_share() -> None:
+    words = np.random.default_rng(0).integers(1, 100, size=400)
+    chosen = choose_held_out(words, 0.1, seed=1)
+    assert 0.09 * words.sum() < words[chosen].sum() <= 0.1 * words.sum()
+    np.testing.assert_array_equal(chosen, choose_held_out(words, 0.1, seed=1))
+    assert (chosen != choose_held_out(words, 0.1, seed=2)).any()
+
+
+def test_at_least_one_document_is_held_out_unless_none_is_wanted() -> None:
+    words = np.array([50, 20, 30])
+    assert choose_held_out(words, 0.02, seed=0).tolist() == [False, True, False]
+    assert choose_held_out(words, 0.0, seed=0).tolist() == [False, False, False]
+    with pytest.raises(ValueError, match="the corpus is a single document, so none can be held out"):
+        choose_held_out(np.array([50]), 0.02, seed=0)
+
+
+def test_unigram_entropy_of_equal_shares_is_their_logarithm(embedded: Corpus) -> None:
+    class Ids:
+        ids = np.repeat(np.arange(8), 1000)
+
+    assert unigram_entropy(Ids, 10) == pytest.approx(np.log(8))  # type: ignore[arg-type]
+
+
+# Loading
+
+
+def test_a_folder_that_is_no_corpus_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere is no prepared corpus.*python -m tools.corpus prepare"):
+        load_corpus(tmp_path / "nowhere")
+
+
+def test_a_damaged_corpus_is_named(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    info = prepare(str(text), out, vocab_size=60)
+    whole = contents(out)
+    values = json.loads(whole["corpus.json"])
+    assert CorpusInfo(**values) == info
+    for name, content, message in (
+        ("corpus.json", b"{", r"corpus.json is damaged"),
+        ("corpus.json", b"[]", r"corpus.json does not hold exactly the entries"),
+        ("corpus.json", json.dumps({**values, "more": 1}).encode(), r"corpus.json does not hold exactly the entries"),
+        ("corpus.json", json.dumps({**values, "vocab_size": 61}).encode(), r"has 60 pieces where .* speaks of 61"),
+        ("tokenizer.model", b"", r"tokenizer.model is missing or no sentencepiece model"),
+        ("train.idx", whole["train.idx"][:50], r"train.idx has 50 bytes"),
+        ("heldout.bin", None, r"incomplete: heldout.bin is missing"),
+    ):
+        if content is None:
+            (out / name).unlink()
+        else:
+            (out / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load_corpus(out)
+        (out / name).write_bytes(whole[name])
+    assert load_corpus(out).info == info
+
+
+# The command
+
+
+def test_the_command_says_what_is_wrong_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["prepare", "--source", str(tmp_path / "none"), "--output", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["corpus", *arguments])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1

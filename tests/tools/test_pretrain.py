@@ -1,0 +1,249 @@
+"""The main job, small: it trains, resumes exactly, refuses what is wrong, and leaves nothing half written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.ranks import run_ranks
+from tools import pretrain
+from tools.recipe import OptimizerRecipe
+from tools.trainer import learning_rate
+
+
+def arguments(recipe: Path, output: Path, *more: str) -> list[str]:
+    return [str(recipe), "--output", str(output), "--corpus", str(recipe.parent / "corpus"), *more]
+
+
+def on_rank(recipe: Path, output: Path, more: list[str]) -> int:
+    """`main` on a rank whose process group stands: from_env finds it and connects no other."""
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    import os
+
+    os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK=str(rank))
+    return pretrain.main(arguments(recipe, output, *more))
+
+
+def losses(run: Path) -> dict[int, float]:
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars("loss/total")}
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps on one process, with dropout."""
+    run = tmp_path_factory.mktemp("run") / "whole"
+    assert pretrain.main(arguments(recipe, run)) == 0
+    return run
+
+
+def test_a_run_leaves_logs_a_checkpoint_and_its_recipe(finished: Path) -> None:
+    events = EventAccumulator(str(finished / "tensorboard"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {
+        "loss/total",
+        "loss/masked_lm",
+        "loss/next_sentence",
+        "accuracy/masked_lm",
+        "optimizer/learning_rate",
+        "optimizer/gradient_norm",
+        "speed/tokens_per_second",
+        "data/fill",
+        "traffic/bytes_sent",
+        "evaluation/masked_lm_loss",
+    } <= tags
+    assert [event.step for event in events.Scalars("loss/total")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in events.Scalars("evaluation/loss")] == [3, 6]
+    assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == ["step-00000003", "step-00000006"]
+    facts = json.loads((finished / "run.json").read_text())
+    assert facts["recipe"]["run"]["steps"] == 6
+    assert facts["cube"] == "1x1x1"
+
+
+def test_a_second_run_does_not_write_into_the_first(
+    recipe: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(finished.rglob("*"))
+    assert pretrain.main(arguments(recipe, finished)) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert sorted(finished.rglob("*")) == before
+
+
+def resumed(finished: Path, tmp_path: Path, recipe: Path, cube: str, ranks: int) -> dict[int, float]:
+    """Steps 4 to 6 again, from a copy of the run with its first checkpoint alone."""
+    run = tmp_path / "resumed"
+    shutil.copytree(finished / "checkpoints" / "step-00000003", run / "checkpoints" / "step-00000003")
+    more = ["--cube", cube, "--resume", str(run / "checkpoints")]
+    if ranks == 1:
+        assert pretrain.main(arguments(recipe, run, *more)) == 0
+    else:
+        assert run_ranks(ranks, on_rank, recipe, run, more) == [0] * ranks
+    assert (run / "checkpoints" / "step-00000006").is_dir()
+    return losses(run)
+
+
+def test_resume_on_the_same_cube_is_exact(finished: Path, recipe: Path, tmp_path: Path) -> None:
+    """With dropout: the random streams are restored too."""
+    whole = losses(finished)
+    assert resumed(finished, tmp_path, recipe, "1x1x1", 1) == {step: whole[step] for step in (4, 5, 6)}
+
+
+@pytest.mark.slow
+def test_resume_is_exact_on_2x2x2(recipe: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    assert run_ranks(8, on_rank, recipe, whole, ["--cube", "2x2x2"]) == [0] * 8
+    again = resumed(whole, tmp_path, recipe, "2x2x2", 8)
+    assert again == {step: losses(whole)[step] for step in (4, 5, 6)}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_resumed_on_another_cube(recipe: Path, tmp_path: Path) -> None:
+    quiet = ["--model.dropout", "0", "--model.attention-dropout", "0"]
+    whole = tmp_path / "whole"
+    assert run_ranks(8, on_rank, recipe, whole, ["--cube", "2x2x2", *quiet]) == [0] * 8
+    wanted = losses(whole)
+    for number, (cube, data, ranks) in enumerate([("1x1x1", 1, 1), ("1x4x1", 1, 4), ("2x1x2", 2, 8)]):
+        run = tmp_path / str(number)
+        shutil.copytree(whole / "checkpoints" / "step-00000003", run / "checkpoints" / "step-00000003")
+        more = [*quiet, "--cube", cube, "--data-parallel", str(data), "--resume", str(run / "checkpoints")]
+        if ranks == 1:
+            assert pretrain.main(arguments(recipe, run, *more)) == 0
+        else:
+            assert run_ranks(ranks, on_rank, recipe, run, more) == [0] * ranks
+        for step, value in losses(run).items():
+            assert value == pytest.approx(wanted[step], rel=1e-5)
+
+
+def test_accumulation_gives_the_same_losses(recipe: Path, tmp_path: Path) -> None:
+    quiet = ["--model.dropout", "0", "--model.attention-dropout", "0"]
+    assert pretrain.main(arguments(recipe, tmp_path / "a", *quiet)) == 0
+    assert pretrain.main(arguments(recipe, tmp_path / "b", *quiet, "--batch.packs-per-rank", "2")) == 0
+    first, second = losses(tmp_path / "a"), losses(tmp_path / "b")
+    for step, value in first.items():
+        assert second[step] == pytest.approx(value, rel=1e-5)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--cube", "2x2"], "a cube is written XxYxZ"),
+        (["--cube", "1x2x1"], "2 processes are needed, and WORLD_SIZE is not set"),
+        (["--cube", "1x3x1"], "heads must divide by y=3. Got 4."),
+        (["--cube", "1x1x3"], "hidden must divide by z=3. Got 32."),
+        (["--cube", "3x1x1"], "a global batch of 8 packs does not divide by data=1 * x=3 * z=1 = 3"),
+        (["--data-parallel", "0"], "cube axis data must be a whole number of at least 1. Got 0."),
+        (["--batch.packs-per-rank", "3"], "a global batch of 8 packs does not divide"),
+        (["--run.steps", "0"], "run.steps must be at least 1. Got 0."),
+        (["--data.max-length", "64"], "data.max_length=64 is longer than a pack of data.capacity=32"),
+        (["--data.source", "/nowhere/text"], "/nowhere/text does not exist"),
+        (["--data.vocab-size", "9000"], "the corpus is too small for a vocabulary of 9000 pieces"),
+        (["--resume", "/nowhere"], "/nowhere is not a checkpoint"),
+    ],
+)
+def test_bad_calls(
+    recipe: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = ["--corpus", str(tmp_path / "corpus")]
+    assert pretrain.main([str(recipe), "--output", str(tmp_path / "run"), *corpus, *more]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("more", [["--data.capcity", "5"], ["--run.steps", "many"], ["--model.preset", "huge"]])
+def test_bad_options_are_refused(recipe: Path, tmp_path: Path, more: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        pretrain.main(arguments(recipe, tmp_path / "run", *more))
+    assert stop.value.code == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "missing.toml"])
+def test_a_recipe_that_is_none(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pretrain.main([str(tmp_path / name)]) == 2
+    assert name in capsys.readouterr().err
+
+
+def test_an_empty_corpus(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    source = ["--data.source", str(tmp_path / "empty.txt"), "--corpus", str(tmp_path / "corpus")]
+    assert pretrain.main([str(recipe), *source]) == 2
+    assert "the corpus is empty" in capsys.readouterr().err
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_a_folder_that_is_no_checkpoint(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pretrain.main(arguments(recipe, tmp_path / "run", "--resume", str(tmp_path))) == 2
+    assert f"{tmp_path} is not a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--model.hidden", "64"], "model.hidden = 32, the recipe says 64"),
+        (["--run.seed", "1"], "trained on another corpus or tokenizer"),
+        (["--batch.global-batch", "4"], "batch.global_batch = 8, the recipe says 4"),
+        (["--run.steps", "3"], "has done 3 steps, and the recipe ends at 3"),
+    ],
+)
+def test_a_checkpoint_of_another_run(
+    finished: Path, recipe: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished / "checkpoints" / "step-00000003"
+    before = sorted(finished.rglob("*"))
+    corpus = tmp_path / "corpus"
+    shutil.copytree(recipe.parent / "corpus", corpus)  # another seed prepares it anew
+    assert pretrain.main([str(recipe), "--corpus", str(corpus), "--resume", str(folder), *more]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(finished.rglob("*")) == before
+
+
+def refused_everywhere(recipe: Path, output: Path, more: list[str]) -> int:
+    return on_rank(recipe, output, more)
+
+
+def test_every_rank_refuses_and_none_hangs(recipe: Path, tmp_path: Path) -> None:
+    """Only rank 0 reads the text; the others must hear of what it found."""
+    more = ["--cube", "1x2x2", "--data.source", "/nowhere/text", "--corpus", str(tmp_path / "corpus")]
+    assert run_ranks(4, refused_everywhere, recipe, tmp_path / "run", more) == [2] * 4
+    wrong_world = ["--cube", "1x2x1"]
+    assert run_ranks(4, refused_everywhere, recipe, tmp_path / "run", wrong_world) == [2] * 4
+    assert not (tmp_path / "run").exists()
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_learning_rate_rises_and_falls_linearly() -> None:
+    recipe = OptimizerRecipe(lr=1.0, warmup=0.2)
+    assert [learning_rate(step, 10, recipe) for step in range(10)] == pytest.approx(
+        [0.5, 1.0, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
+    )
+
+
+def test_no_decay_for_vectors(recipe: Path) -> None:
+    from tensor3d import Cube
+    from tools.recipe import read_recipe
+    from tools.trainer import Trainer
+
+    settings = read_recipe(recipe)
+    command = pretrain.parse(arguments(recipe, recipe.parent / "x"))
+    pretrain.prepare_corpus(command, shown=False)
+    trainer = Trainer(settings, Cube.single(), pretrain.load_corpus(pretrain.corpus_folder(command)))
+    decayed, spared = trainer.optimizer.param_groups
+    assert {p.dim() for p in decayed["params"]} == {2}
+    assert {p.dim() for p in spared["params"]} == {1}
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.01, 0.0)
+    assert len(decayed["params"]) + len(spared["params"]) == len(list(trainer.model.parameters()))

@@ -1,0 +1,107 @@
+"""A prepared corpus: what lies in its folder, and how it is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensor3d.data import IndexedDataset, SpecialTokens
+from tools.corpus.tokenizer import load_tokenizer, special_tokens
+
+INFO, TOKENIZER, TRAIN, HELD_OUT = "corpus.json", "tokenizer.model", "train", "heldout"
+FILES = (INFO, TOKENIZER, *(f"{name}.{kind}" for name in (TRAIN, HELD_OUT) for kind in ("bin", "idx")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusInfo:
+    """The contents of corpus.json. Counts are of the whole corpus where nothing else is said."""
+
+    source: str
+    """"embedded", or the path that was read."""
+    vocab_size: int
+    """Pieces of the tokenizer."""
+    held_out: float
+    """Share of the words that was asked to be held out."""
+    seed: int
+    """Chooses the documents that are held out."""
+    documents: int
+    sentences: int
+    words: int
+    """Between spaces."""
+    pieces: int
+    train_documents: int
+    train_pieces: int
+    held_out_documents: int
+    held_out_pieces: int
+    unigram_entropy: float
+    """Nats a piece of the training documents: the loss of a model that knows the frequencies only."""
+    fingerprint: str
+    """Hash of the source's text and of the settings."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Corpus:
+    """A prepared corpus, memory-mapped."""
+
+    info: CorpusInfo
+    special: SpecialTokens
+    train: IndexedDataset
+    held_out: IndexedDataset
+    tokenizer: Path
+    """The sentencepiece model."""
+
+
+def load_corpus(output: Path) -> Corpus:
+    """Opens a folder that `prepare` has written.
+
+    Raises:
+        ValueError: the folder is no prepared corpus, or a file in it is missing or damaged.
+    """
+    output = Path(output)
+    info = read_info(output)
+    missing = [name for name in FILES if not (output / name).is_file()]
+    if missing:
+        raise ValueError(
+            f"{output} is incomplete: {', '.join(missing)} is missing. Remove the folder and prepare it again."
+        )
+    tokenizer = load_tokenizer(output / TOKENIZER)
+    if tokenizer.vocab_size() != info.vocab_size:
+        raise ValueError(
+            f"{output / TOKENIZER} has {tokenizer.vocab_size()} pieces where {INFO} speaks of {info.vocab_size}; "
+            "remove the folder and prepare it again."
+        )
+    return Corpus(
+        info=info,
+        special=special_tokens(info.vocab_size),
+        train=IndexedDataset(output / TRAIN),
+        held_out=IndexedDataset(output / HELD_OUT),
+        tokenizer=output / TOKENIZER,
+    )
+
+
+def read_info(output: Path) -> CorpusInfo:
+    """Raises ValueError unless the folder holds a readable corpus.json."""
+    path = output / INFO
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"{output} is no prepared corpus: it has no {INFO}. "
+            f"Run: python -m tools.corpus prepare --source embedded --output {output}"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Remove the folder and prepare it again.") from error
+    names = {field.name for field in dataclasses.fields(CorpusInfo)}
+    if not isinstance(values, dict) or set(values) != names:
+        raise ValueError(
+            f"{path} does not hold exactly the entries {sorted(names)}. Remove the folder and prepare again."
+        )
+    return CorpusInfo(**values)
+
+
+def write_info(info: CorpusInfo, output: Path) -> None:
+    """Only for a folder that nobody else sees yet: the file is written in place."""
+    text = json.dumps(dataclasses.asdict(info), indent=2)
+    (output / INFO).write_text(text + "\n", encoding="utf-8")

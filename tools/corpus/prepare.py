@@ -1,0 +1,195 @@
+"""From text to a folder that training reads: tokenizer, documents, figures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import compress, islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from tensor3d.data import IndexedDataset, IndexedWriter
+from tools.corpus.embedded import EmbeddedSource
+from tools.corpus.info import HELD_OUT, INFO, TOKENIZER, TRAIN, CorpusInfo, load_corpus, read_info, write_info
+from tools.corpus.publish import draft_of, publish, taking_turns
+from tools.corpus.source import Source
+from tools.corpus.spool import Spool
+from tools.corpus.text import TextSource
+from tools.corpus.tokenizer import load_tokenizer, train_tokenizer
+
+VERSION = 1
+"""Part of the fingerprint: raised whenever the same text would be prepared differently."""
+TOKENIZER_SENTENCES = 2_000_000
+"""More do not change a vocabulary for the better; of a larger corpus every n-th sentence is used."""
+_BLOCK = 1 << 22
+_Item = TypeVar("_Item")
+
+
+def prepare(
+    source: str,
+    output: Path,
+    *,
+    vocab_size: int,
+    held_out: float = 0.02,
+    seed: int = 0,
+    progress: bool = False,
+) -> CorpusInfo:
+    """Splits text into sentences, trains a tokenizer on it and writes the documents as ids.
+
+    `output` then holds tokenizer.model, train.bin/.idx, heldout.bin/.idx and corpus.json. It appears whole or not at
+    all. If it is there already, made from the same text with the same settings, nothing is written; if the text or a
+    setting has changed, it is replaced.
+
+    Args:
+        source: "embedded", a UTF-8 text file, or a folder of *.txt files; in text a blank line ends a document.
+        output: the folder.
+        vocab_size: pieces of the tokenizer.
+        held_out: share of the words that is kept from training, in whole documents, at least one. 0: none.
+        seed: chooses the documents that are held out.
+        progress: shows what is being done.
+
+    Raises:
+        ValueError: a source that is missing, empty, not UTF-8 or too small for the vocabulary or for holding out; a
+            setting out of range; an output that exists and is no prepared corpus.
+    """
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out is a share of the words, from 0 to below 1. Got {held_out}.")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0. Got {seed}.")
+    output = Path(output)
+    text = open_source(source)
+    settings = [VERSION, text.fingerprint(), vocab_size, float(held_out), seed]
+    fingerprint = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
+    if not _is_current(output, fingerprint):
+        _check_replaceable(output)
+        with taking_turns(output), draft_of(output) as draft:
+            if not _is_current(output, fingerprint):
+                words = _write_ids(text, draft, vocab_size=vocab_size, held_out=held_out, seed=seed, progress=progress)
+                info = _describe(
+                    draft,
+                    source=source,
+                    vocab_size=vocab_size,
+                    held_out=held_out,
+                    seed=seed,
+                    words=words,
+                    fingerprint=fingerprint,
+                )
+                write_info(info, draft)
+                publish(draft, output, is_current=lambda: _is_current(output, fingerprint))
+    return read_info(output)
+
+
+def open_source(source: str) -> Source:
+    return EmbeddedSource() if source == "embedded" else TextSource(Path(source))
+
+
+def choose_held_out(words: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+    """bool (documents,): True for those held out.
+
+    Documents are taken in random order; one that would exceed the share of the words is passed over. If none fits, the
+    shortest is taken.
+
+    Raises:
+        ValueError: something is to be held out and there is one document only.
+    """
+    chosen = np.zeros(len(words), dtype=np.bool_)
+    if share == 0:
+        return chosen
+    if len(words) < 2:
+        raise ValueError(
+            "the corpus is a single document, so none can be held out. "
+            "Separate documents by blank lines, or set held_out to 0."
+        )
+    left = share * float(words.sum())
+    for document in np.random.default_rng(seed).permutation(len(words)).tolist():
+        if words[document] <= left:
+            chosen[document] = True
+            left -= float(words[document])
+    if not chosen.any():
+        chosen[np.argmin(words)] = True
+    return chosen
+
+
+def unigram_entropy(dataset: IndexedDataset, vocab_size: int) -> float:
+    """Entropy of the frequencies of the pieces, in nats a piece."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for start in range(0, len(dataset.ids), _BLOCK):
+        counts += np.bincount(dataset.ids[start : start + _BLOCK], minlength=vocab_size)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _write_ids(text: Source, draft: Path, *, vocab_size: int, held_out: float, seed: int, progress: bool) -> int:
+    """Writes the tokenizer and both datasets; returns the words of the corpus."""
+    path = draft / "sentences.spool"
+    spool = Spool(path)
+    spool.write(_shown(text.documents(), "reading", "documents", progress))
+    if not len(spool.words):
+        raise ValueError("the corpus is empty: not one of its documents has a sentence. Name a source with text in it.")
+    aside = choose_held_out(spool.words, held_out, seed)
+
+    training = compress(spool.documents(), ~aside)
+    sentences = (sentence for document in training for sentence in document)
+    sampled = islice(sentences, 0, None, -(-spool.sentences // TOKENIZER_SENTENCES))
+    train_tokenizer(
+        _shown(sampled, "training the tokenizer", "sentences", progress), draft / TOKENIZER, vocab_size=vocab_size
+    )
+
+    tokenizer = load_tokenizer(draft / TOKENIZER)
+    documents = _shown(spool.documents(), "tokenising", "documents", progress)
+    with (
+        IndexedWriter(draft / TRAIN, vocab_size=vocab_size) as train,
+        IndexedWriter(draft / HELD_OUT, vocab_size=vocab_size) as kept,
+    ):
+        for document, is_aside in zip(documents, aside, strict=True):
+            # A sentence of nothing but control characters has no pieces.
+            if items := [ids for ids in tokenizer.encode(document) if ids]:
+                (kept if is_aside else train).add_document(items)
+    path.unlink()
+    return int(spool.words.sum())
+
+
+def _describe(
+    draft: Path, *, source: str, vocab_size: int, held_out: float, seed: int, words: int, fingerprint: str
+) -> CorpusInfo:
+    train, aside = IndexedDataset(draft / TRAIN), IndexedDataset(draft / HELD_OUT)
+    train_documents, held_out_documents = len(train.documents) - 1, len(aside.documents) - 1
+    return CorpusInfo(
+        source=source,
+        vocab_size=vocab_size,
+        held_out=held_out,
+        seed=seed,
+        documents=train_documents + held_out_documents,
+        sentences=len(train) + len(aside),
+        words=words,
+        pieces=len(train.ids) + len(aside.ids),
+        train_documents=train_documents,
+        train_pieces=len(train.ids),
+        held_out_documents=held_out_documents,
+        held_out_pieces=len(aside.ids),
+        unigram_entropy=unigram_entropy(train, vocab_size),
+        fingerprint=fingerprint,
+    )
+
+
+def _is_current(output: Path, fingerprint: str) -> bool:
+    """Whether the folder is a sound corpus made from the same text and settings."""
+    try:
+        return load_corpus(output).info.fingerprint == fingerprint
+    except ValueError:
+        return False
+
+
+def _check_replaceable(output: Path) -> None:
+    """Refuses to replace what is not ours."""
+    if output.exists() and not (output / INFO).is_file() and not (output.is_dir() and not any(output.iterdir())):
+        raise ValueError(f"{output} exists and is no prepared corpus; it is not overwritten. Choose another output.")
+
+
+def _shown(items: Iterable[_Item], what: str, unit: str, progress: bool) -> Iterator[_Item]:
+    yield from tqdm(items, desc=what, unit=f" {unit}", disable=not progress)

@@ -1,0 +1,84 @@
+"""Training and loading the tokenizer."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+import sentencepiece
+
+from tensor3d.data import SpecialTokens
+
+PAD, UNKNOWN, CLS, SEP, MASK = range(5)
+THREADS = 4
+"""Fixed: the pieces depend on how the sums are split."""
+
+
+def train_tokenizer(sentences: Iterable[str], path: Path, *, vocab_size: int) -> None:
+    """Trains a unigram model (Kudo, 2018, arXiv 1804.10959) and writes it to `path`.
+
+    The ids 0 to 4 are padding, the unknown piece, [CLS], [SEP] and [MASK]. The same sentences give the same pieces.
+
+    Raises:
+        ValueError: no sentence, or a vocabulary that the text is too small or has too many characters for.
+    """
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size must be at least 1. Got {vocab_size}.")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            pad_id=PAD,
+            unk_id=UNKNOWN,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            byte_fallback=False,
+            num_threads=THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        _explain(error, vocab_size)
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    draft.write_bytes(model.getvalue())
+    os.replace(draft, path)
+
+
+def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """Raises ValueError for a file that is missing or no sentencepiece model with our special pieces."""
+    try:
+        tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{path} is missing or no sentencepiece model; prepare the corpus again.") from error
+    for piece, number in (("[CLS]", CLS), ("[SEP]", SEP), ("[MASK]", MASK)):
+        if tokenizer.piece_to_id(piece) != number:
+            raise ValueError(f"{path} has the id {tokenizer.piece_to_id(piece)} for {piece}; {number} is needed.")
+    return tokenizer
+
+
+def special_tokens(vocab_size: int) -> SpecialTokens:
+    return SpecialTokens(vocab_size=vocab_size, pad=PAD, cls=CLS, sep=SEP, mask=MASK)
+
+
+def _explain(error: RuntimeError, vocab_size: int) -> NoReturn:
+    """Says in the user's words what sentencepiece says in its own."""
+    message = str(error)
+    if match := re.search(r"too high \(\d+\).*<= (\d+)", message, re.DOTALL):
+        raise ValueError(
+            f"the corpus is too small for a vocabulary of {vocab_size} pieces; the largest that works is {match[1]}. "
+            "Lower vocab_size or add text."
+        ) from error
+    if match := re.search(r"smaller than required_chars\D+\d+\s+vs\s+(\d+)", message):
+        raise ValueError(
+            f"a vocabulary of {vocab_size} pieces does not hold the characters of the corpus; "
+            f"it needs {match[1]} at least. Raise vocab_size."
+        ) from error
+    raise ValueError(f"sentencepiece cannot train {vocab_size} pieces on this corpus: {message}") from error
