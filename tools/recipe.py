@@ -62,6 +62,8 @@ class ModelRecipe:
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
     """Probability, of attention weights."""
+    std: float = 0.02
+    """Standard deviation of initial weights."""
 
     def config(self, data: DataRecipe) -> BertConfig:
         """The model's sizes, with the vocabulary and the longest sequence of the data."""
@@ -74,6 +76,7 @@ class ModelRecipe:
             norm=self.norm,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+            std=self.std,
         )
 
 
@@ -142,8 +145,9 @@ class Recipe:
             value = getattr(getattr(self, section), name)
             if value is not None and value < least:
                 raise ValueError(f"{section}.{name} must be at least {least}. Got {value}.")
-        if self.optimizer.lr <= 0 or self.optimizer.clip <= 0:
-            raise ValueError(f"lr and clip must be above 0. Got {self.optimizer.lr} and {self.optimizer.clip}.")
+        for section, name in (("optimizer", "lr"), ("optimizer", "clip"), ("model", "std")):
+            if getattr(getattr(self, section), name) <= 0:
+                raise ValueError(f"{section}.{name} must be above 0. Got {getattr(getattr(self, section), name)}.")
         for section, name in (("data", "held_out"), ("data", "short_probability"), ("optimizer", "warmup")):
             value = getattr(getattr(self, section), name)
             if not 0 <= value < 1:

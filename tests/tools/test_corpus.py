@@ -1,4 +1,4 @@
-"""Text to documents of ids: the embedded corpus, text files, the tokenizer, and a folder that is whole or not there."""
+"""Text to documents of ids: the embedded corpus, text files, and a folder that is whole or not there."""
 
 from __future__ import annotations
 
@@ -6,31 +6,22 @@ import json
 import subprocess
 import sys
 import threading
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tensor3d.data import PretrainingData
+from tests.tools.stories import STORIES
 from tools.corpus import Corpus, CorpusInfo, load_corpus, prepare
 from tools.corpus.__main__ import main
-from tools.corpus.embedded import EmbeddedSource, docstrings
 from tools.corpus.info import FILES
 from tools.corpus.prepare import choose_held_out, unigram_entropy
 from tools.corpus.publish import draft_of, publish, taking_turns
 from tools.corpus.sentences import split_sentences
-from tools.corpus.text import TextSource
-from tools.corpus.tokenizer import load_tokenizer, train_tokenizer
+from tools.corpus.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
-TEXT = "\n\n".join(
-    f"Story {number} tells of a {animal}. The {animal} went to the {place} in the morning.\nIt came back at night. "
-    f"Nobody in the {place} knew why the {animal} had left so late!"
-    for number, (animal, place) in enumerate(
-        (animal, place) for animal in ("fox", "hare", "crow", "bear") for place in ("river", "hill", "town", "wood")
-    )
-)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +34,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "stories.txt"
-    path.write_text(TEXT, encoding="utf-8")
+    path.write_text(STORIES, encoding="utf-8")
     return path
 
 
@@ -97,68 +88,6 @@ def test_held_out_text_is_not_trained_on(embedded: Corpus) -> None:
     assert sum(ids in train for ids in long) < 0.03 * len(long)
 
 
-def test_embedded_documents_come_in_the_same_order() -> None:
-    first, again = EmbeddedSource(), EmbeddedSource()
-    assert first.fingerprint() == again.fingerprint()
-    # The help topics and a hundred modules; the rest takes seconds and nothing new.
-    assert list(islice(first.documents(), 180)) == list(islice(again.documents(), 180))
-
-
-def test_tests_and_installed_packages_are_no_part_of_it() -> None:
-    source = EmbeddedSource()
-    parts = {part for file in source._files for part in file.relative_to(source._root).parts}
-    assert "argparse.py" in parts
-    assert parts.isdisjoint({"test", "tests", "idle_test", "site-packages"})
-
-
-def test_docstrings_in_the_order_of_the_source() -> None:
-    source = b'''
-"""Module."""
-import os
-x = "no docstring"
-if os.name:
-    class A:
-        """Class."""
-        async def f(self):
-            """Method."""
-            def g():
-                """Inner."""
-try:
-    pass
-except OSError:
-    def h():
-        r"""Handler with \\d."""
-def late():
-    """Late."""
-'''
-    assert list(docstrings(source)) == ["Module.", "Class.", "Method.", "Inner.", "Handler with \\d.", "Late."]
-    assert list(docstrings(b"print 'not Python 3'")) == []
-
-
-# Text files
-
-
-def test_a_blank_line_ends_a_document(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_bytes("\n\nOne.\r\nTwo.\r\n \t\r\n\r\nThree, ünïcode.".encode())
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfZero.\n")
-    (tmp_path / "c.md").write_text("not text")
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "d.txt").write_text("Last.")
-    source = TextSource(tmp_path)
-    assert list(source.documents()) == ["Zero.", "One.\nTwo.", "Three, ünïcode.", "Last."]
-    assert list(TextSource(tmp_path / "a.txt").documents()) == ["Zero."]
-
-
-def test_the_fingerprint_follows_the_text_and_not_the_place(tmp_path: Path) -> None:
-    prints = []
-    for folder, name, content in (("1", "a", "x"), ("2", "a", "x"), ("3", "b", "x"), ("4", "a", "y")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{name}.txt").write_text(content)
-        prints.append(TextSource(tmp_path / folder).fingerprint())
-    assert prints[0] == prints[1]
-    assert len(set(prints)) == 3
-
-
 def test_unusable_sources_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"missing.txt does not exist"):
         prepare(str(tmp_path / "missing.txt"), tmp_path / "out", vocab_size=100)
@@ -175,89 +104,18 @@ def test_unusable_sources_are_named(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "latin.txt", "empty.txt"}
 
 
-# Sentences
-
-
-def test_prose_is_split_into_sentences_across_lines() -> None:
-    text = "Dr. Smith reads (e.g. books)\nat  night. He sleeps\nlate.\n\nA heading\n\nIs it done?  Yes, it is!"
-    assert split_sentences(text) == [
-        "Dr. Smith reads (e.g. books) at night.",
-        "He sleeps late.",
-        "A heading",
-        "Is it done?",
-        "Yes, it is!",
-    ]
-
-
-def test_code_is_split_into_lines_and_rules_are_left_out() -> None:
-    text = ">>> total = add(1, 2). Next\n3\n\nTitle\n=====\n\n| a | 1.0 |\n|---|-----|\n| b | 2.5 |"
-    assert split_sentences(text) == [">>> total = add(1, 2). Next", "3", "Title", "| a | 1.0 |", "| b | 2.5 |"]
-
-
-def test_lines_without_full_stops_do_not_become_one_sentence() -> None:
-    lines = [f"line of words number {number}" for number in range(40)]
-    assert split_sentences("\n".join(lines)) == lines
-
-
-def test_nothing_gives_no_sentence() -> None:
-    assert split_sentences("") == split_sentences(" \n\n \n") == split_sentences("***\n\n...") == []
-
-
-# The tokenizer
-
-
-def test_the_tokenizer_has_its_special_pieces_and_is_reproducible(tmp_path: Path) -> None:
-    sentences = split_sentences(TEXT)
-    for name in ("a", "b"):
-        train_tokenizer(sentences, tmp_path / name, vocab_size=60)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
-    tokenizer = load_tokenizer(tmp_path / "a")
-    assert [tokenizer.id_to_piece(i) for i in range(5)] == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
-    assert tokenizer.vocab_size() == 60
-    ids = tokenizer.encode("The fox [MASK] in the town.")
-    assert min(ids) >= 1
-    assert not set(ids) & {0, 2, 3, 4}
-    assert tokenizer.decode(tokenizer.encode("The fox went to the town.")) == "The fox went to the town."
-    assert tokenizer.encode("漢")[-1] == 1
-
-
-def test_a_vocabulary_too_large_or_too_small_is_named_with_one_that_works(tmp_path: Path) -> None:
-    sentences = split_sentences(TEXT)
-    with pytest.raises(
-        ValueError, match=r"too small for a vocabulary of 5000 pieces; the largest that works is (\d+)"
-    ) as error:
-        train_tokenizer(sentences, tmp_path / "model", vocab_size=5000)
-    largest = int(str(error.value).split("works is ")[1].split(".")[0])
-    train_tokenizer(sentences, tmp_path / "model", vocab_size=largest)
-    assert load_tokenizer(tmp_path / "model").vocab_size() == largest
-    with pytest.raises(ValueError, match=r"a vocabulary of 20 pieces does not hold .* it needs \d+ at least"):
-        train_tokenizer(sentences, tmp_path / "small", vocab_size=20)
-    with pytest.raises(ValueError, match=r"vocab_size must be at least 1. Got 0"):
-        train_tokenizer(sentences, tmp_path / "small", vocab_size=0)
-    assert not (tmp_path / "small").exists()
-
-
-def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
-    for content in (None, b"", b"no model"):
-        if content is not None:
-            (tmp_path / "model").write_bytes(content)
-        with pytest.raises(ValueError, match="model is missing or no sentencepiece model"):
-            load_tokenizer(tmp_path / "model")
-
-
 # Preparing
 
 
 def test_text_files_are_prepared_like_the_embedded_corpus(text: Path, tmp_path: Path) -> None:
     info = prepare(str(text), tmp_path / "out", vocab_size=60, held_out=0.2)
     assert set(contents(tmp_path / "out")) == set(FILES)
-    assert (info.documents, info.sentences, info.words) == (16, 64, len(TEXT.split()))
+    assert (info.documents, info.sentences, info.words) == (16, 64, len(STORIES.split()))
     assert (info.train_documents, info.held_out_documents) == (13, 3)
     corpus = load_corpus(tmp_path / "out")
     tokenizer = load_tokenizer(corpus.tokenizer)
     first = [tokenizer.decode(corpus.held_out[i].tolist()) for i in range(4)]
-    assert first == split_sentences(next(story for story in TEXT.split("\n\n") if story.startswith(first[0])))
+    assert first == split_sentences(next(story for story in STORIES.split("\n\n") if story.startswith(first[0])))
 
 
 def test_the_same_again_writes_nothing(text: Path, tmp_path: Path) -> None:
@@ -286,7 +144,7 @@ def test_a_changed_setting_prepares_again(text: Path, tmp_path: Path, change: di
 
 def test_changed_text_or_a_damaged_folder_prepares_again(text: Path, tmp_path: Path) -> None:
     before = prepare(str(text), tmp_path / "out", vocab_size=60)
-    text.write_text(TEXT + "\n\nThe end. It is over.")
+    text.write_text(STORIES + "\n\nThe end. It is over.")
     after = prepare(str(text), tmp_path / "out", vocab_size=60)
     assert after.documents == before.documents + 1
     whole = contents(tmp_path / "out")
@@ -373,7 +231,7 @@ def test_processes_that_want_one_folder_take_turns(tmp_path: Path) -> None:
 
 def test_the_tokenizer_does_not_see_what_is_held_out(text: Path, tmp_path: Path) -> None:
     # The shortest document is held out where the share is too small for any.
-    text.write_text(TEXT + "\n\nßßß ßß.")
+    text.write_text(STORIES + "\n\nßßß ßß.")
     info = prepare(str(text), tmp_path / "out", vocab_size=60, held_out=1e-6)
     assert info.held_out_documents == 1
     tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer.model")

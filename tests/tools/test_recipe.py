@@ -39,7 +39,7 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("[model]\nlayers = 'two'", r"model.layers must be of type int. Got 'two'"),
         ("[model]\nheads = 3", r"hidden must divide by heads=3. Got 128"),
         ("[run]\nsteps = 0", r"run.steps must be at least 1. Got 0"),
-        ("[optimizer]\nlr = 0", r"lr and clip must be above 0"),
+        ("[optimizer]\nlr = 0", r"optimizer.lr must be above 0. Got 0.0"),
         ("[optimizer]\nwarmup = 1.0", r"optimizer.warmup must be at least 0 and below 1. Got 1.0"),
         ("[data]\nmax_length = 129", r"data.max_length=129 is longer than a pack of data.capacity=128"),
         ("[data\n", r"is not valid TOML"),
