@@ -53,8 +53,7 @@ def save(
     if cube.rank == 0:
         facts = {"step": step, "ranks": cube.shape.ranks, "cube": str(cube.shape), **progress}
         (partial / _PROGRESS).write_text(json.dumps(facts, indent=2) + "\n")
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
+        _replace_folder(partial, final)
     _barrier(cube)
     return final
 
@@ -101,6 +100,16 @@ def latest(directory: Path) -> Path | None:
         return None
     found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
     return max(found)[1] if found else None
+
+
+def _replace_folder(new: Path, final: Path) -> None:
+    """Puts `new` in the place of `final`; an older folder of that name is gone only when the new one is there."""
+    old = final.with_suffix(".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        os.replace(final, old)
+    os.replace(new, final)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _streams(cube: Cube) -> dict[str, torch.Tensor]:

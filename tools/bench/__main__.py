@@ -1,0 +1,53 @@
+"""`python -m tools.bench step RECIPE.toml --cubes 1x1x1,2x2x2 [--steps 20] [--output FILE.json]`
+
+A new measurement is a file with a `Subcommand` and a line in `SUBCOMMANDS`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Union
+
+import tyro
+
+from tools.bench.groups import RankFailedError
+from tools.bench.step import StepCommand
+from tools.bench.subcommand import Subcommand
+
+SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
+    "step": StepCommand,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0; 2 for a bad call, recipe or corpus; 1 where a rank failed or what was measured is wrong."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return parse(arguments).run(arguments)
+    except ValueError as problem:
+        print(f"tools.bench: {problem}", file=sys.stderr, flush=True)
+        return 2
+    except RankFailedError as problem:
+        print(f"tools.bench: {problem}", file=sys.stderr, flush=True)
+        return 1
+
+
+def parse(arguments: Sequence[str]) -> Subcommand:
+    """The subcommand that the command line asks for, with its options."""
+    kinds: list[Any] = []
+    for name, kind in SUBCOMMANDS.items():
+        # Of the one that is asked for alone: it may read files.
+        default = kind.defaults(arguments[1:]) if arguments[:1] == [name] else tyro.MISSING_NONPROP
+        kinds.append(Annotated[kind, tyro.conf.subcommand(name, default=default)])
+    # Not shown: a union of one would be no choice, and the subcommand's name no part of the call.
+    kinds.append(Annotated[None, tyro.conf.Suppress])
+    union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
+    chosen: Subcommand = tyro.cli(
+        union, args=list(arguments), prog="python -m tools.bench", description="Measurements, side by side."
+    )
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

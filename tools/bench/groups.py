@@ -1,0 +1,210 @@
+"""Groups of processes that each hold one cube and stay alive, so that cubes can be measured in turn.
+
+`LocalGroup` starts processes on this machine, as many as its cube needs. `World` uses those that torchrun started.
+Both do the same: `make` builds a session on every rank, `call` runs a function on it and returns the results by rank.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from tensor3d import Cube, CubeShape
+
+# What costs a second to import. The server imports it once, and processes are forked from it.
+_PRELOAD = ["torch", "torch.distributed.tensor", "torch._dynamo", "tools.bench.trial"]
+_TIMEOUT = timedelta(minutes=10)
+
+
+class RankFailedError(RuntimeError):
+    """A process of a group failed; the message holds its traceback."""
+
+
+class Session(Protocol):
+    """What lives on a rank between two calls."""
+
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Session)
+S_co = TypeVar("S_co", bound=Session, covariant=True)
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+class Group(Protocol[S_co]):
+    """The ranks of one cube."""
+
+    shape: CubeShape
+
+    def call(self, action: Callable[Concatenate[S_co, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Runs `action(session, ...)` on every rank; the results, by rank."""
+
+    def close(self) -> None:
+        """Ends what the group has started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a process must know to join its group."""
+
+    shape: CubeShape
+    rank: int
+    port: int
+    """Of the store on this machine at which the group meets."""
+    cuda: bool
+    """A GPU for each rank, with NCCL; else the CPU, with gloo."""
+    threads: int
+    """Threads of PyTorch in this process."""
+
+
+class LocalGroup(Generic[S]):
+    """Processes of this machine that hold one cube, from construction to `close`.
+
+    Args:
+        make: builds the session on each rank. Picklable, as is everything that goes through `call`.
+        cuda: give every rank a GPU of its own.
+        cores: shared out among the ranks as threads, at least one each.
+
+    Raises:
+        RankFailedError: also by `call`. All processes of the group are gone then.
+    """
+
+    def __init__(self, shape: CubeShape, make: Callable[[Cube], S], *, cuda: bool, cores: int) -> None:
+        self.shape = shape
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        # Here and not on rank 0: the port is free because it is taken before anyone is told.
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+        try:
+            for rank in range(shape.ranks):
+                place = Place(
+                    shape=shape,
+                    rank=rank,
+                    port=self._store.port,
+                    cuda=cuda,
+                    threads=max(1, cores // shape.ranks),
+                )
+                ours, theirs = context.Pipe()
+                self._pipes.append(ours)
+                process = context.Process(target=_rank_main, args=(theirs, place, make), daemon=True)
+                process.start()
+                self._processes.append(process)
+                theirs.close()
+            self._collect()
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, action: Callable[Concatenate[S, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        try:
+            for rank, pipe in enumerate(self._pipes):
+                try:
+                    pipe.send((action, args, kwargs))
+                except OSError:  # died while it had nothing to do
+                    self._raise_dead(rank)
+            return cast(list[R], self._collect())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Kills what still runs: nothing is in flight, or nobody wants it any more."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _collect(self) -> list[Any]:
+        """One answer of every rank. The first failure is raised at once: its peers may wait for it for ever."""
+        answers: dict[int, Any] = {}
+        waiting = dict(enumerate(self._pipes))
+        while waiting:
+            ready = wait(list(waiting.values()))
+            for rank, pipe in list(waiting.items()):
+                if pipe not in ready:
+                    continue
+                try:
+                    well, answers[rank] = pipe.recv()
+                except (EOFError, OSError):
+                    self._raise_dead(rank)
+                if not well:
+                    raise RankFailedError(f"rank {rank} of {self.shape} failed:\n{answers[rank]}")
+                del waiting[rank]
+        return [answers[rank] for rank in range(len(self._pipes))]
+
+    def _raise_dead(self, rank: int) -> NoReturn:
+        process = self._processes[rank]
+        process.join(5)
+        raise RankFailedError(f"rank {rank} of {self.shape} died with exit code {process.exitcode}") from None
+
+
+class World(Generic[S]):
+    """The same on the processes that torchrun started: all of them hold one cube. Every rank makes the same calls.
+
+    Raises:
+        ValueError: the cube does not have as many ranks as there are processes; before connecting.
+    """
+
+    def __init__(self, shape: CubeShape, make: Callable[[Cube], S]) -> None:
+        self.shape = shape
+        self.cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data)
+        self._session = make(self.cube)
+
+    def call(self, action: Callable[Concatenate[S, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        answers: list[Any] = [None] * self.shape.ranks
+        dist.barrier()  # all ranks have ended what came before
+        dist.all_gather_object(answers, action(self._session, *args, **kwargs))
+        return answers
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _rank_main(pipe: Connection, place: Place, make: Callable[[Cube], Any]) -> None:
+    # Ctrl-C reaches every process of the terminal; the parent hears it too and ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        torch.set_num_threads(place.threads)
+        session = make(_join(place))
+        pipe.send((True, None))
+        while True:
+            action, args, kwargs = pipe.recv()
+            pipe.send((True, action(session, *args, **kwargs)))
+    except BaseException:
+        try:
+            pipe.send((False, traceback.format_exc()))
+            # To be killed: peers that saw this process vanish would fail too, and might be heard first.
+            pipe.recv()
+        except (EOFError, OSError):
+            pass  # the parent is gone, which is also how an idle process learns that it is
+    finally:
+        os._exit(0)  # without a farewell round, for which peers would have to be alive
+
+
+def _join(place: Place) -> Cube:
+    shape = place.shape
+    device = torch.device("cuda", place.rank) if place.cuda else torch.device("cpu")
+    if place.cuda:
+        torch.cuda.set_device(device)
+    if shape.ranks > 1:  # one rank on its own has no process group, as in training
+        store = dist.TCPStore("127.0.0.1", place.port, is_master=False, timeout=_TIMEOUT)
+        dist.init_process_group(
+            "nccl" if place.cuda else "gloo", store=store, rank=place.rank, world_size=shape.ranks, timeout=_TIMEOUT
+        )
+    return Cube(shape.x, shape.y, shape.z, shape.data, device=device)

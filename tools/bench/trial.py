@@ -1,0 +1,115 @@
+"""What one rank does for `bench step`: it trains, a few steps at a time, and notes what each step took."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from models.bert.traffic import step_traffic
+from tensor3d import Cube
+from tensor3d.planning.traffic import Bytes, Wire
+from tools.bench.memory import PeakMemory
+from tools.corpus.info import load_corpus
+from tools.recipe import Recipe
+from tools.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSample:
+    """One step as one rank saw it."""
+
+    seconds: float
+    tokens: int
+    """Real tokens of the whole step, over all ranks."""
+    loss: float
+    received: Bytes
+    """Bytes received by this rank, by axis and kind."""
+    collectives: int
+    """Issued by this rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What does not change from step to step."""
+
+    device: str
+    threads: int
+    closed_form: Bytes
+    """Bytes this rank should receive in a step, by axis and kind."""
+    first_loss: float
+    """Of the very first step: weights and packs are then the same on every cube."""
+    peak_memory: int | None
+    """Growth over the process before the model, after the warm-up, bytes."""
+
+
+class StepTrial:
+    """Pre-training on one rank, halted between calls.
+
+    Args:
+        corpus: folder of the prepared corpus.
+        warmup: steps at the start, at least 1.
+    """
+
+    def __init__(self, cube: Cube, recipe: Recipe, corpus: Path, warmup: int) -> None:
+        self._cube = cube
+        memory = PeakMemory(cube.device)
+        self._trainer = Trainer(recipe, cube, load_corpus(corpus))
+        self._loader = self._trainer.loader()
+        self._steps = self._trainer.steps(self._loader)
+        # The first step also makes the optimiser's state, after which memory does not grow any more.
+        first = self._advance(warmup)[0]
+        self.facts = RankFacts(
+            device=cube.device.type,
+            threads=torch.get_num_threads(),
+            closed_form=self._closed_form(),
+            first_loss=first.loss,
+            peak_memory=memory.growth(),
+        )
+
+    def turn(self, steps: int) -> list[StepSample]:
+        """`steps` samples. One more step goes first and counts for nothing: others had the caches in between."""
+        return self._advance(1 + steps)[1:]
+
+    def get_facts(self) -> RankFacts:
+        return self.facts
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def _advance(self, steps: int) -> list[StepSample]:
+        samples = []
+        for _ in range(steps):
+            with self._cube.traffic.counting() as traffic:
+                metrics = next(self._steps)
+            samples.append(
+                StepSample(
+                    seconds=metrics.seconds,
+                    tokens=round(metrics.tokens_per_second * metrics.seconds),
+                    loss=metrics.loss,
+                    received=Counter({key: size for key, size in traffic.received.items() if size}),
+                    collectives=traffic.total_calls,
+                )
+            )
+        return samples
+
+    def _closed_form(self) -> Bytes:
+        trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
+        size = next(trainer.model.parameters()).element_size()
+        multiple = math.lcm(shape.y, shape.z)
+        masked, first = (
+            -(-layout.plane_packs * budget // multiple) * multiple
+            for budget in (trainer.data.masked_per_pack, trainer.data.max_sequences)
+        )
+        expected = step_traffic(
+            trainer.model.config,
+            Wire(shape=shape, rank=self._cube.rank, compute=size, gradient=size),
+            layout.plane_packs * layout.capacity,
+            masked,
+            first,
+            micro_batches=trainer.recipe.batch.global_batch // layout.micro_batch,
+        )
+        return Counter({key: size for key, size in expected.items() if size})

@@ -1,0 +1,281 @@
+"""Draws the curves of runs: `python -m tools.plot RUN [RUN...] [--tag loss/masked_lm] [--output FILE.png]`.
+
+A RUN is a folder that tools.pretrain has written. The thin line is every logged step, the bold one a running mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from models.bert import PRESETS
+from tensor3d import CubeShape
+
+MASKED_LM = "loss/masked_lm"
+# Tag of training: tag of the same number on the held-out documents.
+HELD_OUT = {
+    "loss/total": "evaluation/loss",
+    MASKED_LM: "evaluation/masked_lm_loss",
+    "accuracy/masked_lm": "evaluation/masked_lm_accuracy",
+    "accuracy/next_sentence": "evaluation/next_sentence_accuracy",
+}
+AXIS_LABELS = {
+    "loss/total": "masked-LM + next-sentence loss (nats)",
+    MASKED_LM: "masked-LM loss (nats per masked token)",
+    "loss/next_sentence": "next-sentence loss (nats per pair)",
+    "accuracy/masked_lm": "masked-LM accuracy (share of masked tokens)",
+    "accuracy/next_sentence": "next-sentence accuracy (share of pairs)",
+    "optimizer/learning_rate": "learning rate",
+    "optimizer/gradient_norm": "gradient norm before clipping",
+    "speed/step_seconds": "time of a step (s)",
+    "speed/tokens_per_second": "real tokens/s",
+    "data/fill": "fill of the packs (share of token slots)",
+    "traffic/bytes_sent": "sent in a step by rank 0 (bytes)",
+    "traffic/collectives": "collectives in a step",
+}
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Runs on different cubes often have the same curve: under dashes the other one stays visible.
+DASHES: tuple[Any, ...] = ("-", (0, (4, 3)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Draw what runs have logged, as a PNG."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders that tools.pretrain has written."""
+    output: Path | None = None
+    """PNG file. Default: loss.png in the folder of the first run, or a name after another tag."""
+    tag: str = MASKED_LM
+    """Which of the logged numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a run says of itself."""
+
+    name: str
+    """Of its folder."""
+    cube: str
+    model: str
+    vocab_size: int
+    unigram_entropy: float
+    """Of the corpus, nats a piece: the loss of a model that knows the frequencies only."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """One number of one run."""
+
+    run: RunFacts
+    steps: NDArray[np.int64]
+    """int64 (points,), ascending."""
+    values: NDArray[np.float64]
+    """float64 (points,)"""
+    held_out_steps: NDArray[np.int64]
+    """int64 (evaluations,): empty where the tag has no held-out counterpart or nothing was evaluated."""
+    held_out_values: NDArray[np.float64]
+    """float64 (evaluations,)"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, or 2 for a bad call or a folder that is no run (one message on standard error)."""
+    command = tyro.cli(Command, args=arguments, prog="python -m tools.plot")
+    try:
+        if not command.runs:
+            raise ValueError("name at least one run: a folder that tools.pretrain has written.")
+        curves = [read_run(folder, command.tag) for folder in command.runs]
+        output = command.output or command.runs[0] / default_name(command.tag)
+        save(draw(curves, command.tag), output)
+    except ValueError as problem:
+        print(f"tools.plot: {problem}", file=sys.stderr, flush=True)
+        return 2
+    for curve in curves:
+        print(f"{curve.run.name} on {curve.run.cube}: {len(curve.values)} points, last {curve.values[-1]:.4g}")
+    print(f"written: {output}")
+    return 0
+
+
+def default_name(tag: str) -> str:
+    """A picture of another tag does not replace that of the loss."""
+    return "loss.png" if tag == MASKED_LM else tag.replace("/", "-") + ".png"
+
+
+def read_run(folder: Path, tag: str) -> Curve:
+    """The logged points of one tag, with what the run says of itself.
+
+    Where a resumed run logged a step again, the later point counts.
+
+    Raises:
+        ValueError: the folder is no run, nothing is logged yet, or the tag is not among what is logged.
+    """
+    facts = read_facts(folder)
+    # 0: all points; otherwise a sample of 10,000 is kept.
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    logged = events.Tags()["scalars"]
+    if not logged:
+        raise ValueError(f"{folder} has logged nothing yet (no points in {folder / 'tensorboard'}).")
+    if tag not in logged:
+        raise ValueError(f"{folder} has no tag {tag!r}. There are: {', '.join(sorted(logged))}.")
+    steps, values = _points(events, tag)
+    held_out = HELD_OUT.get(tag)
+    held_out_steps, held_out_values = _points(events, held_out if held_out in logged else None)
+    return Curve(
+        run=facts,
+        steps=steps,
+        values=values,
+        held_out_steps=held_out_steps,
+        held_out_values=held_out_values,
+    )
+
+
+def read_facts(folder: Path) -> RunFacts:
+    """Raises ValueError unless the folder holds a run's run.json."""
+    path = folder / "run.json"
+    remedy = "A run is a folder that tools.pretrain has written."
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        recipe = facts["recipe"]
+        return RunFacts(
+            name=folder.resolve().name,
+            cube=str(CubeShape.parse(facts["cube"], facts["data_parallel"])),
+            model=_model_name(recipe["model"]),
+            vocab_size=int(recipe["data"]["vocab_size"]),
+            unigram_entropy=float(facts["unigram_entropy"]),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{folder} is no run: it has no run.json. {remedy}") from None
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ValueError(f"{path} does not describe a run ({type(problem).__name__}: {problem}). {remedy}") from None
+
+
+def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """The mean of `window` points around each; near the ends of as many as there are, the same on both sides.
+
+    Taken around the point and not before it, because a loss that falls would otherwise be shown too high.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    points = np.arange(len(values))
+    half = np.minimum(window // 2, np.minimum(points, len(values) - 1 - points))
+    means: NDArray[np.float64] = (sums[points + half + 1] - sums[points - half]) / (2 * half + 1)
+    return means
+
+
+def window_of(points: int) -> int:
+    """An odd number of points for the running mean: a twelfth of them, from 1 to 101."""
+    return min(101, points // 12 // 2 * 2 + 1)
+
+
+def draw(curves: Sequence[Curve], tag: str) -> Figure:
+    """All runs in one picture."""
+    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    axes = figure.add_subplot()
+    names = labels(curves)
+    for number, (curve, name) in enumerate(zip(curves, names, strict=True)):
+        _draw_curve(axes, curve, name, number)
+    if tag == MASKED_LM:
+        _draw_references(axes, curves)
+    axes.set_xlabel("step of the optimiser", fontsize=12)
+    axes.set_ylabel(AXIS_LABELS.get(tag, tag), fontsize=12)
+    axes.set_title(title(curves), fontsize=13, loc="left")
+    axes.tick_params(labelsize=11)
+    axes.margins(x=0.01)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=10.5, frameon=False)
+    return figure
+
+
+def title(curves: Sequence[Curve]) -> str:
+    """The model and the cubes, as far as a line holds them."""
+    models = list(dict.fromkeys(curve.run.model for curve in curves))
+    cubes = list(dict.fromkeys(curve.run.cube for curve in curves))
+    return f"{models[0] if len(models) == 1 else 'BERT'}, on {', '.join(cubes) if len(cubes) <= 4 else 'several cubes'}"
+
+
+def labels(curves: Sequence[Curve]) -> list[str]:
+    """What tells the runs apart: the folder, the cube, and the model where it differs."""
+    same = len({curve.run.model for curve in curves}) == 1
+    return [f"{curve.run.name} on {curve.run.cube}" + ("" if same else f", {curve.run.model}") for curve in curves]
+
+
+def save(figure: Figure, output: Path) -> None:
+    """Writes beside `output` and renames.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    if output.is_dir() or not output.parent.is_dir():
+        raise ValueError(f"--output must be a file in a folder that exists. Got {output}.")
+    draft = output.with_name(output.name + ".partial")
+    figure.savefig(draft, format="png", dpi=150)
+    os.replace(draft, output)
+
+
+def _draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
+    colour, window = COLOURS[number % len(COLOURS)], window_of(len(curve.values))
+    axes.plot(curve.steps, curve.values, color=colour, linewidth=0.9, alpha=0.45)
+    axes.plot(
+        curve.steps,
+        running_mean(curve.values, window),
+        color=colour,
+        linewidth=2.6,
+        linestyle=DASHES[number % len(DASHES)],
+        label=f"{name}, mean of {window} points" if window > 1 else name,
+    )
+    if len(curve.held_out_steps):
+        axes.plot(
+            curve.held_out_steps,
+            curve.held_out_values,
+            linestyle="none",
+            marker="o",
+            # Points of one place lie around each other, the first filled.
+            markersize=7 + 4 * number,
+            markerfacecolor=colour if number == 0 else "none",
+            markeredgecolor=colour,
+            markeredgewidth=1.6,
+            label=f"{name}, held out",
+            zorder=3,
+            clip_on=False,
+        )
+
+
+def _draw_references(axes: Axes, curves: Sequence[Curve]) -> None:
+    """What a model reaches that knows the frequencies of the pieces, and one that knows nothing."""
+    for entropy in dict.fromkeys(curve.run.unigram_entropy for curve in curves):
+        axes.axhline(entropy, color="0.25", linestyle="--", linewidth=1.3, label=f"unigram entropy, {entropy:.2f}")
+    for size in dict.fromkeys(curve.run.vocab_size for curve in curves):
+        label = f"ln(vocabulary of {size:,}), {math.log(size):.2f}"
+        axes.axhline(math.log(size), color="0.6", linestyle="--", linewidth=1.3, label=label)
+
+
+def _points(events: EventAccumulator, tag: str | None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    latest = {event.step: event.value for event in events.Scalars(tag)} if tag is not None else {}
+    steps = sorted(latest)
+    return np.array(steps, dtype=np.int64), np.array([latest[step] for step in steps], dtype=np.float64)
+
+
+def _model_name(model: dict[str, Any]) -> str:
+    preset = PRESETS[model["preset"]]
+    sizes = {name: model.get(name) or getattr(preset, name) for name in ("layers", "hidden", "heads")}
+    return f"BERT, {sizes['layers']} layers, hidden {sizes['hidden']}, {sizes['heads']} heads"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
