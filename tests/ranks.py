@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -96,5 +97,7 @@ def _rank_main(
         message = pickle.dumps((False, traceback.format_exc()))
     pipe.send_bytes(message)
     pipe.close()
-    # Leave without a farewell round: the parent has what it wants, and a peer may already be gone.
+    # The parent kills all ranks when it has heard from each. Until then stay: a peer may still be connecting to this
+    # one. There is no farewell round, for a peer may also be gone already.
+    time.sleep(timeout)
     os._exit(0)

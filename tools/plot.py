@@ -231,9 +231,11 @@ def save(figure: Figure, output: Path) -> None:
 def _draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
     colour, window = COLOURS[number % len(COLOURS)], window_of(len(curve.values))
     axes.plot(curve.steps, curve.values, color=colour, linewidth=0.9, alpha=0.45)
+    # Up to the last whole window: the mean of the few points behind it would look like a turn of the loss.
+    whole = max(1, len(curve.values) - window // 2)
     axes.plot(
-        curve.steps,
-        running_mean(curve.values, window),
+        curve.steps[:whole],
+        running_mean(curve.values, window)[:whole],
         color=colour,
         linewidth=2.6,
         linestyle=DASHES[number % len(DASHES)],

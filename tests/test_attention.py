@@ -1,0 +1,249 @@
+"""Attention inside sequences: backends against one sequence at a time, and the grouping by length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tensor3d import Attention3D, Cube, Sequences, attention
+from tensor3d.attention import Backend
+from tensor3d.grouping import Grouping
+
+BACKENDS: tuple[Backend, ...] = ("reference", "grouped")
+HEADS, WIDTH = 3, 4
+MIXTURES: dict[str, tuple[int, ...]] = {
+    "one sequence": (37,),
+    "one row": (1,),
+    "all equal": (16,) * 9,
+    "all of one row": (1,) * 20,
+    "sorted": tuple(range(1, 40)),
+    "mixed": (5, 128, 1, 64, 1, 2, 127, 128, 33, 90),
+    "two lengths far apart": (200, 1, 200, 1, 1, 200, 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors: threads would only wait for each other where the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows(lengths: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    """q, k, v and the direction in which the result is differentiated."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (sum(lengths), HEADS, WIDTH)
+    return [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(4)]
+
+
+def one_at_a_time(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], causal: bool) -> Tensor:
+    parts = zip(*(t.transpose(0, 1).split(lengths, 1) for t in (q, k, v)), strict=True)
+    done = [F.scaled_dot_product_attention(a, b, c, is_causal=causal) for a, b, c in parts]
+    return torch.cat(done, 1).transpose(0, 1)
+
+
+def results(lengths: tuple[int, ...], causal: bool, backend: Backend | None, data: list[Tensor]) -> list[Tensor]:
+    """The output and the three gradients."""
+    q, k, v = (t.clone().requires_grad_() for t in data[:3])
+    if backend is None:
+        out = one_at_a_time(q, k, v, lengths, causal)
+    else:
+        out = attention(q, k, v, Sequences.from_lengths(lengths), backend=backend, causal=causal)
+    out.backward(data[3])
+    return [out.detach(), q.grad, k.grad, v.grad]  # type: ignore[list-item]
+
+
+def check(lengths: tuple[int, ...], causal: bool, backend: Backend, seed: int = 0) -> None:
+    data = rows(lengths, seed)
+    got, wanted = (results(lengths, causal, which, data) for which in (backend, None))
+    for name, a, b in zip(("output", "q", "k", "v"), got, wanted, strict=True):
+        assert torch.allclose(a, b, rtol=1e-11, atol=1e-11), f"{name} differs by {float((a - b).abs().max())}"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", MIXTURES.values(), ids=MIXTURES.keys())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_one_sequence_at_a_time(backend: Backend, lengths: tuple[int, ...], causal: bool) -> None:
+    check(lengths, causal, backend)
+
+
+@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=24).map(tuple), causal=st.booleans())
+@settings(max_examples=40)
+def test_grouped_attention_of_any_mixture(lengths: tuple[int, ...], causal: bool) -> None:
+    check(lengths, causal, "grouped", seed=len(lengths))
+
+
+def test_512_distinct_lengths() -> None:
+    """More than there are groups by far; in an order that no length class follows."""
+    shuffled = torch.randperm(512, generator=torch.Generator().manual_seed(3)) + 1
+    lengths = tuple(int(length) for length in shuffled)
+    sequences = Sequences.from_lengths(lengths)
+    q, k, v = (t.float()[:, :1] for t in rows(lengths)[:3])
+    got = attention(q, k, v, sequences)
+    wanted = one_at_a_time(q, k, v, lengths, causal=False)
+    assert torch.allclose(got, wanted, atol=1e-5)
+    assert len(sequences.grouping.groups) == 8
+
+
+# --- boundaries ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_sequence_sees_another(backend: Backend, causal: bool) -> None:
+    """What changes in one leaves output and gradients of the others as they are, to the bit; so does the direction."""
+    lengths = (7, 20, 1, 19, 20, 3)
+    starts = Sequences.from_lengths(lengths).starts
+    before = results(lengths, causal, backend, rows(lengths))
+    for changed in (1, 2, 5):
+        data, inside = rows(lengths), slice(starts[changed], starts[changed] + lengths[changed])
+        for tensor in data:
+            tensor[inside] = 1e3 * tensor[inside].flip(0) - 5
+        after = results(lengths, causal, backend, data)
+        for old, new in zip(before, after, strict=True):
+            difference = (old != new).flatten(1).any(1)
+            assert not difference[: inside.start].any()
+            assert not difference[inside.stop :].any()
+        assert (before[0][inside] != after[0][inside]).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_causal_rows_see_nothing_after_them(backend: Backend) -> None:
+    lengths = (6, 9, 4)
+    data, changed = rows(lengths), rows(lengths)
+    changed[1][10:], changed[2][10:] = -9.0, 7.0  # keys and values from the middle of the second sequence on
+    before, after = (results(lengths, True, backend, each)[0] for each in (data, changed))
+    assert torch.equal(before[:10], after[:10])
+    assert not torch.equal(before[10:], after[10:])
+
+
+# --- dropout -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_drops_and_is_unbiased(backend: Backend, causal: bool) -> None:
+    torch.manual_seed(1)
+    lengths = (5, 9, 5, 1)
+    q, k, v = (t.float() for t in rows(lengths)[:3])
+    sequences = Sequences.from_lengths(lengths)
+    wanted = attention(q, k, v, sequences, backend=backend, causal=causal)
+    draws = torch.stack(
+        [attention(q, k, v, sequences, backend=backend, causal=causal, dropout=0.4) for _ in range(3000)]
+    )
+    assert not torch.equal(draws[0], draws[1]), "every call drew the same mask"
+    spread = draws.std(0)
+    assert float(spread[wanted.abs() > 0.1].min()) > 0.01, "nothing was dropped somewhere"
+    # 6 standard errors of the mean for about 240 numbers
+    assert bool(((draws.mean(0) - wanted).abs() <= 6 * spread / 3000**0.5 + 1e-4).all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_that_attends_to_itself_alone_is_kept_or_dropped(backend: Backend) -> None:
+    """Probability 1 becomes 0 or 1/(1-p): what dropout of the probabilities means, and at the rate it says."""
+    torch.manual_seed(2)
+    lengths = (1,) * 4000
+    q, k, v = torch.zeros(3, 4000, 1, 2).unbind(0)
+    out = attention(q, k, v + 1, Sequences.from_lengths(lengths), backend=backend, dropout=0.25)[:, 0, 0]
+    kept = out > 0
+    assert torch.allclose(out[kept], torch.tensor(1 / 0.75))
+    assert float(kept.float().mean()) == pytest.approx(0.75, abs=0.03)
+
+
+def test_the_layer_drops_in_training_alone() -> None:
+    torch.manual_seed(3)
+    layer, sequences = Attention3D(8, 2, Cube.single(), dropout=0.5, std=0.5), Sequences.from_lengths([4, 6])
+    x = torch.randn(10, 8)
+    assert not torch.equal(layer(x, sequences), layer(x, sequences))
+    layer.eval()
+    assert torch.equal(layer(x, sequences), layer(x, sequences))
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q = torch.zeros(4, 2, 3)
+    four: Any = Sequences.from_lengths([4])
+    with pytest.raises(ValueError, match="backend must be one of"):
+        attention(q, q, q, four, backend="flash")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="one shape"):
+        attention(q, q, q[:, :1], four)
+    with pytest.raises(ValueError, match=r"cover the rows of this rank\. Got sequences of 3 rows for 4"):
+        attention(q, q, q, Sequences.from_lengths([1, 2]))
+    with pytest.raises(ValueError, match=r"at least 1\. Got 0"):
+        Sequences.from_lengths([4, 0])
+
+
+# --- grouping ------------------------------------------------------------------------------------------------------
+
+
+def area(grouping: Grouping) -> int:
+    """Score entries that are computed."""
+    return sum(len(group.members) * group.length**2 for group in grouping.groups)
+
+
+def cost(lengths: list[int], cuts: tuple[int, ...]) -> int:
+    """Of classes that end before each of `cuts` of the ascending lengths; a group more is worth 256 entries."""
+    bounds = [0, *cuts, len(lengths)]
+    classes = [lengths[a:b] for a, b in pairwise(bounds)]
+    return sum(len(members) * members[-1] ** 2 + 256 for members in classes)
+
+
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=11))
+@settings(max_examples=60)
+def test_the_grouping_is_the_best_there_is(lengths: list[int]) -> None:
+    """No way to cut the ascending lengths into at most 8 classes costs less, and no other order can."""
+    ascending, ends = sorted(lengths), range(1, len(lengths))
+    best = min(cost(ascending, cuts) for n in range(min(8, len(lengths))) for cuts in combinations(ends, n))
+    grouping = Sequences.from_lengths(lengths).grouping
+    assert area(grouping) + 256 * len(grouping.groups) == best
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40))
+@settings(max_examples=60)
+def test_every_row_has_one_slot(lengths: list[int]) -> None:
+    sequences = Sequences.from_lengths(lengths)
+    grouping = sequences.grouping
+    assert len(grouping.groups) <= 8
+    assert sorted(member for group in grouping.groups for member in group.members) == list(range(len(lengths)))
+    slots = sum(group.slots for group in grouping.groups)
+    gather = torch.arange(sequences.rows) if grouping.gather is None else grouping.gather
+    restore = torch.arange(sequences.rows) if grouping.restore is None else grouping.restore
+    assert len(gather) == slots
+    assert torch.equal(gather[restore], torch.arange(sequences.rows))
+    first, owner = 0, torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    for group in grouping.groups:
+        held = owner[gather[first : first + group.slots]].view(len(group.members), group.length)
+        assert torch.equal(held, torch.tensor(group.members)[:, None].expand_as(held)), "a slot of another sequence"
+        real = torch.arange(group.length) < torch.tensor([lengths[i] for i in group.members])[:, None]
+        mask = torch.ones_like(real) if group.mask is None else group.mask[:, 0, 0]
+        assert torch.equal(mask, real)
+        assert (group.mask is None) == bool(real.all())
+        first += group.slots
+
+
+@pytest.mark.parametrize("lengths", [(8,) * 5, (1,), (3, 3, 60, 60), ()])
+def test_rows_that_lie_right_already_are_not_copied(lengths: tuple[int, ...]) -> None:
+    grouping = Sequences.from_lengths(lengths).grouping
+    assert grouping.gather is grouping.restore is None
+    assert all(group.mask is None for group in grouping.groups)
+    assert area(grouping) == sum(length**2 for length in lengths)
+
+
+def test_sequences_on_the_host_and_on_the_device_agree() -> None:
+    sequences = Sequences.from_lengths([3, 1, 4])
+    assert sequences.cu_seqlens.tolist() == [0, 3, 4, 8]
+    assert sequences.cu_seqlens.dtype == torch.int32
+    assert (sequences.rows, sequences.max_seqlen, sequences.starts) == (8, 4, (0, 3, 4))
+    assert sequences.grouping is sequences.grouping, "made once for all layers"

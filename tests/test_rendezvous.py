@@ -1,0 +1,98 @@
+"""How started processes find each other: the variables, and a restart on a store that remembers the dead."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tensor3d import Cube
+from tensor3d.rendezvous import connect
+from tests.ranks import run_ranks
+
+# A port at which nobody answers: whoever tries to connect before looking at the other variables is found out.
+GOOD = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "MASTER_PORT"])
+@pytest.mark.parametrize("value", [None, "", "two", "1.0"])
+def test_missing_and_malformed_numbers(name: str, value: str | None) -> None:
+    environment = {key: text for key, text in GOOD.items() if key != name} | ({} if value is None else {name: value})
+    with pytest.raises(ValueError, match=f"{name} must be a whole number, as torchrun sets it\\. Got {value!r}"):
+        connect(2, environment=environment)
+    assert not dist.is_initialized()
+
+
+def test_the_address_of_rank_0_is_needed() -> None:
+    with pytest.raises(ValueError, match="MASTER_ADDR is not set"):
+        connect(2, environment={key: text for key, text in GOOD.items() if key != "MASTER_ADDR"})
+
+
+@pytest.mark.parametrize("world", ["x", "-"])
+def test_a_malformed_world_size(world: str) -> None:
+    with pytest.raises(ValueError, match="WORLD_SIZE must be a whole number"):
+        connect(2, environment=GOOD | {"WORLD_SIZE": world})
+
+
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_a_rank_outside_of_the_world(rank: str) -> None:
+    with pytest.raises(ValueError, match=rf"RANK must be at least 0 and below WORLD_SIZE=2\. Got {rank}"):
+        connect(2, environment=GOOD | {"RANK": rank})
+
+
+def test_another_number_of_processes_than_the_cube_needs() -> None:
+    with pytest.raises(ValueError, match=r"needs 8 processes .* Got WORLD_SIZE=2\. Start 8, or choose a cube of 2"):
+        connect(8, environment=GOOD)
+
+
+def test_without_variables_only_one_process_is_possible() -> None:
+    with pytest.raises(ValueError, match=r"8 processes are needed, and WORLD_SIZE is not set\. Start them"):
+        connect(8, environment={})
+    assert connect(1, environment={}).type in ("cpu", "cuda")
+    assert not dist.is_initialized()
+
+
+def test_a_cube_from_the_environment_checks_its_sizes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in GOOD.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="WORLD_SIZE=2"):
+        Cube.from_env(2, 2, 2)
+    with pytest.raises(ValueError, match="axis x must be a whole number"):
+        Cube.from_env(0)
+    monkeypatch.delenv("WORLD_SIZE")
+    assert Cube.from_env().mesh is None
+
+
+def _attempt(port: int, restart: int) -> float:
+    """One attempt of a job of two whose store is hosted elsewhere, as torchrun's agent does; a sum over both."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    time.sleep(0.5 * rank)  # rank 0 is there first and finds in the store what was left by the rank 1 before
+    environment = {
+        "WORLD_SIZE": "2",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": "1000",  # more than there are devices anywhere: gloo
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(restart),
+    }
+    device = connect(2, timeout=timedelta(seconds=2), environment=environment)
+    assert device.type == "cpu"
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total, group=Cube(1, 2, 1, device="cpu").axis("y").group)
+    return float(total)
+
+
+def test_a_restart_does_not_wait_for_the_dead() -> None:
+    """The ranks of `run_ranks` leave without a farewell, so their addresses stay in the store, as after kill -9."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    known = []
+    for restart in (0, 1):
+        assert run_ranks(2, _attempt, store.port, restart, timeout=20) == [3.0, 3.0]
+        known.append(store.num_keys())
+    assert known[1] > known[0], "the second attempt had no keys of its own"
