@@ -15,10 +15,11 @@ call and prepares the corpus (--prepare-only), and then torchrun starts them all
   --cpu               hide the GPUs
   --gpu               insist on one GPU for each process (default: GPUs if there are enough, else the CPU)
   --dry-run           print the command and start nothing
-  --help              print this
+  --help              print this (before RECIPE)
   --                  what follows is for the recipe and training, even if it looks like an option above
 
-Options may stand before or behind RECIPE; what is not in this list and stands behind RECIPE goes to training as it is.
+Options may stand before or behind RECIPE; what is not in this list and stands behind RECIPE goes to training as it is,
+and so does --help: there it lists every key of a recipe.
 A relative RECIPE is looked for in the current directory; training itself runs in the repository's root.
 OMP_NUM_THREADS is set to the cores of each process unless it is set already.
 
@@ -82,6 +83,11 @@ number='[1-9][0-9]{0,3}'
 [[ $copies =~ ^${number}$ ]] ||
     refuse "--data-parallel must be a whole number from 1 to 9999. Got '$copies'."
 processes=$((${cube//x/*} * copies))
+for word in ${overrides[@]+"${overrides[@]}"}; do
+    case $word in
+    -h | --help) processes=1 ;; # one process tells about training's options
+    esac
+done
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 start=$(pwd -P)

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from tensor3d.cube import Cube
@@ -39,22 +40,28 @@ def save(
     Args:
         directory: shared by all ranks; made if missing.
         progress: JSON-able facts of the run, the same on every rank.
+
+    Raises:
+        OSError: the folder cannot be written; on every rank.
     """
     final = directory / f"step-{step:08d}"
     partial = final.with_suffix(".partial")
-    if cube.rank == 0:
+
+    def begin() -> None:
         shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed while it wrote
         directory.mkdir(parents=True, exist_ok=True)
-    _barrier(cube)
+
+    def complete() -> None:
+        facts = {"step": step, "ranks": cube.shape.ranks, "cube": str(cube.shape), **progress}
+        (partial / _PROGRESS).write_text(json.dumps(facts, indent=2) + "\n")
+        _replace_folder(partial, final)
+
+    _on_first_rank(cube, begin)
     weights, moments = get_state_dict(model, optimizer)
     state: dict[str, Any] = {"model": weights, "optimizer": moments, **_streams(cube)}
     with _alone_without_warning():
         dcp.save(state, checkpoint_id=partial, no_dist=cube.mesh is None)
-    if cube.rank == 0:
-        facts = {"step": step, "ranks": cube.shape.ranks, "cube": str(cube.shape), **progress}
-        (partial / _PROGRESS).write_text(json.dumps(facts, indent=2) + "\n")
-        _replace_folder(partial, final)
-    _barrier(cube)
+    _on_first_rank(cube, complete)
     return final
 
 
@@ -64,15 +71,20 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, cube:
     Random streams are restored where the number of ranks is the same; else they stay as `Cube.manual_seed` left them.
 
     Raises:
-        ValueError: `folder` is not a checkpoint; on every rank, before anything is changed.
+        ValueError: `folder` is not a checkpoint (before anything is changed), or a file of it is missing or damaged;
+            on every rank.
     """
     progress = read_progress(folder)
     weights, moments = get_state_dict(model, optimizer)
     state: dict[str, Any] = {"model": weights, "optimizer": moments}
     if progress["ranks"] == cube.shape.ranks:
         state |= _streams(cube)
-    with _alone_without_warning():
-        dcp.load(state, checkpoint_id=folder, no_dist=cube.mesh is None)
+    try:
+        with _alone_without_warning():
+            dcp.load(state, checkpoint_id=folder, no_dist=cube.mesh is None)
+    except CheckpointException as problem:  # DCP raises it on every rank
+        causes = "; ".join(sorted({str(cause[0]) for cause in problem.failures.values()}))
+        raise ValueError(f"{folder} cannot be read: {causes}. Resume from an earlier checkpoint.") from None
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     if progress["ranks"] == cube.shape.ranks:
         _restore_streams(state, cube)
@@ -134,6 +146,15 @@ def _alone_without_warning() -> Iterator[None]:
         yield
 
 
-def _barrier(cube: Cube) -> None:
+def _on_first_rank(cube: Cube, action: Callable[[], None]) -> None:
+    """Does `action` on rank 0 while the others wait. Its OSError is raised on every rank: none waits in vain."""
+    problem: list[OSError | None] = [None]
+    if cube.rank == 0:
+        try:
+            action()
+        except OSError as error:
+            problem[0] = error
     if cube.mesh is not None:
-        dist.barrier()
+        dist.broadcast_object_list(problem, device=cube.device)
+    if problem[0] is not None:
+        raise problem[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +25,25 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, cube: C
         The norm before clipping, a scalar, the same on every rank.
 
     Raises:
-        ValueError: `max_norm` is not above 0, or a parameter is a plain tensor on a cube of several ranks.
+        ValueError: `max_norm` is not above 0, gradients are still held back by `Cube.accumulating`, or a parameter is
+            a plain tensor on a cube of several ranks.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm must be above 0 (inf: measure only). Got {max_norm}.")
+    if cube.ledger.holds_back:
+        raise ValueError(
+            "gradients are still held back by Cube.accumulating and would be missing. Run the last micro-batch's "
+            "backward outside of it, or give the step up with cube.ledger.discard()."
+        )
     held = [p for p in parameters if p.grad is not None]
     check_parameters(held, cube)
     gradients = [local(p.grad) for p in held if p.grad is not None]
     counted = [g for p, g in zip(held, gradients, strict=True) if is_counted_here(p, cube)]
-    dtype = torch.promote_types(gradients[0].dtype if gradients else torch.float32, torch.float32)
+    # Of all gradients, not of the counted ones: the ranks must agree.
+    dtype = reduce(torch.promote_types, (gradient.dtype for gradient in gradients), torch.float32)
     norm = _norm(counted, dtype, cube)
     if gradients:
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0).to(gradients[0].dtype))
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 

@@ -18,9 +18,12 @@ from tensor3d.seeds import mix
 from tensor3d.shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
 from tensor3d.traffic import Traffic
 
+# Sums of gradients on either face, and the plane.
+_TOGETHER: tuple[tuple[AxisName, ...], ...] = (("data", "x", "y"), ("data", "x", "z"), ("y", "z"))
+
 
 class Cube:
-    """Arranges the ranks of the default process group as `data` boxes of `x*y*z` (Bian et al. 2021, §3; DESIGN §2).
+    """Arranges the ranks of the default process group as `data` boxes of `x*y*z` (Bian et al. 2021, §3).
 
     Every rank constructs the same cube at the same time. `Cube(1, 1, 1)` needs no process group; without one,
     parameters are plain tensors and nothing is ever sent.
@@ -74,6 +77,9 @@ class Cube:
         self._axes[()] = Axis(name="none", ranks=(rank,), index=0, group=None, traffic=self.traffic)
         for name in AXES:
             self._axes[name,] = self._axis(name)
+        # Made here, where every rank is, and not at a first use that one rank alone may come to (a line in a log).
+        for names in _TOGETHER:
+            self.over(*names)
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> Cube:
@@ -114,8 +120,8 @@ class Cube:
     def over(self, *names: AxisName) -> Axis:
         """The members along several axes taken together.
 
-        The first call for a set of axes makes its process groups, so every rank must make it at the same point; layers
-        do so when they are constructed.
+        The first call for a set of axes makes its process groups, so every rank must make it at the same point. Those
+        that the library's own layers use exist from the start: data, x and y; data, x and z; y and z.
 
         Raises:
             ValueError: a name that is not an axis.

@@ -1,4 +1,4 @@
-"""Faces: the two ways in which an activation lies on the cube (DESIGN §3).
+"""Faces: the two ways in which an activation lies on the cube (docs/algorithm.md).
 
 | face  | rows split over  | columns split over |
 | ----- | ---------------- | ------------------ |
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -79,7 +80,8 @@ def shard(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
 def gather(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
     """The full matrix, on every rank, of which `tensor` is this rank's shard; differentiable, as copies are.
 
-    Meant for looking at results and for small outputs: a full hidden state is what the cube exists to avoid.
+    Meant for looking at results and for small outputs: a full hidden state is what the cube exists to avoid. Columns
+    may be cut unevenly, as the logits of an odd vocabulary are; the widths are gathered first, and waited for.
 
     Raises:
         ValueError: not a matrix.
@@ -90,43 +92,53 @@ def gather(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
     return _Gather.apply(tensor, cube, face)
 
 
-def _shard(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+def _shard(tensor: Tensor, cube: Cube, face: Face, widths: list[int]) -> Tensor:
     rows, columns = other(face), face
     for axis in (cube.axis("data"), cube.axis("x"), cube.axis(rows)):
         tensor = tensor.chunk(axis.size, 0)[axis.index]
-    return tensor.chunk(cube.axis(columns).size, 1)[cube.axis(columns).index].contiguous()
+    return tensor.split(widths, 1)[cube.axis(columns).index].contiguous()
 
 
-def _gather(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
-    tensor = _gather_columns(tensor, cube.axis(face))
+def _gather(tensor: Tensor, cube: Cube, face: Face, widths: list[int]) -> Tensor:
+    tensor = _gather_columns(tensor, cube.axis(face), widths)
     for axis in (cube.axis(other(face)), cube.axis("x"), cube.axis("data")):
         tensor = all_gather(tensor, axis).wait()
     return tensor
 
 
-def _gather_columns(tensor: Tensor, axis: Axis) -> Tensor:
-    return torch.cat(all_gather(tensor, axis).wait().chunk(axis.size, 0), 1)
+def _gather_columns(tensor: Tensor, axis: Axis, widths: list[int]) -> Tensor:
+    padded = F.pad(tensor, (0, max(widths) - tensor.shape[1]))  # a collective needs even shards
+    parts = all_gather(padded, axis).wait().chunk(axis.size, 0)
+    return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+
+def _widths(tensor: Tensor, axis: Axis) -> list[int]:
+    """Columns of each member's shard."""
+    own = torch.tensor([tensor.shape[1]], device=tensor.device)
+    widths: list[int] = all_gather(own, axis).wait().tolist()
+    return widths
 
 
 class _Shard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
-        ctx.cube, ctx.face = cube, face
-        return _shard(tensor, cube, face).clone()
+        members = cube.axis(face).size
+        ctx.cube, ctx.face, ctx.widths = cube, face, [tensor.shape[1] // members] * members
+        return _shard(tensor, cube, face, ctx.widths).clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _gather(gradient, ctx.cube, ctx.face), None, None
+        return _gather(gradient, ctx.cube, ctx.face, ctx.widths), None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
-        ctx.cube, ctx.face = cube, face
-        return _gather(tensor, cube, face).view_as(tensor) if cube.shape.ranks == 1 else _gather(tensor, cube, face)
+        ctx.cube, ctx.face, ctx.widths = cube, face, _widths(tensor, cube.axis(face))
+        return _gather(tensor, cube, face, ctx.widths)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _shard(gradient, ctx.cube, ctx.face), None, None
+        return _shard(gradient, ctx.cube, ctx.face, ctx.widths), None, None

@@ -108,6 +108,32 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:
+    """Raises ValueError unless `parameter` lies on the cube as `layout` says: sizes alone may fit by chance.
+
+    And unless it is a leaf: its gradient goes to the ledger and by no other way to what it was computed from.
+    """
+    shape = tuple(parameter.shape)
+    if not parameter.is_leaf:
+        raise ValueError(
+            f"a parameter of shape {shape} was computed from others, which would get no gradient. Pass the parameter "
+            "itself; for arithmetic on its values, take them by tensor3d.use."
+        )
+    if cube.mesh is None:
+        return
+    if not isinstance(parameter, DTensor):
+        raise ValueError(
+            f"a parameter of shape {shape} is a plain tensor on {cube.shape}. Make it with "
+            "tensor3d.constant, tensor3d.normal or tensor3d.distribute, which put it on the cube."
+        )
+    for axis, found, wanted in zip(MESH_AXES, parameter.placements, layout.placements, strict=True):
+        if cube.axis(axis).size > 1 and found != wanted:
+            raise ValueError(
+                f"a parameter of shape {shape} lies on axis {axis} as {found}, and {wanted} is needed here. Make it "
+                "with the layout of its use: is it meant for the other face?"
+            )
+
+
 def is_counted_here(parameter: Tensor, cube: Cube) -> bool:
     """Whether this rank is the one that stands for its block where several hold copies (norms, counts)."""
     if not isinstance(parameter, DTensor):

@@ -5,15 +5,16 @@ has to be summed over ranks should not be summed alone. So every function that u
 in here, with its pending work, and returns None. The first hand-in of a backward pass queues one engine callback; it
 waits, adds up the uses of each parameter, sums over ranks what has to be summed (in buckets), and adds to `.grad`.
 
-The price: hooks on parameters and `torch.autograd.grad` do not see these gradients.
+The price: hooks on parameters do not see these gradients, and `torch.autograd.grad` cannot return them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +35,19 @@ class _Entry:
     owned: bool  # whether `gradient` is a tensor of the ledger's own, so that it may be added to in place
 
 
+@dataclass(kw_only=True)
+class _Pass:
+    """What one backward pass has handed in so far."""
+
+    handed: list[tuple[nn.Parameter, Tensor | Pending, Axis]] = field(default_factory=list)
+    travelling: Pending | None = None
+
+
 class Ledger:
     """Collects the local gradients of backward passes. One on each cube; layers use it through `hand_in`."""
 
     def __init__(self) -> None:
-        self._passes: dict[int, list[tuple[nn.Parameter, Tensor | Pending, Axis]]] = {}
+        self._passes: dict[int, _Pass] = {}
         self._held: dict[int, _Entry] = {}
         self._holding = False
 
@@ -50,14 +59,26 @@ class Ledger:
         task = torch._C._current_graph_task_id()
         assert task != -1, "hand_in outside of a backward pass"
         if task not in self._passes:
-            self._passes[task] = []
+            self._passes[task] = _Pass()
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._close, task))
-        self._passes[task].append((parameter, gradient, over))
+        current = self._passes[task]
+        current.handed.append((parameter, gradient, over))
+        if isinstance(gradient, Pending):
+            # One weight's gradient travels under the next layer's products. Were all to travel until the end of the
+            # pass, the gradients of whole slabs, x times this rank's share, would stay in memory for it.
+            if current.travelling is not None:
+                current.travelling.wait()
+            current.travelling = gradient
 
     def forget_failed_passes(self) -> None:
         """Drops what passes that failed left behind. Called in every forward; mostly it tests one dict."""
         if self._passes and torch._C._current_graph_task_id() == -1:
             self._passes.clear()
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether gradients wait for a backward pass outside of `holding`."""
+        return bool(self._held)
 
     def discard(self) -> None:
         """Drops gradients held back by `holding`: for a step that is given up in the middle of its accumulation."""
@@ -76,7 +97,7 @@ class Ledger:
         """The end of one backward pass."""
         entries: dict[int, _Entry] = dict(self._held)
         local: dict[int, _Entry] = {}
-        for parameter, gradient, over in self._passes.pop(task):
+        for parameter, gradient, over in self._passes.pop(task).handed:
             _add(entries if over.size > 1 else local, parameter, gradient, over)
         if self._holding:
             self._held = entries
@@ -86,6 +107,29 @@ class Ledger:
             local.update(entries)
         for entry in local.values():
             _add_to_grad(entry)
+
+
+def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
+    """For each parameter used by a function, whether the backward pass that runs now is to compute its gradient.
+
+    `ctx.needs_input_grad` says what the forward pass knew. `backward(inputs=...)` and `torch.autograd.grad` ask for
+    some gradients alone, and the `.grad` of a parameter that they do not name must stay as it is.
+
+    Raises:
+        ValueError: `torch.autograd.grad` asks for a parameter's gradient, which is not there before the pass has ended.
+    """
+    nodes = {id(node.variable): node for node, _ in ctx.next_functions if hasattr(node, "variable")}
+    return [id(parameter) in nodes and _is_executed(nodes[id(parameter)]) for parameter in parameters]
+
+
+def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(accumulation)
+    except RuntimeError:  # torch's way to say that autograd.grad wants this very gradient
+        raise ValueError(
+            "torch.autograd.grad cannot return the gradient of a parameter on a cube, which is complete only at the "
+            "end of the pass. Call backward (with inputs=[...] for some parameters alone) and read `.grad`."
+        ) from None
 
 
 def _add(entries: dict[int, _Entry], parameter: nn.Parameter, handed: Tensor | Pending, over: Axis) -> None:
@@ -139,14 +183,9 @@ def _add_to_grad(entry: _Entry) -> None:
         return
     gradient = gradient.to(parameter.dtype)
     if not entry.owned:
-        gradient = gradient.clone()  # autograd may still own this storage
+        # Autograd may still own this storage; and fused optimisers read `.grad` in the parameter's own order.
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
     if isinstance(parameter, DTensor):
-        gradient = DTensor.from_local(
-            gradient,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        # As FSDP2 wraps its gradients: `from_local` builds and checks the specification anew, a fifth of a small step.
+        gradient = DTensor(gradient, parameter._spec, requires_grad=False)
     parameter.grad = gradient

@@ -1,4 +1,4 @@
-"""The matrix product on the cube: the heart of the project (Bian et al. 2021, §3.1, for any box; DESIGN §4).
+"""The matrix product on the cube: the heart of the project (Bian et al. 2021, §3.1, for any box).
 
 M tokens of the cube, K input features, N output features; here for face z, face y swaps y and z
 """
@@ -15,7 +15,8 @@ from torch.autograd.function import once_differentiable
 from tensor3d.collectives import Axis, Pending, all_gather, reduce_scatter
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, other
-from tensor3d.layout import chunk_bounds, local, matrix, vector
+from tensor3d.layout import check_layout, chunk_bounds, local, matrix, vector
+from tensor3d.ledger import asked_for
 
 
 def matmul(
@@ -42,15 +43,24 @@ def matmul(
     and `(y-1)/y*MK/xz` for dA and `(x-1)/x*NK/yz` for dW.
 
     Saved for backward: the shards `a` and `weight`, never A' and W' (1/P of one device's). All gathers of a pass are
-    issued together; the reduce-scatter of dA runs under the product for dW, that of dW until the backward pass ends.
+    issued together; the reduce-scatter of dA runs under the product for dW, that of dW under the next layer's.
 
     Args:
-        a: (M/xy, K/z) on this rank; its type is the type of the product and of what travels.
+        a: (M/xy, K/z) on this rank; its type (inside `torch.autocast`: autocast's) is that of the product and of what
+            travels.
         weight: layout `matrix(face)`. N need not divide by y or x: blocks are DTensor's chunks. A tied weight may be
             used any number of times.
         bias: layout `vector(other(face))`.
         reshard_after_forward: False keeps A' and W' for backward: two gathers less, more memory.
+
+    Raises:
+        ValueError: `weight` or `bias` lies on the cube in another way, or is not a leaf of the graph.
     """
+    check_layout(weight, matrix(face), cube)
+    if bias is not None:
+        check_layout(bias, vector(other(face)), cube)
+    if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
+        a = a.to(torch.get_autocast_dtype(a.device.type))
     return _Product.apply(a, weight, bias, cube, face, reshard_after_forward)
 
 
@@ -75,7 +85,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
         cube, face, weight, bias = ctx.cube, ctx.face, ctx.weight, ctx.bias
         rows, columns = cube.axis(other(face)), cube.axis(face)
-        needs_da, needs_dw, needs_db = ctx.needs_input_grad[:3]
+        needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
 
         # Everything is issued before anything is waited for; the order is the same on every rank.
         gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else Pending(dc)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 
 from tensor3d.cube import Cube
-from tensor3d.layout import Layout, as_parameter, local
+from tensor3d.layout import Layout, as_parameter, check_layout, local
+from tensor3d.ledger import asked_for
 from tensor3d.seeds import mix
 
 # Initialisation draws a tensor tile by tile, each tile from its own seed: a rank makes the tiles that touch its block
@@ -37,13 +37,10 @@ def use(parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
     For parameters of your own: state with `layout` how the parameter is cut and over which axes its gradient is summed.
 
     Raises:
-        ValueError: a plain parameter on a cube of several ranks: nothing would keep its copies equal.
+        ValueError: a plain parameter on a cube of several ranks (nothing would keep its copies equal), one that was
+            made with another layout, or one that is not a leaf of the graph.
     """
-    if cube.mesh is not None and not isinstance(parameter, DTensor):
-        raise ValueError(
-            f"a parameter of shape {tuple(parameter.shape)} is a plain tensor on {cube.shape}. Make it with "
-            "tensor3d.constant, tensor3d.normal or tensor3d.distribute, which put it on the cube."
-        )
+    check_layout(parameter, layout, cube)
     cube.over(*layout.sum_over)  # its process groups must exist before a backward pass needs them
     return _Use.apply(parameter, layout, cube)
 
@@ -61,7 +58,8 @@ class _Use(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.cube.ledger.hand_in(ctx.parameter, gradient, ctx.cube.over(*ctx.layout.sum_over))
+        if all(asked_for(ctx, ctx.parameter)):
+            ctx.cube.ledger.hand_in(ctx.parameter, gradient, ctx.cube.over(*ctx.layout.sum_over))
         return None, None, None
 
 

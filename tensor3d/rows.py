@@ -32,7 +32,7 @@ def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis) -> Tensor:
 def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
     """The chosen rows of a plane, spread over the cube as a matrix of R rows on the same face.
 
-    A lookup with the rows of the plane as its table (DESIGN §6).
+    A lookup with the rows of the plane as its table.
 
     Args:
         tensor: (M/xy, H/z) on face z (y and z swapped on face y).
@@ -52,9 +52,17 @@ def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor
 
 
 def own_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
-    """Of one value for each row of a plane (labels, positions), those of this rank's rows on `face`."""
+    """Of one value for each row of a plane (labels, positions), those of this rank's rows on `face`.
+
+    Raises:
+        ValueError: their number does not divide by the axis that splits the rows.
+    """
     check_face(face)
     axis = cube.axis(other(face))
+    if values.shape[0] % axis.size:
+        raise ValueError(
+            f"values for the rows of a plane must divide by {axis.name}={axis.size}. Got {values.shape[0]}."
+        )
     return values.chunk(axis.size)[axis.index]
 
 

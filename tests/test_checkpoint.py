@@ -131,6 +131,22 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, files: dict[str, str],
         checkpoint.load(tmp_path, model, optimizer, cube)
 
 
+def read_damaged(shape: Shape, folder: Path) -> str:
+    cube, model, optimizer = make(shape, seed=2)
+    with pytest.raises(ValueError, match="cannot be read") as problem:
+        checkpoint.load(folder / "step-00000001", model, optimizer, cube)
+    return str(problem.value)
+
+
+@pytest.mark.parametrize("damage", ["__0_0.distcp", "__1_0.distcp", ".metadata"])
+def test_a_damaged_checkpoint_is_refused_on_every_rank(tmp_path: Path, damage: str) -> None:
+    run_ranks(2, written, (1, 2, 1, 1), tmp_path)
+    file = tmp_path / "step-00000001" / damage
+    file.write_bytes(file.read_bytes()[:0]) if damage == ".metadata" else file.unlink()
+    told = [*run_ranks(2, read_damaged, (1, 2, 1, 1), tmp_path), read_damaged((1, 1, 1, 1), tmp_path)]
+    assert all("step-00000001" in line and "\n" not in line for line in told)
+
+
 def test_a_folder_of_checkpoints_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "step-00000004").mkdir()
     (tmp_path / "step-00000012").mkdir()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tensor3d import Cube, Embedding3D, Face, Sequences, TiedProjection3D, TransformerLayer3D, gather, local, shard
 from tensor3d.attention import attention
 from tensor3d.collectives import Axis, Pending, reduce_scatter
+from tensor3d.layout import Layout, vector
 from tensor3d.ledger import Ledger
 from tensor3d.matmul import gather_slab, matmul
 from tensor3d.parameters import mix
@@ -135,13 +136,20 @@ def bias_twice(a: Tensor, weight: Any, cube: Cube, face: Face, bias: Any = None,
     return matmul(a, weight, cube, face, bias, **rest) + local(bias)
 
 
-def sums(*names: str) -> Callable[[Face], Any]:
-    return lambda face: SimpleNamespace(sum_over=names)
+def sums(*names: str) -> Callable[[Face], Layout]:
+    """The layout of a vector, but for its sum; `Layout` itself would refuse to name an axis twice."""
+
+    def vector_summed_over(face: Face) -> Layout:
+        layout = vector(face)
+        object.__setattr__(layout, "sum_over", names)
+        return layout
+
+    return vector_summed_over
 
 
 def first_use_alone(self: Ledger, parameter: Any, gradient: Any, over: Axis) -> None:
-    passes = self._passes.get(torch._C._current_graph_task_id(), [])
-    if all(parameter is not seen for seen, _, _ in passes):
+    current = self._passes.get(torch._C._current_graph_task_id())
+    if all(parameter is not seen for seen, _, _ in (current.handed if current else ())):
         hand_in(self, parameter, gradient, over)
 
 

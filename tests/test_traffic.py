@@ -71,14 +71,17 @@ def _nested() -> list[tuple[TrafficCount, int]]:
     all_gather(own, y).wait()
     with cube.traffic.counting() as outer:
         all_gather(own, y).wait()
-        with cube.traffic.counting() as inner, cube.traffic.counting() as twin:
+        with cube.traffic.counting() as inner:
+            with cube.traffic.counting() as twin:
+                all_gather(own, y).wait()
+            # Both have counted the same so far, and only one has ended.
             all_gather(own, y).wait()
         with suppress(KeyError), cube.traffic.counting() as broken_off:
             all_gather(own, y).wait()
             raise KeyError
         all_gather(own, y).wait()
     all_gather(own, y).wait()
-    return [(outer, 4), (inner, 1), (twin, 1), (broken_off, 1)]
+    return [(outer, 5), (inner, 2), (twin, 1), (broken_off, 1)]
 
 
 def test_counts_nest_and_nothing_is_counted_outside() -> None:

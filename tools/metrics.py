@@ -38,7 +38,7 @@ class StepMetrics:
     fill: float
     """Share of the token slots that hold a token."""
     bytes_received: int
-    """By this rank, in the ring model; as many are sent."""
+    """By this rank, in the ring model, in which every rank sends about as many."""
     collectives: int
     """Issued by this rank."""
 
@@ -133,6 +133,11 @@ class Display:
             f"{metrics.masked_lm_accuracy:.1%}"
         )
 
+    def flush(self) -> None:
+        """Puts all points on disk: with a checkpoint, so that a run killed after it resumes without a gap."""
+        if self.shown:
+            self._writer.flush()
+
     def say(self, line: str) -> None:
         """One line above the progress bar."""
         if self.shown:
@@ -148,11 +153,12 @@ def summary(history: Sequence[StepMetrics], evaluations: Sequence[EvaluationMetr
     """Lines of the closing table that come from the metrics."""
     last = history[-20:]
     end = statistics.fmean(m.masked_lm_loss for m in last)
+    side = "below" if end < entropy else "above"
     typical = statistics.median(m.seconds for m in history)
     rows = [
         ("masked-LM loss, first step", f"{history[0].masked_lm_loss:.3f} nats"),
         (f"masked-LM loss, mean of last {len(last)}", f"{end:.3f} nats"),
-        ("unigram entropy of the corpus", f"{entropy:.3f} nats ({entropy - end:+.3f} above the loss)"),
+        ("unigram entropy of the corpus", f"{entropy:.3f} nats; the loss is {abs(end - entropy):.3f} {side} it"),
     ]
     if evaluations:
         held_out = evaluations[-1]

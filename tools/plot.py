@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         curves = [read_run(folder, command.tag) for folder in command.runs]
         output = command.output or command.runs[0] / default_name(command.tag)
         save(draw(curves, command.tag), output)
-    except ValueError as problem:
+    except (ValueError, OSError) as problem:
         print(f"tools.plot: {problem}", file=sys.stderr, flush=True)
         return 2
     for curve in curves:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +45,8 @@ class Command:
     corpus: Path | None = None
     """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY."""
     resume: Path | None = None
-    """A checkpoint (step-NNNNNNNN), or a folder of checkpoints: its newest one. The run goes on in its folder."""
+    """A checkpoint (step-NNNNNNNN), or the newest one of a folder of checkpoints or of a run. The run goes on in its
+    folder."""
     prepare_only: bool = False
     """Check everything, prepare the corpus, and stop before training."""
     settings: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
@@ -51,19 +54,27 @@ class Command:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0, or 2 for a bad call, recipe, corpus or checkpoint (one message on standard error)."""
+    """Exit status: 0; 2 for a bad call, recipe, corpus or checkpoint or a file that cannot be read or written (one
+    message on standard error); 130 after Ctrl-C.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         command = parse(arguments)
         shape = CubeShape.parse(command.cube, command.data_parallel)
         check(command, shape)
+        check_folders(command)
         if command.prepare_only:
             prepare_corpus(command, shown=True)
+            check_checkpoint(command)
             return 0
         train(command, shape)
-    except (ValueError, FloatingPointError) as problem:
-        print(f"tools.pretrain: {problem}", file=sys.stderr, flush=True)
+    except (ValueError, FloatingPointError, OSError) as problem:
+        print(f"tools.pretrain: {in_words(problem)}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        # torchrun passes on the Ctrl-C that has reached this process already.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return 130
     return 0
 
 
@@ -86,21 +97,48 @@ def check(command: Command, shape: CubeShape) -> None:
     sizes = (shape.data, shape.x, shape.y, shape.z)
     k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
     check_rows(packs_per_rank=k, z=shape.z, capacity=recipe.data.capacity, y=shape.y)
+
+
+def check_folders(command: Command) -> None:
+    """Raises ValueError where `--resume` is no checkpoint or a new run cannot have its folder, before text is read."""
+    output = command.output
     if command.resume is not None:
+        if output is not None:
+            raise ValueError("--output and --resume exclude each other: a resumed run goes on in its folder. Drop one.")
         checkpoint.read_progress(resume_folder(command.resume))
+        return
+    folder = (output or Path("runs")).absolute()
+    if output is not None and (output / "run.json").exists():
+        raise ValueError(f"{output} holds a run already. Choose another --output, or --resume {output}/checkpoints.")
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"the run needs a folder, and {there} is a file. Choose another --output.")
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"the run needs a folder, and nothing may be written in {there}. Choose another --output.")
+
+
+def check_checkpoint(command: Command) -> None:
+    """Raises ValueError where `--resume` names a checkpoint that the recipe and its corpus do not continue."""
+    if command.resume is not None:
+        progress = checkpoint.read_progress(resume_folder(command.resume))
+        check_resume(progress, command.settings, load_corpus(corpus_folder(command)))
 
 
 def train(command: Command, shape: CubeShape) -> None:
-    """The run, on every rank."""
+    """The run, on every rank. Its folder is made when nothing can be refused any more."""
     cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data)
     try:
         first = cube.rank == 0
         info = on_first_rank(cube, lambda: prepare_corpus(command, shown=first))
-        folder = on_first_rank(cube, lambda: make_run_folder(command, info))
         corpus = load_corpus(corpus_folder(command))
+        if corpus.info != info:
+            raise ValueError(
+                f"{corpus_folder(command)} was replaced while this run began. Give each run a --corpus of its own."
+            )
         trainer = Trainer(command.settings, cube, corpus)
         if command.resume is not None:
             trainer.resume(resume_folder(command.resume))
+        folder = on_first_rank(cube, lambda: make_run_folder(command, info))
         if first:
             describe(command, cube, trainer, folder)
         with Display(
@@ -113,25 +151,36 @@ def train(command: Command, shape: CubeShape) -> None:
             trainer.run(display, folder / "checkpoints")
         if first:
             conclude(display, info, folder)
+    except KeyboardInterrupt:
+        if cube.rank == 0:
+            print("tools.pretrain: stopped. --resume goes on from the last checkpoint.", file=sys.stderr)
+        raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def on_first_rank(cube: Cube, action: Callable[[], T]) -> T:
-    """The result of `action`, done on rank 0 alone; its ValueError is raised on every rank."""
+    """The result of `action`, done on rank 0 alone; its ValueError or OSError is a ValueError on every rank."""
     outcome: list[Any] = [None, None]
     if cube.rank == 0:
         try:
             outcome[0] = action()
-        except ValueError as problem:
-            outcome[1] = str(problem)
+        except (ValueError, OSError) as problem:
+            outcome[1] = in_words(problem)
     if cube.mesh is not None:
         dist.broadcast_object_list(outcome, device=cube.device)
     if outcome[1] is not None:
         raise ValueError(outcome[1])
     result: T = outcome[0]
     return result
+
+
+def in_words(problem: Exception) -> str:
+    """One line for the user, also of what the operating system refuses."""
+    if isinstance(problem, OSError) and problem.filename is not None:
+        return f"{problem.filename} cannot be read or written: {problem.strerror}."
+    return str(problem)
 
 
 def prepare_corpus(command: Command, *, shown: bool) -> CorpusInfo:
@@ -154,26 +203,17 @@ def corpus_folder(command: Command) -> Path:
 
 def resume_folder(path: Path) -> Path:
     """The checkpoint meant by `--resume`."""
-    return checkpoint.latest(path) or path
+    return checkpoint.latest(path) or checkpoint.latest(path / "checkpoints") or path
 
 
 def make_run_folder(command: Command, info: CorpusInfo) -> Path:
     """The folder of this run, with what was asked for in it. A run never writes into another run's folder."""
     if command.resume is not None:
         folder = resume_folder(command.resume).parent.parent
-        check_resume(
-            checkpoint.read_progress(resume_folder(command.resume)),
-            command.settings,
-            load_corpus(corpus_folder(command)),
-        )
     else:
         folder = command.output or Path("runs") / command.recipe.stem
         number = 2
-        while (folder / "run.json").exists():
-            if command.output is not None:
-                raise ValueError(
-                    f"{folder} holds a run already. Choose another --output, or --resume {folder}/checkpoints."
-                )
+        while command.output is None and (folder / "run.json").exists():
             folder = Path("runs") / f"{command.recipe.stem}-{number}"
             number += 1
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,8 +253,8 @@ def conclude(display: Display, info: CorpusInfo, folder: Path) -> None:
     newest = checkpoint.latest(folder / "checkpoints")
     places = [
         ("checkpoint", str(newest) if newest else "none was asked for"),
-        ("TensorBoard", f"tensorboard --logdir {folder / 'tensorboard'}"),
-        ("plot of the loss", f"python -m tools.plot {folder}"),
+        ("TensorBoard", shlex.join(["tensorboard", "--logdir", str(folder / "tensorboard")])),
+        ("plot of the loss", shlex.join(["python", "-m", "tools.plot", str(folder)])),
     ]
     print(
         "\n".join(["", "done:", *summary(display.history, display.evaluations, info.unigram_entropy), *table(places)])

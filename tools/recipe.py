@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import types
 import typing
@@ -29,7 +30,7 @@ class DataRecipe:
     vocab_size: int = 2048
     """Pieces of the tokenizer."""
     held_out: float = 0.02
-    """Share of the documents kept for evaluation."""
+    """Share of the words kept for evaluation, in whole documents. 0: none, and no evaluation."""
     capacity: int = 128
     """Token slots of a pack."""
     max_length: int = 128
@@ -143,12 +144,13 @@ class Recipe:
     def __post_init__(self) -> None:
         for section, name, least in _AT_LEAST:
             value = getattr(getattr(self, section), name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:  # which NaN is not either
                 raise ValueError(f"{section}.{name} must be at least {least}. Got {value}.")
         for section, name in (("optimizer", "lr"), ("optimizer", "clip"), ("model", "std")):
-            if getattr(getattr(self, section), name) <= 0:
-                raise ValueError(f"{section}.{name} must be above 0. Got {getattr(getattr(self, section), name)}.")
-        for section, name in (("data", "held_out"), ("data", "short_probability"), ("optimizer", "warmup")):
+            value = getattr(getattr(self, section), name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{section}.{name} must be above 0 and finite. Got {value}.")
+        for section, name in _SHARES:
             value = getattr(getattr(self, section), name)
             if not 0 <= value < 1:
                 raise ValueError(f"{section}.{name} must be at least 0 and below 1. Got {value}.")
@@ -178,6 +180,13 @@ _AT_LEAST: tuple[tuple[str, str, float], ...] = (
     ("run", "log_every", 1),
     ("run", "evaluate_every", 0),
     ("run", "checkpoint_every", 0),
+)
+_SHARES: tuple[tuple[str, str], ...] = (
+    ("data", "held_out"),
+    ("data", "short_probability"),
+    ("optimizer", "warmup"),
+    ("optimizer", "beta1"),
+    ("optimizer", "beta2"),
 )
 
 

@@ -62,6 +62,7 @@ class Trainer:
                     display.evaluation(self.evaluate(done, loader.layout.packs_per_rank))
                 if _is_due(done, run.checkpoint_every, run.steps):
                     self.save(checkpoints, done)
+                    display.flush()
                 if done >= run.steps:
                     return
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tensor3d.attention import Backend, attention
 from tensor3d.cube import Cube
 from tensor3d.faces import check_divides
-from tensor3d.layers.dropout import check_streams
+from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.sequences import Sequences
 
@@ -28,7 +28,7 @@ class Attention3D(nn.Module):
         dropout: of the attention probabilities.
 
     Raises:
-        ValueError: sizes that do not divide, named with the axis.
+        ValueError: sizes that do not divide, named with the axis; a dropout as `Dropout3D` refuses it.
     """
 
     def __init__(
@@ -49,8 +49,7 @@ class Attention3D(nn.Module):
         check_divides("hidden", hidden, cube, "z")
         if hidden % heads:
             raise ValueError(f"hidden must divide by heads={heads}. Got {hidden}.")
-        if dropout:
-            check_streams(dropout, cube)
+        check_dropout(dropout, cube)
         self.heads, self.head_dim, self.cube = heads, hidden // heads, cube
         self.causal, self.dropout, self.backend = causal, dropout, backend
         self.qkv = Linear3D(hidden, 3 * hidden, cube, "z", bias, std=std)

@@ -18,10 +18,7 @@ class Dropout3D(nn.Module):
 
     def __init__(self, p: float, cube: Cube) -> None:
         super().__init__()
-        if not 0.0 <= p < 1.0:
-            raise ValueError(f"the dropout probability must be at least 0 and below 1. Got {p}.")
-        if p > 0.0:
-            check_streams(p, cube)
+        check_dropout(p, cube)
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,9 +28,11 @@ class Dropout3D(nn.Module):
         return f"p={self.p}"
 
 
-def check_streams(p: float, cube: Cube) -> None:
-    """Raises ValueError where dropout would draw the same masks on all ranks."""
-    if cube.shape.ranks > 1 and not cube.seeded:
+def check_dropout(p: float, cube: Cube) -> None:
+    """Raises ValueError for what is no probability, and where dropout would draw the same masks on all ranks."""
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"the dropout probability must be at least 0 and below 1. Got {p}.")
+    if p > 0.0 and cube.shape.ranks > 1 and not cube.seeded:
         raise ValueError(
             f"dropout of {p} on {cube.shape} needs random streams that differ by rank. Call cube.manual_seed(seed) "
             "before the model is made."

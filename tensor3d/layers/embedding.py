@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from tensor3d.cube import Cube
 from tensor3d.faces import check_activation, check_divides
 from tensor3d.layout import chunk_bounds, matrix, table, vector
+from tensor3d.ledger import asked_for
 from tensor3d.matmul import gather_slab, matmul, scatter_slab
 from tensor3d.parameters import constant, normal, use
 from tensor3d.rows import check_numbers, lookup, own_rows
@@ -116,6 +117,7 @@ class _Slab(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         cube, weight = ctx.cube, ctx.weight
-        scattering = scatter_slab(gradient.to(weight.dtype), weight, cube)
-        cube.ledger.hand_in(weight, scattering, cube.over(*matrix("z").sum_over))
+        if all(asked_for(ctx, weight)):
+            scattering = scatter_slab(gradient.to(weight.dtype), weight, cube)
+            cube.ledger.hand_in(weight, scattering, cube.over(*matrix("z").sum_over))
         return None, None

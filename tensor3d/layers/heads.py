@@ -43,8 +43,9 @@ class NarrowHead3D(nn.Module):
             raise ValueError(
                 f"NarrowHead3D on face {self.face} needs the local shape (rows, {columns}). Got {tuple(x.shape)}."
             )
-        logits = sum_copies(x @ use(self.weight, narrow(self.face), self.cube).t(), self.cube.axis(self.face))
-        return logits if self.bias is None else logits + use(self.bias, copies(self.face), self.cube)
+        weight = use(self.weight, narrow(self.face), self.cube).to(x.dtype)
+        logits = sum_copies(x @ weight.t(), self.cube.axis(self.face))
+        return logits if self.bias is None else logits + use(self.bias, copies(self.face), self.cube).to(logits.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.in_features} on face {self.face} -> {self.classes} copies, on {self.cube.shape}"

@@ -39,7 +39,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
         Sum the losses over rows with `sum_copies(..., cube.over("data", "x", other(face)))`.
 
     Raises:
-        ValueError: local shapes that do not fit.
+        ValueError: local shapes that do not fit, or (on the CPU) a label that is none; on a device its loss is nan.
     """
     check_face(face)
     axis = cube.axis(face)
@@ -49,7 +49,15 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
             f"cross-entropy over {vocab} entries on face {face} needs logits (rows, {last - first}) and labels (rows,)"
             f". Got {tuple(logits.shape)} and {tuple(labels.shape)}."
         )
+    if labels.device.type == "cpu":  # on a device this would wait for it
+        wrong = labels[~_are_labels(labels, vocab)]
+        if wrong.numel():
+            raise ValueError(f"labels must be at least 0 and below {vocab}, or {IGNORED}. Got {int(wrong[0])}.")
     return _CrossEntropy.apply(logits, labels, vocab, axis)
+
+
+def _are_labels(labels: Tensor, vocab: int) -> Tensor:
+    return (labels == IGNORED) | ((labels >= 0) & (labels < vocab))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -66,6 +74,7 @@ class _CrossEntropy(torch.autograd.Function):
         log_sum = top + (exponentials * (largest - top).exp()).sum(0).log()
         counts = labels != IGNORED
         losses = torch.where(counts, log_sum - label_logits.sum(0), 0)
+        losses.masked_fill_(~_are_labels(labels, vocab), math.nan)
         # The place inside the winner's slice; the slices before it are all of full size.
         place = places.gather(0, winner.unsqueeze(0))[0].long() + winner * -(-vocab // axis.size)
         ctx.save_for_backward(logits, log_sum, target, owned, counts)
@@ -89,5 +98,6 @@ def _row_statistics(logits: Tensor, target: Tensor, owned: Tensor) -> Tensor:
         return empty.expand(logits.shape[0], 4)
     largest, place = logits.max(1)
     exponentials = (logits - largest.unsqueeze(1)).exp_().sum(1)
-    label_logits = logits.gather(1, target.unsqueeze(1))[:, 0] * owned
+    # Chosen, not multiplied: where no label is owned, the entry looked at may be -inf.
+    label_logits = torch.where(owned, logits.gather(1, target.unsqueeze(1))[:, 0], 0)
     return torch.stack([largest, exponentials, label_logits, place.to(logits.dtype)], 1)

@@ -15,6 +15,7 @@ from tensor3d.collectives import Axis, all_reduce
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_divides, check_face
 from tensor3d.layout import local, vector
+from tensor3d.ledger import asked_for
 from tensor3d.parameters import constant
 from tensor3d.statistics import gather_statistics
 
@@ -107,9 +108,10 @@ class _LayerNorm(torch.autograd.Function):
         # sum over columns of g and of g * normal, with g = dy * weight, as two matrix-vector products
         summing = all_reduce(torch.stack([wide_dy @ gain, product @ gain], -1), axis)
         over = cube.over(*vector(ctx.face).sum_over)
-        if ctx.needs_input_grad[1]:
+        needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
+        if needs_weight:
             cube.ledger.hand_in(ctx.weight, product.sum(0), over)
-        if ctx.needs_input_grad[2]:
+        if needs_bias:
             cube.ledger.hand_in(ctx.bias, wide_dy.sum(0), over)
         means = summing.wait() / (x.shape[1] * axis.size)
         dx = (wide_dy * gain).sub_(means[:, :1]).sub_(normal.mul_(means[:, 1:])).mul_(rstd)
@@ -159,7 +161,7 @@ class _RMSNorm(torch.autograd.Function):
         wide_dy, normal = dy.to(rrms.dtype), x.to(rrms.dtype) * rrms
         product, gain = wide_dy * normal, local(weight).to(rrms.dtype)
         summing = all_reduce((product @ gain).unsqueeze(1), axis)
-        if ctx.needs_input_grad[1]:
+        if all(asked_for(ctx, ctx.weight)):
             cube.ledger.hand_in(ctx.weight, product.sum(0), cube.over(*vector(ctx.face).sum_over))
         mean = summing.wait() / (x.shape[1] * axis.size)
         dx = (wide_dy * gain).sub_(normal.mul_(mean)).mul_(rrms)

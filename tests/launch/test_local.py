@@ -78,6 +78,7 @@ def python_that(checkout: Path, body: str) -> None:
             "small.toml --name 'two words' -- --cube --dry-run",
             "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --name two\\ words --cube --dry-run",
         ),
+        ("--cube 2x2x2 small.toml -h", "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 -h"),
         ("small.toml --help", "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --help"),
     ],
 )

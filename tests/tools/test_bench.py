@@ -146,6 +146,13 @@ def test_bad_calls_start_no_process(
     assert captured.out == ""
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["step", str(recipe), "--corpus", str(recipe / "below" / "a file")]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("tools.bench: ")
+    assert captured.err.count("\n") == 1
+
+
 def test_under_torchrun_cubes_of_different_sizes_are_refused(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -311,9 +311,11 @@ def test_a_damaged_corpus_is_named(text: Path, tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["prepare", "--source", str(tmp_path / "none"), "--output", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["corpus", *arguments])
-    assert main() == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    text = tmp_path / "text.txt"
+    text.write_text("A file, below which there can be no folder.")
+    for source, output in ((tmp_path / "none", tmp_path / "out"), (text, text / "out" / "below")):
+        monkeypatch.setattr(sys, "argv", ["corpus", "prepare", "--source", str(source), "--output", str(output)])
+        assert main() == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,12 +18,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.ranks import run_ranks
 from tools import pretrain
+from tools.corpus.info import CorpusInfo
+from tools.metrics import StepMetrics, summary
 from tools.recipe import OptimizerRecipe
 from tools.trainer import learning_rate
 
 
 def arguments(recipe: Path, output: Path, *more: str) -> list[str]:
-    return [str(recipe), "--output", str(output), "--corpus", str(recipe.parent / "corpus"), *more]
+    where = [] if "--resume" in more else ["--output", str(output)]  # a resumed run has its folder
+    return [str(recipe), *where, "--corpus", str(recipe.parent / "corpus"), *more]
 
 
 def on_rank(recipe: Path, output: Path, more: list[str]) -> int:
@@ -147,7 +156,9 @@ def test_accumulation_gives_the_same_losses(recipe: Path, tmp_path: Path) -> Non
         (["--data.max-length", "64"], "data.max_length=64 is longer than a pack of data.capacity=32"),
         (["--data.source", "/nowhere/text"], "/nowhere/text does not exist"),
         (["--data.vocab-size", "9000"], "the corpus is too small for a vocabulary of 9000 pieces"),
-        (["--resume", "/nowhere"], "/nowhere is not a checkpoint"),
+        (["--resume", "/nowhere"], "--output and --resume exclude each other"),
+        (["--optimizer.beta2", "1.5"], "optimizer.beta2 must be at least 0 and below 1. Got 1.5."),
+        (["--optimizer.lr", "nan"], "optimizer.lr must be above 0 and finite. Got nan."),
     ],
 )
 def test_bad_calls(
@@ -184,6 +195,96 @@ def test_an_empty_corpus(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "corpus").exists()
 
 
+@pytest.mark.parametrize("more", [[], ["--prepare-only", "--cube", "1x2x1"]])
+def test_an_output_that_cannot_be_is_told_before_anything_is_made(
+    recipe: Path, tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    corpus = ["--corpus", str(tmp_path / "corpus")]
+    for output in (file, file / "run"):
+        assert pretrain.main([str(recipe), "--output", str(output), *corpus, *more]) == 2
+        assert f"{file} is a file" in capsys.readouterr().err
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "run.json").write_text("{}")
+    assert pretrain.main([str(recipe), "--output", str(taken), *corpus, *more]) == 2
+    assert f"{taken} holds a run already" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "/full/run.json")
+
+
+def without_space(recipe: Path, output: Path, more: list[str]) -> int:
+    pretrain.make_run_folder = no_space  # type: ignore[assignment]  # in this process alone
+    return on_rank(recipe, output, more)
+
+
+def test_what_the_system_refuses_is_one_line_and_ends_every_rank(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_ranks(2, without_space, recipe, tmp_path / "run", ["--cube", "1x2x1"]) == [2, 2]
+    monkeypatch.setattr(pretrain, "make_run_folder", no_space)
+    assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
+    assert capsys.readouterr().err.endswith(
+        "tools.pretrain: /full/run.json cannot be read or written: No space left on device.\n"
+    )
+
+
+def test_what_the_trainer_refuses_leaves_no_folder(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with a run.json in it would be taken for a run, and refused to the next attempt."""
+
+    def refuse(*_: object) -> None:
+        raise ValueError("not on this cube")
+
+    monkeypatch.setattr(pretrain, "Trainer", refuse)
+    assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
+    assert "not on this cube" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corpus_that_another_run_replaces(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare = pretrain.prepare_corpus
+
+    def replaced(command: pretrain.Command, *, shown: bool) -> CorpusInfo:
+        return dataclasses.replace(prepare(command, shown=shown), fingerprint="before")
+
+    monkeypatch.setattr(pretrain, "prepare_corpus", replaced)
+    assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
+    assert "was replaced while this run began" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_one_line_and_a_run_can_be_resumed_by_its_folder(recipe: Path, tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    more = ["--run.steps", "100000", "--run.evaluate-every", "0", "--run.checkpoint-every", "5"]
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tools.pretrain", *arguments(recipe, run, *more)], stdout=stream, stderr=stream
+        )
+        try:
+            end = time.monotonic() + 60
+            while not (run / "checkpoints" / "step-00000005").is_dir():
+                assert time.monotonic() < end, log.read_text()
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+            process.wait()
+    assert "tools.pretrain: stopped." in log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert {1, 2, 3, 4, 5} <= set(losses(run))
+    assert pretrain.resume_folder(run) == pretrain.resume_folder(run / "checkpoints")
+
+
 def test_a_folder_that_is_no_checkpoint(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain.main(arguments(recipe, tmp_path / "run", "--resume", str(tmp_path))) == 2
     assert f"{tmp_path} is not a checkpoint" in capsys.readouterr().err
@@ -205,8 +306,10 @@ def test_a_checkpoint_of_another_run(
     before = sorted(finished.rglob("*"))
     corpus = tmp_path / "corpus"
     shutil.copytree(recipe.parent / "corpus", corpus)  # another seed prepares it anew
-    assert pretrain.main([str(recipe), "--corpus", str(corpus), "--resume", str(folder), *more]) == 2
-    assert message in capsys.readouterr().err
+    call = [str(recipe), "--corpus", str(corpus), "--resume", str(folder), *more]
+    for alone in ([], ["--prepare-only", "--cube", "1x2x1"]):  # also before any other process is started
+        assert pretrain.main([*call, *alone]) == 2
+        assert message in capsys.readouterr().err
     assert sorted(finished.rglob("*")) == before
 
 
@@ -231,6 +334,14 @@ def test_learning_rate_rises_and_falls_linearly() -> None:
     assert [learning_rate(step, 10, recipe) for step in range(10)] == pytest.approx(
         [0.5, 1.0, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
     )
+
+
+def test_the_summary_says_on_which_side_of_the_entropy_the_loss_is() -> None:
+    step = StepMetrics(
+        **{field.name: 1 for field in dataclasses.fields(StepMetrics)}  # type: ignore[arg-type]
+    )
+    assert "1.250 nats; the loss is 0.250 below it" in "\n".join(summary([step], [], 1.25))
+    assert "0.500 nats; the loss is 0.500 above it" in "\n".join(summary([step], [], 0.5))
 
 
 def test_no_decay_for_vectors(recipe: Path) -> None:

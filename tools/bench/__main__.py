@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return parse(arguments).run(arguments)
-    except ValueError as problem:
+    except (ValueError, OSError) as problem:
         print(f"tools.bench: {problem}", file=sys.stderr, flush=True)
         return 2
     except RankFailedError as problem:

@@ -41,7 +41,7 @@ def main() -> int:
     """Exit status 2 for what the user can mend, said in one line."""
     try:
         app.cli(prog="python -m tools.corpus")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

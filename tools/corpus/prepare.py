@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import compress, islice
 from pathlib import Path
@@ -192,4 +193,6 @@ def _check_replaceable(output: Path) -> None:
 
 
 def _shown(items: Iterable[_Item], what: str, unit: str, progress: bool) -> Iterator[_Item]:
-    yield from tqdm(items, desc=what, unit=f" {unit}", disable=not progress)
+    # A terminal is redrawn in place; a log file gets a line now and then.
+    interval = 0.1 if sys.stderr.isatty() else 10.0
+    yield from tqdm(items, desc=what, unit=f" {unit}", disable=not progress, mininterval=interval)
