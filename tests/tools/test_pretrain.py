@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -260,13 +261,28 @@ def test_a_corpus_that_another_run_replaces(
     assert "was replaced while this run began" in capsys.readouterr().err
 
 
+def interrupted(process: subprocess.Popen[bytes]) -> int:
+    """The status after Ctrl-C. Once in some thirty times Python is in a place that swallows exceptions (a finaliser, a
+    callback) and the first Ctrl-C is lost; then one presses it again.
+    """
+    for _ in range(4):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(20)
+    raise AssertionError("the run does not hear Ctrl-C")
+
+
 @pytest.mark.slow
 def test_ctrl_c_is_one_line_and_a_run_can_be_resumed_by_its_folder(recipe: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     more = ["--run.steps", "100000", "--run.evaluate-every", "0", "--run.checkpoint-every", "5"]
     with log.open("w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tools.pretrain", *arguments(recipe, run, *more)], stdout=stream, stderr=stream
+            [sys.executable, "-m", "tools.pretrain", *arguments(recipe, run, *more)],
+            stdout=stream,
+            stderr=stream,
+            # What is started in the background of a script ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             end = time.monotonic() + 60
@@ -274,8 +290,7 @@ def test_ctrl_c_is_one_line_and_a_run_can_be_resumed_by_its_folder(recipe: Path,
                 assert time.monotonic() < end, log.read_text()
                 assert process.poll() is None, log.read_text()
                 time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
+            assert interrupted(process) == 130
         finally:
             process.kill()
             process.wait()
