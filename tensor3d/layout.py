@@ -18,6 +18,7 @@ The rows axis of face z is y, that of face y is z. A gradient is *not* summed ov
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class Layout:
     def dim_cut_by(self, axis: AxisName) -> int | None:
         return dict(self.cut).get(axis)
 
-    @property
+    @cached_property
     def placements(self) -> tuple[Placement, ...]:
         """DTensor's, in the order of the cube's mesh."""
         dims = (self.dim_cut_by(axis) for axis in MESH_AXES)
@@ -78,16 +79,20 @@ def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     return min(index * step, size), min((index + 1) * step, size)
 
 
+# Cached: layers ask for them at every use, in every step.
+@cache
 def matrix(face: Face) -> Layout:
     """The weight of a product that reads `face`, stored as [out, in]."""
     return Layout(cut=((other(face), 0), (face, 1), ("x", 0)), sum_over=("data",))
 
 
+@cache
 def vector(face: Face) -> Layout:
     """A vector along the columns of `face`."""
     return Layout(cut=((face, 0),), sum_over=("data", "x", other(face)))
 
 
+@cache
 def table(face: Face) -> Layout:
     """A small table whose rows are added to the rows of `face`: positions, token types."""
     return Layout(cut=((face, 1),), sum_over=("data", "x", other(face)))
@@ -98,6 +103,7 @@ def narrow(face: Face) -> Layout:
     return table(face)
 
 
+@cache
 def copies(face: Face) -> Layout:
     """A small tensor, whole on every rank, that meets rows of `face` which are equal over the face's columns axis."""
     return Layout(sum_over=("data", "x", other(face)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 from collections.abc import Callable
@@ -140,7 +141,7 @@ def sums(*names: str) -> Callable[[Face], Layout]:
     """The layout of a vector, but for its sum; `Layout` itself would refuse to name an axis twice."""
 
     def vector_summed_over(face: Face) -> Layout:
-        layout = vector(face)
+        layout = copy.copy(vector(face))
         object.__setattr__(layout, "sum_over", names)
         return layout
 
