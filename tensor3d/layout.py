@@ -67,11 +67,6 @@ class Layout:
                 bounds[dim] = (start + first, start + last)
         return tuple(slice(*bound) for bound in bounds)
 
-    def copies(self, cube: Cube) -> int:
-        """How many ranks hold the same block."""
-        held = [cube.axis(axis).size for axis, _ in self.cut]
-        return cube.shape.ranks // int(torch.Size(held).numel())
-
 
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     """Where chunk `index` of `parts` starts and ends: ceil(size/parts) each, the last ones shorter or empty."""
