@@ -59,6 +59,33 @@ def run_ranks(world: int, body: Callable[..., Any], *args: Any, timeout: float =
             pipe.close()
 
 
+def run_survivors(world: int, lost: int, body: Callable[..., Any], *args: Any, timeout: float = 60.0) -> dict[int, Any]:
+    """Like `run_ranks`, of ranks of which `lost` does not live to return; results of the others by rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes, processes = {}, []
+    try:
+        for rank in range(world):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_rank_main, args=(theirs, body, args, rank, world, store.port, timeout))
+            process.start()
+            theirs.close()
+            pipes[rank] = ours
+            processes.append(process)
+        results = {}
+        for rank, pipe in pipes.items():
+            if rank != lost:
+                assert wait([pipe], timeout), f"rank {rank} hangs"
+                ok, results[rank] = pickle.loads(pipe.recv_bytes())
+                assert ok, results[rank]
+        return results
+    finally:
+        for process in processes:
+            process.kill()  # also one that is stopped
+            process.join()
+
+
 def _collect(pipes: list[Connection], processes: list[Any], timeout: float) -> list[Any]:
     results: dict[int, Any] = {}
     rank_of = {id(pipe): rank for rank, pipe in enumerate(pipes)}

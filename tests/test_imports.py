@@ -21,8 +21,9 @@ ROOTS = ("tensor3d", "models", "tools")
 LEVELS = (
     ("seeds", "shape", "traffic"),
     ("collectives",),
-    ("ledger", "rendezvous"),
+    ("gloo", "ledger", "rendezvous", "rollcall"),
     ("cube",),
+    ("peers",),
     ("faces",),
     ("layout",),
     ("parameters",),
