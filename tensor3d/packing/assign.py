@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from tensor3d.packing.plan import Plan
 
+_PACKS_AT_ONCE = 2**20
+"""Packs that are put in their random order together, to spare memory."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Packs:
@@ -30,8 +33,11 @@ class Packs:
 
     def totals(self, values: NDArray[np.integer]) -> NDArray[np.int64]:
         """int64 (packs,): `values`, one number a sequence, summed over each pack."""
-        # No pack is empty, which is what reduceat asks for.
-        return np.add.reduceat(values[self.sequences], self.offsets[:-1], dtype=np.int64)
+        # For a pack of no sequence reduceat would give the next one's first value.
+        filled = np.flatnonzero(np.diff(self.offsets))
+        sums = np.zeros(len(self), dtype=np.int64)
+        sums[filled] = np.add.reduceat(values[self.sequences], self.offsets[filled], dtype=np.int64)
+        return sums
 
 
 def assign(plan: Plan, lengths: NDArray[np.integer], rng: np.random.Generator) -> Packs:
@@ -47,23 +53,51 @@ def assign(plan: Plan, lengths: NDArray[np.integer], rng: np.random.Generator) -
     """
     lengths = np.asarray(lengths)
     _check(plan, lengths)
-    # Numpy sorts 16-bit keys by radix, in linear time.
-    key = np.dtype(np.uint16 if plan.capacity < 2**16 else np.int64)
+    sizes = np.array([len(strategy.lengths) for strategy in plan.strategies])
+    repeats = np.array([strategy.repeat for strategy in plan.strategies])
+    planned = _in_plan_order(plan, _by_length(lengths, rng))
 
-    rows = np.array([len(strategy.lengths) for strategy in plan.strategies], dtype=np.int64)
-    first = np.cumsum(rows) - rows
-    slots = np.array([length for strategy in plan.strategies for length in strategy.lengths], dtype=key)
-
-    chosen = np.repeat(np.arange(len(rows)), [strategy.repeat for strategy in plan.strategies])
-    rng.shuffle(chosen)
-    offsets = np.concatenate(([0], np.cumsum(rows[chosen])))
-    wanted = slots[np.repeat(first[chosen] - offsets[:-1], rows[chosen]) + np.arange(offsets[-1])]
-
-    # The n-th slot of a length gets the n-th sequence of that length in shuffled order.
-    shuffled = rng.permutation(len(lengths))
+    # Where each pack begins in `planned`, and how many sequences it holds.
+    held = np.repeat(sizes, repeats)
+    begins = np.cumsum(held) - held
+    shuffled = rng.permutation(len(held))
+    held, begins = held[shuffled], begins[shuffled]
+    del shuffled
+    offsets = np.concatenate(([0], np.cumsum(held)))
     sequences = np.empty(len(lengths), dtype=np.int64)
-    sequences[np.argsort(wanted, kind="stable")] = shuffled[np.argsort(lengths[shuffled].astype(key), kind="stable")]
+    for first in range(0, len(held), _PACKS_AT_ONCE):
+        part = slice(first, first + _PACKS_AT_ONCE)
+        begin, end = offsets[first], offsets[min(part.stop, len(held))]
+        sequences[begin:end] = planned[np.repeat(begins[part] - offsets[:-1][part], held[part]) + np.arange(begin, end)]
     return Packs(offsets=offsets, sequences=sequences)
+
+
+def _by_length(lengths: NDArray[np.integer], rng: np.random.Generator) -> NDArray[np.integer]:
+    """(sequences,): sequences of the shortest length first, those of one length in random order."""
+    # Numpy sorts 16-bit keys by radix, in linear time.
+    key = np.dtype(np.uint16 if lengths.max() < 2**16 else np.int64)
+    order = np.argsort(lengths.astype(key, copy=False), kind="stable")
+    order = order.astype(np.int32 if len(order) < 2**31 else np.int64, copy=False)
+    ends = np.cumsum(np.bincount(lengths))
+    for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        rng.shuffle(order[begin:end])
+    return order
+
+
+def _in_plan_order(plan: Plan, by_length: NDArray[np.integer]) -> NDArray[np.integer]:
+    """(sequences,): those of the first pack of the first strategy, of the second, and so on."""
+    counts = plan.histogram()
+    next_of = (np.cumsum(counts) - counts).tolist()
+    planned = np.empty_like(by_length)
+    begin = 0
+    for strategy in plan.strategies:
+        size, repeat = len(strategy.lengths), strategy.repeat
+        packs = planned[begin : begin + size * repeat].reshape(repeat, size)
+        for slot, length in enumerate(strategy.lengths):
+            packs[:, slot] = by_length[next_of[length] : next_of[length] + repeat]
+            next_of[length] += repeat
+        begin += size * repeat
+    return planned
 
 
 def _check(plan: Plan, lengths: NDArray[np.integer]) -> None:

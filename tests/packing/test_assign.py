@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import numpy as np
@@ -43,6 +44,24 @@ def test_packs_and_sequences_are_shuffled_by_the_generator_alone() -> None:
     assert (np.diff(kinds) != 0).sum() > 20
     sixes = first.sequences[lengths[first.sequences] == 6]
     assert (np.diff(sixes) < 0).sum() > 50
+
+
+def test_every_sequence_may_come_into_any_pack_of_its_length() -> None:
+    lengths = np.array([6, 4, 4, 6])
+    plan = lpfhp(np.bincount(lengths), 10, 2)
+    seen = {tuple(assign(plan, lengths, np.random.default_rng(seed)).sequences.tolist()) for seed in range(100)}
+    # Two packs in either order, one of two sixes first, one of two fours.
+    assert seen == {(0, 1, 3, 2), (0, 2, 3, 1), (3, 1, 0, 2), (3, 2, 0, 1)}
+
+
+def test_more_packs_than_are_ordered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.repeat([6, 4, 3], 50)
+    plan = lpfhp(np.bincount(lengths), 10, 3)
+    whole = assign(plan, lengths, np.random.default_rng(3))
+    monkeypatch.setattr(sys.modules["tensor3d.packing.assign"], "_PACKS_AT_ONCE", 7)
+    parts = assign(plan, lengths, np.random.default_rng(3))
+    np.testing.assert_array_equal(whole.sequences, parts.sequences)
+    np.testing.assert_array_equal(whole.offsets, parts.offsets)
 
 
 def test_packs_outside_are_refused() -> None:

@@ -1,0 +1,270 @@
+"""Packing sequences as they come: for corpora that never end, and for capacities at which no plan can be made.
+
+A pack is begun with the sequence that has waited longest, and completed so that it is full to the last slot. Of the
+ways to do that, the one is taken whose sequences have waited longest together. That rule is MaxWeight of queueing
+theory (Tassiulas and Ephremides, 1992; for packing: Maguluri, Srikant and Ying, 2012) with waiting times as weights: a
+length that others leave over grows old, is preferred for it, and so no length piles up.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensor3d.packing.limits import Limits
+from tensor3d.packing.waiting import Waiting
+
+WINDOW = 4096
+"""Sequences that wait, by default."""
+_TAKEN_BLINDLY = 3
+"""While this many sequences of average length fit, a pack need not be completed yet."""
+_SLACK = 512
+"""One slot in this many may stay empty rather than two sequences be taken that have waited less than the one."""
+
+
+class StreamPacker:
+    """Packs an endless stream of sequences, keeping a bounded number of them waiting.
+
+    Sequences are numbered from 0 in the order of their coming. A pack is finished whenever the window is full; a
+    sequence that leaves room for no other one is a pack at once. What comes out is a function of the lengths and the
+    arguments alone, and the same whether they come one by one or together.
+
+    No sequence waits for ever: every pack that is not finished at once takes the sequence that has waited longest, so a
+    sequence lies in one of the `window` such packs after it has come.
+
+    Args:
+        capacity: token slots of a pack.
+        max_sequences: sequences of a pack, at most. None: no limit but the capacity.
+        budget: a second limit: the sum of `costs[length]` over a pack, at most. Costs are expected not to fall with the
+            length; where they do, packs keep the budget but are less full.
+        costs: whole numbers (capacity + 1 or more,).
+        window: sequences that wait, at most.
+
+    Raises:
+        ValueError: a window that is no whole number or below 1, or see `Limits`.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        max_sequences: int | None = None,
+        *,
+        budget: int | None = None,
+        costs: Sequence[int] | NDArray[np.integer] | None = None,
+        window: int = WINDOW,
+    ) -> None:
+        self._limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
+        if not isinstance(window, int) or window < 1:
+            raise ValueError(f"window must be a whole number of sequences, at least 1. Got {window!r}.")
+        self._window = window
+        # Dearest cost up to each length: a bisection finds the longest length that a rest of the budget pays.
+        self._dearest = [] if self._limits.costs is None else list(accumulate(self._limits.costs, max))
+        self._waiting = Waiting(self._limits)
+        self._next = 0
+        self._longest = 0
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have come and are in no pack yet."""
+        return self._waiting.sequences
+
+    def add(self, length: int) -> list[int] | None:
+        """Takes the next sequence.
+
+        Args:
+            length: its tokens.
+
+        Returns:
+            Numbers of the sequences of the pack that this one has finished, if it has.
+
+        Raises:
+            ValueError: a length that is no whole number from 1 to the capacity, or that costs more than the budget. It
+                is not counted then.
+        """
+        return self._add(self._checked(length))
+
+    def feed(self, lengths: Iterable[int] | NDArray[np.integer]) -> list[list[int]]:
+        """Takes several sequences; returns the packs that they have finished.
+
+        Raises:
+            ValueError: see `add`; none of the sequences is taken then.
+        """
+        checked = [
+            self._checked(length) for length in (lengths.tolist() if isinstance(lengths, np.ndarray) else lengths)
+        ]
+        return [pack for pack in map(self._add, checked) if pack is not None]
+
+    def flush(self) -> list[list[int]]:
+        """Packs of all that wait. More sequences may come afterwards."""
+        packs = []
+        while self._waiting.sequences:
+            # Nothing will come that the long ones could wait for, so the short ones are kept to fill up with.
+            packs.append(self._complete(self._waiting.longest(self._limits.capacity)))
+        return packs
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that what comes next depends on, as plain numbers and lists: JSON and pickle can hold it."""
+        return {
+            **self._settings(),
+            "next": self._next,
+            "waiting": [list(each) for each in self._waiting],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where another packer with the same arguments was when it gave its `state_dict`.
+
+        Raises:
+            ValueError: the other one had other arguments, or this is no such state.
+        """
+        for name, value in self._settings().items():
+            if name not in state or state[name] != value:
+                raise ValueError(
+                    f"the state is of a packer with another {name}: {state.get(name)!r} where this one has {value!r}. "
+                    "Make the packer with the same arguments, or begin without the state."
+                )
+        self._waiting, self._next = self._stock_of(state)
+        self._longest = max((length for _, length in self._waiting), default=0)
+
+    def _settings(self) -> dict[str, Any]:
+        limits = self._limits
+        return {
+            "capacity": limits.capacity,
+            "max_sequences": limits.max_sequences,
+            "budget": limits.budget,
+            "costs": None if limits.costs is None else list(limits.costs),
+            "window": self._window,
+        }
+
+    def _stock_of(self, state: Mapping[str, Any]) -> tuple[Waiting, int]:
+        stock, last = Waiting(self._limits), -1
+        try:
+            following = operator.index(state["next"])
+            for number, length in state["waiting"]:
+                if not last < number < following:
+                    raise ValueError(f"sequence {number} is out of order or out of range")
+                stock.push(self._checked(length), number)
+                last = number
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ValueError(
+                f"this is no state of a packer ({type(problem).__name__}: {problem}). Give what state_dict() returned."
+            ) from None
+        if stock.sequences >= self._window:
+            raise ValueError(
+                f"{stock.sequences} sequences wait in a state of a window of {self._window}; it is damaged."
+            )
+        return stock, following
+
+    def _checked(self, length: int) -> int:
+        limits = self._limits
+        try:
+            length = operator.index(length)
+        except TypeError:
+            raise ValueError(f"a length must be a whole number. Got {length!r}.") from None
+        if not 1 <= length <= limits.capacity:
+            raise ValueError(
+                f"a length must lie between 1 and the capacity of {limits.capacity}. Got {length}. "
+                "Truncate the sequences or raise the capacity."
+            )
+        cost = limits.cost_of(length)
+        if limits.budget is not None and cost > limits.budget:
+            raise ValueError(
+                f"a sequence of {length} tokens costs {cost}, more than the budget of {limits.budget} of a whole pack. "
+                "Raise the budget or shorten the sequences."
+            )
+        return length
+
+    def _add(self, length: int) -> list[int] | None:
+        number = self._next
+        self._next += 1
+        if length == self._limits.capacity or self._limits.max_sequences == 1:
+            return [number]
+        self._waiting.push(length, number)
+        self._longest = max(self._longest, length)
+        if self._waiting.sequences < self._window:
+            return None
+        return self._complete(self._waiting.oldest(1, self._limits.capacity))
+
+    def _complete(self, length: int) -> list[int]:
+        """A pack that begins with the oldest sequence of this length."""
+        pack: list[int] = []
+        free, slots, budget = self._limits.capacity, self._limits.max_sequences, self._limits.budget
+        chosen: tuple[int, ...] = (length,)
+        while chosen:
+            for length in chosen:
+                pack.append(self._waiting.pop(length))
+                free -= length
+                budget = None if budget is None else budget - self._limits.cost_of(length)
+            slots -= len(chosen)
+            chosen = self._choose(free, slots, budget)
+        return pack
+
+    def _choose(self, free: int, slots: int, budget: int | None) -> tuple[int, ...]:
+        """What to put next into a pack with so much left; () if nothing fits."""
+        stock, high = self._waiting, self._fitting(free, budget)
+        if not (free and slots and high and stock.sequences):
+            return ()
+        # No two sequences are longer than that.
+        if free <= 2 * self._longest and (chosen := self._filling(free, slots, budget)):
+            return chosen
+        mean = stock.tokens / stock.sequences
+        # Where the number of sequences is the tighter limit, short ones would use it up.
+        low = free // slots if free > slots * mean else 1
+        following = stock.oldest(low, high) if slots > 2 else 0
+        if not following:
+            return stock.closest(free, high, budget, slots)
+        if free >= _TAKEN_BLINDLY * mean:
+            return (following,)
+        return self._filling_with(following, free, slots, budget) or stock.closest(free, high, budget, slots)
+
+    def _filling_with(self, length: int, free: int, slots: int, budget: int | None) -> tuple[int, ...]:
+        """This length and one or two more that fill a pack; () if none do."""
+        free, slots = free - length, slots - 1
+        budget = None if budget is None else budget - self._limits.cost_of(length)
+        if not free:
+            return (length,)
+        # Out of the stock for a moment, so that it is not taken twice.
+        number = self._waiting.pop(length)
+        rest = self._filling(free, slots, budget)
+        self._waiting.put_back(length, number)
+        return (length, *rest) if rest else ()
+
+    def _filling(self, free: int, slots: int, budget: int | None) -> tuple[int, ...]:
+        slack = self._limits.capacity // _SLACK
+        return self._waiting.filling(free, slack, self._fitting(free, budget), budget, slots, self._next)
+
+    def _fitting(self, free: int, budget: int | None) -> int:
+        """The longest length for which there is room, 0 if there is none."""
+        return free if budget is None else min(free, bisect_right(self._dearest, budget) - 1)
+
+
+def pack_stream(
+    lengths: Iterable[int],
+    capacity: int,
+    max_sequences: int | None = None,
+    *,
+    budget: int | None = None,
+    costs: Sequence[int] | NDArray[np.integer] | None = None,
+    window: int = WINDOW,
+) -> Iterator[list[int]]:
+    """Packs of a stream, each as the numbers of its sequences, counted from 0; every sequence once.
+
+    Takes from `lengths` only what the next pack needs, so the stream may be endless. See `StreamPacker`.
+
+    Raises:
+        ValueError: see `StreamPacker` (at the call) and `StreamPacker.add` (where the length comes).
+    """
+    packer = StreamPacker(capacity, max_sequences, budget=budget, costs=costs, window=window)
+    return _packs(packer, lengths)
+
+
+def _packs(packer: StreamPacker, lengths: Iterable[int]) -> Iterator[list[int]]:
+    for length in lengths:
+        if (pack := packer.add(length)) is not None:
+            yield pack
+    yield from packer.flush()
