@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensor3d.data import IndexedDataset, SpecialTokens
+from tools.corpus.shards import open_shards
 from tools.corpus.tokenizer import load_tokenizer, special_tokens
 
-INFO, TOKENIZER, TRAIN, HELD_OUT = "corpus.json", "tokenizer.model", "train", "heldout"
-FILES = (INFO, TOKENIZER, *(f"{name}.{kind}" for name in (TRAIN, HELD_OUT) for kind in ("bin", "idx")))
+INFO, TOKENIZER, HELD_OUT = "corpus.json", "tokenizer.model", "heldout"
+REQUIRED = (INFO, TOKENIZER, f"{HELD_OUT}.bin", f"{HELD_OUT}.idx")
+"""Files without which no machine can use a corpus; of the training shards it needs its own only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class CorpusInfo:
     """Share of the words that was asked to be held out."""
     seed: int
     """Chooses the documents that are held out."""
+    shards: int
+    """File pairs that the training documents were dealt into."""
     documents: int
     sentences: int
     words: int
@@ -47,21 +51,22 @@ class Corpus:
 
     info: CorpusInfo
     special: SpecialTokens
-    train: IndexedDataset
+    train: tuple[IndexedDataset | None, ...]
+    """By shard; None for one that is not on this machine."""
     held_out: IndexedDataset
     tokenizer: Path
     """The sentencepiece model."""
 
 
 def load_corpus(output: Path) -> Corpus:
-    """Opens a folder that `prepare` has written.
+    """Opens a folder that `prepare` has written, or a copy of it that lacks some of the training shards.
 
     Raises:
-        ValueError: the folder is no prepared corpus, or a file in it is missing or damaged.
+        ValueError: the folder is no prepared corpus, a file in it is missing or damaged, or it has no shard at all.
     """
     output = Path(output)
     info = read_info(output)
-    missing = [name for name in FILES if not (output / name).is_file()]
+    missing = [name for name in REQUIRED if not (output / name).is_file()]
     if missing:
         raise ValueError(
             f"{output} is incomplete: {', '.join(missing)} is missing. Remove the folder and prepare it again."
@@ -75,7 +80,7 @@ def load_corpus(output: Path) -> Corpus:
     return Corpus(
         info=info,
         special=special_tokens(info.vocab_size),
-        train=IndexedDataset(output / TRAIN),
+        train=open_shards(output, info.shards),
         held_out=IndexedDataset(output / HELD_OUT),
         tokenizer=output / TOKENIZER,
     )

@@ -16,8 +16,9 @@ from tqdm import tqdm
 
 from tensor3d.data import IndexedDataset, IndexedWriter
 from tools.corpus.embedded import EmbeddedSource
-from tools.corpus.info import HELD_OUT, INFO, TOKENIZER, TRAIN, CorpusInfo, load_corpus, read_info, write_info
+from tools.corpus.info import HELD_OUT, INFO, TOKENIZER, CorpusInfo, load_corpus, read_info, write_info
 from tools.corpus.publish import draft_of, publish, taking_turns
+from tools.corpus.shards import TRAIN, check_shards, write_shards
 from tools.corpus.source import Source
 from tools.corpus.spool import Spool
 from tools.corpus.text import TextSource
@@ -38,13 +39,14 @@ def prepare(
     vocab_size: int,
     held_out: float = 0.02,
     seed: int = 0,
+    shards: int = 1,
     progress: bool = False,
 ) -> CorpusInfo:
     """Splits text into sentences, trains a tokenizer on it and writes the documents as ids.
 
     `output` then holds tokenizer.model, train.bin/.idx, heldout.bin/.idx and corpus.json. It appears whole or not at
-    all. If it is there already, made from the same text with the same settings, nothing is written; if the text or a
-    setting has changed, it is replaced.
+    all. If it is there already, made from the same text with the same settings, nothing is written, also where it is a
+    copy without some of the shards; if the text or a setting has changed, it is replaced.
 
     Args:
         source: "embedded", a UTF-8 text file, or a folder of *.txt files; in text a blank line ends a document.
@@ -52,34 +54,41 @@ def prepare(
         vocab_size: pieces of the tokenizer.
         held_out: share of the words that is kept from training, in whole documents, at least one. 0: none.
         seed: chooses the documents that are held out.
+        shards: deals the training documents, whole ones, into so many file pairs of about as many tokens,
+            train-00000-of-00008.bin/.idx and so on, so that machines can keep some of them on their own disks.
         progress: shows what is being done.
 
     Raises:
-        ValueError: a source that is missing, empty, not UTF-8 or too small for the vocabulary or for holding out; a
-            setting out of range; an output that exists and is no prepared corpus.
+        ValueError: a source that is missing, empty, not UTF-8 or too small for the vocabulary, for holding out or for
+            the shards; a setting out of range; an output that exists and is no prepared corpus.
     """
     if not 0 <= held_out < 1:
         raise ValueError(f"held_out is a share of the words, from 0 to below 1. Got {held_out}.")
     if seed < 0:
         raise ValueError(f"seed must be at least 0. Got {seed}.")
+    check_shards(shards)
     output = Path(output)
     text = open_source(source)
-    settings = [VERSION, text.fingerprint(), vocab_size, float(held_out), seed]
+    settings = [VERSION, text.fingerprint(), vocab_size, float(held_out), seed, shards]
     fingerprint = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
     if not _is_current(output, fingerprint):
         _check_replaceable(output)
         with taking_turns(output), draft_of(output) as draft:
             if not _is_current(output, fingerprint):
-                words = _write_ids(text, draft, vocab_size=vocab_size, held_out=held_out, seed=seed, progress=progress)
+                words = _write_ids(
+                    text, draft, vocab_size=vocab_size, held_out=held_out, seed=seed, shards=shards, progress=progress
+                )
                 info = _describe(
                     draft,
                     source=source,
                     vocab_size=vocab_size,
                     held_out=held_out,
                     seed=seed,
+                    shards=shards,
                     words=words,
                     fingerprint=fingerprint,
                 )
+                write_shards(draft, shards, vocab_size=vocab_size)
                 write_info(info, draft)
                 publish(draft, output, is_current=lambda: _is_current(output, fingerprint))
     return read_info(output)
@@ -125,14 +134,17 @@ def unigram_entropy(dataset: IndexedDataset, vocab_size: int) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def _write_ids(text: Source, draft: Path, *, vocab_size: int, held_out: float, seed: int, progress: bool) -> int:
-    """Writes the tokenizer and both datasets; returns the words of the corpus."""
+def _write_ids(
+    text: Source, draft: Path, *, vocab_size: int, held_out: float, seed: int, shards: int, progress: bool
+) -> int:
+    """Writes the tokenizer and both datasets, the training documents in one; returns the words of the corpus."""
     path = draft / "sentences.spool"
     spool = Spool(path)
     spool.write(_shown(text.documents(), "reading", "documents", progress))
     if not len(spool.words):
         raise ValueError("the corpus is empty: not one of its documents has a sentence. Name a source with text in it.")
     aside = choose_held_out(spool.words, held_out, seed)
+    check_shards(shards, int((~aside).sum()))
 
     training = compress(spool.documents(), ~aside)
     sentences = (sentence for document in training for sentence in document)
@@ -156,7 +168,7 @@ def _write_ids(text: Source, draft: Path, *, vocab_size: int, held_out: float, s
 
 
 def _describe(
-    draft: Path, *, source: str, vocab_size: int, held_out: float, seed: int, words: int, fingerprint: str
+    draft: Path, *, source: str, vocab_size: int, held_out: float, seed: int, shards: int, words: int, fingerprint: str
 ) -> CorpusInfo:
     train, aside = IndexedDataset(draft / TRAIN), IndexedDataset(draft / HELD_OUT)
     train_documents, held_out_documents = len(train.documents) - 1, len(aside.documents) - 1
@@ -165,6 +177,7 @@ def _describe(
         vocab_size=vocab_size,
         held_out=held_out,
         seed=seed,
+        shards=shards,
         documents=train_documents + held_out_documents,
         sentences=len(train) + len(aside),
         words=words,
