@@ -37,6 +37,10 @@ class StepMetrics:
     """Real tokens: unused slots of packs do not count."""
     fill: float
     """Share of the token slots that hold a token."""
+    imbalance: float
+    """Most over mean work of a rank, in the micro-batch where that is worst."""
+    data_wait_seconds: float
+    """How long this rank waited for the batch."""
     bytes_received: int
     """By this rank, in the ring model, in which every rank sends about as many."""
     collectives: int
@@ -55,6 +59,8 @@ class StepMetrics:
             "speed/step_seconds": self.seconds,
             "speed/tokens_per_second": self.tokens_per_second,
             "data/fill": self.fill,
+            "data/imbalance": self.imbalance,
+            "data/wait_seconds": self.data_wait_seconds,
             "traffic/bytes_sent": float(self.bytes_received),
             "traffic/collectives": float(self.collectives),
         }
@@ -154,6 +160,7 @@ def summary(history: Sequence[StepMetrics], evaluations: Sequence[EvaluationMetr
     last = history[-20:]
     end = statistics.fmean(m.masked_lm_loss for m in last)
     side = "below" if end < entropy else "above"
+    waited = sum(m.data_wait_seconds for m in history) / sum(m.seconds for m in history)
     typical = statistics.median(m.seconds for m in history)
     rows = [
         ("masked-LM loss, first step", f"{history[0].masked_lm_loss:.3f} nats"),
@@ -166,7 +173,9 @@ def summary(history: Sequence[StepMetrics], evaluations: Sequence[EvaluationMetr
         rows.append(("held-out masked-LM accuracy", f"{held_out.masked_lm_accuracy:.1%}"))
     rows += [
         ("fill of the packs", f"{statistics.fmean(m.fill for m in history):.2%}"),
+        ("busiest rank over the mean", f"{statistics.fmean(m.imbalance for m in history):.4f} of the work"),
         ("median step", f"{typical:.3f} s"),
+        ("waiting for data", f"{waited:.2%} of the time"),
         ("real tokens/s, median", f"{statistics.median(m.tokens_per_second for m in history):,.0f}"),
         ("collectives a step", f"{history[-1].collectives}"),
         ("received a step by rank 0", f"{history[-1].bytes_received / 2**20:.2f} MiB"),

@@ -10,24 +10,29 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
 import tyro
+from tqdm import tqdm
 
 from tensor3d import Cube, CubeShape, checkpoint
+from tensor3d.data import ExchangeOptions
+from tensor3d.data.exchange import check_within, shards_of
 from tensor3d.data.layout import check_rows, fit_packs_per_rank
-from tools.corpus.info import CorpusInfo, load_corpus
+from tensor3d.peers import PeerError
+from tools.agree import in_words, on_every_rank, on_first_rank
+from tools.corpus.info import Corpus, CorpusInfo, load_corpus, read_info
 from tools.corpus.prepare import prepare
+from tools.feed import Feed, global_batch, pretraining_data, training_source
 from tools.metrics import Display, summary, table
 from tools.recipe import Recipe, read_recipe
 from tools.trainer import Trainer, check_resume
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +53,21 @@ class Command:
     """A checkpoint (step-NNNNNNNN), or the newest one of a folder of checkpoints or of a run. The run goes on in its
     folder."""
     prepare_only: bool = False
-    """Check everything, prepare the corpus, and stop before training."""
+    """Check everything, prepare the corpus and the plans that the recipe asks for, and stop before training."""
+    exchange: bool = False
+    """Let each data rank read its own shards only, and get sequences from the others while it trains. The corpus folder
+    is then taken as it is on each machine."""
+    exchange_every: int = 4
+    """Steps of which the sequences are exchanged together."""
+    exchange_within: int | None = None
+    """Consecutive data ranks among which sequences move, such as those of a node; data.groups must allow it."""
     settings: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
     """The recipe's values, each of which can be given here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 2 for a bad call, recipe, corpus or checkpoint or a file that cannot be read or written (one
-    message on standard error); 130 after Ctrl-C.
+    """Exit status: 0; 2 for a bad call, recipe, corpus or checkpoint or a file that cannot be read or written, 1 for
+    a rank that died while sequences were exchanged (one message on standard error); 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -65,12 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_folders(command)
         if command.prepare_only:
             prepare_corpus(command, shown=True)
+            prepare_plans(command)
             check_checkpoint(command)
             return 0
         train(command, shape)
     except (ValueError, FloatingPointError, OSError) as problem:
         print(f"tools.pretrain: {in_words(problem)}", file=sys.stderr, flush=True)
         return 2
+    except PeerError as problem:
+        print(f"tools.pretrain: {problem}", file=sys.stderr, flush=True)
+        return 1
     except KeyboardInterrupt:
         # torchrun passes on the Ctrl-C that has reached this process already.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -94,9 +110,22 @@ def check(command: Command, shape: CubeShape) -> None:
     """Raises ValueError for what can be seen before any process is connected."""
     recipe = command.settings
     recipe.model.config(recipe.data).check(shape)
+    options = exchange_options(command)
+    if options is not None:
+        shards_of(recipe.data.shards, shape.data, 0)
+        check_within(options, shape.data, recipe.data.groups)
+    if recipe.batch.packing_rule == "sequences":
+        return  # the packs of a step are known when the corpus is packed
     sizes = (shape.data, shape.x, shape.y, shape.z)
     k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
     check_rows(packs_per_rank=k, z=shape.z, capacity=recipe.data.capacity, y=shape.y)
+
+
+def exchange_options(command: Command) -> ExchangeOptions | None:
+    """How sequences are exchanged, if they are. Raises ValueError for numbers below 1."""
+    if not command.exchange:
+        return None
+    return ExchangeOptions(every=command.exchange_every, within=command.exchange_within)
 
 
 def check_folders(command: Command) -> None:
@@ -127,20 +156,18 @@ def check_checkpoint(command: Command) -> None:
 def train(command: Command, shape: CubeShape) -> None:
     """The run, on every rank. Its folder is made when nothing can be refused any more."""
     cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data)
+    stack = ExitStack()
     try:
         first = cube.rank == 0
         info = on_first_rank(cube, lambda: prepare_corpus(command, shown=first))
-        corpus = load_corpus(corpus_folder(command))
-        if corpus.info != info:
-            raise ValueError(
-                f"{corpus_folder(command)} was replaced while this run began. Give each run a --corpus of its own."
-            )
-        trainer = Trainer(command.settings, cube, corpus)
+        corpus = on_every_rank(cube, lambda: load_same_corpus(corpus_folder(command), info))
+        feed = stack.enter_context(Feed.of_corpus(command.settings, cube, corpus, exchange_options(command)))
+        trainer = Trainer(command.settings, cube, feed, corpus)
         if command.resume is not None:
             trainer.resume(resume_folder(command.resume))
         folder = on_first_rank(cube, lambda: make_run_folder(command, info))
         if first:
-            describe(command, cube, trainer, folder)
+            describe(command, cube, trainer, info, folder)
         with Display(
             directory=folder / "tensorboard",
             steps=command.settings.run.steps,
@@ -156,49 +183,57 @@ def train(command: Command, shape: CubeShape) -> None:
             print("tools.pretrain: stopped. --resume goes on from the last checkpoint.", file=sys.stderr)
         raise
     finally:
+        stack.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def on_first_rank(cube: Cube, action: Callable[[], T]) -> T:
-    """The result of `action`, done on rank 0 alone; its ValueError or OSError is a ValueError on every rank."""
-    outcome: list[Any] = [None, None]
-    if cube.rank == 0:
-        try:
-            outcome[0] = action()
-        except (ValueError, OSError) as problem:
-            outcome[1] = in_words(problem)
-    if cube.mesh is not None:
-        dist.broadcast_object_list(outcome, device=cube.device)
-    if outcome[1] is not None:
-        raise ValueError(outcome[1])
-    result: T = outcome[0]
-    return result
-
-
-def in_words(problem: Exception) -> str:
-    """One line for the user, also of what the operating system refuses."""
-    if isinstance(problem, OSError) and problem.filename is not None:
-        return f"{problem.filename} cannot be read or written: {problem.strerror}."
-    return str(problem)
+def load_same_corpus(folder: Path, info: CorpusInfo) -> Corpus:
+    """The corpus of this machine. Raises ValueError unless it is the one that rank 0 sees."""
+    corpus = load_corpus(folder)
+    if corpus.info != info:
+        raise ValueError(
+            f"{folder} is not the corpus that rank 0 sees: it was replaced while this run began, or this machine has "
+            "another one. Give each run a --corpus of its own, the same on all machines."
+        )
+    return corpus
 
 
 def prepare_corpus(command: Command, *, shown: bool) -> CorpusInfo:
-    """The corpus of the recipe; fast where it is prepared already."""
+    """The corpus of the recipe; fast where it is prepared already. With an exchange a machine need not have all shards,
+    so a folder that is there is not prepared again."""
     data = command.settings.data
+    if command.exchange and corpus_folder(command).is_dir():
+        return read_info(corpus_folder(command))
     return prepare(
         data.source,
         corpus_folder(command),
         vocab_size=data.vocab_size,
         held_out=data.held_out,
         seed=command.settings.run.seed,
+        shards=data.shards,
         progress=shown,
     )
 
 
+def prepare_plans(command: Command) -> None:
+    """Writes the plan files of the epochs that the run will read, if the recipe has a folder for them."""
+    recipe = command.settings
+    if recipe.data.plans is None:
+        return
+    corpus = load_corpus(corpus_folder(command))
+    data = pretraining_data(recipe, training_source(corpus, recipe, None), corpus.special)
+    packs = recipe.run.steps * global_batch(recipe.batch, data)
+    epochs = -(-packs // data.packs_per_epoch)
+    for epoch in tqdm(range(epochs), desc="plans", unit="epoch", disable=None):
+        data.epochs.save_plan(epoch)
+    print(f"plans of {epochs} epochs in {recipe.data.plans}")
+
+
 def corpus_folder(command: Command) -> Path:
     data = command.settings.data
-    return command.corpus or Path("runs/corpora") / f"{Path(data.source).stem}-{data.vocab_size}"
+    shards = f"-{data.shards}-shards" if data.shards > 1 else ""
+    return command.corpus or Path("runs/corpora") / f"{Path(data.source).stem}-{data.vocab_size}{shards}"
 
 
 def resume_folder(path: Path) -> Path:
@@ -230,9 +265,9 @@ def make_run_folder(command: Command, info: CorpusInfo) -> Path:
     return folder
 
 
-def describe(command: Command, cube: Cube, trainer: Trainer, folder: Path) -> None:
+def describe(command: Command, cube: Cube, trainer: Trainer, info: CorpusInfo, folder: Path) -> None:
     """What is about to happen, with the resolved recipe."""
-    config, info = trainer.model.config, trainer.corpus.info
+    config = trainer.model.config
     rows = [
         (
             "model",

@@ -41,6 +41,19 @@ class DataRecipe:
     """Tokens to guess in a pack, at most. Default: 15 % of a full pack and two more."""
     short_probability: float = 0.1
     """Share of pairs that aim at a random shorter length."""
+    packing: Literal["lp", "lpfhp", "spfhp", "nnlshp", "stream", "padded", "binned"] = "lp"
+    """How sequences fill packs: by a planner, as they come ("stream"), or one sequence a pack, of full length
+    ("padded") or of the length of its bin ("binned"); the last two are baselines."""
+    bin_width: int = 64
+    """Tokens: how much longer than another one a sequence of the same bin may be."""
+    plans: str | None = None
+    """Folder for plan files: made by --prepare-only for the epochs of the run, then read instead of planning again."""
+    shards: int = 1
+    """Parts that the training documents are cut into, pairs of each part drawn by itself; a multiple of the data ranks
+    where each of these reads its own."""
+    groups: int = 1
+    """Consecutive shards form a group, and a pack has sequences of one group only; then an exchange can stay inside a
+    node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +122,13 @@ class BatchRecipe:
     """Packs of one step, over all ranks. The same packs on any cube."""
     packs_per_rank: int | None = None
     """Packs a rank takes at once; accumulation follows. Default: all of its share."""
+    balance: bool = True
+    """Deal a step's packs to the ranks so that all have equal work; the step has the same packs without it."""
+    packing_rule: Literal["none", "sequences", "betas"] = "none"
+    """What is done about a pack holding several sequences. "sequences": global_batch counts sequences, and a step takes
+    global_batch / packing factor packs; "betas": beta1 and beta2 to the power of the packing factor (for LAMB)."""
+    multiple_of: int = 8
+    """Packs of a step are rounded to a multiple of this, by the rule "sequences"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +179,10 @@ class Recipe:
                 f"data.max_length={self.data.max_length} is longer than a pack of data.capacity={self.data.capacity}. "
                 "Raise the capacity or lower max_length."
             )
+        if self.data.shards % self.data.groups or (self.data.packing == "binned" and self.data.groups > 1):
+            raise ValueError(
+                f"data.groups={self.data.groups} must divide data.shards={self.data.shards}, and be 1 when binned."
+            )
         self.model.config(self.data)  # checks the sizes
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,10 +195,14 @@ _AT_LEAST: tuple[tuple[str, str, float], ...] = (
     ("data", "max_length", 4),
     ("data", "max_sequences", 1),
     ("data", "masked_per_pack", 1),
+    ("data", "bin_width", 1),
+    ("data", "shards", 1),
+    ("data", "groups", 1),
     ("optimizer", "eps", 0),
     ("optimizer", "weight_decay", 0),
     ("batch", "global_batch", 1),
     ("batch", "packs_per_rank", 1),
+    ("batch", "multiple_of", 1),
     ("run", "steps", 1),
     ("run", "seed", 0),
     ("run", "log_every", 1),

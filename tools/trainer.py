@@ -14,26 +14,30 @@ from torch import Tensor
 
 from models.bert import BertForPreTraining, PreTrainingOutput
 from tensor3d import Cube, check_parameters, checkpoint, clip_grad_norm_
-from tensor3d.data import Loader, PretrainingData, Step, evaluation_batches
+from tensor3d.data import Loader, Step, evaluation_batches
 from tools.corpus.info import Corpus
+from tools.feed import Feed, held_out_data, place
 from tools.metrics import Display, EvaluationMetrics, StepMetrics
-from tools.recipe import DataRecipe, OptimizerRecipe, Recipe
+from tools.recipe import OptimizerRecipe, Recipe
 
 
 class Trainer:
     """A model, its optimiser and its data on one cube. Every rank makes one at the same time.
 
+    Args:
+        feed: what it trains on; whoever made it closes it.
+        corpus: where that comes from, for evaluation and checkpoints. None: there is neither.
+
     Raises:
-        ValueError: sizes or a batch that do not divide on this cube; before any communication.
+        ValueError: sizes or a batch that do not divide on this cube.
     """
 
-    def __init__(self, recipe: Recipe, cube: Cube, corpus: Corpus) -> None:
-        self.recipe, self.cube, self.corpus = recipe, cube, corpus
-        self.data = pretraining_data(corpus, recipe, held_out=False)
+    def __init__(self, recipe: Recipe, cube: Cube, feed: Feed, corpus: Corpus | None) -> None:
+        self.recipe, self.cube, self.feed, self.corpus = recipe, cube, feed, corpus
         cube.manual_seed(recipe.run.seed)
         self.model = BertForPreTraining(recipe.model.config(recipe.data), cube)
         check_parameters(self.model.parameters(), cube)
-        self.optimizer = make_optimizer(self.model, recipe.optimizer, cube)
+        self.optimizer = make_optimizer(self.model, recipe.optimizer, self.feed.betas())
         self.first_step = 0
 
     @property
@@ -41,24 +45,29 @@ class Trainer:
         """Numbers in the logical model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @property
+    def _needed_corpus(self) -> Corpus:
+        assert self.corpus is not None, "a trainer without a corpus can neither evaluate nor save"
+        return self.corpus
+
     def resume(self, folder: Path) -> None:
         """Continues from a checkpoint, written on any cube.
 
         Raises:
             ValueError: `folder` is no checkpoint, or one of another model, corpus or batch.
         """
-        check_resume(checkpoint.read_progress(folder), self.recipe, self.corpus)
+        check_resume(checkpoint.read_progress(folder), self.recipe, self._needed_corpus)
         progress = checkpoint.load(folder, self.model, self.optimizer, self.cube)
         self.first_step = progress["step"]
 
     def run(self, display: Display, checkpoints: Path) -> None:
         """Trains from `first_step` to the last step of the recipe, with evaluations and checkpoints on the way."""
         run = self.recipe.run
-        with self.loader() as loader:
+        with self.feed.loader(self.first_step, run.steps) as loader:
             for metrics in self.steps(loader):
                 display.step(metrics)
                 done = metrics.step
-                if _is_due(done, run.evaluate_every, run.steps) and self.corpus.info.held_out_documents:
+                if _is_due(done, run.evaluate_every, run.steps) and self._needed_corpus.info.held_out_documents:
                     display.evaluation(self.evaluate(done, loader.layout.packs_per_rank))
                 if _is_due(done, run.checkpoint_every, run.steps):
                     self.save(checkpoints, done)
@@ -70,23 +79,17 @@ class Trainer:
         """Trains on what the loader gives, without end. What the caller does between two steps is no step's time."""
         previous = time.perf_counter()
         for step in loader:
-            yield self._step(step, previous)
+            yield self._step(step, previous, waited=time.perf_counter() - previous)
             previous = time.perf_counter()
 
     def loader(self) -> Loader:
-        """The steps from `first_step` on, for this rank. To be closed, best by a `with`."""
-        return Loader(
-            self.data,
-            global_batch=self.recipe.batch.global_batch,
-            packs_per_rank=self.recipe.batch.packs_per_rank,
-            start_step=self.first_step,
-            device=self.cube.device,
-            **_place(self.cube),
-        )
+        """The steps from `first_step` on, for this rank, endless for whoever counts them himself. To be closed, best by
+        a `with`."""
+        return self.feed.loader(self.first_step)
 
     def save(self, checkpoints: Path, step: int) -> Path:
         """Writes a checkpoint."""
-        progress = {"recipe": self.recipe.to_dict(), "corpus": self.corpus.info.fingerprint}
+        progress = {"recipe": self.recipe.to_dict(), "corpus": self._needed_corpus.info.fingerprint}
         return checkpoint.save(checkpoints, step, self.model, self.optimizer, self.cube, progress)
 
     @torch.no_grad()
@@ -94,9 +97,9 @@ class Trainer:
         """The means over all held-out packs."""
         self.model.eval()
         sums, targets, sequences = torch.zeros(5, dtype=torch.float64), 0, 0
-        held_out = pretraining_data(self.corpus, self.recipe, held_out=True)
+        held_out = held_out_data(self.recipe, self._needed_corpus)
         for batch in evaluation_batches(
-            held_out, packs_per_rank=packs_per_rank, device=self.cube.device, **_place(self.cube)
+            held_out, packs_per_rank=packs_per_rank, device=self.cube.device, **place(self.cube)
         ):
             output = self.model(batch.batches[0], 1, 1)  # sums, to be divided by what all steps have together
             sums += _numbers(output).double().cpu()
@@ -111,7 +114,7 @@ class Trainer:
             next_sentence_accuracy=pairs / sequences,
         )
 
-    def _step(self, step: Step, previous: float) -> StepMetrics:
+    def _step(self, step: Step, previous: float, *, waited: float) -> StepMetrics:
         """One step of the optimiser."""
         rate = learning_rate(step.index, self.recipe.run.steps, self.recipe.optimizer)
         for group in self.optimizer.param_groups:
@@ -141,6 +144,8 @@ class Trainer:
             seconds=seconds,
             tokens_per_second=step.tokens / seconds,
             fill=step.fill,
+            imbalance=step.imbalance,
+            data_wait_seconds=waited,
             bytes_received=traffic.total_bytes,
             collectives=traffic.total_calls,
         )
@@ -157,14 +162,14 @@ class Trainer:
         return sums
 
 
-def make_optimizer(model: BertForPreTraining, recipe: OptimizerRecipe, cube: Cube) -> torch.optim.AdamW:
+def make_optimizer(model: BertForPreTraining, recipe: OptimizerRecipe, betas: tuple[float, float]) -> torch.optim.AdamW:
     """AdamW without decay of vectors. Fused: on DTensors of a four-axis mesh the others start slowly."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     return torch.optim.AdamW(
         [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         lr=recipe.lr,
-        betas=(recipe.beta1, recipe.beta2),
+        betas=betas,
         eps=recipe.eps,
         fused=True,
     )
@@ -178,21 +183,6 @@ def learning_rate(step: int, steps: int, recipe: OptimizerRecipe) -> float:
     return recipe.lr * max(0.0, steps - step) / max(1, steps - warmup)
 
 
-def pretraining_data(corpus: Corpus, recipe: Recipe, *, held_out: bool) -> PretrainingData:
-    """The packs of a prepared corpus, as a recipe wants them."""
-    data: DataRecipe = recipe.data
-    return PretrainingData(
-        corpus.held_out if held_out else corpus.train,
-        corpus.special,
-        capacity=data.capacity,
-        max_length=data.max_length,
-        max_sequences=data.max_sequences,
-        masked_per_pack=data.masked_per_pack,
-        seed=recipe.run.seed,
-        short_probability=data.short_probability,
-    )
-
-
 def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
     """Raises ValueError where a checkpoint belongs to another model, corpus or order of packs."""
     if progress.get("corpus") != corpus.info.fingerprint:
@@ -203,8 +193,8 @@ def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> No
     before, now = progress.get("recipe", {}), recipe.to_dict()
     for section, names in {
         "model": list(now["model"]),
-        "data": [name for name in now["data"] if name != "source"],
-        "batch": ["global_batch"],
+        "data": [name for name in now["data"] if name not in ("source", "plans")],
+        "batch": ["global_batch", "packing_rule", "multiple_of"],
         "run": ["seed"],
     }.items():
         for name in names:
@@ -219,16 +209,6 @@ def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> No
             f"the checkpoint has done {progress['step']} steps, and the recipe ends at {recipe.run.steps}. Raise run."
             "steps."
         )
-
-
-def _place(cube: Cube) -> dict[str, Any]:
-    shape, place = cube.shape, cube.coordinate
-    return {
-        "cube_shape": (shape.data, shape.x, shape.y, shape.z),
-        "data_index": place["data"],
-        "x_index": place["x"],
-        "z_index": place["z"],
-    }
 
 
 def _numbers(output: PreTrainingOutput) -> Tensor:

@@ -49,17 +49,19 @@ def evaluation_batches(
 
 
 def _steps(data: PretrainingData, layout: BatchLayout, device: torch.device | str) -> Iterator[Step]:
-    available = data.packs_per_epoch
+    epoch = data.epochs[0]
+    available = len(epoch.order)
     for index, first in enumerate(range(0, available, layout.micro_batch)):
-        start = min(first + layout.plane_start, available)
-        own = range(start, min(start + layout.plane_packs, available))
-        packs = data.run_packs(own) + [Pack.empty()] * (layout.plane_packs - len(own))
-        totals = data.run_totals(range(first, min(first + layout.micro_batch, available)))
+        start = first + layout.plane_start
+        own = epoch.order[start : start + layout.plane_packs]
+        packs = data.packs(0, own) + [Pack.empty()] * (layout.plane_packs - len(own))
+        all_packs = epoch.order[first : first + layout.micro_batch]
+        tokens = int(epoch.tokens[all_packs].sum())
         yield Step(
             index=index,
             batches=[to_batch(packs, data, layout).to(device)],
-            targets=totals.targets,
-            sequences=totals.sequences,
-            tokens=totals.tokens,
-            fill=totals.tokens / (layout.micro_batch * data.capacity),
+            targets=int(epoch.targets[all_packs].sum()),
+            sequences=int(epoch.sequences[all_packs].sum()),
+            tokens=tokens,
+            fill=tokens / (layout.micro_batch * data.capacity),
         )

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tensor3d.data.batch import Pack, PackedBatch, collate
+from tensor3d.data.exchange import Exchange, ExchangedDrawing, Wanted
 from tensor3d.data.layout import BatchLayout, fit_packs_per_rank
+from tensor3d.data.masking import masked_count
 from tensor3d.data.pretraining import PretrainingData
+from tensor3d.data.schedule import Schedule, StepPlan
+from tensor3d.data.segments import Segments
+from tensor3d.data.sources import sequences_of
+from tensor3d.packing import Work
+from tensor3d.peers import PeerError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,11 +39,17 @@ class Step:
     """Tokens in sequences; unused slots are not counted."""
     fill: float
     """Share of the token slots that hold a token, 0 to 1."""
+    imbalance: float = 1.0
+    """Most over mean work of a rank, in the micro-batch where that is worst; 1 where work is not weighed."""
+
+
+Fetched = dict[tuple[int, int], Segments]
+"""Content of this rank's packs by step and epoch, where it does not come from the epoch's drawing."""
 
 
 class Loader:
-    """Endless steps for one rank. Step `i` is a function of the data, the global batch and `i`: the same packs on any
-    cube and after any interruption.
+    """Steps for one rank, without end. Step `i` is a function of the data, the global batch and `i`: the same packs on
+    any cube and after any interruption.
 
     A context manager; `close` (also by leaving it) ends the background threads. Building starts at once.
 
@@ -45,8 +60,12 @@ class Loader:
         data_index, x_index, z_index: this rank's place.
         packs_per_rank: k; a micro-batch has data * x * z * k packs. None: the largest, one micro-batch a step.
         start_step: index of the first step.
-        lookahead: steps that are built ahead, at least 1.
+        end_step: index after the last step; nothing is built beyond it. None: no end.
+        lookahead: steps that are built ahead, at least 1; with an exchange, rounds of steps.
         device: where the batches are delivered. For a GPU they are built in pinned memory and copied when asked for.
+        work: what packs cost; ranks then get equal work (see `Schedule`).
+        exchange: brings sequences of other data ranks' shards. Every rank makes its loader with the same arguments.
+        every: steps of which the sequences are exchanged together.
 
     Raises:
         ValueError: a global batch that does not divide, rows that do not divide by y, an argument out of range.
@@ -63,13 +82,19 @@ class Loader:
         z_index: int,
         packs_per_rank: int | None = None,
         start_step: int = 0,
+        end_step: int | None = None,
         lookahead: int = 2,
         device: torch.device | str = "cpu",
+        work: Work | None = None,
+        exchange: Exchange | None = None,
+        every: int = 1,
     ) -> None:
         if start_step < 0 or lookahead < 1:
             raise ValueError(
                 f"start_step must be at least 0 and lookahead at least 1. Got {start_step} and {lookahead}."
             )
+        if every < 1:
+            raise ValueError(f"every must be at least 1 step. Got {every}.")
         self.layout = BatchLayout(
             cube_shape=cube_shape,
             data_index=data_index,
@@ -78,14 +103,22 @@ class Loader:
             packs_per_rank=fit_packs_per_rank(global_batch, cube_shape, packs_per_rank),
             capacity=data.capacity,
         )
+        check_bins(data, self.layout)
+        blocks = 1 if exchange is None else cube_shape[0] // exchange.near.size
+        self.schedule = Schedule(data, self.layout, global_batch=global_batch, work=work, blocks=blocks)
         self._data = data
         self._global_batch = global_batch
         self._device = _with_index(torch.device(device))
-        self._next_step = start_step
+        self._exchange = exchange
+        self._every = every
+        self._first_step, self._next_step, self._end_step = start_step, start_step, end_step
         self._drawn_epoch = 0
-        # The second thread draws the next epoch while the first one goes on with this one.
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="loader")
-        self._ahead: deque[Future[Step]] = deque()
+        # The second thread draws the next epoch while the first one goes on with this one. An exchange has one thread:
+        # all ranks must do the same things in the same order.
+        workers = 2 if exchange is None else 1
+        self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="loader")
+        self._ahead: deque[Future[list[Step]]] = deque()
+        self._built: deque[Step] = deque()
         self._closed = False
         for _ in range(lookahead):
             self._start_next()
@@ -97,13 +130,18 @@ class Loader:
         """The next step. What fails in the background is raised here, and closes the loader."""
         if self._closed:
             raise ValueError("the loader is closed; make another one with start_step set to the step that is wanted.")
+        if not self._built and not self._ahead:
+            raise StopIteration
         try:
-            step = self._ahead.popleft().result()
-            self._draw_ahead(step.index)
+            if not self._built:
+                self._built.extend(self._ahead.popleft().result())
+                self._start_next()
+            step = self._built.popleft()
+            if self._exchange is None:
+                self._draw_ahead(step.index)
         except BaseException:
             self.close()
             raise
-        self._start_next()
         return replace(step, batches=[batch.to(self._device) for batch in step.batches])
 
     def __enter__(self) -> Loader:
@@ -117,57 +155,125 @@ class Loader:
     def close(self) -> None:
         """Ends the background threads and waits for them; a second call does nothing."""
         self._closed = True
+        if self._exchange is not None and any(future.running() for future in self._ahead):
+            # Peers may have stopped at another step: nobody waits for them.
+            self._exchange.near.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._ahead.clear()
 
     def _start_next(self) -> None:
-        self._ahead.append(self._threads.submit(self._build, self._next_step))
-        self._next_step += 1
+        first = self._next_step
+        end = first + self._every
+        if self._end_step is not None:
+            end = min(end, self._end_step)
+        if first < end:
+            self._ahead.append(self._threads.submit(self._build, range(first, end)))
+            self._next_step = end
 
     def _draw_ahead(self, step: int) -> None:
         """Has the epoch drawn that follows the one in which a step ends."""
-        following = (self._first_pack(step + 1) - 1) // self._data.packs_per_epoch + 1
-        if following > self._drawn_epoch:
+        if (following := self._following_epoch(step)) > self._drawn_epoch:
             self._drawn_epoch = following
-            self._threads.submit(self._data.epoch, following)
+            self._threads.submit(self._data.epochs.__getitem__, following)
 
-    def _first_pack(self, step: int) -> int:
-        return step * self._global_batch
+    def _draw_following(self, steps: range) -> None:
+        """Draws the epoch after the one in which the steps before these ended. An epoch is drawn by all ranks together,
+        so this happens at a fixed place among the rounds, one round after the epoch before was first needed."""
+        if steps.start > self._first_step:
+            following = self._following_epoch(steps.start - 1)
+            if following > self._drawn_epoch:
+                self._drawn_epoch = following
+                self._data.epochs[following]
 
-    def _build(self, step: int) -> Step:
-        first = self._first_pack(step)
-        totals = self._data.run_totals(range(first, first + self._global_batch))
-        batches = []
-        for micro_batch in range(first, first + self._global_batch, self.layout.micro_batch):
-            start = micro_batch + self.layout.plane_start
-            packs = self._data.run_packs(range(start, start + self.layout.plane_packs))
-            batches.append(to_batch(packs, self._data, self.layout))
+    def _following_epoch(self, step: int) -> int:
+        return (self.schedule.first_pack(step + 1) - 1) // self._data.packs_per_epoch + 1
+
+    def _build(self, steps: range) -> list[Step]:
+        try:
+            if self._exchange is not None:
+                self._draw_following(steps)
+            plans = [self.schedule.step(step) for step in steps]
+            fetched = {} if self._exchange is None else self._fetch(self._exchange, plans)
+            return [self._assemble(plan, fetched) for plan in plans]
+        except BaseException as error:
+            if self._exchange is not None and not isinstance(error, PeerError):
+                self._exchange.near.abort(f"{type(error).__name__}: {error}")
+            raise
+
+    def _assemble(self, plan: StepPlan, fetched: Fetched) -> Step:
+        packs = self._packs(plan, fetched)
+        size = self.layout.plane_packs
+        batches = [
+            to_batch(packs[first : first + size], self._data, self.layout, plan.capacity)
+            for first in range(0, len(packs), size)
+        ]
         if self._device.type == "cuda":
             with torch.cuda.device(self._device):
                 batches = [batch.pin_memory() for batch in batches]
         return Step(
-            index=step,
+            index=plan.index,
             batches=batches,
-            targets=totals.targets,
-            sequences=totals.sequences,
-            tokens=totals.tokens,
-            fill=totals.tokens / (self._global_batch * self._data.capacity),
+            targets=plan.targets,
+            sequences=plan.sequences,
+            tokens=plan.tokens,
+            fill=plan.tokens / (self._global_batch * plan.capacity),
+            imbalance=plan.imbalance,
         )
 
+    def _packs(self, plan: StepPlan, fetched: Fetched) -> list[Pack]:
+        """This plane's packs, micro-batch after micro-batch."""
+        slots = self.schedule.plane(self.layout.data_index, self.layout.x_index).reshape(-1)
+        packs: list[Pack | None] = [None] * len(slots)
+        for epoch, here in epochs_of(plan, slots):
+            built = self._data.packs(epoch, plan.packs[slots[here]], fetched.get((plan.index, epoch)))
+            for place, pack in zip(here.tolist(), built, strict=True):
+                packs[place] = pack
+        return [pack for pack in packs if pack is not None]
 
-def to_batch(packs: list[Pack], data: PretrainingData, layout: BatchLayout) -> PackedBatch:
-    """The packs of a plane as tensors, with the limits of their data."""
+    def _fetch(self, exchange: Exchange, plans: Sequence[StepPlan]) -> Fetched:
+        """The content of this plane's packs, in the order in which `_packs` takes them."""
+        planes = [self.schedule.plane(rank, self.layout.x_index).reshape(-1) for rank in exchange.data_ranks]
+        keys, wanted = [], []
+        for plan in plans:
+            for epoch in np.unique(plan.epochs).tolist():
+                drawn = self._data.epochs[epoch]
+                assert isinstance(drawn.drawing, ExchangedDrawing), "an exchange needs a source of ExchangedPairs"
+                here = [slots[plan.epochs[slots] == epoch] for slots in planes]
+                needed = [sequences_of(drawn.packs, plan.packs[slots]) for slots in here]
+                keys.append((plan.index, epoch))
+                wanted.append(Wanted(drawing=drawn.drawing, sequences=needed))
+        return dict(zip(keys, exchange.fetch(wanted), strict=True))
+
+
+def epochs_of(plan: StepPlan, slots: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+    """Which of some slots of a step hold packs of which epoch."""
+    epochs = plan.epochs[slots]
+    return [(int(epoch), np.flatnonzero(epochs == epoch)) for epoch in np.unique(epochs)]
+
+
+def to_batch(packs: list[Pack], data: PretrainingData, layout: BatchLayout, capacity: int | None = None) -> PackedBatch:
+    """The packs of a plane as tensors, with the limits of their data; a smaller capacity where all packs fit it."""
     _, _, y, z = layout.cube_shape
+    masked = data.masked_per_pack
+    if capacity is not None and capacity < data.capacity:
+        masked = min(masked, masked_count(capacity))
     return collate(
         packs,
-        capacity=data.capacity,
-        masked_per_pack=data.masked_per_pack,
+        capacity=data.capacity if capacity is None else capacity,
+        masked_per_pack=masked,
         max_sequences=data.max_sequences,
         y=y,
         z=z,
         slice_index=layout.z_index,
         pad=data.special.pad,
     )
+
+
+def check_bins(data: PretrainingData, layout: BatchLayout) -> None:
+    """Raises ValueError where the rows of some bin do not divide among the members of y."""
+    bins = data.rules.bins
+    if bins is not None:
+        replace(layout, capacity=min(bins.width, data.capacity))
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -15,25 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.indexed import IndexedDataset
-from tensor3d.data.ragged import first_rows, ranges
-from tensor3d.data.special import SpecialTokens
+from tensor3d.data.ragged import ranges
+from tensor3d.data.segments import SPECIAL_TOKENS, Segments
 from tensor3d.seeds import mix
 
 IS_NEXT, IS_RANDOM = 0, 1
-SPECIAL_TOKENS = 3
-"""[CLS] and two [SEP] in each pair."""
 _STREAM = 1
-
-
-class Tokens(NamedTuple):
-    """Sequences one after another."""
-
-    ids: NDArray[np.int64]
-    """int64 (tokens,)"""
-    types: NDArray[np.int64]
-    """int64 (tokens,): 0 from [CLS] to the first [SEP], then 1."""
-    guessable: NDArray[np.bool_]
-    """bool (tokens,): True where no special token stands."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,30 +44,16 @@ class Pairs:
         """int32 (pairs,): tokens of each pair, the special ones counted."""
         return self.a_length + self.b_length + np.int32(SPECIAL_TOKENS)
 
-    def tokens(self, dataset: IndexedDataset, special: SpecialTokens, chosen: NDArray[np.integer]) -> Tokens:
-        """The tokens of the chosen pairs, before masking.
-
-        Raises:
-            ValueError: the dataset has an id outside the vocabulary.
-        """
-        a, b = self.a_length[chosen], self.b_length[chosen]
-        lengths = self.lengths[chosen]
-        first = first_rows(lengths)
-        a_rows, b_rows = ranges(first + 1, a), ranges(first + a + 2, b)
-        ids = np.full(int(np.sum(lengths)), special.sep, dtype=np.int64)
-        ids[first] = special.cls
-        ids[a_rows] = dataset.ids[ranges(self.a_start[chosen], a)]
-        ids[b_rows] = dataset.ids[ranges(self.b_start[chosen], b)]
-        if len(ids) and not 0 <= ids.min() <= ids.max() < special.vocab_size:
-            raise ValueError(
-                f"{dataset.prefix} holds the id {ids.max() if ids.min() >= 0 else ids.min()}, which a vocabulary of "
-                f"{special.vocab_size} does not have; it was prepared with another tokenizer."
-            )
-        types = np.zeros_like(ids)
-        types[ranges(first + a + 2, b + 1)] = 1
-        guessable = np.zeros(len(ids), dtype=np.bool_)
-        guessable[a_rows] = guessable[b_rows] = True
-        return Tokens(ids=ids, types=types, guessable=guessable)
+    def segments(self, dataset: IndexedDataset, chosen: NDArray[np.integer]) -> Segments:
+        """What the chosen pairs consist of, read from the dataset."""
+        starts = np.stack([self.a_start[chosen], self.b_start[chosen]], axis=1).reshape(-1)
+        lengths = np.stack([self.a_length[chosen], self.b_length[chosen]], axis=1).astype(np.int64)
+        return Segments(
+            a_length=lengths[:, 0],
+            b_length=lengths[:, 1],
+            label=self.label[chosen].astype(np.int64),
+            ids=dataset.ids[ranges(starts, lengths.reshape(-1))].astype(np.int64),
+        )
 
 
 def sample_pairs(

@@ -1,65 +1,31 @@
-"""From documents to the packs of every epoch.
-
-An epoch is drawn, packed and masked anew from (seed, epoch). Its length is fixed to the number of packs of epoch 0,
-though another drawing packs into a few more or less: so pack `n` of a run belongs to epoch `n // packs_per_epoch`,
-whatever the global batch, and a run resumes at any step without retracing the epochs before. Of an epoch with more
-packs the last ones, which are random ones, are left out; of one with fewer the first ones come twice. Epochs follow one
-another without a gap; no incomplete batch is dropped.
-"""
+"""From the sequences of an epoch to packs of masked tokens."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.batch import Pack
-from tensor3d.data.indexed import IndexedDataset
-from tensor3d.data.masking import MASKED_SHARE, mask_tokens, masked_count, masked_counts
-from tensor3d.data.pairs import Pairs, sample_pairs
+from tensor3d.data.bins import Bins
+from tensor3d.data.epochs import Epochs, PackingRules
+from tensor3d.data.masking import MASKED_SHARE, mask_tokens, masked_count
+from tensor3d.data.segments import Segments
+from tensor3d.data.sources import Source, sequences_of
 from tensor3d.data.special import SpecialTokens
-from tensor3d.packing import Packs, Plan, assign, lpfhp
-from tensor3d.seeds import mix
 
-_STREAM = 2
-_KEPT_EPOCHS = 2
-"""The epoch that is read and the one that is prepared."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Epoch:
-    """What an epoch consists of, before any id is read."""
-
-    pairs: Pairs
-    plan: Plan
-    packs: Packs
-    tokens: NDArray[np.int64]
-    """int64 (packs,): tokens in each pack."""
-    targets: NDArray[np.int64]
-    """int64 (packs,): tokens to guess in each pack."""
-    sequences: NDArray[np.int64]
-    """int64 (packs,): sequences in each pack."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """What a group of packs holds."""
-
-    targets: int
-    sequences: int
-    tokens: int
+PADDED = "padded"
+"""The method of one sequence a pack."""
 
 
 class PretrainingData:
     """Packs of masked sentence pairs for BERT, by epoch and number. Every method may be called from any thread.
 
     Args:
-        documents: items are sentences.
+        source: where the pairs come from.
         special: vocabulary and special ids of the tokenizer that prepared them.
         capacity: token slots of a pack.
         max_length: tokens of a sequence, at most.
@@ -67,7 +33,10 @@ class PretrainingData:
         masked_per_pack: tokens to guess in a pack, at most. None: the share of a full pack and two more, which is close
             to no limit for packing and wastes little of the masked-LM head.
         seed: everything that is drawn depends on it and on the epoch.
-        short_probability: share of pairs that aim at a random shorter length.
+        method: a planner's name (`tensor3d.packing.PLANNERS`), or "stream".
+        groups: see `PackingRules`; the shards of the source divide among them.
+        bins: batches of like length, for the method "padded".
+        plans: folder of plan files.
 
     Raises:
         ValueError: limits that contradict one another.
@@ -75,7 +44,7 @@ class PretrainingData:
 
     def __init__(
         self,
-        documents: IndexedDataset,
+        source: Source,
         special: SpecialTokens,
         *,
         capacity: int,
@@ -83,7 +52,10 @@ class PretrainingData:
         max_sequences: int,
         masked_per_pack: int | None = None,
         seed: int,
-        short_probability: float = 0.1,
+        method: str = "lpfhp",
+        groups: int = 1,
+        bins: Bins | None = None,
+        plans: Path | None = None,
     ) -> None:
         if max_length > capacity:
             raise ValueError(
@@ -91,6 +63,8 @@ class PretrainingData:
             )
         if max_sequences < 1:
             raise ValueError(f"max_sequences must be at least 1. Got {max_sequences}.")
+        if method == PADDED:
+            max_sequences = 1
         if masked_per_pack is None:
             masked_per_pack = default_masked_per_pack(capacity, max_sequences)
         elif masked_per_pack < masked_count(max_length):
@@ -98,68 +72,75 @@ class PretrainingData:
                 f"a sequence of max_length={max_length} has {masked_count(max_length)} tokens to guess, more than "
                 f"masked_per_pack={masked_per_pack}; raise that or lower max_length."
             )
-        if seed < 0:
-            raise ValueError(f"seed must be at least 0. Got {seed}.")
-        self.documents = documents
+        self.rules = PackingRules(
+            method=method,
+            capacity=capacity,
+            max_sequences=max_sequences,
+            masked_per_pack=masked_per_pack,
+            seed=seed,
+            groups=groups,
+            bins=bins,
+            plans=plans,
+        )
+        self.epochs = Epochs(source, self.rules)
         self.special = special
-        self.capacity = capacity
-        self.max_length = max_length
-        self.max_sequences = max_sequences
-        self.masked_per_pack = masked_per_pack
-        self.seed = seed
-        self.short_probability = short_probability
-        self._lock = threading.Lock()
-        self._epochs: dict[int, Future[Epoch]] = {}
-        self._packs_per_epoch: int | None = None
+
+    @property
+    def capacity(self) -> int:
+        return self.rules.capacity
+
+    @property
+    def max_sequences(self) -> int:
+        return self.rules.max_sequences
+
+    @property
+    def masked_per_pack(self) -> int:
+        return self.rules.masked_per_pack
 
     @property
     def packs_per_epoch(self) -> int:
         """Packs of every epoch: as many as epoch 0 has. The first call draws epoch 0."""
-        if self._packs_per_epoch is None:
-            self._packs_per_epoch = len(self.epoch(0).packs)
-        return self._packs_per_epoch
+        return self.epochs.packs_per_epoch
 
-    def epoch(self, number: int) -> Epoch:
-        """The pairs, plan and packs of an epoch; drawn once and kept until others are asked for."""
-        with self._lock:
-            found = self._epochs.pop(number, None)
-            future: Future[Epoch] = Future() if found is None else found
-            self._epochs[number] = future
-            while len(self._epochs) > _KEPT_EPOCHS:
-                del self._epochs[next(iter(self._epochs))]
-        if found is None:
-            try:
-                future.set_result(self._draw(number))
-            except BaseException as error:
-                with self._lock:
-                    self._epochs.pop(number, None)
-                future.set_exception(error)
-        return future.result()
+    @property
+    def packing_factor(self) -> float:
+        """Sequences per pack, on average over epoch 0."""
+        return float(self.epochs[0].sequences.mean())
 
     def pack(self, epoch: int, index: int) -> Pack:
         """Pack `index` of an epoch; IndexError beyond its packs."""
         return self.packs(epoch, [index])[0]
 
-    def packs(self, epoch: int, indices: Sequence[int]) -> list[Pack]:
-        """Several packs of an epoch, built together in a few array operations."""
-        drawn = self.epoch(epoch)
-        chosen = [drawn.packs[index] for index in indices]
-        sequences = np.concatenate(chosen)
-        lengths = drawn.pairs.lengths[sequences].astype(np.int64)
-        tokens = drawn.pairs.tokens(self.documents, self.special, sequences)
+    def packs(
+        self,
+        epoch: int,
+        indices: Sequence[int] | NDArray[np.integer],
+        segments: Segments | None = None,
+    ) -> list[Pack]:
+        """Several packs of an epoch, built together in a few array operations.
+
+        Args:
+            segments: content of the packs' sequences, pack after pack. None: it is read.
+        """
+        if len(indices) == 0:
+            return []
+        drawn = self.epochs[epoch]
+        sequences = sequences_of(drawn.packs, indices)
+        if segments is None:
+            segments = drawn.drawing.segments(sequences)
+        tokens = segments.tokens(self.special)
+        lengths = segments.lengths
         masked = mask_tokens(
             tokens.ids,
             tokens.guessable,
             lengths,
             sequences=sequences,
             special=self.special,
-            seed=self.seed,
+            seed=self.rules.seed,
             epoch=epoch,
         )
-        labels = drawn.pairs.label[sequences].astype(np.int64)
 
-        counts = np.array([len(pack) for pack in chosen])
-        last_sequence = np.cumsum(counts)
+        last_sequence = np.cumsum(drawn.sequences[np.asarray(indices, dtype=np.int64)])
         last_token = np.cumsum(lengths)[last_sequence - 1]
         last_masked = np.searchsorted(masked.rows, last_token)
         first_token = np.concatenate(([0], last_token[:-1]))
@@ -170,54 +151,12 @@ class PretrainingData:
                 lengths=lengths[sequence],
                 masked=masked.rows[target] - first,
                 masked_labels=masked.labels[target],
-                next_labels=labels[sequence],
+                next_labels=segments.label[sequence],
             )
             for first, token, sequence, target in zip(
                 first_token, _slices(last_token), _slices(last_sequence), _slices(last_masked), strict=True
             )
         ]
-
-    def run_packs(self, numbers: Sequence[int]) -> list[Pack]:
-        """Packs by their number in the run: epoch 0 has 0 to packs_per_epoch - 1, then come those of epoch 1."""
-        return [pack for epoch, indices in self._locate(numbers) for pack in self.packs(epoch, indices)]
-
-    def run_totals(self, numbers: Sequence[int]) -> Totals:
-        """What the packs of these numbers hold, without building them."""
-        targets = sequences = tokens = 0
-        for epoch, indices in self._locate(numbers):
-            drawn = self.epoch(epoch)
-            targets += int(drawn.targets[indices].sum())
-            sequences += int(drawn.sequences[indices].sum())
-            tokens += int(drawn.tokens[indices].sum())
-        return Totals(targets=targets, sequences=sequences, tokens=tokens)
-
-    def _locate(self, numbers: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """Ascending pack numbers of the run as (epoch, indices in the epoch)."""
-        size = self.packs_per_epoch
-        epochs = sorted({number // size for number in numbers})
-        for epoch in epochs:
-            drawn = len(self.epoch(epoch).packs)
-            yield epoch, [number % size % drawn for number in numbers if number // size == epoch]
-
-    def _draw(self, number: int) -> Epoch:
-        pairs = sample_pairs(
-            self.documents,
-            max_length=self.max_length,
-            seed=self.seed,
-            epoch=number,
-            short_probability=self.short_probability,
-        )
-        histogram = np.bincount(pairs.lengths, minlength=self.capacity + 1)
-        plan = lpfhp(histogram, self.capacity, self.max_sequences, budget=self.masked_per_pack, cost=masked_count)
-        packs = assign(plan, pairs.lengths, np.random.default_rng(mix(self.seed, number, _STREAM)))
-        return Epoch(
-            pairs=pairs,
-            plan=plan,
-            packs=packs,
-            tokens=packs.totals(pairs.lengths),
-            targets=packs.totals(masked_counts(pairs.lengths)),
-            sequences=np.diff(packs.offsets),
-        )
 
 
 def default_masked_per_pack(capacity: int, max_sequences: int) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
+from tensor3d.data import IndexedDataset, IndexedWriter, PretrainingData, ShardedPairs, SpecialTokens
 
 VOCABULARY = SpecialTokens(vocab_size=100, pad=0, cls=2, sep=3, mask=4)
 
@@ -29,3 +30,9 @@ def write_random(prefix: Path, *, documents: int, seed: int = 0, longest: int = 
             for _ in range(documents)
         ],
     )
+
+
+def pretraining(*shards: IndexedDataset, **limits: Any) -> PretrainingData:
+    """Data of the sample vocabulary; the seed is that of the pairs too."""
+    source = ShardedPairs(shards, max_length=limits["max_length"], seed=limits["seed"])
+    return PretrainingData(source, VOCABULARY, **limits)

@@ -10,9 +10,19 @@ from itertools import product
 import pytest
 import torch
 
-from tensor3d.data import IndexedDataset, Loader, PackedBatch, PretrainingData, Step, evaluation_batches
+from tensor3d.data import (
+    IndexedDataset,
+    Loader,
+    Pack,
+    PackedBatch,
+    PretrainingData,
+    Schedule,
+    Step,
+    StepPlan,
+    evaluation_batches,
+)
 from tensor3d.data.batch import IGNORED, UNUSED
-from tests.data.samples import VOCABULARY, write_random
+from tests.data.samples import VOCABULARY, pretraining, write_random
 
 CAPACITY = 64
 ONE_DEVICE = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}
@@ -25,7 +35,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
 
 @pytest.fixture(scope="module")
 def data(documents: IndexedDataset) -> PretrainingData:
-    return PretrainingData(documents, VOCABULARY, capacity=CAPACITY, max_length=48, max_sequences=4, seed=5)
+    return pretraining(documents, capacity=CAPACITY, max_length=48, max_sequences=4, seed=5)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +48,12 @@ def no_thread_is_left() -> Iterator[None]:
 def steps(data: PretrainingData, count: int, **arguments: object) -> list[Step]:
     with Loader(data, **{"global_batch": 16, **ONE_DEVICE, **arguments}) as loader:  # type: ignore[arg-type]
         return [next(loader) for _ in range(count)]
+
+
+def run_packs(data: PretrainingData, count: int) -> list[Pack]:
+    """The first packs of a run, one after another."""
+    size = data.packs_per_epoch
+    return [data.pack(n // size, int(data.epochs[n // size].order[n % size])) for n in range(count)]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -133,7 +149,7 @@ def test_a_resumed_run_goes_on_exactly_across_epochs(data: PretrainingData) -> N
 def test_an_epoch_goes_through_all_packs_before_the_next(data: PretrainingData) -> None:
     size = data.packs_per_epoch
     rows = torch.cat([rows_of(step) for step in steps(data, size // 16 + 1)])
-    built = data.run_packs(range(len(rows)))
+    built = run_packs(data, len(rows))
     assert len({tuple(pack.ids.tolist()) for pack in built[:size]}) == size
     for row, pack in zip(rows, built, strict=True):
         assert row[: len(pack.ids)].tolist() == pack.ids.tolist()
@@ -143,13 +159,13 @@ def test_a_batch_of_more_than_an_epoch(data: PretrainingData) -> None:
     batch = 2 * data.packs_per_epoch + 1
     (step,) = steps(data, 1, global_batch=batch)
     assert rows_of(step).shape == (batch, CAPACITY)
-    assert step.tokens == sum(len(pack.ids) for pack in data.run_packs(range(batch)))
+    assert step.tokens == sum(len(pack.ids) for pack in run_packs(data, batch))
 
 
 def test_works_ahead_and_no_further(data: PretrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
     build = Loader._build
-    monkeypatch.setattr(Loader, "_build", lambda self, step: (build(self, step), built.append(step))[0])
+    monkeypatch.setattr(Loader, "_build", lambda self, steps: (build(self, steps), built.extend(steps))[0])
 
     with Loader(data, global_batch=16, start_step=7, lookahead=3, **ONE_DEVICE) as loader:
         wait_until(lambda: len(built) >= 3)
@@ -162,24 +178,24 @@ def test_works_ahead_and_no_further(data: PretrainingData, monkeypatch: pytest.M
 
 
 def test_the_next_epoch_is_drawn_before_it_is_needed(documents: IndexedDataset) -> None:
-    data = PretrainingData(documents, VOCABULARY, capacity=CAPACITY, max_length=48, max_sequences=4, seed=5)
+    data = pretraining(documents, capacity=CAPACITY, max_length=48, max_sequences=4, seed=5)
     with Loader(data, global_batch=4, lookahead=1, **ONE_DEVICE) as loader:
         next(loader)
-        wait_until(lambda: 1 in data._epochs)
+        wait_until(lambda: 1 in data.epochs._kept)
 
 
 def test_a_failure_in_the_background_reaches_the_consumer(
     documents: IndexedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = PretrainingData(documents, VOCABULARY, capacity=CAPACITY, max_length=48, max_sequences=4, seed=5)
-    run_packs = data.run_packs
+    data = pretraining(documents, capacity=CAPACITY, max_length=48, max_sequences=4, seed=5)
+    step = Schedule.step
 
-    def fails_at_step_two(numbers: range) -> list:
-        if 32 in numbers:
+    def fails_at_step_two(self: Schedule, index: int) -> StepPlan:
+        if index == 2:
             raise OSError("the disk is gone")
-        return run_packs(numbers)
+        return step(self, index)
 
-    monkeypatch.setattr(data, "run_packs", fails_at_step_two)
+    monkeypatch.setattr(Schedule, "step", fails_at_step_two)
     loader = Loader(data, global_batch=16, **ONE_DEVICE)
     assert [next(loader).index, next(loader).index] == [0, 1]
     with pytest.raises(OSError, match="the disk is gone"):
@@ -226,7 +242,7 @@ def test_evaluation_shows_every_pack_once(
     data: PretrainingData, shape: tuple[int, int, int, int], packs_per_rank: int
 ) -> None:
     available = data.packs_per_epoch
-    expected = data.packs(0, range(available))
+    expected = data.packs(0, data.epochs[0].order)
     sizes, x_size, _, _ = shape
     planes = [
         list(
@@ -244,11 +260,11 @@ def test_evaluation_shows_every_pack_once(
     assert len(rows) - available < shape[0] * shape[1] * shape[3] * packs_per_rank
     for plane in planes:
         assert len({step.batches[0].masked.shape for step in plane}) == 1
-        assert sum(step.targets for step in plane) == int(data.epoch(0).targets.sum())
-        assert sum(step.tokens for step in plane) == int(data.epoch(0).tokens.sum())
-        assert sum(step.sequences for step in plane) == int(data.epoch(0).sequences.sum())
+        assert sum(step.targets for step in plane) == int(data.epochs[0].targets.sum())
+        assert sum(step.tokens for step in plane) == int(data.epochs[0].tokens.sum())
+        assert sum(step.sequences for step in plane) == int(data.epochs[0].sequences.sum())
     used = sum(int((step.batches[0].masked != UNUSED).sum()) for plane in planes for step in plane)
-    assert used == int(data.epoch(0).targets.sum())
+    assert used == int(data.epochs[0].targets.sum())
 
 
 def test_evaluation_checks_its_arguments_at_the_call(data: PretrainingData) -> None:

@@ -32,7 +32,11 @@ def test_the_tokens_of_a_pair_by_hand(tmp_path: Path) -> None:
         label=np.array([0, 1], dtype=np.int8),
     )
     assert pairs.lengths.tolist() == [6, 7]
-    ids, types, guessable = pairs.tokens(dataset, VOCABULARY, np.array([1, 0]))
+    segments = pairs.segments(dataset, np.array([1, 0]))
+    assert segments.ids.tolist() == [22, 21, 22, 23, *(11, 12, 13)]
+    assert segments.lengths.tolist() == [7, 6]
+    assert segments.label.tolist() == [1, 0]
+    ids, types, guessable = segments.tokens(VOCABULARY)
     assert ids.tolist() == [2, 22, 3, 21, 22, 23, 3, *(2, 11, 12, 3, 13, 3)]
     assert types.tolist() == [0, 0, 0, 1, 1, 1, 1, *(0, 0, 0, 0, 1, 1)]
     assert guessable.astype(int).tolist() == [0, 1, 0, 1, 1, 1, 0, *(0, 1, 1, 0, 1, 0)]
@@ -153,4 +157,4 @@ def test_another_vocabulary_is_noticed(dataset: IndexedDataset) -> None:
     pairs = sample_pairs(dataset, max_length=32, seed=0, epoch=0)
     small = type(VOCABULARY)(vocab_size=20, pad=0, cls=2, sep=3, mask=4)
     with pytest.raises(ValueError, match="holds the id 99, which a vocabulary of 20 does not have"):
-        pairs.tokens(dataset, small, np.arange(len(pairs)))
+        pairs.segments(dataset, np.arange(len(pairs))).tokens(small)

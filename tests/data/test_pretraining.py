@@ -8,9 +8,9 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from tensor3d.data import IndexedDataset, Pack, PretrainingData, masked_count
+from tensor3d.data import IndexedDataset, Pack, masked_count
 from tensor3d.data.pretraining import default_masked_per_pack
-from tests.data.samples import VOCABULARY, write_random
+from tests.data.samples import VOCABULARY, pretraining, write_random
 
 LIMITS = {"capacity": 64, "max_length": 48, "max_sequences": 4, "seed": 5}
 
@@ -25,11 +25,12 @@ def same(left: Pack, right: Pack) -> bool:
 
 
 def test_an_epoch_holds_every_pair_once_within_the_limits(documents: IndexedDataset) -> None:
-    data = PretrainingData(documents, VOCABULARY, **LIMITS)
-    epoch = data.epoch(0)
-    np.testing.assert_array_equal(np.sort(epoch.packs.sequences), np.arange(len(epoch.pairs)))
-    assert len(epoch.packs) == epoch.plan.packs == data.packs_per_epoch
-    assert epoch.plan.efficiency > 0.9
+    data = pretraining(documents, **LIMITS)
+    epoch = data.epochs[0]
+    np.testing.assert_array_equal(np.sort(epoch.packs.sequences), np.arange(len(epoch.drawing.lengths)))
+    assert len(epoch.packs) == data.packs_per_epoch
+    assert epoch.tokens.sum() > 0.9 * 64 * len(epoch.packs)
+    np.testing.assert_array_equal(epoch.order, np.arange(len(epoch.packs)))
     for index in range(len(epoch.packs)):
         pack = data.pack(0, index)
         assert sum(pack.lengths) == len(pack.ids) == len(pack.types) == epoch.tokens[index] <= 64
@@ -39,22 +40,23 @@ def test_an_epoch_holds_every_pair_once_within_the_limits(documents: IndexedData
 
 
 def test_a_pack_shows_its_pairs(documents: IndexedDataset) -> None:
-    data = PretrainingData(documents, VOCABULARY, **LIMITS)
-    epoch = data.epoch(2)
+    data = pretraining(documents, **LIMITS)
+    epoch = data.epochs[2]
     for index in (0, 7):
         pack = data.pack(2, index)
         unmasked = pack.ids.copy()
         unmasked[pack.masked] = pack.masked_labels
-        tokens = epoch.pairs.tokens(documents, VOCABULARY, epoch.packs[index])
+        segments = epoch.drawing.segments(epoch.packs[index])
+        tokens = segments.tokens(VOCABULARY)
         np.testing.assert_array_equal(unmasked, tokens.ids)
         np.testing.assert_array_equal(pack.types, tokens.types)
-        np.testing.assert_array_equal(pack.next_labels, epoch.pairs.label[epoch.packs[index]])
+        np.testing.assert_array_equal(pack.next_labels, segments.label)
         firsts = np.cumsum(pack.lengths) - pack.lengths
         assert (pack.ids[firsts] == VOCABULARY.cls).all()
 
 
 def test_packs_are_the_same_together_alone_and_elsewhere(documents: IndexedDataset) -> None:
-    data, elsewhere = (PretrainingData(documents, VOCABULARY, **LIMITS) for _ in range(2))
+    data, elsewhere = (pretraining(documents, **LIMITS) for _ in range(2))
     together = data.packs(1, [4, 0, 9])
     for pack, index in zip(together, (4, 0, 9), strict=True):
         assert same(pack, data.pack(1, index))
@@ -62,41 +64,34 @@ def test_packs_are_the_same_together_alone_and_elsewhere(documents: IndexedDatas
 
 
 def test_seed_and_epoch_draw_anew(documents: IndexedDataset) -> None:
-    data = PretrainingData(documents, VOCABULARY, **LIMITS)
-    other = PretrainingData(documents, VOCABULARY, **{**LIMITS, "seed": 6})
+    data = pretraining(documents, **LIMITS)
+    other = pretraining(documents, **{**LIMITS, "seed": 6})
     assert not same(data.pack(0, 0), data.pack(1, 0))
     assert not same(data.pack(0, 0), other.pack(0, 0))
 
 
-def test_the_packs_of_a_run_go_through_the_epochs(documents: IndexedDataset) -> None:
-    data = PretrainingData(documents, VOCABULARY, **LIMITS)
+def test_the_order_of_an_epoch_is_as_long_as_that_of_the_first(documents: IndexedDataset) -> None:
+    data = pretraining(documents, **LIMITS)
     size = data.packs_per_epoch
-    numbers = range(size - 2, 2 * size + 3)
-    packs = data.run_packs(numbers)
-    assert len(packs) == size + 5
-    for pack, (epoch, index) in zip(
-        packs, [(0, size - 2), (0, size - 1), *((1, i) for i in range(size)), (2, 0), (2, 1), (2, 2)], strict=True
-    ):
+    for number in range(6):
+        epoch = data.epochs[number]
         # An epoch that was packed into fewer packs than the first begins again.
-        assert same(pack, data.pack(epoch, index % len(data.epoch(epoch).packs)))
-    totals = data.run_totals(numbers)
-    assert totals.tokens == sum(len(pack.ids) for pack in packs)
-    assert totals.targets == sum(len(pack.masked) for pack in packs)
-    assert totals.sequences == sum(len(pack.lengths) for pack in packs)
+        assert epoch.order.tolist() == [place % len(epoch.packs) for place in range(size)]
 
 
 def test_epochs_of_other_sizes_than_the_first_occur(documents: IndexedDataset) -> None:
-    data = PretrainingData(documents, VOCABULARY, **LIMITS)
-    sizes = [len(data.epoch(number).packs) for number in range(8)]
+    data = pretraining(documents, **LIMITS)
+    sizes = [len(data.epochs[number].packs) for number in range(8)]
     assert min(sizes) < sizes[0] or max(sizes) > sizes[0]  # else the test above has less to show than it says
     assert max(sizes) - min(sizes) < 0.1 * sizes[0]
 
 
 def test_an_epoch_is_drawn_once_for_many_threads(documents: IndexedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = PretrainingData(documents, VOCABULARY, **LIMITS)
-    draw, drawn = data._draw, []
-    monkeypatch.setattr(data, "_draw", lambda number: (drawn.append(number), draw(number))[1])
-    threads = [threading.Thread(target=data.epoch, args=(3,)) for _ in range(8)]
+    data = pretraining(documents, **LIMITS)
+    data.packs_per_epoch  # noqa: B018 (draws epoch 0)
+    draw, drawn = data.epochs._draw, []
+    monkeypatch.setattr(data.epochs, "_draw", lambda number: (drawn.append(number), draw(number))[1])
+    threads = [threading.Thread(target=data.epochs.__getitem__, args=(3,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -105,23 +100,23 @@ def test_an_epoch_is_drawn_once_for_many_threads(documents: IndexedDataset, monk
 
 
 def test_two_epochs_are_kept(documents: IndexedDataset) -> None:
-    data = PretrainingData(documents, VOCABULARY, **LIMITS)
-    first, second = data.epoch(0), data.epoch(1)
-    assert data.epoch(0) is first
-    data.epoch(2)
-    assert data.epoch(0) is first
-    assert data.epoch(1) is not second
+    data = pretraining(documents, **LIMITS)
+    first, second = data.epochs[0], data.epochs[1]
+    assert data.epochs[0] is first
+    data.epochs[2]
+    assert data.epochs[0] is first
+    assert data.epochs[1] is not second
 
 
 def test_an_epoch_that_could_not_be_drawn_is_drawn_again(
     documents: IndexedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = PretrainingData(documents, VOCABULARY, **LIMITS)
+    data = pretraining(documents, **LIMITS)
     with monkeypatch.context() as patch:
-        patch.setattr("tensor3d.data.pretraining.sample_pairs", None)
+        patch.setattr("tensor3d.data.sources.sample_pairs", None)
         with pytest.raises(TypeError):
-            data.epoch(0)
-    assert len(data.epoch(0).packs) > 0
+            data.epochs[0]
+    assert len(data.epochs[0].packs) > 0
 
 
 @pytest.mark.parametrize(
@@ -144,4 +139,4 @@ def test_limits_that_contradict_one_another_are_named(
     documents: IndexedDataset, limits: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        PretrainingData(documents, VOCABULARY, **{**LIMITS, **limits})
+        pretraining(documents, **{**LIMITS, **limits})

@@ -14,35 +14,17 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from models.bert import BertForPreTraining
+from tensor3d import Cube
 from tests.ranks import run_ranks
+from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
 from tools.corpus.info import CorpusInfo
 from tools.metrics import StepMetrics, summary
-from tools.recipe import OptimizerRecipe
-from tools.trainer import learning_rate
-
-
-def arguments(recipe: Path, output: Path, *more: str) -> list[str]:
-    where = [] if "--resume" in more else ["--output", str(output)]  # a resumed run has its folder
-    return [str(recipe), *where, "--corpus", str(recipe.parent / "corpus"), *more]
-
-
-def on_rank(recipe: Path, output: Path, more: list[str]) -> int:
-    """`main` on a rank whose process group stands: from_env finds it and connects no other."""
-    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    import os
-
-    os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK=str(rank))
-    return pretrain.main(arguments(recipe, output, *more))
-
-
-def losses(run: Path) -> dict[int, float]:
-    events = EventAccumulator(str(run / "tensorboard"))
-    events.Reload()
-    return {event.step: event.value for event in events.Scalars("loss/total")}
+from tools.recipe import OptimizerRecipe, read_recipe
+from tools.trainer import learning_rate, make_optimizer
 
 
 @pytest.fixture(scope="module")
@@ -360,16 +342,11 @@ def test_the_summary_says_on_which_side_of_the_entropy_the_loss_is() -> None:
 
 
 def test_no_decay_for_vectors(recipe: Path) -> None:
-    from tensor3d import Cube
-    from tools.recipe import read_recipe
-    from tools.trainer import Trainer
-
-    settings = read_recipe(recipe)
-    command = pretrain.parse(arguments(recipe, recipe.parent / "x"))
-    pretrain.prepare_corpus(command, shown=False)
-    trainer = Trainer(settings, Cube.single(), pretrain.load_corpus(pretrain.corpus_folder(command)))
-    decayed, spared = trainer.optimizer.param_groups
+    config = read_recipe(recipe).model.config(read_recipe(recipe).data)
+    model = BertForPreTraining(config, Cube.single())
+    decayed, spared = make_optimizer(model, OptimizerRecipe(), (0.9, 0.99)).param_groups
+    assert decayed["betas"] == (0.9, 0.99)
     assert {p.dim() for p in decayed["params"]} == {2}
     assert {p.dim() for p in spared["params"]} == {1}
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.01, 0.0)
-    assert len(decayed["params"]) + len(spared["params"]) == len(list(trainer.model.parameters()))
+    assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))

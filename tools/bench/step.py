@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from tensor3d import Cube, CubeShape, rendezvous
 from tools import pretrain
+from tools.agree import on_first_rank
 from tools.bench.figures import HEADER, LOSS_TOLERANCE, CubeFigures, Turn, figures, loss_difference, row
 from tools.bench.groups import Group, LocalGroup, World
 from tools.bench.machine import Machine, aligned, check_output, usable_cores, write_json
@@ -148,7 +149,7 @@ def join_world(command: StepCommand, shapes: Sequence[CubeShape], stack: ExitSta
     def make(cube: Cube) -> StepTrial:
         training = as_training(command, cube.shape)
         shown = cube.rank == 0
-        pretrain.on_first_rank(cube, lambda: pretrain.prepare_corpus(training, shown=shown))
+        on_first_rank(cube, lambda: pretrain.prepare_corpus(training, shown=shown))
         return StepTrial(cube, command.settings, pretrain.corpus_folder(training), command.warmup)
 
     stack.callback(disconnect)

@@ -14,6 +14,7 @@ from tensor3d import Cube
 from tensor3d.planning.traffic import Bytes, Wire
 from tools.bench.memory import PeakMemory
 from tools.corpus.info import load_corpus
+from tools.feed import Feed
 from tools.recipe import Recipe
 from tools.trainer import Trainer
 
@@ -57,7 +58,9 @@ class StepTrial:
     def __init__(self, cube: Cube, recipe: Recipe, corpus: Path, warmup: int) -> None:
         self._cube = cube
         memory = PeakMemory(cube.device)
-        self._trainer = Trainer(recipe, cube, load_corpus(corpus))
+        prepared = load_corpus(corpus)
+        self._feed = Feed.of_corpus(recipe, cube, prepared)
+        self._trainer = Trainer(recipe, cube, self._feed, prepared)
         self._loader = self._trainer.loader()
         self._steps = self._trainer.steps(self._loader)
         # The first step also makes the optimiser's state, after which memory does not grow any more.
@@ -79,6 +82,7 @@ class StepTrial:
 
     def close(self) -> None:
         self._loader.close()
+        self._feed.close()
 
     def _advance(self, steps: int) -> list[StepSample]:
         samples = []
@@ -102,7 +106,7 @@ class StepTrial:
         multiple = math.lcm(shape.y, shape.z)
         masked, first = (
             -(-layout.plane_packs * budget // multiple) * multiple
-            for budget in (trainer.data.masked_per_pack, trainer.data.max_sequences)
+            for budget in (self._feed.data.masked_per_pack, self._feed.data.max_sequences)
         )
         expected = step_traffic(
             trainer.model.config,
@@ -110,6 +114,6 @@ class StepTrial:
             layout.plane_packs * layout.capacity,
             masked,
             first,
-            micro_batches=trainer.recipe.batch.global_batch // layout.micro_batch,
+            micro_batches=self._feed.global_batch // layout.micro_batch,
         )
         return Counter({key: size for key, size in expected.items() if size})

@@ -1,0 +1,268 @@
+"""Epochs of packs: drawn, packed and put in order, each a function of (settings, epoch).
+
+The length of an epoch is fixed to that of epoch 0, though another drawing packs into a few more or less: so pack `n`
+of a run belongs to epoch `n // packs_per_epoch`, whatever the global batch, and a run resumes at any step without
+retracing the epochs before. Of an epoch with more packs the last ones, which are random ones, are left out; of one with
+fewer the first ones come twice. Epochs follow one another without a gap; no incomplete batch is dropped (but of bins,
+see `Bins`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensor3d.data.bins import Bins
+from tensor3d.data.masking import masked_counts
+from tensor3d.data.sources import Drawing, Source
+from tensor3d.packing import (
+    PLANNERS,
+    Limits,
+    Packs,
+    Plan,
+    assign,
+    fingerprint_of,
+    load_plan,
+    pack_stream,
+    save_plan,
+)
+from tensor3d.seeds import mix
+
+STREAM = "stream"
+"""The method that packs sequences as they come, without a plan."""
+_STREAM = 2
+_ORDER_STREAM = 6
+_KEPT_EPOCHS = 2
+"""The epoch that is read and the one that is prepared."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Epoch:
+    """What an epoch consists of, before any id is read."""
+
+    drawing: Drawing
+    packs: Packs
+    """The packs of group 0, then those of group 1, and so on."""
+    order: NDArray[np.int64]
+    """int64 (packs_per_epoch,): the packs in the order of the run; pack `n` is one of group `n % groups`."""
+    tokens: NDArray[np.int64]
+    """int64 (packs,): tokens in each pack."""
+    squares: NDArray[np.int64]
+    """int64 (packs,): sum of the squared lengths in each pack."""
+    targets: NDArray[np.int64]
+    """int64 (packs,): tokens to guess in each pack."""
+    sequences: NDArray[np.int64]
+    """int64 (packs,): sequences in each pack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingRules:
+    """How the sequences of an epoch become packs.
+
+    Raises:
+        ValueError: an unknown method, a number below 1, bins of packs that hold several sequences.
+    """
+
+    method: str
+    """A planner's name, or "stream"."""
+    capacity: int
+    """Token slots of a pack."""
+    max_sequences: int
+    """Sequences of a pack, at most."""
+    masked_per_pack: int
+    """Tokens to guess in a pack, at most."""
+    seed: int
+    groups: int = 1
+    """Consecutive shards form a group, and a pack has sequences of one group only. Groups take turns in the order of
+    packs, so a global batch has the same share of each."""
+    bins: Bins | None = None
+    plans: Path | None = None
+    """Folder of plan files; an epoch that has one there is not planned again."""
+
+    def __post_init__(self) -> None:
+        known = (*PLANNERS, STREAM)
+        if self.method not in known:
+            raise ValueError(f"the packing method must be one of {', '.join(known)}. Got {self.method!r}.")
+        for name in ("capacity", "max_sequences", "masked_per_pack", "groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0. Got {self.seed}.")
+        if self.bins is not None and (self.method != "padded" or self.groups > 1):
+            raise ValueError(
+                f'bins are for the method "padded" with one group. Got {self.method!r} and {self.groups} groups.'
+            )
+
+    @property
+    def limits(self) -> Limits:
+        """Of a pack. Tokens to guess are a sequence's cost: a function of its length."""
+        costs = tuple(masked_counts(np.arange(self.capacity + 1)).tolist())
+        return Limits(
+            capacity=self.capacity, max_sequences=self.max_sequences, budget=self.masked_per_pack, costs=costs
+        )
+
+
+class Epochs:
+    """The epochs of a run; the last two are kept. Every method may be called from any thread.
+
+    Raises:
+        ValueError: shards that do not divide among the groups.
+    """
+
+    def __init__(self, source: Source, rules: PackingRules) -> None:
+        if source.shards % rules.groups:
+            raise ValueError(
+                f"{source.shards} shards do not divide among {rules.groups} groups. Prepare the corpus with a multiple "
+                "of them, or choose another number of groups."
+            )
+        self.source, self.rules = source, rules
+        self._lock = threading.Lock()
+        self._kept: dict[int, Future[Epoch]] = {}
+        self._packs_per_epoch: int | None = None
+
+    @property
+    def packs_per_epoch(self) -> int:
+        """Packs of every epoch: as many as epoch 0 has. The first call draws epoch 0."""
+        if self._packs_per_epoch is None:
+            self._packs_per_epoch = len(self[0].order)
+        return self._packs_per_epoch
+
+    def __getitem__(self, number: int) -> Epoch:
+        """An epoch; drawn once and kept until others are asked for."""
+        with self._lock:
+            found = self._kept.pop(number, None)
+            future: Future[Epoch] = Future() if found is None else found
+            self._kept[number] = future
+            while len(self._kept) > _KEPT_EPOCHS:
+                del self._kept[next(iter(self._kept))]
+        if found is None:
+            try:
+                future.set_result(self._draw(number))
+            except BaseException as error:
+                with self._lock:
+                    self._kept.pop(number, None)
+                future.set_exception(error)
+        return future.result()
+
+    def plan(self, number: int, group: int, lengths: NDArray[np.integer]) -> Plan:
+        """The plan of one group of an epoch, from its file where there is one."""
+        rules = self.rules
+        histogram = np.bincount(lengths, minlength=rules.capacity + 1)
+        path = self.plan_path(number, group)
+        if path is not None and path.exists():
+            plan = load_plan(path, fingerprint_of(histogram, rules.limits, rules.method))
+        else:
+            limits = rules.limits
+            plan = PLANNERS[rules.method](
+                histogram, limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs
+            )
+        return plan
+
+    def save_plan(self, number: int) -> list[Path]:
+        """Plans an epoch and writes the plan files that are missing; returns their paths.
+
+        Raises:
+            ValueError: no folder of plans, a method without plans, or a file that is there belongs to other data.
+        """
+        if self.rules.plans is None or self.rules.method == STREAM:
+            raise ValueError(f"there is no plan to be saved: plans={self.rules.plans}, method {self.rules.method!r}.")
+        self.rules.plans.mkdir(parents=True, exist_ok=True)
+        drawing = self.source.draw(number)
+        written = []
+        for group in range(self.rules.groups):
+            path = self.plan_path(number, group)
+            lengths = drawing.lengths[self._sequences_of(drawing, group)]
+            plan = self.plan(number, group, lengths)
+            assert path is not None
+            if not path.exists():
+                histogram = np.bincount(lengths, minlength=self.rules.capacity + 1)
+                save_plan(plan, path, fingerprint_of(histogram, self.rules.limits, self.rules.method))
+                written.append(path)
+        return written
+
+    def plan_path(self, number: int, group: int) -> Path | None:
+        if self.rules.plans is None:
+            return None
+        return self.rules.plans / f"epoch-{number:05d}-group-{group}.json"
+
+    def digest(self, number: int) -> str:
+        """A hash of everything that is decided about an epoch: equal on all ranks, or they would train on different
+        packs without noticing."""
+        epoch = self[number]
+        content = hashlib.sha256()
+        for array in (epoch.drawing.lengths, epoch.packs.offsets, epoch.packs.sequences, epoch.order):
+            content.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return content.hexdigest()
+
+    def _draw(self, number: int) -> Epoch:
+        drawing = self.source.draw(number)
+        parts = [self._pack(number, group, drawing) for group in range(self.rules.groups)]
+        packs = Packs(
+            offsets=np.concatenate(([0], np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts])))),
+            sequences=np.concatenate([part.sequences for part in parts]),
+        )
+        lengths = drawing.lengths.astype(np.int64)
+        return Epoch(
+            drawing=drawing,
+            packs=packs,
+            order=self._order(number, packs.totals(lengths), [len(part) for part in parts]),
+            tokens=packs.totals(lengths),
+            squares=packs.totals(lengths * lengths),
+            targets=packs.totals(masked_counts(lengths)),
+            sequences=np.diff(packs.offsets),
+        )
+
+    def _pack(self, number: int, group: int, drawing: Drawing) -> Packs:
+        """The packs of one group, with the numbers that the sequences have in the whole epoch."""
+        rules = self.rules
+        own = self._sequences_of(drawing, group)
+        lengths = drawing.lengths[own]
+        rng = np.random.default_rng(mix(rules.seed, number, _STREAM, *([group] if rules.groups > 1 else [])))
+        if rules.method == STREAM:
+            packs = self._stream(lengths, rng)
+        else:
+            packs = assign(self.plan(number, group, lengths), lengths, rng)
+        return Packs(offsets=packs.offsets, sequences=packs.sequences + own.start)
+
+    def _stream(self, lengths: NDArray[np.integer], rng: np.random.Generator) -> Packs:
+        limits = self.rules.limits
+        shuffled = rng.permutation(len(lengths))
+        packs = list(
+            pack_stream(
+                lengths[shuffled].tolist(),
+                limits.capacity,
+                limits.max_sequences,
+                budget=limits.budget,
+                costs=limits.costs,
+            )
+        )
+        return Packs(
+            offsets=np.concatenate(([0], np.cumsum([len(pack) for pack in packs]))),
+            sequences=shuffled[np.concatenate([np.asarray(pack, dtype=np.int64) for pack in packs])],
+        )
+
+    def _order(self, number: int, tokens: NDArray[np.int64], counts: list[int]) -> NDArray[np.int64]:
+        bins, groups = self.rules.bins, len(counts)
+        available = np.arange(len(tokens))
+        if bins is not None:
+            rng = np.random.default_rng(mix(self.rules.seed, number, _ORDER_STREAM))
+            available = bins.order(tokens, rng)
+        size = self.packs_per_epoch if number else groups * max(counts)
+        if bins is not None and not number:
+            # Steps begin with an epoch, so that no step has sequences of two bins because it spans two epochs.
+            size = max(1, len(tokens) // bins.batch) * bins.batch
+        place = np.arange(size)
+        first = np.concatenate(([0], np.cumsum(counts[:-1], dtype=np.int64)))
+        group = place % groups
+        return available[first[group] + place // groups % np.array(counts)[group]]
+
+    def _sequences_of(self, drawing: Drawing, group: int) -> slice:
+        per_group = self.source.shards // self.rules.groups
+        first, end = drawing.offsets[group * per_group], drawing.offsets[(group + 1) * per_group]
+        return slice(int(first), int(end))

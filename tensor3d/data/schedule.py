@@ -1,0 +1,147 @@
+"""Which packs a step consists of, and which rank works on which: the same answer on every rank, without asking any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensor3d.data.epochs import Epoch
+from tensor3d.data.layout import BatchLayout
+from tensor3d.data.pretraining import PretrainingData
+from tensor3d.packing import Work, deal, imbalance
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepPlan:
+    """The packs of one step in the order of their slots: micro-batch, data, x, then the z * k packs of a plane."""
+
+    index: int
+    epochs: NDArray[np.int64]
+    """int64 (packs,): epoch of each pack."""
+    packs: NDArray[np.int64]
+    """int64 (packs,): its number in that epoch."""
+    capacity: int
+    """Token slots of each pack in this step."""
+    targets: int
+    """Tokens to guess, over all ranks."""
+    sequences: int
+    tokens: int
+    imbalance: float
+    """Most over mean work of a rank, in the micro-batch where that is worst."""
+
+
+class Schedule:
+    """The steps of a run. A step takes the next `global_batch` packs of the run, whatever the cube; where they lie in
+    it is decided by the balance of work.
+
+    Args:
+        data: knows the packs.
+        layout: sizes of the cube and of a micro-batch.
+        global_batch: packs of a step, over all ranks.
+        work: what a pack costs. Packs are then dealt to the slots of the step so that ranks have equal work in every
+            micro-batch. None: packs lie in the order in which they come.
+        blocks: consecutive data ranks form a block, and a pack goes to the block that its group belongs to.
+
+    Raises:
+        ValueError: numbers that do not divide.
+    """
+
+    def __init__(
+        self,
+        data: PretrainingData,
+        layout: BatchLayout,
+        *,
+        global_batch: int,
+        work: Work | None = None,
+        blocks: int = 1,
+    ) -> None:
+        groups, data_ranks = data.rules.groups, layout.cube_shape[0]
+        if global_batch % groups:
+            raise ValueError(
+                f"a global batch of {global_batch} packs has no equal share of {groups} groups of shards. Take a "
+                "multiple, or other groups."
+            )
+        if data_ranks % blocks or groups % blocks:
+            raise ValueError(
+                f"{blocks} blocks of data ranks divide neither or only one of data={data_ranks} and {groups} groups of "
+                "shards; both must divide."
+            )
+        self._data, self._layout, self._work = data, layout, work
+        self._global_batch, self._blocks = global_batch, blocks
+
+    def first_pack(self, step: int) -> int:
+        """Number in the run of the first pack of a step."""
+        return step * self._global_batch
+
+    def step(self, index: int) -> StepPlan:
+        first = self.first_pack(index)
+        return self.run(range(first, first + self._global_batch), index)
+
+    def run(self, numbers: range, index: int) -> StepPlan:
+        """Packs by their numbers in the run: epoch 0 has 0 to packs_per_epoch - 1, then come those of epoch 1."""
+        number = np.arange(numbers.start, numbers.stop)
+        size = self._data.packs_per_epoch
+        epochs = number // size
+        packs = np.empty_like(number)
+        sums = np.empty((4, len(number)), dtype=np.int64)
+        for epoch in np.unique(epochs).tolist():
+            drawn, here = self._data.epochs[epoch], epochs == epoch
+            packs[here] = chosen = drawn.order[number[here] % size]
+            sums[:, here] = np.stack([values[chosen] for values in _per_pack(drawn)])
+        tokens, squares, targets, sequences = sums
+        slots, unevenness = self._deal(number % self._data.rules.groups, tokens, squares)
+        return StepPlan(
+            index=index,
+            epochs=epochs[slots],
+            packs=packs[slots],
+            capacity=self._capacity(int(tokens.max())),
+            targets=int(targets.sum()),
+            sequences=int(sequences.sum()),
+            tokens=int(tokens.sum()),
+            imbalance=unevenness,
+        )
+
+    def plane(self, data_index: int, x_index: int) -> NDArray[np.int64]:
+        """int64 (micro-batches, z * k): the slots of a plane."""
+        data, x, z, k = self._sizes
+        slots = np.arange(self._global_batch).reshape(-1, data, x, z * k)
+        return slots[:, data_index, x_index]
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        data, x, _, z = self._layout.cube_shape
+        return data, x, z, self._layout.packs_per_rank
+
+    def _deal(
+        self, group: NDArray[np.int64], tokens: NDArray[np.int64], squares: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], float]:
+        """int64 (packs,): which pack lies in each slot; and how uneven the ranks' work is."""
+        data, x, z, k = self._sizes
+        slots = np.arange(len(group)).reshape(-1, self._blocks, data // self._blocks, x, z, k)
+        dealt = np.empty_like(slots)
+        costs = np.ones((len(group), 2)) if self._work is None else self._costs(self._work, tokens, squares)
+        for block in range(self._blocks):
+            here = np.flatnonzero(group * self._blocks // self._data.rules.groups == block)
+            place = dealt[:, block]
+            if self._work is not None:
+                here = here[deal(costs[here], place.size // k).reshape(-1)]
+            dealt[:, block] = here.reshape(place.shape)
+        per_micro_batch = dealt.reshape(len(dealt), data * x * z, k)
+        worst = max(imbalance(costs[:, -1], micro_batch) for micro_batch in per_micro_batch)
+        return dealt.reshape(-1), worst
+
+    def _costs(self, work: Work, tokens: NDArray[np.int64], squares: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64 (packs, 2): tokens, and the work of the device, for which the unused tail is a sequence too."""
+        tail = self._layout.capacity - tokens
+        device = work.of(np.full_like(tokens, self._layout.capacity), squares + tail * tail)
+        return np.stack([tokens.astype(np.float64), device], axis=1)
+
+    def _capacity(self, longest: int) -> int:
+        bins = self._data.rules.bins
+        return self._layout.capacity if bins is None else min(self._layout.capacity, bins.edge(longest))
+
+
+def _per_pack(epoch: Epoch) -> tuple[NDArray[np.int64], ...]:
+    return epoch.tokens, epoch.squares, epoch.targets, epoch.sequences

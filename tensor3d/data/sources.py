@@ -1,0 +1,150 @@
+"""Where sequences come from: something that draws the sequences of an epoch and can read any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensor3d.data.indexed import IndexedDataset
+from tensor3d.data.pairs import Pairs, sample_pairs
+from tensor3d.data.segments import Segments
+from tensor3d.packing import Packs
+from tensor3d.seeds import mix
+
+_STREAM = 5
+
+
+class Drawing(Protocol):
+    """The sequences of an epoch, numbered from 0; those of shard 0 first, then those of shard 1, and so on."""
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """int32 (sequences,): tokens of each, the special ones counted."""
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """int64 (shards + 1,): shard `s` has the sequences `offsets[s]` to `offsets[s + 1] - 1`."""
+
+    def segments(self, chosen: NDArray[np.integer]) -> Segments:
+        """The content of the chosen sequences, in their order. ValueError for one that cannot be read from here."""
+
+
+class Source(Protocol):
+    """Draws epochs. What it draws is a function of its settings and of the epoch, on any rank."""
+
+    @property
+    def shards(self) -> int:
+        """Parts that the sequences come in, each of which lies on one disk."""
+
+    def draw(self, epoch: int) -> Drawing: ...
+
+
+class ShardedPairs:
+    """Sentence pairs, drawn from the documents of each shard by themselves.
+
+    Args:
+        shards: documents whose items are sentences. None: not on this machine.
+        max_length: tokens of a pair, at most.
+        seed: everything that is drawn depends on it, on the shard and on the epoch.
+        short_probability: share of pairs that aim at a random shorter length.
+
+    Raises:
+        ValueError: no shard at all, or one that is not here.
+    """
+
+    def __init__(
+        self, shards: Sequence[IndexedDataset | None], *, max_length: int, seed: int, short_probability: float = 0.1
+    ) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0. Got {seed}.")
+        missing = [number for number, shard in enumerate(shards) if shard is None]
+        if missing or not shards:
+            raise ValueError(
+                f"of {len(shards)} shards, shard {', '.join(map(str, missing)) or 0} is not on this machine. Copy its "
+                "files here, or let each data rank read its own shards and exchange sequences."
+            )
+        self._sampler = ShardSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability)
+
+    @property
+    def shards(self) -> int:
+        return self._sampler.shards
+
+    def draw(self, epoch: int) -> PairsByShard:
+        """The pairs of every shard."""
+        return PairsByShard([self._sampler.draw(shard, epoch) for shard in range(self.shards)])
+
+
+class ShardSampler:
+    """Draws the pairs of one shard at a time, so that whoever has a shard can draw it and nobody else need to."""
+
+    def __init__(
+        self, datasets: Sequence[IndexedDataset | None], *, max_length: int, seed: int, short_probability: float
+    ) -> None:
+        self._datasets = tuple(datasets)
+        self._max_length = max_length
+        self._short_probability = short_probability
+        # A single shard is drawn as a corpus that was never cut into shards.
+        several = len(self._datasets) > 1
+        self._seeds = [mix(seed, _STREAM, shard) if several else seed for shard in range(len(self._datasets))]
+
+    @property
+    def shards(self) -> int:
+        return len(self._datasets)
+
+    def draw(self, shard: int, epoch: int) -> ShardPairs:
+        dataset = self._datasets[shard]
+        if dataset is None:
+            raise ValueError(f"shard {shard} of {self.shards} is not on this machine.")
+        pairs = sample_pairs(
+            dataset,
+            max_length=self._max_length,
+            seed=self._seeds[shard],
+            epoch=epoch,
+            short_probability=self._short_probability,
+        )
+        return ShardPairs(dataset=dataset, pairs=pairs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardPairs:
+    """The pairs of one shard, and where their ids are."""
+
+    dataset: IndexedDataset
+    pairs: Pairs
+
+
+class PairsByShard:
+    """A `Drawing` of which every shard is at hand."""
+
+    def __init__(self, shards: Sequence[ShardPairs]) -> None:
+        self._shards = tuple(shards)
+        counts = [len(shard.pairs) for shard in shards]
+        self.offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        self.lengths = np.concatenate([shard.pairs.lengths for shard in shards])
+
+    def segments(self, chosen: NDArray[np.integer]) -> Segments:
+        if len(self._shards) == 1:
+            return self._shards[0].pairs.segments(self._shards[0].dataset, chosen)
+        shard_of = np.searchsorted(self.offsets, chosen, side="right") - 1
+        parts = [
+            shard.pairs.segments(shard.dataset, chosen[shard_of == number] - self.offsets[number])
+            for number, shard in enumerate(self._shards)
+        ]
+        return in_order(parts, shard_of)
+
+
+def in_order(parts: Sequence[Segments], part_of: NDArray[np.integer]) -> Segments:
+    """Puts together what several hold: the n-th sequence is the next one of part `part_of[n]`."""
+    grouped = np.argsort(part_of, kind="stable")
+    place = np.empty(len(part_of), dtype=np.int64)
+    place[grouped] = np.arange(len(part_of))
+    return Segments.concatenate(parts).take(place)
+
+
+def sequences_of(packs: Packs, chosen: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
+    """int64 (sequences,): those of the chosen packs, pack after pack. IndexError for a pack that is not there."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *(packs[int(index)] for index in chosen)])

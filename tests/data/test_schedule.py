@@ -1,0 +1,108 @@
+"""Which packs a step has and who works on them, on any cube."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensor3d.data import BatchLayout, IndexedDataset, PretrainingData, Schedule
+from tensor3d.packing import Work
+from tests.data.samples import pretraining, write_random
+
+WORK = Work(per_token=1.0, per_square=0.1)
+LIMITS = {"capacity": 64, "max_length": 48, "max_sequences": 4, "seed": 5}
+SHAPES = [(1, 1, 1, 1), (2, 2, 1, 1), (1, 2, 2, 2), (4, 1, 1, 2)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[IndexedDataset]:
+    folder = tmp_path_factory.mktemp("shards")
+    return [write_random(folder / f"{n}", documents=40 + 7 * n, seed=n) for n in range(4)]
+
+
+@pytest.fixture(scope="module")
+def data(shards: list[IndexedDataset]) -> PretrainingData:
+    return pretraining(*shards, **LIMITS)
+
+
+def layout(shape: tuple[int, int, int, int], k: int) -> BatchLayout:
+    return BatchLayout(cube_shape=shape, data_index=0, x_index=0, z_index=0, packs_per_rank=k, capacity=64)
+
+
+def work_of_ranks(data: PretrainingData, schedule: Schedule, shape: tuple[int, int, int, int], k: int) -> np.ndarray:
+    """(micro-batches, ranks): work of each rank, counted from the packs themselves."""
+    plan = schedule.step(1)
+    work = []
+    for epoch, pack in zip(plan.epochs, plan.packs, strict=True):
+        lengths = data.pack(int(epoch), int(pack)).lengths
+        tail = 64 - lengths.sum()
+        work.append(64 * WORK.per_token + WORK.per_square * float((lengths**2).sum() + tail**2))
+    d, x, _, z = shape
+    return np.array(work).reshape(-1, d * x * z, k).sum(-1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("k", [1, 2])
+def test_balance_changes_the_place_of_packs_and_not_the_step(
+    data: PretrainingData, shape: tuple[int, int, int, int], k: int
+) -> None:
+    plain = Schedule(data, layout(shape, k), global_batch=48)
+    balanced = Schedule(data, layout(shape, k), global_batch=48, work=WORK)
+    for index in (0, 1, data.packs_per_epoch // 48):
+        before, after = plain.step(index), balanced.step(index)
+        pairs = [sorted(zip(p.epochs.tolist(), p.packs.tolist(), strict=True)) for p in (before, after)]
+        assert pairs[0] == pairs[1]
+        assert (before.targets, before.sequences, before.tokens) == (after.targets, after.sequences, after.tokens)
+        assert before.imbalance == 1.0  # not weighed
+
+
+def test_ranks_have_even_work_in_every_micro_batch(data: PretrainingData) -> None:
+    shape, k = (2, 2, 1, 1), 4
+    balanced = Schedule(data, layout(shape, k), global_batch=48, work=WORK)
+    plain = Schedule(data, layout(shape, k), global_batch=48)
+    even, random = (work_of_ranks(data, schedule, shape, k) for schedule in (balanced, plain))
+    assert even.shape == (3, 4)
+    worst = (even.max(1) / even.mean(1)).max()
+    assert balanced.step(1).imbalance == pytest.approx(worst)
+    assert worst < 1.015 < 1.04 < (random.max(1) / random.mean(1)).max()
+
+
+def test_planes_divide_the_slots(data: PretrainingData) -> None:
+    schedule = Schedule(data, layout((2, 3, 1, 2), 1), global_batch=24)
+    planes = [schedule.plane(d, x) for d in range(2) for x in range(3)]
+    assert planes[0].tolist() == [[0, 1], [12, 13]]
+    assert planes[4].tolist() == [[8, 9], [20, 21]]
+    assert sorted(np.concatenate(planes, axis=None).tolist()) == list(range(24))
+
+
+@pytest.mark.parametrize("work", [None, WORK])
+def test_a_block_of_data_ranks_has_the_packs_of_its_groups(shards: list[IndexedDataset], work: Work | None) -> None:
+    data = pretraining(*shards, **LIMITS, groups=4)
+    schedule = Schedule(data, layout((4, 1, 1, 1), 3), global_batch=24, work=work, blocks=2)
+    for index in range(2 * data.packs_per_epoch // 24):
+        plan = schedule.step(index)
+        for rank in range(4):
+            for slot in schedule.plane(rank, 0).reshape(-1):
+                epoch = data.epochs[int(plan.epochs[slot])]
+                sequences = epoch.packs[int(plan.packs[slot])]
+                shard = np.searchsorted(epoch.drawing.offsets, sequences, side="right") - 1
+                assert set((shard // 2).tolist()) == {rank // 2}
+
+
+def test_a_global_batch_has_the_same_share_of_each_group(shards: list[IndexedDataset]) -> None:
+    data = pretraining(*shards, **LIMITS, groups=2)
+    epoch = data.epochs[0]
+    group = np.searchsorted(epoch.drawing.offsets, epoch.packs.sequences[epoch.packs.offsets[:-1]], side="right") > 2
+    assert group[epoch.order].tolist() == [bool(place % 2) for place in range(data.packs_per_epoch)]
+    assert data.packs_per_epoch % 2 == 0
+    assert set(epoch.order.tolist()) == set(range(len(epoch.packs)))  # the smaller group begins again
+
+
+def test_what_does_not_divide_is_named(data: PretrainingData, shards: list[IndexedDataset]) -> None:
+    grouped = pretraining(*shards, **LIMITS, groups=4)
+    with pytest.raises(ValueError, match="a global batch of 6 packs has no equal share of 4 groups"):
+        Schedule(grouped, layout((1, 1, 1, 1), 6), global_batch=6)
+    with pytest.raises(ValueError, match="3 blocks of data ranks divide neither or only one of data=3 and 4 groups"):
+        Schedule(grouped, layout((3, 1, 1, 1), 4), global_batch=12, blocks=3)
+    with pytest.raises(ValueError, match="4 shards do not divide among 3 groups"):
+        pretraining(*shards, **LIMITS, groups=3)

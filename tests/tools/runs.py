@@ -1,0 +1,31 @@
+"""Short runs of tools.pretrain, in this process or on ranks, and what they logged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tools import pretrain
+
+
+def arguments(recipe: Path, output: Path, *more: str, corpus: Path | None = None) -> list[str]:
+    """A command line; the corpus lies beside the recipe unless another folder is given."""
+    where = [] if "--resume" in more else ["--output", str(output)]  # a resumed run has its folder
+    return [str(recipe), *where, "--corpus", str(corpus or recipe.parent / "corpus"), *more]
+
+
+def on_rank(recipe: Path, output: Path, more: list[str], corpus: Path | None = None) -> int:
+    """`main` on a rank whose process group stands: from_env finds it and connects no other."""
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK=str(rank))
+    return pretrain.main(arguments(recipe, output, *more, corpus=corpus))
+
+
+def losses(run: Path, tag: str = "loss/total") -> dict[int, float]:
+    """What a run logged, by step."""
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars(tag)}

@@ -1,0 +1,199 @@
+"""What a run trains on: from a prepared corpus and a recipe to the steps of one rank."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from models.bert.flops import work
+from tensor3d import Cube
+from tensor3d.data import (
+    Bins,
+    Exchange,
+    ExchangedPairs,
+    ExchangeOptions,
+    Loader,
+    PretrainingData,
+    ShardedPairs,
+    Source,
+    SpecialTokens,
+)
+from tensor3d.packing import packed_betas, packs_per_step
+from tensor3d.peers import Peers
+from tools.agree import check_equal, on_every_rank
+from tools.corpus.info import Corpus
+from tools.recipe import BatchRecipe, Recipe
+
+BINNED, PADDED = "binned", "padded"
+
+
+class Feed:
+    """The training data of one rank. Every rank makes one at the same time; to be closed, best by a `with`.
+
+    Args:
+        source: where sequences come from.
+        special: vocabulary and special ids of their tokenizer.
+        exchange: brings sequences that other data ranks read, if the source needs one.
+        every: steps of which the sequences are exchanged together.
+
+    Raises:
+        ValueError: on every rank: limits that contradict one another, or ranks that would train on different packs.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        cube: Cube,
+        source: Source,
+        special: SpecialTokens,
+        *,
+        exchange: Exchange | None = None,
+        every: int = 1,
+    ) -> None:
+        self._recipe, self._cube = recipe, cube
+        self._exchange, self._every = exchange, every
+        self._stack = ExitStack()
+        self.data = pretraining_data(recipe, source, special)
+        check_equal(cube, "the packing of the first epoch", self.data.epochs.digest(0))
+        self.global_batch = global_batch(recipe.batch, self.data)
+
+    @classmethod
+    def of_corpus(cls, recipe: Recipe, cube: Cube, corpus: Corpus, options: ExchangeOptions | None = None) -> Feed:
+        """The training documents of a prepared corpus.
+
+        Args:
+            options: data ranks read their own shards only, and get the rest from one another. None: each reads all.
+
+        Raises:
+            ValueError: on every rank: shards that are missing or do not divide, and what the constructor refuses.
+        """
+        special = corpus.special
+        if options is None:
+            source = on_every_rank(cube, partial(training_source, corpus, recipe, None))
+            return cls(recipe, cube, source, special)
+        with ExitStack() as stack:
+            everyone = stack.enter_context(Peers.along(cube, "data"))
+            near = everyone
+            if options.within is not None and options.within < everyone.size:
+                near = stack.enter_context(Peers.along(cube, "data", within=options.within))
+            source = on_every_rank(cube, partial(training_source, corpus, recipe, everyone))
+            first = everyone.index // near.size * near.size
+            exchange = Exchange(near, first=first, vocab_size=special.vocab_size)
+            feed = cls(recipe, cube, source, special, exchange=exchange, every=options.every)
+            feed._stack = stack.pop_all()
+        return feed
+
+    def loader(self, start_step: int = 0, end_step: int | None = None) -> Loader:
+        """The steps of this rank. To be closed, best by a `with`."""
+        batch = self._recipe.batch
+        return Loader(
+            self.data,
+            global_batch=self.global_batch,
+            packs_per_rank=batch.packs_per_rank,
+            start_step=start_step,
+            end_step=end_step,
+            device=self._cube.device,
+            work=work(self._recipe.model.config(self._recipe.data)) if batch.balance else None,
+            exchange=self._exchange,
+            every=self._every,
+            **place(self._cube),
+        )
+
+    def betas(self) -> tuple[float, float]:
+        """The decay rates of the optimiser, by the rule of the recipe."""
+        optimizer = self._recipe.optimizer
+        betas = (optimizer.beta1, optimizer.beta2)
+        return packed_betas(betas, self.data.packing_factor) if self._recipe.batch.packing_rule == "betas" else betas
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections between peers; a second call does nothing."""
+        self._stack.close()
+
+
+def training_source(corpus: Corpus, recipe: Recipe, everyone: Peers | None) -> Source:
+    """The training documents' pairs, all of them to be read here, or by exchange."""
+    data = recipe.data
+    if len(corpus.train) != data.shards:
+        raise ValueError(
+            f"the corpus has {len(corpus.train)} shards, the recipe says data.shards={data.shards}. Prepare it again, "
+            "or change the recipe."
+        )
+    if everyone is not None:
+        return ExchangedPairs(
+            corpus.train,
+            everyone,
+            max_length=data.max_length,
+            seed=recipe.run.seed,
+            short_probability=data.short_probability,
+        )
+    return ShardedPairs(
+        corpus.train, max_length=data.max_length, seed=recipe.run.seed, short_probability=data.short_probability
+    )
+
+
+def held_out_data(recipe: Recipe, corpus: Corpus) -> PretrainingData:
+    """The held-out documents, in packs like those of training."""
+    data = recipe.data
+    source = ShardedPairs(
+        [corpus.held_out], max_length=data.max_length, seed=recipe.run.seed, short_probability=data.short_probability
+    )
+    return _packed(recipe, source, corpus.special, groups=1, bins=None, plans=None)
+
+
+def pretraining_data(recipe: Recipe, source: Source, special: SpecialTokens) -> PretrainingData:
+    """The packs that a recipe makes of the training documents' pairs."""
+    data = recipe.data
+    bins = None
+    if data.packing == BINNED:
+        # One sequence a pack: the packing factor is 1.
+        bins = Bins(width=data.bin_width, batch=_global_batch(recipe.batch, 1.0))
+    plans = None if data.plans is None else Path(data.plans)
+    return _packed(recipe, source, special, groups=data.groups, bins=bins, plans=plans)
+
+
+def global_batch(batch: BatchRecipe, data: PretrainingData) -> int:
+    """Packs of a step, by the rule of the recipe."""
+    return _global_batch(batch, data.packing_factor if batch.packing_rule == "sequences" else 1.0)
+
+
+def place(cube: Cube) -> dict[str, Any]:
+    """Sizes of a cube and a rank's place, as the loader asks for them."""
+    shape, coordinate = cube.shape, cube.coordinate
+    return {
+        "cube_shape": (shape.data, shape.x, shape.y, shape.z),
+        "data_index": coordinate["data"],
+        "x_index": coordinate["x"],
+        "z_index": coordinate["z"],
+    }
+
+
+def _packed(recipe: Recipe, source: Source, special: SpecialTokens, **ordered: Any) -> PretrainingData:
+    data = recipe.data
+    return PretrainingData(
+        source,
+        special,
+        capacity=data.capacity,
+        max_length=data.max_length,
+        max_sequences=data.max_sequences,
+        masked_per_pack=data.masked_per_pack,
+        seed=recipe.run.seed,
+        method=PADDED if data.packing == BINNED else data.packing,
+        **ordered,
+    )
+
+
+def _global_batch(batch: BatchRecipe, packing_factor: float) -> int:
+    if batch.packing_rule == "sequences":
+        return packs_per_step(batch.global_batch, packing_factor, batch.multiple_of)
+    return batch.global_batch
