@@ -11,12 +11,20 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from tools.bench.exchange import ExchangeCommand
 from tools.bench.groups import RankFailedError
+from tools.bench.loss import LossCommand
+from tools.bench.packing import PackingCommand
+from tools.bench.padding import PaddingCommand
 from tools.bench.step import StepCommand
 from tools.bench.subcommand import Subcommand
 
 SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "step": StepCommand,
+    "padding": PaddingCommand,
+    "exchange": ExchangeCommand,
+    "loss": LossCommand,
+    "packing": PackingCommand,
 }
 
 

@@ -22,8 +22,15 @@ import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
 
-# What costs a second to import. The server imports it once, and processes are forked from it.
-_PRELOAD = ["torch", "torch.distributed.tensor", "torch._dynamo", "tools.bench.trial"]
+# What costs a second or more to import. The server imports it once, and processes are forked from it.
+_PRELOAD = [
+    "torch",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "tools.bench.trial",
+    "tools.bench.padding",
+    "tools.bench.exchanging",
+]
 _TIMEOUT = timedelta(minutes=10)
 
 

@@ -1,0 +1,247 @@
+"""`bench packing`: every planner on random histograms, or the time and memory of dealing sequences to packs."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from tensor3d.packing import PLANNERS, Plan, assign, lpfhp
+from tensor3d.packing.partitions import count_partitions
+from tools.bench.machine import Machine, aligned, check_output, write_json
+from tools.bench.memory import PeakMemory
+from tools.bench.random_histograms import Case, draw_case, faults
+from tools.bench.random_pairs import exponential_histogram
+from tools.bench.subcommand import Subcommand
+
+_CAPACITY = 512
+_MOST_PARTITIONS = 20_000
+"""Of a case that nnlshp is given: more take it seconds each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingCommand(Subcommand):
+    """Check and time every planner on random histograms, and time how sequences are put into packs."""
+
+    histograms: int = 1000
+    """Random histograms; 0: none."""
+    sequences: int = 0
+    """Put so many sequences, and ten times as many, into packs of 512; 0: none. 16279552 is an English Wikipedia."""
+    seed: int = 0
+    """Of the histograms."""
+    output: Path | None = None
+    """JSON file for all figures."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Any:
+        return cls()
+
+    def run(self, arguments: Sequence[str]) -> int:
+        for name in ("histograms", "sequences", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} must be at least 0. Got {getattr(self, name)}.")
+        if not self.histograms and not self.sequences:
+            raise ValueError("nothing to measure: --histograms and --sequences are both 0.")
+        check_output(self.output)
+        machine = Machine.here()
+        print(machine, flush=True)
+        results, problems = check_planners(self.histograms, self.seed)
+        if results:
+            print("\n".join(aligned(HEADER, [row(figures) for figures in results])), flush=True)
+        dealt = [measure_apart(count) for count in (self.sequences, 10 * self.sequences) if count]
+        for figures in dealt:
+            print(sentence(figures), flush=True)
+        if self.output is not None:
+            content = {
+                "benchmark": "packing",
+                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
+                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "machine": dataclasses.asdict(machine),
+                "planners": [dataclasses.asdict(figures) for figures in results],
+                "assign": [dataclasses.asdict(figures) for figures in dealt],
+                "problems": problems,
+            }
+            write_json(self.output, content)
+            print(f"written: {self.output}", flush=True)
+        for problem in problems:
+            print(f"tools.bench: {problem}", file=sys.stderr)
+        return 1 if problems else 0
+
+
+# Planners
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerFigures:
+    """One planner on all histograms that it was given."""
+
+    planner: str
+    histograms: int
+    failures: int
+    """Histograms whose plan broke a limit, lost a sequence, or was below the bound."""
+    seconds_median: float
+    seconds_worst: float
+    efficiency: float
+    """Mean."""
+    gap: float
+    """Packs above the bound, as a share of it: mean."""
+    packs_over: int
+    """Packs above the bound: the most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One plan."""
+
+    seconds: float
+    efficiency: float
+    packs_over: int
+    gap: float
+    faults: tuple[str, ...]
+
+
+HEADER = (
+    "planner",
+    "histograms",
+    "failures",
+    "median ms",
+    "worst s",
+    "efficiency",
+    "over the bound",
+    "most packs over",
+)
+
+
+def check_planners(histograms: int, seed: int) -> tuple[list[PlannerFigures], list[str]]:
+    """Figures of every planner, and what is wrong with their plans."""
+    trials: dict[str, list[Trial]] = {name: [] for name in PLANNERS}
+    problems = []
+    for number in tqdm(range(histograms), unit="histogram", disable=None):
+        for name, trial in try_all(draw_case(np.random.default_rng([seed, number]))).items():
+            trials[name].append(trial)
+            problems += [f"{name}, histogram {number} of seed {seed}: {fault}" for fault in trial.faults]
+    return [figures_of(name, mine) for name, mine in trials.items() if mine], problems
+
+
+def try_all(case: Case) -> dict[str, Trial]:
+    """Every planner on one case. The bound is that of `lp`, which knows the best one."""
+    plans: dict[str, tuple[Plan, float]] = {}
+    for name, planner in PLANNERS.items():
+        if name == "nnlshp" and _partitions(case) > _MOST_PARTITIONS:
+            continue
+        start = time.perf_counter()
+        plan = planner(case.histogram, case.capacity, case.max_sequences, budget=case.budget, costs=case.costs)
+        plans[name] = plan, time.perf_counter() - start
+    bound = plans["lp"][0].lower_bound
+    trials = {}
+    for name, (plan, seconds) in plans.items():
+        found = faults(plan, case, bound)
+        if name == "lp" and plan.packs > plans["lpfhp"][0].packs:
+            found.append(f"{plan.packs} packs, and lpfhp needs {plans['lpfhp'][0].packs}")
+        trials[name] = Trial(
+            seconds=seconds,
+            efficiency=plan.efficiency,
+            packs_over=plan.packs - bound.packs,
+            gap=plan.packs / bound.packs - 1,
+            faults=tuple(found),
+        )
+    return trials
+
+
+def _partitions(case: Case) -> int:
+    depth = case.capacity if case.max_sequences is None else case.max_sequences
+    return count_partitions(case.capacity, depth, _MOST_PARTITIONS)
+
+
+def figures_of(planner: str, trials: Sequence[Trial]) -> PlannerFigures:
+    return PlannerFigures(
+        planner=planner,
+        histograms=len(trials),
+        failures=sum(bool(trial.faults) for trial in trials),
+        seconds_median=statistics.median(trial.seconds for trial in trials),
+        seconds_worst=max(trial.seconds for trial in trials),
+        efficiency=statistics.fmean(trial.efficiency for trial in trials),
+        gap=statistics.fmean(trial.gap for trial in trials),
+        packs_over=max(trial.packs_over for trial in trials),
+    )
+
+
+def row(figures: PlannerFigures) -> tuple[str, ...]:
+    """What the table shows of a planner, under `HEADER`."""
+    return (
+        figures.planner,
+        str(figures.histograms),
+        str(figures.failures),
+        f"{figures.seconds_median * 1e3:.2f}",
+        f"{figures.seconds_worst:.3f}",
+        f"{figures.efficiency:.3%}",
+        f"{figures.gap:.3%}",
+        f"{figures.packs_over:,}",
+    )
+
+
+# Sequences to packs
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssignFigures:
+    """Putting shuffled sequences into the packs of a plan."""
+
+    sequences: int
+    packs: int
+    seconds: float
+    peak_memory_bytes: int | None
+    """Growth above the process with the lengths."""
+
+
+def measure_apart(sequences: int) -> AssignFigures:
+    """In a process of its own, whose memory nobody has used before."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(measure_assign, sequences).result()
+
+
+def measure_assign(sequences: int) -> AssignFigures:
+    histogram = _histogram(sequences)
+    lengths = np.repeat(np.arange(len(histogram), dtype=np.int16), histogram)
+    np.random.default_rng(0).shuffle(lengths)
+    plan = lpfhp(histogram, _CAPACITY)
+    memory = PeakMemory(torch.device("cpu"))
+    start = time.perf_counter()
+    packs = assign(plan, lengths, np.random.default_rng(1))
+    return AssignFigures(
+        sequences=sequences,
+        packs=len(packs),
+        seconds=time.perf_counter() - start,
+        peak_memory_bytes=memory.growth(),
+    )
+
+
+def _histogram(sequences: int) -> NDArray[np.int64]:
+    """(capacity + 1,): exactly so many sequences, of exponential lengths."""
+    weights = exponential_histogram(_CAPACITY)
+    ends = np.rint(np.cumsum(weights / weights.sum()) * sequences).astype(np.int64)
+    return np.diff(ends, prepend=0)
+
+
+def sentence(figures: AssignFigures) -> str:
+    memory = figures.peak_memory_bytes
+    return (
+        f"{figures.sequences:,} sequences into {figures.packs:,} packs: {figures.seconds:.2f} s, "
+        f"{'unknown' if memory is None else f'{memory / 2**20:,.0f} MiB'} at the most"
+    )
