@@ -233,6 +233,12 @@ class Peers:
             self._links.close()
             self._roll.wait_verdict()
 
+    def blame(self, problem: str) -> PeerError:
+        """Finds out which peer is to blame for something that failed elsewhere: a collective of the main thread, say,
+        whose error names no rank. Takes up to some two seconds; no round is possible after it.
+        """
+        return self._failed(TransferError(problem))
+
     def close(self) -> None:
         """Leaves the peers; a second call does nothing. A round that another thread is in ends with `PeerError`, here
         and on the peers, which cannot end it either."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from tensor3d import Cube
+from tensor3d.peers import PeerError
 
 T = TypeVar("T")
 
@@ -31,19 +32,22 @@ def on_first_rank(cube: Cube, action: Callable[[], T]) -> T:
 def on_every_rank(cube: Cube, action: Callable[[], T]) -> T:
     """The result of `action`, done on each rank; the ValueError or OSError of any is a ValueError on all of them.
 
-    The action itself must not wait for other ranks.
+    The action itself must not wait for other ranks, unless by `Peers`, which end when one of them gives up.
     """
-    result, problem = None, None
+    result, problem, follows = None, None, False
     try:
         result = action()
     except (ValueError, OSError) as error:
         problem = in_words(error)
-    problems = _gathered(cube, problem)
-    for rank, told in enumerate(problems):
-        if told is not None:
-            several = sum(other is not None for other in problems) - 1
-            others = f" ({several} other rank{'s' if several > 1 else ''} failed too)" if several else ""
-            raise ValueError(told if len(problems) == 1 else f"rank {rank}: {told}{others}")
+    except PeerError as error:
+        problem, follows = in_words(error), True
+    outcomes = _gathered(cube, (problem, follows))
+    failed = [(follows, rank, told) for rank, (told, follows) in enumerate(outcomes) if told is not None]
+    if failed:
+        _, rank, told = min(failed)  # one that failed for a reason of its own
+        several = len(failed) - 1
+        others = f" ({several} other rank{'s' if several > 1 else ''} failed too)" if several else ""
+        raise ValueError(told if len(outcomes) == 1 else f"rank {rank}: {told}{others}")
     return result  # type: ignore[return-value]  # no problem, so there is a result
 
 

@@ -11,16 +11,19 @@ from typing import Any
 from models.bert.flops import work
 from tensor3d import Cube
 from tensor3d.data import (
+    BatchLayout,
     Bins,
     Exchange,
     ExchangedPairs,
     ExchangeOptions,
     Loader,
     PretrainingData,
+    Schedule,
     ShardedPairs,
     Source,
     SpecialTokens,
 )
+from tensor3d.data.layout import fit_packs_per_rank
 from tensor3d.packing import packed_betas, packs_per_step
 from tensor3d.peers import Peers
 from tools.agree import check_equal, on_every_rank
@@ -54,11 +57,14 @@ class Feed:
         every: int = 1,
     ) -> None:
         self._recipe, self._cube = recipe, cube
-        self._exchange, self._every = exchange, every
-        self._stack = ExitStack()
+        self.exchange, self._every = exchange, every
         self.data = pretraining_data(recipe, source, special)
-        check_equal(cube, "the packing of the first epoch", self.data.epochs.digest(0))
-        self.global_batch = global_batch(recipe.batch, self.data)
+        digest = on_every_rank(cube, self._pack_first_epoch)
+        check_equal(cube, "the packing of epoch 0", digest)
+        # Of epoch 0, which is not kept for ever.
+        self._packing_factor = self.data.packing_factor
+        self.global_batch = global_batch(recipe.batch, self._packing_factor)
+        on_every_rank(cube, lambda: check_steps(recipe, self.data, self.global_batch, **place(cube)))
 
     @classmethod
     def of_corpus(cls, recipe: Recipe, cube: Cube, corpus: Corpus, options: ExchangeOptions | None = None) -> Feed:
@@ -76,14 +82,13 @@ class Feed:
             return cls(recipe, cube, source, special)
         with ExitStack() as stack:
             everyone = stack.enter_context(Peers.along(cube, "data"))
-            near = everyone
+            near = None
             if options.within is not None and options.within < everyone.size:
                 near = stack.enter_context(Peers.along(cube, "data", within=options.within))
             source = on_every_rank(cube, partial(training_source, corpus, recipe, everyone))
-            first = everyone.index // near.size * near.size
-            exchange = Exchange(near, first=first, vocab_size=special.vocab_size)
+            exchange = Exchange(everyone, near, vocab_size=special.vocab_size)
             feed = cls(recipe, cube, source, special, exchange=exchange, every=options.every)
-            feed._stack = stack.pop_all()
+            stack.pop_all()  # the feed closes the peers now
         return feed
 
     def loader(self, start_step: int = 0, end_step: int | None = None) -> Loader:
@@ -97,16 +102,25 @@ class Feed:
             end_step=end_step,
             device=self._cube.device,
             work=work(self._recipe.model.config(self._recipe.data)) if batch.balance else None,
-            exchange=self._exchange,
+            exchange=self.exchange,
             every=self._every,
             **place(self._cube),
         )
+
+    def _pack_first_epoch(self) -> str:
+        """Its digest. Where this rank fails, peers that wait for it hear of it."""
+        try:
+            return self.data.epochs[0].digest
+        except (ValueError, OSError) as error:
+            if self.exchange is not None:
+                self.exchange.abort(str(error))
+            raise
 
     def betas(self) -> tuple[float, float]:
         """The decay rates of the optimiser, by the rule of the recipe."""
         optimizer = self._recipe.optimizer
         betas = (optimizer.beta1, optimizer.beta2)
-        return packed_betas(betas, self.data.packing_factor) if self._recipe.batch.packing_rule == "betas" else betas
+        return packed_betas(betas, self._packing_factor) if self._recipe.batch.packing_rule == "betas" else betas
 
     def __enter__(self) -> Feed:
         return self
@@ -114,11 +128,14 @@ class Feed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and self.exchange is not None:
+            self.exchange.abort(f"{type(error).__name__}: {error}")
         self.close()
 
     def close(self) -> None:
         """Ends the connections between peers; a second call does nothing."""
-        self._stack.close()
+        if self.exchange is not None:
+            self.exchange.close()
 
 
 def training_source(corpus: Corpus, recipe: Recipe, everyone: Peers | None) -> Source:
@@ -157,14 +174,23 @@ def pretraining_data(recipe: Recipe, source: Source, special: SpecialTokens) -> 
     bins = None
     if data.packing == BINNED:
         # One sequence a pack: the packing factor is 1.
-        bins = Bins(width=data.bin_width, batch=_global_batch(recipe.batch, 1.0))
+        bins = Bins(width=data.bin_width, batch=global_batch(recipe.batch, 1.0))
     plans = None if data.plans is None else Path(data.plans)
     return _packed(recipe, source, special, groups=data.groups, bins=bins, plans=plans)
 
 
-def global_batch(batch: BatchRecipe, data: PretrainingData) -> int:
+def global_batch(batch: BatchRecipe, packing_factor: float) -> int:
     """Packs of a step, by the rule of the recipe."""
-    return _global_batch(batch, data.packing_factor if batch.packing_rule == "sequences" else 1.0)
+    if batch.packing_rule == "sequences":
+        return packs_per_step(batch.global_batch, packing_factor, batch.multiple_of)
+    return batch.global_batch
+
+
+def check_steps(recipe: Recipe, data: PretrainingData, packs: int, **where: Any) -> None:
+    """Raises ValueError where steps of so many packs cannot be laid on a cube, as the loader would."""
+    per_rank = fit_packs_per_rank(packs, where["cube_shape"], recipe.batch.packs_per_rank)
+    layout = BatchLayout(packs_per_rank=per_rank, capacity=data.capacity, **where)
+    Schedule(data, layout, global_batch=packs)
 
 
 def place(cube: Cube) -> dict[str, Any]:
@@ -191,9 +217,3 @@ def _packed(recipe: Recipe, source: Source, special: SpecialTokens, **ordered: A
         method=PADDED if data.packing == BINNED else data.packing,
         **ordered,
     )
-
-
-def _global_batch(batch: BatchRecipe, packing_factor: float) -> int:
-    if batch.packing_rule == "sequences":
-        return packs_per_step(batch.global_batch, packing_factor, batch.multiple_of)
-    return batch.global_batch

@@ -10,8 +10,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -29,10 +29,12 @@ from tensor3d.peers import PeerError
 from tools.agree import in_words, on_every_rank, on_first_rank
 from tools.corpus.info import Corpus, CorpusInfo, load_corpus, read_info
 from tools.corpus.prepare import prepare
-from tools.feed import Feed, global_batch, pretraining_data, training_source
+from tools.feed import Feed, check_steps, global_batch, pretraining_data, training_source
 from tools.metrics import Display, summary, table
 from tools.recipe import Recipe, read_recipe
 from tools.trainer import Trainer, check_resume
+
+EXCHANGE_EVERY = ExchangeOptions().every
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Command:
     exchange: bool = False
     """Let each data rank read its own shards only, and get sequences from the others while it trains. The corpus folder
     is then taken as it is on each machine."""
-    exchange_every: int = 4
+    exchange_every: int = EXCHANGE_EVERY
     """Steps of which the sequences are exchanged together."""
     exchange_within: int | None = None
     """Consecutive data ranks among which sequences move, such as those of a node; data.groups must allow it."""
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_folders(command)
         if command.prepare_only:
             prepare_corpus(command, shown=True)
-            prepare_plans(command)
+            prepare_packs(command, shape)
             check_checkpoint(command)
             return 0
         train(command, shape)
@@ -111,6 +113,8 @@ def check(command: Command, shape: CubeShape) -> None:
     recipe = command.settings
     recipe.model.config(recipe.data).check(shape)
     options = exchange_options(command)
+    if not command.exchange and (command.exchange_within is not None or command.exchange_every != EXCHANGE_EVERY):
+        raise ValueError("--exchange-every and --exchange-within are about an exchange. Add --exchange, or drop them.")
     if options is not None:
         shards_of(recipe.data.shards, shape.data, 0)
         check_within(options, shape.data, recipe.data.groups)
@@ -154,48 +158,74 @@ def check_checkpoint(command: Command) -> None:
 
 
 def train(command: Command, shape: CubeShape) -> None:
-    """The run, on every rank. Its folder is made when nothing can be refused any more."""
+    """The run, on every rank."""
     cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data)
-    stack = ExitStack()
     try:
-        first = cube.rank == 0
-        info = on_first_rank(cube, lambda: prepare_corpus(command, shown=first))
-        corpus = on_every_rank(cube, lambda: load_same_corpus(corpus_folder(command), info))
-        feed = stack.enter_context(Feed.of_corpus(command.settings, cube, corpus, exchange_options(command)))
+        run(command, cube)
+    except KeyboardInterrupt:
+        if cube.rank == 0:
+            print("tools.pretrain: stopped. --resume goes on from the last checkpoint.", file=sys.stderr)
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def run(command: Command, cube: Cube) -> None:
+    """The run on a cube. Its folder is made when nothing can be refused any more."""
+    first = cube.rank == 0
+    info = on_first_rank(cube, lambda: prepare_corpus(command, shown=first))
+    corpus = on_every_rank(cube, lambda: load_same_corpus(command, info))
+    with Feed.of_corpus(command.settings, cube, corpus, exchange_options(command)) as feed:
         trainer = Trainer(command.settings, cube, feed, corpus)
         if command.resume is not None:
             trainer.resume(resume_folder(command.resume))
         folder = on_first_rank(cube, lambda: make_run_folder(command, info))
         if first:
             describe(command, cube, trainer, info, folder)
-        with Display(
-            directory=folder / "tensorboard",
-            steps=command.settings.run.steps,
-            first_step=trainer.first_step,
-            shown=first,
-            log_every=command.settings.run.log_every,
-        ) as display:
+        with (
+            Display(
+                directory=folder / "tensorboard",
+                steps=command.settings.run.steps,
+                first_step=trainer.first_step,
+                shown=first,
+                log_every=command.settings.run.log_every,
+            ) as display,
+            naming_lost_ranks(feed),
+        ):
             trainer.run(display, folder / "checkpoints")
-        if first:
-            conclude(display, info, folder)
-    except KeyboardInterrupt:
-        if cube.rank == 0:
-            print("tools.pretrain: stopped. --resume goes on from the last checkpoint.", file=sys.stderr)
-        raise
-    finally:
-        stack.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if first:
+        conclude(display, info, folder)
 
 
-def load_same_corpus(folder: Path, info: CorpusInfo) -> Corpus:
-    """The corpus of this machine. Raises ValueError unless it is the one that rank 0 sees."""
+@contextmanager
+def naming_lost_ranks(feed: Feed) -> Iterator[None]:
+    """Where a collective fails, its error names no rank. Those who exchange sequences can find out who is lost."""
+    try:
+        yield
+    except RuntimeError as error:
+        collective = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+        if feed.exchange is None or not collective:
+            raise
+        raise feed.exchange.everyone.blame(str(error)) from error
+
+
+def load_same_corpus(command: Command, info: CorpusInfo) -> Corpus:
+    """The corpus of this machine. Raises ValueError unless it is the one that rank 0 sees, and the recipe's."""
+    folder, data = corpus_folder(command), command.settings.data
     corpus = load_corpus(folder)
     if corpus.info != info:
         raise ValueError(
             f"{folder} is not the corpus that rank 0 sees: it was replaced while this run began, or this machine has "
             "another one. Give each run a --corpus of its own, the same on all machines."
         )
+    # With an exchange the folder was taken as it is.
+    for name in ("vocab_size", "shards", "held_out"):
+        if getattr(info, name) != getattr(data, name):
+            raise ValueError(
+                f"{folder} was prepared with {name} = {getattr(info, name)}, the recipe says data.{name} = "
+                f"{getattr(data, name)}. Prepare it again, or change the recipe."
+            )
     return corpus
 
 
@@ -216,18 +246,26 @@ def prepare_corpus(command: Command, *, shown: bool) -> CorpusInfo:
     )
 
 
-def prepare_plans(command: Command) -> None:
-    """Writes the plan files of the epochs that the run will read, if the recipe has a folder for them."""
-    recipe = command.settings
-    if recipe.data.plans is None:
+def prepare_packs(command: Command, shape: CubeShape) -> None:
+    """Checks what can be known when the corpus is packed, and writes the plan files of the epochs that the run will
+    read, if the recipe has a folder for them.
+
+    With an exchange this machine may lack shards; then the ranks check, and plan, for themselves.
+    """
+    recipe, corpus = command.settings, load_corpus(corpus_folder(command))
+    if command.exchange and None in corpus.train:
         return
-    corpus = load_corpus(corpus_folder(command))
     data = pretraining_data(recipe, training_source(corpus, recipe, None), corpus.special)
-    packs = recipe.run.steps * global_batch(recipe.batch, data)
-    epochs = -(-packs // data.packs_per_epoch)
-    for epoch in tqdm(range(epochs), desc="plans", unit="epoch", disable=None):
-        data.epochs.save_plan(epoch)
-    print(f"plans of {epochs} epochs in {recipe.data.plans}")
+    if recipe.data.plans is not None:
+        data.epochs.save_plan(0)
+    packs = global_batch(recipe.batch, data.packing_factor)
+    sizes = (shape.data, shape.x, shape.y, shape.z)
+    check_steps(recipe, data, packs, cube_shape=sizes, data_index=0, x_index=0, z_index=0)
+    if recipe.data.plans is not None:
+        epochs = -(-recipe.run.steps * packs // data.packs_per_epoch)
+        for epoch in tqdm(range(1, epochs), desc="plans", unit="epoch", disable=None):
+            data.epochs.save_plan(epoch)
+        print(f"plans of {epochs} epochs in {recipe.data.plans}")
 
 
 def corpus_folder(command: Command) -> Path:

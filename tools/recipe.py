@@ -191,8 +191,8 @@ class Recipe:
 
 _AT_LEAST: tuple[tuple[str, str, float], ...] = (
     ("data", "vocab_size", 6),
-    ("data", "capacity", 4),
-    ("data", "max_length", 4),
+    ("data", "capacity", 5),
+    ("data", "max_length", 5),
     ("data", "max_sequences", 1),
     ("data", "masked_per_pack", 1),
     ("data", "bin_width", 1),

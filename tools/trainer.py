@@ -14,7 +14,8 @@ from torch import Tensor
 
 from models.bert import BertForPreTraining, PreTrainingOutput
 from tensor3d import Cube, check_parameters, checkpoint, clip_grad_norm_
-from tensor3d.data import Loader, Step, evaluation_batches
+from tensor3d.data import Loader, PretrainingData, Step, evaluation_batches
+from tools.agree import check_equal
 from tools.corpus.info import Corpus
 from tools.feed import Feed, held_out_data, place
 from tools.metrics import Display, EvaluationMetrics, StepMetrics
@@ -39,6 +40,8 @@ class Trainer:
         check_parameters(self.model.parameters(), cube)
         self.optimizer = make_optimizer(self.model, recipe.optimizer, self.feed.betas())
         self.first_step = 0
+        self._held_out: PretrainingData | None = None
+        self._compared_epoch = 0  # by the feed
 
     @property
     def parameters(self) -> int:
@@ -79,6 +82,7 @@ class Trainer:
         """Trains on what the loader gives, without end. What the caller does between two steps is no step's time."""
         previous = time.perf_counter()
         for step in loader:
+            self._compare(step)
             yield self._step(step, previous, waited=time.perf_counter() - previous)
             previous = time.perf_counter()
 
@@ -97,9 +101,10 @@ class Trainer:
         """The means over all held-out packs."""
         self.model.eval()
         sums, targets, sequences = torch.zeros(5, dtype=torch.float64), 0, 0
-        held_out = held_out_data(self.recipe, self._needed_corpus)
+        if self._held_out is None:
+            self._held_out = held_out_data(self.recipe, self._needed_corpus)
         for batch in evaluation_batches(
-            held_out, packs_per_rank=packs_per_rank, device=self.cube.device, **place(self.cube)
+            self._held_out, packs_per_rank=packs_per_rank, device=self.cube.device, **place(self.cube)
         ):
             output = self.model(batch.batches[0], 1, 1)  # sums, to be divided by what all steps have together
             sums += _numbers(output).double().cpu()
@@ -113,6 +118,13 @@ class Trainer:
             masked_lm_accuracy=correct / targets,
             next_sentence_accuracy=pairs / sequences,
         )
+
+    def _compare(self, step: Step) -> None:
+        """Makes sure, once an epoch, that all ranks have packed it alike. Raises ValueError on every rank if not."""
+        for epoch, digest in step.digests.items():
+            if epoch > self._compared_epoch:
+                check_equal(self.cube, f"the packing of epoch {epoch}", digest)
+                self._compared_epoch = epoch
 
     def _step(self, step: Step, previous: float, *, waited: float) -> StepMetrics:
         """One step of the optimiser."""

@@ -13,6 +13,8 @@ import hashlib
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +28,10 @@ from tensor3d.packing import (
     Limits,
     Packs,
     Plan,
+    StreamPacker,
     assign,
     fingerprint_of,
     load_plan,
-    pack_stream,
     save_plan,
 )
 from tensor3d.seeds import mix
@@ -46,6 +48,7 @@ _KEPT_EPOCHS = 2
 class Epoch:
     """What an epoch consists of, before any id is read."""
 
+    number: int
     drawing: Drawing
     packs: Packs
     """The packs of group 0, then those of group 1, and so on."""
@@ -59,6 +62,15 @@ class Epoch:
     """int64 (packs,): tokens to guess in each pack."""
     sequences: NDArray[np.int64]
     """int64 (packs,): sequences in each pack."""
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of everything that is decided about the epoch: equal on all ranks, or they would train on different
+        packs without noticing."""
+        content = hashlib.sha256()
+        for array in (self.drawing.lengths, self.packs.offsets, self.packs.sequences, self.order):
+            content.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return content.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +121,9 @@ class PackingRules:
 
 
 class Epochs:
-    """The epochs of a run; the last two are kept. Every method may be called from any thread.
+    """The epochs of a run; the two latest are kept. Every method may be called from any thread.
+
+    Drawing may be a collective (see `ExchangedPairs`). Then only what is the same on all ranks may ask for an epoch.
 
     Raises:
         ValueError: shards that do not divide among the groups.
@@ -136,11 +150,11 @@ class Epochs:
     def __getitem__(self, number: int) -> Epoch:
         """An epoch; drawn once and kept until others are asked for."""
         with self._lock:
-            found = self._kept.pop(number, None)
+            found = self._kept.get(number)
             future: Future[Epoch] = Future() if found is None else found
             self._kept[number] = future
             while len(self._kept) > _KEPT_EPOCHS:
-                del self._kept[next(iter(self._kept))]
+                del self._kept[min(self._kept)]
         if found is None:
             try:
                 future.set_result(self._draw(number))
@@ -191,15 +205,6 @@ class Epochs:
             return None
         return self.rules.plans / f"epoch-{number:05d}-group-{group}.json"
 
-    def digest(self, number: int) -> str:
-        """A hash of everything that is decided about an epoch: equal on all ranks, or they would train on different
-        packs without noticing."""
-        epoch = self[number]
-        content = hashlib.sha256()
-        for array in (epoch.drawing.lengths, epoch.packs.offsets, epoch.packs.sequences, epoch.order):
-            content.update(np.ascontiguousarray(array).view(np.uint8).data)
-        return content.hexdigest()
-
     def _draw(self, number: int) -> Epoch:
         drawing = self.source.draw(number)
         parts = [self._pack(number, group, drawing) for group in range(self.rules.groups)]
@@ -208,7 +213,8 @@ class Epochs:
             sequences=np.concatenate([part.sequences for part in parts]),
         )
         lengths = drawing.lengths.astype(np.int64)
-        return Epoch(
+        epoch = Epoch(
+            number=number,
             drawing=drawing,
             packs=packs,
             order=self._order(number, packs.totals(lengths), [len(part) for part in parts]),
@@ -217,6 +223,8 @@ class Epochs:
             targets=packs.totals(masked_counts(lengths)),
             sequences=np.diff(packs.offsets),
         )
+        self.source.confirm(number, epoch.digest)
+        return epoch
 
     def _pack(self, number: int, group: int, drawing: Drawing) -> Packs:
         """The packs of one group, with the numbers that the sequences have in the whole epoch."""
@@ -232,19 +240,12 @@ class Epochs:
 
     def _stream(self, lengths: NDArray[np.integer], rng: np.random.Generator) -> Packs:
         limits = self.rules.limits
+        packer = StreamPacker(limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs)
         shuffled = rng.permutation(len(lengths))
-        packs = list(
-            pack_stream(
-                lengths[shuffled].tolist(),
-                limits.capacity,
-                limits.max_sequences,
-                budget=limits.budget,
-                costs=limits.costs,
-            )
-        )
+        packs = packer.feed(lengths[shuffled].tolist()) + packer.flush()
         return Packs(
             offsets=np.concatenate(([0], np.cumsum([len(pack) for pack in packs]))),
-            sequences=shuffled[np.concatenate([np.asarray(pack, dtype=np.int64) for pack in packs])],
+            sequences=shuffled[np.fromiter(chain.from_iterable(packs), dtype=np.int64, count=len(lengths))],
         )
 
     def _order(self, number: int, tokens: NDArray[np.int64], counts: list[int]) -> NDArray[np.int64]:

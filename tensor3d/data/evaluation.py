@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from tensor3d.data.batch import Pack
@@ -50,12 +51,12 @@ def evaluation_batches(
 
 def _steps(data: PretrainingData, layout: BatchLayout, device: torch.device | str) -> Iterator[Step]:
     epoch = data.epochs[0]
-    available = len(epoch.order)
-    for index, first in enumerate(range(0, available, layout.micro_batch)):
+    order = np.arange(len(epoch.packs))
+    for index, first in enumerate(range(0, len(order), layout.micro_batch)):
         start = first + layout.plane_start
-        own = epoch.order[start : start + layout.plane_packs]
+        own = order[start : start + layout.plane_packs]
         packs = data.packs(0, own) + [Pack.empty()] * (layout.plane_packs - len(own))
-        all_packs = epoch.order[first : first + layout.micro_batch]
+        all_packs = order[first : first + layout.micro_batch]
         tokens = int(epoch.tokens[all_packs].sum())
         yield Step(
             index=index,

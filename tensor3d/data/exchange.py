@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +64,12 @@ class ExchangedPairs:
         return self._sampler.shards
 
     def draw(self, epoch: int) -> ExchangedDrawing:
-        """The own shards' pairs, and everybody's lengths."""
-        own = PairsByShard([self._sampler.draw(shard, epoch) for shard in self._own])
+        """The own shards' pairs, and everybody's lengths. PeerError where another rank could not draw its own."""
+        try:
+            own = PairsByShard([self._sampler.draw(shard, epoch) for shard in self._own])
+        except Exception as error:
+            self._everyone.abort(f"{type(error).__name__}: {error}")
+            raise
         counts = self._everyone.all_gather(np.diff(own.offsets))
         lengths = self._everyone.all_gather(own.lengths.astype(self._wire))
         offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
@@ -75,6 +80,16 @@ class ExchangedPairs:
             own=own,
             first=int(offsets[self._own.start]),
         )
+
+    def confirm(self, epoch: int, digest: str) -> None:
+        """Compares the packs of an epoch with everybody's, before the first of them is exchanged."""
+        digests = self._everyone.all_gather(np.frombuffer(bytes.fromhex(digest), dtype=np.uint8))
+        different = [rank for rank, other in enumerate(digests) if other.tobytes().hex() != digest]
+        if different:
+            raise ValueError(
+                f"data rank {different[0]} has packed epoch {epoch} otherwise than data rank {self._everyone.index}. "
+                "Use the same plan files, and the same versions of Python, numpy and scipy, on all machines."
+            )
 
 
 def shards_of(shards: int, ranks: int, index: int) -> range:
@@ -155,31 +170,58 @@ class Exchange:
     """Moves sequences to the ranks that need them. Every peer calls `fetch` with the same list, in the same order.
 
     Args:
-        near: the peers among which sequences move.
-        first: data rank of the first of them.
+        everyone: the peers along the data axis.
+        near: those of them among which sequences move, consecutive ones. None: all.
         vocab_size: decides whether an id travels in two bytes or four.
     """
 
-    def __init__(self, near: Peers, *, first: int, vocab_size: int) -> None:
-        self.near = near
-        self._first = first
+    rounds: int
+    """Calls of `fetch` that have ended well."""
+    received_bytes: int
+    """Bytes of the sequences that came from others."""
+    seconds: float
+    """Spent in `fetch`, in the background."""
+
+    def __init__(self, everyone: Peers, near: Peers | None = None, *, vocab_size: int) -> None:
+        self.everyone, self.near = everyone, near or everyone
+        self.rounds = self.received_bytes = 0
+        self.seconds = 0.0
+        self._first = everyone.index // self.near.size * self.near.size
         self._vocab_size = vocab_size
 
     @property
     def data_ranks(self) -> range:
+        """Those among which sequences move."""
         return range(self._first, self._first + self.near.size)
+
+    @property
+    def blocks(self) -> int:
+        """Parts of the data axis that exchange nothing with one another."""
+        return self.everyone.size // self.near.size
+
+    def abort(self, reason: str) -> None:
+        """Tells all peers that this rank cannot go on."""
+        for peers in {id(peers): peers for peers in (self.everyone, self.near)}.values():
+            peers.abort(reason)
+
+    def close(self) -> None:
+        """Leaves all peers, also in the middle of a round; a second call does nothing."""
+        self.near.close()
+        self.everyone.close()
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Segments]:
         """What this rank wants of each, in its order."""
+        start = perf_counter()
         near, me = self.near, self.near.index
         kind = self._kind(wanted)
         owners = [[self._owner(want.drawing, sequences) for sequences in want.sequences] for want in wanted]
         parts = []
         for peer in range(near.size):
-            mine = [
-                want.drawing.segments(want.sequences[peer][owner[peer] == me]).encode(kind)
-                for want, owner in zip(wanted, owners, strict=True)
-            ]
+            mine = []
+            for want, owner in zip(wanted, owners, strict=True):
+                segments = want.drawing.segments(want.sequences[peer][owner[peer] == me])
+                segments.check(self._vocab_size)  # an id beyond the type on the wire would become another one
+                mine.append(segments.encode(kind))
             parts.append(np.concatenate(mine))
         # (wanted, peers) lengths of what comes to this rank.
         lengths = [
@@ -187,7 +229,10 @@ class Exchange:
             for want, owner in zip(wanted, owners, strict=True)
         ]
         sizes = [sum(int(encoded_sizes(row[peer]).sum()) for row in lengths) for peer in range(near.size)]
+        before = near.received_bytes
         received = near.all_to_all(parts, sizes=sizes)
+        self.received_bytes += near.received_bytes - before
+        self.rounds += 1
         taken = [0] * near.size
         result = []
         for row, owner in zip(lengths, owners, strict=True):
@@ -197,14 +242,16 @@ class Exchange:
                 pieces.append(Segments.decode(received[peer][taken[peer] : end], here))
                 taken[peer] = end
             result.append(in_order(pieces, owner[me]))
+        self.seconds += perf_counter() - start
         return result
 
     def _owner(self, drawing: ExchangedDrawing, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 (sequences,): the peer that has each."""
         owner = drawing.owner(sequences) - self._first
-        if len(owner) and not (owner.min() >= 0 and owner.max() < self.near.size):
+        outside = (owner < 0) | (owner >= self.near.size)
+        if outside.any():
             raise ValueError(
-                f"a pack has sequences of data rank {int(owner.max()) + self._first}, which is not among the ranks "
+                f"a pack has sequences of data rank {int(owner[outside][0]) + self._first}, not one of the data ranks "
                 f"{self.data_ranks.start} to {self.data_ranks.stop - 1} that exchange. Choose groups of shards in them."
             )
         return owner

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import numpy as np
@@ -21,7 +21,6 @@ from tensor3d.data.schedule import Schedule, StepPlan
 from tensor3d.data.segments import Segments
 from tensor3d.data.sources import sequences_of
 from tensor3d.packing import Work
-from tensor3d.peers import PeerError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +40,8 @@ class Step:
     """Share of the token slots that hold a token, 0 to 1."""
     imbalance: float = 1.0
     """Most over mean work of a rank, in the micro-batch where that is worst; 1 where work is not weighed."""
+    digests: Mapping[int, str] = field(default_factory=dict)
+    """By epoch, a hash of all its packs: the same on all ranks, or they work on different steps."""
 
 
 Fetched = dict[tuple[int, int], Segments]
@@ -65,7 +66,9 @@ class Loader:
         device: where the batches are delivered. For a GPU they are built in pinned memory and copied when asked for.
         work: what packs cost; ranks then get equal work (see `Schedule`).
         exchange: brings sequences of other data ranks' shards. Every rank makes its loader with the same arguments.
+            Closing the loader before it has come to its end closes the exchange.
         every: steps of which the sequences are exchanged together.
+        blocks: see `Schedule`. None: as the exchange has it, or one.
 
     Raises:
         ValueError: a global batch that does not divide, rows that do not divide by y, an argument out of range.
@@ -88,6 +91,7 @@ class Loader:
         work: Work | None = None,
         exchange: Exchange | None = None,
         every: int = 1,
+        blocks: int | None = None,
     ) -> None:
         if start_step < 0 or lookahead < 1:
             raise ValueError(
@@ -95,6 +99,8 @@ class Loader:
             )
         if every < 1:
             raise ValueError(f"every must be at least 1 step. Got {every}.")
+        if blocks is None:
+            blocks = 1 if exchange is None else exchange.blocks
         self.layout = BatchLayout(
             cube_shape=cube_shape,
             data_index=data_index,
@@ -103,8 +109,6 @@ class Loader:
             packs_per_rank=fit_packs_per_rank(global_batch, cube_shape, packs_per_rank),
             capacity=data.capacity,
         )
-        check_bins(data, self.layout)
-        blocks = 1 if exchange is None else cube_shape[0] // exchange.near.size
         self.schedule = Schedule(data, self.layout, global_batch=global_batch, work=work, blocks=blocks)
         self._data = data
         self._global_batch = global_batch
@@ -118,6 +122,7 @@ class Loader:
         workers = 2 if exchange is None else 1
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="loader")
         self._ahead: deque[Future[list[Step]]] = deque()
+        self._awaited: Future[list[Step]] | None = None
         self._built: deque[Step] = deque()
         self._closed = False
         for _ in range(lookahead):
@@ -134,7 +139,8 @@ class Loader:
             raise StopIteration
         try:
             if not self._built:
-                self._built.extend(self._ahead.popleft().result())
+                self._awaited = self._ahead.popleft()
+                self._built.extend(self._awaited.result())
                 self._start_next()
             step = self._built.popleft()
             if self._exchange is None:
@@ -155,10 +161,12 @@ class Loader:
     def close(self) -> None:
         """Ends the background threads and waits for them; a second call does nothing."""
         self._closed = True
-        if self._exchange is not None and any(future.running() for future in self._ahead):
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        under_way = [future for future in (self._awaited, *self._ahead) if future is not None and not future.done()]
+        if self._exchange is not None and under_way:
             # Peers may have stopped at another step: nobody waits for them.
-            self._exchange.near.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+            self._exchange.close()
+        self._threads.shutdown(wait=True)
         self._ahead.clear()
 
     def _start_next(self) -> None:
@@ -172,21 +180,23 @@ class Loader:
 
     def _draw_ahead(self, step: int) -> None:
         """Has the epoch drawn that follows the one in which a step ends."""
-        if (following := self._following_epoch(step)) > self._drawn_epoch:
-            self._drawn_epoch = following
+        if (following := self._following_epoch(step)) is not None:
             self._threads.submit(self._data.epochs.__getitem__, following)
 
     def _draw_following(self, steps: range) -> None:
         """Draws the epoch after the one in which the steps before these ended. An epoch is drawn by all ranks together,
         so this happens at a fixed place among the rounds, one round after the epoch before was first needed."""
-        if steps.start > self._first_step:
-            following = self._following_epoch(steps.start - 1)
-            if following > self._drawn_epoch:
-                self._drawn_epoch = following
-                self._data.epochs[following]
+        if steps.start > self._first_step and (following := self._following_epoch(steps.start - 1)) is not None:
+            self._data.epochs[following]
 
-    def _following_epoch(self, step: int) -> int:
-        return (self.schedule.first_pack(step + 1) - 1) // self._data.packs_per_epoch + 1
+    def _following_epoch(self, step: int) -> int | None:
+        """The epoch after that of a step, once, if the run comes to it."""
+        following = self.schedule.last_epoch(step) + 1
+        ends_before = self._end_step is not None and following > self.schedule.last_epoch(self._end_step - 1)
+        if following <= self._drawn_epoch or ends_before:
+            return None
+        self._drawn_epoch = following
+        return following
 
     def _build(self, steps: range) -> list[Step]:
         try:
@@ -196,8 +206,8 @@ class Loader:
             fetched = {} if self._exchange is None else self._fetch(self._exchange, plans)
             return [self._assemble(plan, fetched) for plan in plans]
         except BaseException as error:
-            if self._exchange is not None and not isinstance(error, PeerError):
-                self._exchange.near.abort(f"{type(error).__name__}: {error}")
+            if self._exchange is not None:
+                self._exchange.abort(f"{type(error).__name__}: {error}")
             raise
 
     def _assemble(self, plan: StepPlan, fetched: Fetched) -> Step:
@@ -218,6 +228,7 @@ class Loader:
             tokens=plan.tokens,
             fill=plan.tokens / (self._global_batch * plan.capacity),
             imbalance=plan.imbalance,
+            digests={epoch: drawn.digest for epoch, drawn in plan.drawn.items()},
         )
 
     def _packs(self, plan: StepPlan, fetched: Fetched) -> list[Pack]:
@@ -225,7 +236,8 @@ class Loader:
         slots = self.schedule.plane(self.layout.data_index, self.layout.x_index).reshape(-1)
         packs: list[Pack | None] = [None] * len(slots)
         for epoch, here in epochs_of(plan, slots):
-            built = self._data.packs(epoch, plan.packs[slots[here]], fetched.get((plan.index, epoch)))
+            content = fetched.get((plan.index, epoch))
+            built = self._data.build(plan.drawn[epoch], plan.packs[slots[here]], content)
             for place, pack in zip(here.tolist(), built, strict=True):
                 packs[place] = pack
         return [pack for pack in packs if pack is not None]
@@ -235,8 +247,7 @@ class Loader:
         planes = [self.schedule.plane(rank, self.layout.x_index).reshape(-1) for rank in exchange.data_ranks]
         keys, wanted = [], []
         for plan in plans:
-            for epoch in np.unique(plan.epochs).tolist():
-                drawn = self._data.epochs[epoch]
+            for epoch, drawn in plan.drawn.items():
                 assert isinstance(drawn.drawing, ExchangedDrawing), "an exchange needs a source of ExchangedPairs"
                 here = [slots[plan.epochs[slots] == epoch] for slots in planes]
                 needed = [sequences_of(drawn.packs, plan.packs[slots]) for slots in here]
@@ -267,13 +278,6 @@ def to_batch(packs: list[Pack], data: PretrainingData, layout: BatchLayout, capa
         slice_index=layout.z_index,
         pad=data.special.pad,
     )
-
-
-def check_bins(data: PretrainingData, layout: BatchLayout) -> None:
-    """Raises ValueError where the rows of some bin do not divide among the members of y."""
-    bins = data.rules.bins
-    if bins is not None:
-        replace(layout, capacity=min(bins.width, data.capacity))
 
 
 def _with_index(device: torch.device) -> torch.device:

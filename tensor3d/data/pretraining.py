@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data.batch import Pack
 from tensor3d.data.bins import Bins
-from tensor3d.data.epochs import Epochs, PackingRules
+from tensor3d.data.epochs import Epoch, Epochs, PackingRules
 from tensor3d.data.masking import MASKED_SHARE, mask_tokens, masked_count
 from tensor3d.data.segments import Segments
 from tensor3d.data.sources import Source, sequences_of
@@ -111,20 +111,20 @@ class PretrainingData:
         """Pack `index` of an epoch; IndexError beyond its packs."""
         return self.packs(epoch, [index])[0]
 
-    def packs(
-        self,
-        epoch: int,
-        indices: Sequence[int] | NDArray[np.integer],
-        segments: Segments | None = None,
+    def packs(self, epoch: int, indices: Sequence[int] | NDArray[np.integer]) -> list[Pack]:
+        """Several packs of an epoch; IndexError beyond its packs."""
+        return self.build(self.epochs[epoch], indices)
+
+    def build(
+        self, drawn: Epoch, indices: Sequence[int] | NDArray[np.integer], segments: Segments | None = None
     ) -> list[Pack]:
-        """Several packs of an epoch, built together in a few array operations.
+        """Several packs of an epoch, together in a few array operations.
 
         Args:
             segments: content of the packs' sequences, pack after pack. None: it is read.
         """
         if len(indices) == 0:
             return []
-        drawn = self.epochs[epoch]
         sequences = sequences_of(drawn.packs, indices)
         if segments is None:
             segments = drawn.drawing.segments(sequences)
@@ -137,7 +137,7 @@ class PretrainingData:
             sequences=sequences,
             special=self.special,
             seed=self.rules.seed,
-            epoch=epoch,
+            epoch=drawn.number,
         )
 
         last_sequence = np.cumsum(drawn.sequences[np.asarray(indices, dtype=np.int64)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ class StepPlan:
     """int64 (packs,): epoch of each pack."""
     packs: NDArray[np.int64]
     """int64 (packs,): its number in that epoch."""
+    drawn: Mapping[int, Epoch]
+    """The epochs that occur. Whoever builds the step takes them from here and asks for none: which of them a rank has
+    packs of depends on the rank."""
     capacity: int
     """Token slots of each pack in this step."""
     targets: int
@@ -63,11 +67,18 @@ class Schedule:
                 f"a global batch of {global_batch} packs has no equal share of {groups} groups of shards. Take a "
                 "multiple, or other groups."
             )
+        if data.rules.bins is not None and data.rules.bins.batch != global_batch:
+            raise ValueError(
+                f"bins were made for steps of {data.rules.bins.batch} sequences. Got a global batch of {global_batch}."
+            )
         if data_ranks % blocks or groups % blocks:
             raise ValueError(
                 f"{blocks} blocks of data ranks divide neither or only one of data={data_ranks} and {groups} groups of "
                 "shards; both must divide."
             )
+        if data.rules.bins is not None:
+            # The rows of every bin must divide among the members of y.
+            replace(layout, capacity=min(data.rules.bins.width, layout.capacity))
         self._data, self._layout, self._work = data, layout, work
         self._global_batch, self._blocks = global_batch, blocks
 
@@ -75,27 +86,29 @@ class Schedule:
         """Number in the run of the first pack of a step."""
         return step * self._global_batch
 
-    def step(self, index: int) -> StepPlan:
-        first = self.first_pack(index)
-        return self.run(range(first, first + self._global_batch), index)
+    def last_epoch(self, step: int) -> int:
+        """The epoch in which a step ends."""
+        return (self.first_pack(step + 1) - 1) // self._data.packs_per_epoch
 
-    def run(self, numbers: range, index: int) -> StepPlan:
-        """Packs by their numbers in the run: epoch 0 has 0 to packs_per_epoch - 1, then come those of epoch 1."""
-        number = np.arange(numbers.start, numbers.stop)
+    def step(self, index: int) -> StepPlan:
+        # Packs by their numbers in the run: epoch 0 has 0 to packs_per_epoch - 1, then come those of epoch 1.
+        number = np.arange(self.first_pack(index), self.first_pack(index + 1))
         size = self._data.packs_per_epoch
         epochs = number // size
         packs = np.empty_like(number)
         sums = np.empty((4, len(number)), dtype=np.int64)
-        for epoch in np.unique(epochs).tolist():
-            drawn, here = self._data.epochs[epoch], epochs == epoch
-            packs[here] = chosen = drawn.order[number[here] % size]
-            sums[:, here] = np.stack([values[chosen] for values in _per_pack(drawn)])
+        drawn = {epoch: self._data.epochs[epoch] for epoch in np.unique(epochs).tolist()}
+        for epoch, content in drawn.items():
+            here = epochs == epoch
+            packs[here] = chosen = content.order[number[here] % size]
+            sums[:, here] = np.stack([values[chosen] for values in _per_pack(content)])
         tokens, squares, targets, sequences = sums
         slots, unevenness = self._deal(number % self._data.rules.groups, tokens, squares)
         return StepPlan(
             index=index,
             epochs=epochs[slots],
             packs=packs[slots],
+            drawn=drawn,
             capacity=self._capacity(int(tokens.max())),
             targets=int(targets.sum()),
             sequences=int(sequences.sum()),
@@ -126,7 +139,9 @@ class Schedule:
             here = np.flatnonzero(group * self._blocks // self._data.rules.groups == block)
             place = dealt[:, block]
             if self._work is not None:
-                here = here[deal(costs[here], place.size // k).reshape(-1)]
+                bins = here[deal(costs[here], place.size // k)]
+                # Like beside like: what is uneven between bins then lies between micro-batches, where nobody waits.
+                here = bins[np.argsort(costs[bins, -1].sum(axis=1), kind="stable")]
             dealt[:, block] = here.reshape(place.shape)
         per_micro_batch = dealt.reshape(len(dealt), data * x * z, k)
         worst = max(imbalance(costs[:, -1], micro_batch) for micro_batch in per_micro_batch)

@@ -74,18 +74,22 @@ class Segments:
             ids=np.concatenate([part.ids for part in parts]),
         )
 
+    def check(self, vocab_size: int) -> None:
+        """Raises ValueError for an id outside the vocabulary."""
+        if len(self.ids) and not 0 <= self.ids.min() <= self.ids.max() < vocab_size:
+            wrong = self.ids.max() if self.ids.min() >= 0 else self.ids.min()
+            raise ValueError(
+                f"the data holds the id {wrong}, which a vocabulary of {vocab_size} does not have; it was prepared "
+                "with another tokenizer."
+            )
+
     def tokens(self, special: SpecialTokens) -> Tokens:
         """`[CLS] A [SEP] B [SEP]` of every pair, before masking.
 
         Raises:
             ValueError: an id outside the vocabulary.
         """
-        if len(self.ids) and not 0 <= self.ids.min() <= self.ids.max() < special.vocab_size:
-            wrong = self.ids.max() if self.ids.min() >= 0 else self.ids.min()
-            raise ValueError(
-                f"the data holds the id {wrong}, which a vocabulary of {special.vocab_size} does not have; it was "
-                "prepared with another tokenizer."
-            )
+        self.check(special.vocab_size)
         first = first_rows(self.lengths)
         last_of_a = first + self.a_length + 1
         guessable = np.ones(int(np.sum(self.lengths)), dtype=np.bool_)

@@ -42,6 +42,10 @@ class Source(Protocol):
 
     def draw(self, epoch: int) -> Drawing: ...
 
+    def confirm(self, epoch: int, digest: str) -> None:
+        """Hears what has become of an epoch, as a hash of its packs. Raises ValueError where other ranks that draw from
+        this source have come to something else."""
+
 
 class ShardedPairs:
     """Sentence pairs, drawn from the documents of each shard by themselves.
@@ -65,7 +69,7 @@ class ShardedPairs:
         if missing or not shards:
             raise ValueError(
                 f"of {len(shards)} shards, shard {', '.join(map(str, missing)) or 0} is not on this machine. Copy its "
-                "files here, or let each data rank read its own shards and exchange sequences."
+                "files here, or exchange sequences between data ranks that have all shards among them."
             )
         self._sampler = ShardSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability)
 
@@ -76,6 +80,9 @@ class ShardedPairs:
     def draw(self, epoch: int) -> PairsByShard:
         """The pairs of every shard."""
         return PairsByShard([self._sampler.draw(shard, epoch) for shard in range(self.shards)])
+
+    def confirm(self, epoch: int, digest: str) -> None:
+        """Every rank draws for itself, and this one asks nobody."""
 
 
 class ShardSampler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tensor3d import Cube
 from tensor3d.data import (
@@ -32,6 +34,7 @@ from tests.ranks import run_ranks, run_survivors
 
 LIMITS = {"capacity": 64, "max_length": 48, "max_sequences": 4, "seed": 5}
 SHARDS, BATCH, STEPS = 8, 16, 9
+LIMIT = timedelta(seconds=60)
 WORK = Work(per_token=1.0, per_square=0.1)
 
 
@@ -39,7 +42,7 @@ WORK = Work(per_token=1.0, per_square=0.1)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     for number in range(SHARDS):
-        write_random(folder / f"shard-{number}", documents=6 + number, seed=number)
+        write_random(folder / f"shard-{number}", documents=7 + number, seed=number)
     return folder
 
 
@@ -58,16 +61,15 @@ def arguments(cube: Cube) -> dict[str, Any]:
     }
 
 
-def exchanged(folder: Path, cube: Cube, within: int | None, groups: int) -> tuple[PretrainingData, Exchange, Peers]:
+def exchanged(folder: Path, cube: Cube, within: int | None, groups: int) -> tuple[PretrainingData, Exchange]:
     """Data of which this rank opens its own shards only."""
-    everyone = Peers.along(cube, "data", timeout=timedelta(seconds=60))
-    near = everyone if within is None else Peers.along(cube, "data", within=within, timeout=timedelta(seconds=60))
+    everyone = Peers.along(cube, "data", timeout=LIMIT)
+    near = None if within is None else Peers.along(cube, "data", within=within, timeout=LIMIT)
     own = shards_of(SHARDS, everyone.size, everyone.index)
     shards = [IndexedDataset(folder / f"shard-{n}") if n in own else None for n in range(SHARDS)]
     source = ExchangedPairs(shards, everyone, max_length=48, seed=5)
-    first = everyone.index // near.size * near.size
-    exchange = Exchange(near, first=first, vocab_size=VOCABULARY.vocab_size)
-    return PretrainingData(source, VOCABULARY, **LIMITS, groups=groups), exchange, everyone
+    exchange = Exchange(everyone, near, vocab_size=VOCABULARY.vocab_size)
+    return PretrainingData(source, VOCABULARY, **LIMITS, groups=groups), exchange
 
 
 def everything(folder: Path, groups: int) -> PretrainingData:
@@ -86,35 +88,26 @@ def same_step(left: Step, right: Step) -> bool:
     return alike and all(map(same_batch, left.batches, right.batches))
 
 
-def _compare(folder: Path, sizes: dict[str, int], every: int, within: int | None, groups: int) -> list[Any]:
-    """Which steps are not the same with and without exchange, and how much came from others."""
+def _compare(
+    folder: Path, sizes: dict[str, int], every: int, within: int | None, groups: int, changed: dict[str, int]
+) -> list[Any]:
+    """Which steps are not the same with and without exchange, how much came from others, and over how many epochs."""
     cube = Cube(**sizes)
+    settings = arguments(cube) | changed
     reading = everything(folder, groups)
     blocks = 1 if within is None else cube.shape.data // within
-    data, exchange, everyone = exchanged(folder, cube, within, groups)
-    with Loader(data, **arguments(cube), exchange=exchange, every=every) as loader:
+    with Loader(reading, **settings, blocks=blocks) as loader:
+        wanted = list(loader)
+    data, exchange = exchanged(folder, cube, within, groups)
+    with Loader(data, **settings, exchange=exchange, every=every) as loader:
         steps = list(loader)
-    wanted = _plain_steps(reading, cube, blocks)
-    epochs = {index * BATCH // data.packs_per_epoch for index in range(1, 1 + STEPS)}
-    exchange.near.close()
-    everyone.close()
+    exchange.close()
+    assert len(steps) == len(wanted) == settings["end_step"] - settings["start_step"]
     return [
         [step.index for step, other in zip(steps, wanted, strict=True) if not same_step(step, other)],
-        exchange.near.received_bytes,
-        len(epochs),
+        exchange.received_bytes,
+        len({epoch for step in steps for epoch in step.digests}),
     ]
-
-
-def _plain_steps(reading: PretrainingData, cube: Cube, blocks: int) -> list[Step]:
-    class InBlocks(Loader):
-        """A loader without exchange whose packs lie in blocks, as those of an exchange within a few ranks."""
-
-        def _build(self, steps: range) -> list[Step]:
-            self.schedule._blocks = blocks
-            return super()._build(steps)
-
-    with InBlocks(reading, **arguments(cube)) as loader:
-        return list(loader)
 
 
 @pytest.mark.parametrize(
@@ -129,19 +122,36 @@ def _plain_steps(reading: PretrainingData, cube: Cube, blocks: int) -> list[Step
 def test_batches_are_those_of_ranks_that_read_everything(
     folder: Path, sizes: dict[str, int], every: int, within: int | None, groups: int
 ) -> None:
-    for wrong, received, epochs in run_ranks(8, _compare, folder, sizes, every, within, groups):
+    results = run_ranks(8, _compare, folder, sizes, every, within, groups, {})
+    for wrong, _, epochs in results:
         assert wrong == []
-        assert received > 0
         assert epochs > 1  # the lengths of a second epoch travelled too
+    assert max(received for _, received, _ in results) > 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "start", "end", "every"),
+    [
+        (4, 0, 60, 1),  # at the end of an epoch some ranks have packs of one epoch only
+        (4, 20, 80, 3),  # and where a run begins there
+        (272, 0, 4, 1),  # a step of several epochs
+    ],
+)
+def test_ranks_may_have_packs_of_different_epochs(folder: Path, batch: int, start: int, end: int, every: int) -> None:
+    changed = {"global_batch": batch, "start_step": start, "end_step": end}
+    assert everything(folder, 1).packs_per_epoch % 4, "or no step of four has packs of two epochs"
+    for wrong, _, epochs in run_ranks(4, _compare, folder, {"data": 4}, every, None, 1, changed):
+        assert wrong == []
+        assert epochs > 2
 
 
 def _content(folder: Path) -> list[list[tuple[int, ...]]]:
     """The sequences that this rank has in each global batch."""
     cube = Cube(data=8)
-    data, exchange, everyone = exchanged(folder, cube, None, 1)
+    data, exchange = exchanged(folder, cube, None, 1)
     with Loader(data, **{**arguments(cube), "start_step": 0, "packs_per_rank": 2}, exchange=exchange) as loader:
         content = [sequences_in(step) for step in loader]
-    everyone.close()
+    exchange.close()
     return content
 
 
@@ -170,7 +180,7 @@ def test_the_sequences_of_every_global_batch_are_unchanged(folder: Path) -> None
 
 def _one_fails(folder: Path) -> str:
     cube = Cube(data=4)
-    data, exchange, _ = exchanged(folder, cube, None, 1)
+    data, exchange = exchanged(folder, cube, None, 1)
     if cube.rank == 2:
 
         def fails(chosen: np.ndarray) -> Any:
@@ -199,7 +209,7 @@ def test_a_rank_that_cannot_read_is_named_to_all(folder: Path) -> None:
 
 def _one_dies(folder: Path) -> str:
     cube = Cube(data=4)
-    data, exchange, _ = exchanged(folder, cube, None, 1)
+    data, exchange = exchanged(folder, cube, None, 1)
     settings = {**arguments(cube), "start_step": 0, "end_step": None}
     loader = Loader(data, **settings, exchange=exchange, every=2, lookahead=1)
     try:
@@ -218,9 +228,29 @@ def test_a_rank_that_dies_is_named_by_the_loaders_of_the_others(folder: Path) ->
         assert line.startswith("rank 2 (data 2 of 4) does not answer (dead or stopped)")
 
 
+def _closes(folder: Path) -> float:
+    """Seconds that a rank takes to close a loader whose round no peer joins."""
+    cube = Cube(data=2)
+    data, exchange = exchanged(folder, cube, None, 1)
+    data.epochs[0]
+    seconds = 0.0
+    if cube.rank == 0:
+        loader = Loader(data, **arguments(cube), exchange=exchange, lookahead=1)
+        time.sleep(0.3)
+        start = time.monotonic()
+        loader.close()
+        seconds = time.monotonic() - start
+    dist.barrier()
+    return seconds
+
+
+def test_closing_waits_for_no_peer(folder: Path) -> None:
+    assert max(run_ranks(2, _closes, folder)) < 10  # and not the minute that a round waits for its peers
+
+
 def test_without_other_ranks_nothing_is_sent(folder: Path) -> None:
     cube = Cube.single()
-    data, exchange, _ = exchanged(folder, cube, None, 1)
+    data, exchange = exchanged(folder, cube, None, 1)
     with (
         Loader(data, **arguments(cube), exchange=exchange, every=2) as loader,
         Loader(everything(folder, 1), **arguments(cube)) as plain,

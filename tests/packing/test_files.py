@@ -136,11 +136,12 @@ def test_a_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
         load_plan(tmp_path / "plan.json", "mine")
 
 
-def test_a_failed_writing_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_writing_leaves_the_old_file(step: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(files.os, "fsync", fail)
+    monkeypatch.setattr(files.os, step, fail)
     before = path.read_bytes()
     with pytest.raises(OSError, match="disk full"):
         save_plan(lpfhp(HISTOGRAM, 10), path, "yours")

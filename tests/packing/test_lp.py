@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 
 from tensor3d.packing import Limits, LowerBound, Plan, lp, lpfhp, nnlshp, padded
-from tensor3d.packing.columns import MAX_SIZE, size_of, solve
+from tensor3d.packing.columns import MAX_SIZE, follows, size_of, solve
 from tests.packing.cases import Problem, fewest_packs, problems, web_pages
 
 MASKED = tuple(max(1, round(0.15 * length)) for length in range(513))
@@ -129,6 +129,19 @@ def test_the_bound_holds_when_the_generation_ends_early(monkeypatch: pytest.Monk
         bounds.append(early.bound)
     assert bounds == sorted(bounds)
     assert bounds[0] < final.bound
+
+
+@pytest.mark.parametrize("max_sequences", [3, 4, 8, None])
+def test_few_masters_are_solved(max_sequences: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Six at the most here; without prices of earlier rounds it takes dozens, and at 512 slots minutes.
+    monkeypatch.setattr(importlib.import_module("tensor3d.packing.columns"), "_ROUNDS", 9)
+    limits = Limits.of(128, max_sequences)
+    found = solve(limits.counts(web_pages(128, 3_000_000)), limits)
+    assert found.bound - 1 < found.packs <= found.bound + 1e-6
+
+
+def test_shorter_sequences_follow_where_they_are_no_dearer() -> None:
+    assert follows(np.array([1, 3, 2, 2])).tolist() == [True, False, True]
 
 
 def test_too_large_a_programme_is_refused_by_name() -> None:

@@ -10,17 +10,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
 from tensor3d import Cube
+from tensor3d.packing import PLANNERS, fingerprint_of, save_plan
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
 from tools.agree import check_equal, on_every_rank
 from tools.corpus.info import load_corpus
 from tools.corpus.prepare import prepare
-from tools.feed import Feed
+from tools.feed import Feed, pretraining_data, training_source
 from tools.recipe import Recipe, read_recipe
 
 QUIET = ["--model.dropout", "0", "--model.attention-dropout", "0", "--run.steps", "4"]
@@ -137,6 +139,46 @@ def test_a_missing_shard_is_named_on_every_rank(recipe: Path, corpora: list[Path
     assert not (tmp_path / "run").exists()
 
 
+def _with_own_plans(recipe: Path, whole: Path, plans: list[Path], output: Path, more: list[str]) -> tuple[int, str]:
+    own = ["--data.plans", str(plans[dist.get_rank()])]
+    return _refused(recipe, [whole, whole], output, [*more, *own])
+
+
+@pytest.mark.parametrize("exchange", [[], ["--exchange"]])
+def test_a_plan_that_one_rank_cannot_read_ends_the_run_on_all(
+    recipe: Path, corpora: list[Path], tmp_path: Path, exchange: list[str]
+) -> None:
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "epoch-00000-group-0.json").write_text("{")
+    plans = [tmp_path / "none", tmp_path / "damaged"]
+    more = [*QUIET, *SHARDED, *exchange]
+    for status, message in run_ranks(2, _with_own_plans, recipe, corpora[0], plans, tmp_path / "run", more):
+        assert status == 2
+        assert "rank 1: " in message
+        assert "damaged/epoch-00000-group-0.json" in message
+
+
+def test_ranks_that_plan_differently_do_not_begin(recipe: Path, corpora: list[Path], tmp_path: Path) -> None:
+    """One rank reads a plan for which the others would have made a better one."""
+    more = [*QUIET, *SHARDED, "--data.capacity", "96"]
+    plans = [tmp_path / "none", tmp_path / "worse"]
+    settings = read_recipe(recipe)
+    worse = dataclasses.replace(
+        settings, data=dataclasses.replace(settings.data, capacity=96, shards=4, plans=str(plans[1]))
+    )
+    corpus = load_corpus(corpora[0])
+    data = pretraining_data(worse, training_source(corpus, worse, None), corpus.special)
+    lengths = data.epochs.source.draw(0).lengths
+    histogram = np.bincount(lengths, minlength=97)
+    limits = data.rules.limits
+    plan = PLANNERS["padded"](histogram, 96, limits.max_sequences, budget=limits.budget, costs=limits.costs)
+    plans[1].mkdir()
+    save_plan(plan, plans[1] / "epoch-00000-group-0.json", fingerprint_of(histogram, limits, "lp"))
+    for status, message in run_ranks(2, _with_own_plans, recipe, corpora[0], plans, tmp_path / "run", more):
+        assert status == 2
+        assert "the packing of epoch 0 differs between ranks: rank 1 has" in message
+
+
 def _refused(recipe: Path, corpora: list[Path], output: Path, more: list[str]) -> tuple[int, str]:
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -151,6 +193,7 @@ def _refused(recipe: Path, corpora: list[Path], output: Path, more: list[str]) -
         (["--data.groups", "2"], "data.groups=2 must divide data.shards=1"),
         ([*SHARDED, "--exchange", "--exchange-within", "1"], "needs a number of groups that is a multiple of 2 / 1"),
         ([*SHARDED, "--exchange", "--exchange-every", "0"], "must be at least 1. Got 0"),
+        (["--exchange-within", "3"], "Add --exchange, or drop them"),
         (["--data.packing", "magic"], "magic"),
     ],
 )
