@@ -44,7 +44,7 @@ class Shelf:
             for filling, packs in reversed(self._growing.pop(free).items()):
                 count, unchanged = self._fill(filling, free, packs, length, count)
                 self._put(filling, free, unchanged)
-        self._open(length, count)
+        self._fill(_Filling((), 0), self._limits.capacity, count, length, count)
 
     def worst_fit(self, length: int, count: int) -> None:
         """Puts `count` sequences of one length where the most room is left, what fits nowhere into new packs."""
@@ -58,7 +58,8 @@ class Shelf:
                     self._put(self._grown(filling, length, 1), free - length, used)
                     count -= used
             free = max((space for space in self._growing if space < free), default=0)
-        self._open(length, count)
+        # One each, as the paper has it: equal sequences are placed at once, before the new packs are there to choose.
+        self._put(self._grown(_Filling((), 0), length, 1), self._limits.capacity - length, count)
 
     def packs(self) -> dict[tuple[int, ...], int]:
         """Packs by the lengths in them, longest first."""
@@ -67,10 +68,6 @@ class Shelf:
             for filling, packs in fillings.items():
                 repeats[tuple(sorted(filling.lengths, reverse=True))] += packs
         return dict(repeats)
-
-    def _open(self, length: int, count: int) -> None:
-        # As full as can be, by either rule: a new pack is the only one with room for this length.
-        self._fill(_Filling((), 0), self._limits.capacity, count, length, count)
 
     def _fill(self, filling: _Filling, free: int, packs: int, length: int, count: int) -> tuple[int, int]:
         """Grows up to `packs` packs of one filling; returns the sequences and the packs that are left."""

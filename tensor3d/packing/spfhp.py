@@ -22,7 +22,8 @@ def spfhp(
 ) -> Plan:
     """Packs sequences longest first, each into the pack with the most room (Krell et al., 2021, arXiv 2107.02027, 3.1).
 
-    As quick as `lpfhp`, and behind it in efficiency: it serves to compare. The result is a function of the arguments
+    What fits nowhere begins a pack of its own, also where equal sequences could share one. As quick as `lpfhp`, and
+    behind it in efficiency: it serves to compare. The result is a function of the arguments
     alone.
 
     Args:

@@ -41,13 +41,14 @@ def test_worst_fit_gives_every_pack_one_before_it_gives_one_two() -> None:
 
 
 def test_worst_fit_passes_over_full_packs() -> None:
-    assert packs(spfhp, 5, 1, 1, 1, 1, max_sequences=3) == {(5, 1, 1): 1, (1, 1): 1}
+    assert packs(spfhp, 7, 6, 2, 1, 1, max_sequences=2) == {(7, 1): 1, (6, 2): 1, (1,): 1}
     # 5 and 3 cost 2 each, and a pack may cost 3: there is more room beside 5, but no budget.
     assert packs(spfhp, 6, 5, 3, budget=3, costs=[1, 1, 1, 2, 1, 2, 1, 1, 1, 1, 1]) == {(6, 3): 1, (5,): 1}
 
 
-def test_worst_fit_opens_packs_as_full_as_can_be() -> None:
-    assert packs(spfhp, *[3] * 8) == {(3, 3, 3): 2, (3, 3): 1}
+def test_worst_fit_opens_a_pack_for_each_sequence_that_fits_nowhere() -> None:
+    assert packs(spfhp, *[3] * 8) == {(3,): 8}
+    assert packs(spfhp, *[3] * 8, *[2] * 9) == {(3, 2, 2): 1, (3, 2): 7}
 
 
 def test_least_squares_finds_what_fits_exactly() -> None:
