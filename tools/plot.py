@@ -43,6 +43,8 @@ AXIS_LABELS = {
     "speed/step_seconds": "time of a step (s)",
     "speed/tokens_per_second": "real tokens/s",
     "data/fill": "fill of the packs (share of token slots)",
+    "data/imbalance": "busiest rank over the mean of all (share of the work)",
+    "data/wait_seconds": "waiting for the batch, rank 0 (s)",
     "traffic/bytes_sent": "sent in a step by rank 0 (bytes)",
     "traffic/collectives": "collectives in a step",
 }

@@ -101,6 +101,8 @@ def _in_plan_order(plan: Plan, by_length: NDArray[np.integer]) -> NDArray[np.int
 
 
 def _check(plan: Plan, lengths: NDArray[np.integer]) -> None:
+    if not np.issubdtype(lengths.dtype, np.integer):
+        raise ValueError(f"lengths must be whole numbers. Got {lengths.dtype}.")
     if lengths.ndim != 1 or len(lengths) != plan.sequences:
         raise ValueError(f"the plan holds {plan.sequences} sequences. Got lengths of shape {lengths.shape}.")
     if lengths.min() < 1 or lengths.max() > plan.capacity:

@@ -26,16 +26,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensor3d.packing.budget_pricing import MIN_CELLS, fill_in_budget
 from tensor3d.packing.extra import require_scipy
 from tensor3d.packing.limits import Limits
-from tensor3d.packing.pricing import BUDGET_CELLS, Fills, Ints, Knapsack, fill_by_length, fill_in_budget
+from tensor3d.packing.pricing import Fills, Ints, Knapsack, fill_by_length
 from tensor3d.packing.shelf import best_fit
 
 Floats = NDArray[np.float64]
 Column = tuple[int, ...]
 
-MAX_SIZE = 2**22
-"""Effort (see `size_of`) up to which the programme is solved: about a minute, and a second at an eighth of that."""
+MAX_SIZE = 2**20
+"""Effort (see `size_of`) up to which the programme is solved: some ten seconds, and a second at a quarter of that."""
 _SHARES = (0.0, 0.3, 0.6, 0.9)
 """Of the mean of earlier prices, in the mixtures that are tried each round; the last mixture is the new mean."""
 _FULLNESS = 0.1
@@ -65,8 +66,9 @@ class Relaxation:
 def size_of(counts: dict[int, int], limits: Limits) -> int:
     """Effort of the programme: lengths times capacity, more where the number of sequences or a budget is a limit."""
     layers = 1 if limits.max_sequences >= limits.capacity // min(counts) else limits.max_sequences
-    cells = 1 if limits.budget is None else min(limits.budget + 1, BUDGET_CELLS)
-    return len(counts) * limits.capacity * max(1, layers // 16, cells // 128)
+    cells = 1 if limits.budget is None else min(limits.budget + 1, MIN_CELLS)
+    # Every slot costs something, however few the lengths.
+    return max(len(counts), 16) * limits.capacity * max(1, layers // 16, cells // 64)
 
 
 def solve(counts: dict[int, int], limits: Limits) -> Relaxation:

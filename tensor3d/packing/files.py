@@ -76,7 +76,7 @@ def load_plan(path: Path | str, fingerprint: str) -> Plan:
     path = Path(path)
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ValueError(f"{path} is damaged or no plan file: {problem}. Delete it and plan again.") from None
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise ValueError(f"{path} is no plan file: it does not say that its format is {_FORMAT!r}.")
@@ -101,6 +101,11 @@ def load_plan(path: Path | str, fingerprint: str) -> Plan:
 
 def _plan_from_json(content: dict[str, Any]) -> Plan:
     limits, bound = content["limits"], content["bound"]
+    numbers = [number for row in content["strategies"] for number in row]
+    if not all(type(number) is int for number in [*numbers, *([] if bound is None else [bound["packs"]])]):
+        raise ValueError("a length, a repeat count or its lower bound is no whole number")
+    if bound is not None and (bound["packs"] < 1 or bound["kind"] not in ("lp", "tokens")):
+        raise ValueError(f"{bound} is no lower bound")
     plan = Plan(
         limits=Limits(**{**limits, "costs": None if limits["costs"] is None else tuple(limits["costs"])}),
         strategies=tuple(Strategy(lengths=tuple(row[1:]), repeat=row[0]) for row in content["strategies"]),

@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_CAPACITY = 2**24
+"""Token slots: planners keep a number for each."""
+_MAX_TOKENS = 2**62
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -33,6 +37,8 @@ class Limits:
     def __post_init__(self) -> None:
         if _whole("capacity", self.capacity) < 1:
             raise ValueError(f"capacity must be at least 1 token slot. Got {self.capacity}.")
+        if self.capacity > MAX_CAPACITY:
+            raise ValueError(f"capacity must be at most {MAX_CAPACITY} token slots. Got {self.capacity}.")
         if _whole("max_sequences", self.max_sequences) < 1:
             raise ValueError(
                 f"max_sequences must be at least 1: a pack holds a whole sequence. Got {self.max_sequences}."
@@ -108,7 +114,11 @@ class Limits:
             )
         for length in lengths:
             self._check_affordable(length)
-        return {length: int(histogram[length]) for length in lengths}
+        counts = {length: int(histogram[length]) for length in lengths}
+        tokens = sum(length * count for length, count in counts.items())
+        if tokens > _MAX_TOKENS:
+            raise ValueError(f"a histogram may count up to 2**62 tokens. Got {tokens}.")
+        return counts
 
     def check_pack(self, lengths: Sequence[int]) -> None:
         """Checks what lies in one pack.

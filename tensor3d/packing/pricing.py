@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 _NEVER = -(2**62)
-BUDGET_CELLS = 512
-"""Steps of the budget that a table tells apart; a larger budget is divided."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,21 +48,6 @@ class Fills:
 def fill_by_length(sack: Knapsack, values: Ints) -> Fills:
     """The best packs within capacity and depth; the budget is relaxed. Values at least 0."""
     return _fill_freely(sack, values) if sack.has_free_depth else _fill_to_depth(sack, values)
-
-
-def fill_in_budget(sack: Knapsack, values: Ints) -> Fills:
-    """The best packs within all limits.
-
-    A large budget is divided: costs are rounded down for the value of the best pack, which stays an upper bound, and up
-    for the packs, which stay within the budget.
-    """
-    assert sack.budget is not None, "without a budget, fill_by_length is exact"
-    step = -(-(sack.budget + 1) // BUDGET_CELLS)
-    low = _fill_table(sack, values, sack.costs // step, sack.budget // step)
-    if step == 1:
-        return low
-    high = _fill_table(sack, values, -(-sack.costs // step), sack.budget // step)
-    return Fills(best=low.best, columns=high.columns)
 
 
 def _fill_to_depth(sack: Knapsack, values: Ints) -> Fills:
@@ -109,39 +92,3 @@ def _fill_freely(sack: Knapsack, values: Ints) -> Fills:
         picks.append(pick)
         room_left = room_left - np.where(pick < 0, 0, lengths[pick])
     return Fills(best=int(best[C]), columns=np.stack(picks[:-1], axis=1))
-
-
-def _fill_table(sack: Knapsack, values: Ints, costs: Ints, budget: int) -> Fills:
-    C, lengths = sack.capacity, sack.lengths
-    layers = [np.zeros((C + 1, budget + 1), dtype=np.int64)]
-    # What costs more than a divided budget, by rounding up, fits no pack of this table.
-    items = [item for item in zip(lengths.tolist(), costs.tolist(), values.tolist(), strict=True) if item[1] <= budget]
-    for _ in range(sack.depth):
-        before, now = layers[-1], layers[-1].copy()
-        for length, cost, value in items:
-            if value:
-                part = now[length:, cost:]
-                np.maximum(part, before[: C + 1 - length, : budget + 1 - cost] + value, out=part)
-        if (now == before).all():
-            break
-        layers.append(now)
-
-    # One sequence is given, so that the rest has one less.
-    return Fills(best=int(layers[-1][C, budget]), columns=_retrace(sack, values, costs, budget, layers[: sack.depth]))
-
-
-def _retrace(sack: Knapsack, values: Ints, costs: Ints, budget: int, layers: list[Ints]) -> Ints:
-    """The packs behind the values of a table of `layers` sequences at most, one that holds each length."""
-    lengths = sack.lengths
-    own = np.arange(len(lengths))[costs <= budget]
-    room, left, picks = sack.capacity - lengths[own], budget - costs[own], [own]
-    for before, now in zip(layers[-2::-1], layers[:0:-1], strict=True):
-        rooms, lefts = room[:, None] - lengths, left[:, None] - costs
-        fits = (rooms >= 0) & (lefts >= 0)
-        totals = np.where(fits, before[rooms * fits, lefts * fits] + values, _NEVER)
-        value = now[room, left]
-        pick = np.where(value > before[room, left], (totals == value[:, None]).argmax(1), -1)
-        picks.append(pick)
-        room = room - np.where(pick < 0, 0, lengths[pick])
-        left = left - np.where(pick < 0, 0, costs[pick])
-    return np.stack(picks, axis=1)

@@ -31,7 +31,8 @@ class Shelf:
         self._growing: defaultdict[int, dict[_Filling, int]] = defaultdict(dict)
         self._full: defaultdict[_Filling, int] = defaultdict(int)
         # By free slots: what the cheapest sequence that fits costs.
-        self._least_cost = list(accumulate((limits.cost_of(length) for length in range(1, limits.capacity + 1)), min))
+        slots = range(1, 1 if limits.budget is None else limits.capacity + 1)
+        self._least_cost = list(accumulate((limits.cost_of(length) for length in slots), min))
         for lengths, packs in (started or {}).items():
             cost = sum(map(limits.cost_of, lengths))
             self._put(_Filling(lengths, cost), limits.capacity - sum(lengths), packs)

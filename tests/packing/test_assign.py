@@ -79,6 +79,7 @@ def test_packs_outside_are_refused() -> None:
         ([6, 5], "the plan holds 1 sequences of length 4. Got 0; plan again"),
         ([6, 11], "between 1 and the plan's capacity of 10. Got 11"),
         ([6, 0], "between 1 and the plan's capacity of 10. Got 0"),
+        ([6.0, 4.0], "lengths must be whole numbers. Got float64"),
     ],
 )
 def test_lengths_of_another_set_are_refused(lengths: list[int], message: str) -> None:

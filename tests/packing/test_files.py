@@ -52,6 +52,27 @@ def test_the_same_plan_gives_the_same_bytes(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["strategies"][0].__setitem__(0, 1.0), "no whole number"),
+        (lambda content: content["strategies"][0].__setitem__(1, True), "no whole number"),
+        (lambda content: content.update(bound={"packs": -5, "kind": "lp"}), "is no lower bound"),
+        (lambda content: content.update(bound={"packs": 1, "kind": "magic"}), "is no lower bound"),
+    ],
+)
+def test_values_that_no_program_wrote(path: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=rf"plan\.json holds no valid plan: .*{message}"):
+        load_plan(path, "mine")
+
+
+def test_nesting_without_end(path: Path) -> None:
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"plan\.json is damaged or no plan file"):
+        load_plan(path, "mine")
+
+
 def test_a_plan_for_something_else(path: Path) -> None:
     with pytest.raises(ValueError, match=r"plan\.json holds a plan for other data.*is mine\. Needed is yours\."):
         load_plan(path, "yours")

@@ -108,6 +108,8 @@ def test_limits_that_training_uses(name: str) -> None:
     [
         ([0, 1], 0, 1, "capacity must be at least 1 token slot. Got 0"),
         ([0, 1], -3, None, "capacity must be at least 1 token slot. Got -3"),
+        ([0, 1], 10**9, 1, "capacity must be at most 16777216 token slots. Got 1000000000"),
+        ([0, 2**62, 1], 4, 1, r"up to 2\*\*62 tokens. Got 4611686018427387906"),
         ([0, 1], 4.0, 1, r"capacity must be a whole number. Got 4\.0"),
         ([0, 1], float("nan"), 1, "capacity must be a whole number. Got nan"),
         ([0, 1], 4, 0, "max_sequences must be at least 1.*Got 0"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from itertools import combinations_with_replacement
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensor3d.packing import budget_pricing
+from tensor3d.packing.budget_pricing import fill_in_budget
 from tensor3d.packing.partitions import count_partitions, partitions
-from tensor3d.packing.pricing import BUDGET_CELLS, Fills, Knapsack, fill_by_length, fill_in_budget
+from tensor3d.packing.pricing import Fills, Knapsack, fill_by_length
 
 
 @st.composite
@@ -64,10 +67,30 @@ def test_a_small_budget_is_exact(case: tuple[Knapsack, np.ndarray]) -> None:
     check_packs(sack, values, fill_in_budget(sack, values), sack.budget, exact=True)
 
 
-@given(sacks(scale=BUDGET_CELLS))
-def test_a_large_budget_gives_a_bound_and_packs_within_it(case: tuple[Knapsack, np.ndarray]) -> None:
+@given(sacks(scale=11))
+def test_a_divided_budget_gives_a_bound_and_packs_within_it(case: tuple[Knapsack, np.ndarray]) -> None:
     sack, values = case
-    check_packs(sack, values, fill_in_budget(sack, values), sack.budget, exact=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget_pricing, "MIN_CELLS", 5)
+        patch.setattr(budget_pricing, "_MAX_WORK", 1)
+        fills = fill_in_budget(sack, values)
+    check_packs(sack, values, fills, sack.budget, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "depth", "budget", "cells"),
+    [
+        (43, 6, 4818, 4819),  # exact
+        (43, 6, 10**5, 2**29 // 43 // (6 * 247) // 4),  # for time
+        (1, 247, 10**6, 2**25 // 247 // 4),  # for memory
+        (247, 16, 10**5, 256),  # at least
+        (247, 16, 100, 256),
+    ],
+)
+def test_a_budget_is_divided_where_tables_would_be_large(lengths: int, depth: int, budget: int, cells: int) -> None:
+    kinds = np.arange(1, 1 + lengths)
+    sack = Knapsack(lengths=kinds, capacity=247, depth=depth, costs=kinds, budget=budget)
+    assert budget_pricing._cells(sack) == cells
 
 
 def test_partitions_of_six() -> None:

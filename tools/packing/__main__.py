@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         return command.run()
-    except (ValueError, OSError) as problem:
+    except (ValueError, OSError, MemoryError) as problem:
         print(f"tools.packing: {problem}", file=sys.stderr, flush=True)
         return 2
 
