@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 Column = tuple[int, ...]
 
 MAX_SIZE = 2**20
-"""Effort (see `size_of`) up to which the programme is solved: some ten seconds, and a second at a quarter of that."""
+"""Effort (see `size_of`) up to which the programme is solved. Without a budget, a second or so at a quarter of that."""
 _SHARES = (0.0, 0.3, 0.6, 0.9)
 """Of the mean of earlier prices, in the mixtures that are tried each round; the last mixture is the new mean."""
 _FULLNESS = 0.1

@@ -40,8 +40,8 @@ def nnlshp(
     Every way to fill a pack exactly is a column; the numbers of packs, at least 0, are those that miss the histogram
     least in squares, short lengths counting less. They are rounded; a slot without a sequence of its length takes a
     shorter one, and sequences without a slot are packed by best fit (in the paper, each alone). Seconds at a capacity
-    of 512 and depth 3; `lp` is both better and quicker. The result is a function of the arguments and of scipy's
-    version.
+    of 512 and depth 3; `lp` is nearly always better and quicker. The result is a function of the arguments and
+    of scipy's version.
 
     Args:
         histogram: whole numbers (lengths,); `histogram[i]` sequences have `i` tokens.
