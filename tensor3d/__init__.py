@@ -1,7 +1,7 @@
 """tensor3d: transformer training split three ways, without a token of padding."""
 
 from tensor3d.attention import attention
-from tensor3d.clip import check_parameters, clip_grad_norm_
+from tensor3d.clip import GradientNorm, check_parameters, clip_grad_norm_, clip_gradients
 from tensor3d.collectives import sum_copies
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, gather, shard
@@ -16,6 +16,7 @@ from tensor3d.layers.transformer import MLP3D, TransformerLayer3D
 from tensor3d.layout import Layout, distribute, local
 from tensor3d.matmul import matmul
 from tensor3d.parameters import constant, normal, use
+from tensor3d.precision import Precision
 from tensor3d.rows import own_rows, select, turn
 from tensor3d.sequences import Sequences
 from tensor3d.shape import CubeShape
@@ -31,10 +32,12 @@ __all__ = [
     "Dropout3D",
     "Embedding3D",
     "Face",
+    "GradientNorm",
     "LayerNorm3D",
     "Layout",
     "Linear3D",
     "NarrowHead3D",
+    "Precision",
     "RMSNorm3D",
     "Sequences",
     "TableEmbedding3D",
@@ -44,6 +47,7 @@ __all__ = [
     "attention",
     "check_parameters",
     "clip_grad_norm_",
+    "clip_gradients",
     "constant",
     "cross_entropy",
     "distribute",

@@ -64,7 +64,8 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, dropout: f
     if causal:
         allowed = allowed.tril()
     scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
-    weights = torch.where(allowed, scores, -math.inf).softmax(-1)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    weights = torch.where(allowed, scores, -math.inf).softmax(-1, dtype=wide).to(q.dtype)
     return torch.einsum("hqk,khd->qhd", F.dropout(weights, dropout), v)
 
 

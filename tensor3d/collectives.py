@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tensor3d.traffic import Traffic
+from tensor3d.traffic import Kind, Traffic
 
 # torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -49,23 +49,46 @@ class Axis:
 class Pending:
     """A collective's result on its way. `wait` returns it; a second `wait` returns it again."""
 
-    __slots__ = ("_inputs", "_result", "_rows", "_work")
+    __slots__ = ("_dtype", "_inputs", "_place", "_result", "_rows", "_traffic", "_work")
 
-    def __init__(self, result: Tensor, work: Any = None, inputs: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        result: Tensor,
+        work: Any = None,
+        inputs: Tensor | None = None,
+        *,
+        traffic: Traffic | None = None,
+        place: tuple[int, str, Kind] | None = None,
+    ) -> None:
         self._result = result
         self._rows: int | None = None
+        self._dtype = result.dtype
         self._work = work
         self._inputs = inputs  # must outlive the transfer
+        self._traffic, self._place = traffic, place
 
     def wait(self) -> Tensor:
         if self._work is not None:
+            if self._traffic is not None:
+                self._traffic.waiting = self._place
             self._work.wait()
+            if self._traffic is not None:
+                self._traffic.waiting = None
             self._work = self._inputs = None
-        return self._result if self._rows is None else self._result[: self._rows]
+        if self._rows is not None:
+            self._result, self._rows = self._result[: self._rows], None
+        if self._result.dtype != self._dtype:
+            self._result = self._result.to(self._dtype)
+        return self._result
 
     def narrowed(self, rows: int) -> Pending:
         """The same, of whose result `wait` returns the first `rows` rows alone: for shards padded to travel."""
         self._rows = rows
+        return self
+
+    def converted(self, dtype: torch.dtype) -> Pending:
+        """The same, whose result `wait` returns in another type than it travels in."""
+        self._dtype = dtype
         return self
 
 
@@ -75,9 +98,9 @@ def all_gather(shard: Tensor, axis: Axis) -> Pending:
         return Pending(shard)
     shard = shard.contiguous()
     result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
-    if axis.traffic:
-        axis.traffic.add(axis.name, "all-gather", (axis.size - 1) * _bytes(shard))
-    return Pending(result, _all_gather(result, shard, group=axis.group, async_op=True), shard)
+    place = axis.traffic.add(axis.name, "all-gather", (axis.size - 1) * _bytes(shard))
+    work = _all_gather(result, shard, group=axis.group, async_op=True)
+    return Pending(result, work, shard, traffic=axis.traffic, place=place)
 
 
 def reduce_scatter(parts: Tensor, axis: Axis) -> Pending:
@@ -87,9 +110,9 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> Pending:
     assert parts.shape[0] % axis.size == 0, f"{parts.shape[0]} rows cannot be scattered over {axis.name}={axis.size}"
     parts = parts.contiguous()
     result = parts.new_empty((parts.shape[0] // axis.size, *parts.shape[1:]))
-    if axis.traffic:
-        axis.traffic.add(axis.name, "reduce-scatter", (axis.size - 1) * _bytes(result))
-    return Pending(result, _reduce_scatter(result, parts, group=axis.group, async_op=True), parts)
+    place = axis.traffic.add(axis.name, "reduce-scatter", (axis.size - 1) * _bytes(result))
+    work = _reduce_scatter(result, parts, group=axis.group, async_op=True)
+    return Pending(result, work, parts, traffic=axis.traffic, place=place)
 
 
 def all_reduce(part: Tensor, axis: Axis) -> Pending:
@@ -97,10 +120,10 @@ def all_reduce(part: Tensor, axis: Axis) -> Pending:
     if axis.size == 1:
         return Pending(part)
     part = part.contiguous()
-    if axis.traffic:
-        chunk = -(-part.numel() // axis.size)
-        axis.traffic.add(axis.name, "all-reduce", 2 * (axis.size - 1) * chunk * part.element_size())
-    return Pending(part, dist.all_reduce(part, group=axis.group, async_op=True))
+    received = 2 * (axis.size - 1) * -(-part.numel() // axis.size) * part.element_size()
+    place = axis.traffic.add(axis.name, "all-reduce", received)
+    work = dist.all_reduce(part, group=axis.group, async_op=True)
+    return Pending(part, work, traffic=axis.traffic, place=place)
 
 
 def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> Pending:
@@ -109,11 +132,10 @@ def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis
         return Pending(blocks)
     blocks = blocks.contiguous()
     result = blocks.new_empty(sum(receive))
-    if axis.traffic:
-        others = sum(receive) - receive[axis.index]
-        axis.traffic.add(axis.name, "all-to-all", others * blocks.element_size())
+    received = (sum(receive) - receive[axis.index]) * blocks.element_size()
+    place = axis.traffic.add(axis.name, "all-to-all", received)
     work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=axis.group, async_op=True)
-    return Pending(result, work, blocks)
+    return Pending(result, work, blocks, traffic=axis.traffic, place=place)
 
 
 def _bytes(tensor: Tensor) -> int:

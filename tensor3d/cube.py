@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tensor3d import rendezvous
 from tensor3d.collectives import Axis
 from tensor3d.ledger import Ledger
+from tensor3d.precision import Precision
 from tensor3d.seeds import mix
 from tensor3d.shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
 from tensor3d.traffic import Traffic
@@ -34,6 +35,7 @@ class Cube:
         data: copies of the box; parameters are copies, gradients are summed.
         device: where parameters live. Default: the CPU under gloo, the current CUDA device under NCCL.
         wire: axes from the slowest to the fastest change of the rank (see `CubeShape.wire`).
+        precision: in which types the layers on this cube compute and sum gradients. Default: that of the parameters.
 
     Raises:
         ValueError: sizes below 1, or a world size that is not `x*y*z*data`. Raised before any communication.
@@ -48,6 +50,7 @@ class Cube:
         *,
         device: torch.device | str | None = None,
         wire: tuple[AxisName, ...] = AXES,
+        precision: Precision = Precision(),  # noqa: B008  # frozen
     ) -> None:
         shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
         connected = dist.is_available() and dist.is_initialized()
@@ -59,17 +62,25 @@ class Cube:
             raise ValueError(
                 f"a cube of x*y*z*data = {x}*{y}*{z}*{data} needs {shape.ranks} processes. Got {world}. {remedy}."
             )
-        self._set_up(shape, rank=dist.get_rank() if connected else 0, device=device, connected=connected)
+        rank = dist.get_rank() if connected else 0
+        self._set_up(shape, rank=rank, device=device, precision=precision, connected=connected)
 
     def _set_up(
-        self, shape: CubeShape, *, rank: int, device: torch.device | str | None, connected: bool = False
+        self,
+        shape: CubeShape,
+        *,
+        rank: int,
+        device: torch.device | str | None,
+        precision: Precision,
+        connected: bool = False,
     ) -> None:
         self.shape = shape
+        self.precision = precision
         self.rank = rank
         self.device = torch.device(device) if device is not None else _default_device(connected)
         self.coordinate = shape.coordinate(rank)
         self.traffic = Traffic()
-        self.ledger = Ledger()
+        self.ledger = Ledger(precision)
         self.seeded = False
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
@@ -82,10 +93,10 @@ class Cube:
             self.over(*names)
 
     @classmethod
-    def single(cls, device: torch.device | str = "cpu") -> Cube:
+    def single(cls, device: torch.device | str = "cpu", precision: Precision = Precision()) -> Cube:  # noqa: B008
         """One device on its own, whatever process group there is: the unsharded twin of a model."""
         cube = cls.__new__(cls)
-        cube._set_up(CubeShape(), rank=0, device=device)
+        cube._set_up(CubeShape(), rank=0, device=device, precision=precision)
         return cube
 
     @classmethod
@@ -98,6 +109,7 @@ class Cube:
         *,
         wire: tuple[AxisName, ...] = AXES,
         timeout: timedelta = timedelta(minutes=10),
+        precision: Precision = Precision(),  # noqa: B008
     ) -> Cube:
         """Connects the processes that torchrun (or anything that sets its variables) started, and arranges them.
 
@@ -109,7 +121,16 @@ class Cube:
         """
         shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
         device = rendezvous.connect(shape.ranks, timeout)
-        return cls(x, y, z, data, device=device, wire=wire)
+        return cls(x, y, z, data, device=device, wire=wire, precision=precision)
+
+    def close(self, timeout: timedelta = timedelta(minutes=1)) -> None:
+        """Ends the process group, when every rank has come here: whoever left earlier would cut off what the others
+        still receive, and torchrun would take that for a failure. After it the cube cannot send.
+
+        Nothing happens on a cube without a process group. Where a rank never comes, the others leave after `timeout`.
+        """
+        if self.mesh is not None and dist.is_initialized():
+            rendezvous.disconnect(timeout)
 
     # --- axes -----------------------------------------------------------------------------------------------------
 

@@ -10,17 +10,18 @@ The price: hooks on parameters do not see these gradients, and `torch.autograd.g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d.collectives import Axis, Pending, all_reduce
+from tensor3d.precision import Precision
 
 _BUCKET_BYTES = 64 * 2**20  # large enough to fill a link, small enough to be no burden beside the model
 
@@ -46,7 +47,10 @@ class _Pass:
 class Ledger:
     """Collects the local gradients of backward passes. One on each cube; layers use it through `hand_in`."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: Precision = Precision()) -> None:  # noqa: B008  # frozen
+        self.observer: Callable[[Literal["sum", "summed"]], None] | None = None
+        """Called where the sums over ranks at the end of a backward pass begin and end: for whoever measures them."""
+        self._precision = precision
         self._passes: dict[int, _Pass] = {}
         self._held: dict[int, _Entry] = {}
         self._holding = False
@@ -103,10 +107,16 @@ class Ledger:
             self._held = entries
         else:
             self._held = {}
-            _sum_over_ranks(entries.values())
+            self._observe("sum")
+            _sum_over_ranks(entries.values(), self._precision)
+            self._observe("summed")
             local.update(entries)
         for entry in local.values():
             _add_to_grad(entry)
+
+    def _observe(self, moment: Literal["sum", "summed"]) -> None:
+        if self.observer is not None:
+            self.observer(moment)
 
 
 def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
@@ -144,10 +154,13 @@ def _add(entries: dict[int, _Entry], parameter: nn.Parameter, handed: Tensor | P
     entry.owned = True
 
 
-def _sum_over_ranks(entries: Iterable[_Entry]) -> None:
+def _sum_over_ranks(entries: Iterable[_Entry], precision: Precision) -> None:
     """Sums each entry over its ranks: flat buckets, all in flight at once, in the same order on every rank."""
     buckets = [(bucket, _flat(bucket)) for bucket in _buckets(entries)]
-    sums = [all_reduce(flat, bucket[0].over) for bucket, flat in buckets]
+    sums = [
+        all_reduce(flat.to(precision.reduced(flat.dtype)), bucket[0].over).converted(flat.dtype)
+        for bucket, flat in buckets
+    ]
     for (bucket, _), pending in zip(buckets, sums, strict=True):
         parts = pending.wait().split([entry.gradient.numel() for entry in bucket])
         for entry, part in zip(bucket, parts, strict=True):

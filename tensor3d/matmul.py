@@ -46,8 +46,9 @@ def matmul(
     issued together; the reduce-scatter of dA runs under the product for dW, that of dW under the next layer's.
 
     Args:
-        a: (M/xy, K/z) on this rank; its type (inside `torch.autocast`: autocast's) is that of the product and of what
-            travels.
+        a: (M/xy, K/z) on this rank; its type (`cube.precision.compute`, if that is set; inside `torch.autocast`:
+            autocast's) is that of the product and of what travels. The gradient of the weight travels in
+            `cube.precision.reduce`.
         weight: layout `matrix(face)`. N need not divide by y or x: blocks are DTensor's chunks. A tied weight may be
             used any number of times.
         bias: layout `vector(other(face))`.
@@ -59,6 +60,7 @@ def matmul(
     check_layout(weight, matrix(face), cube)
     if bias is not None:
         check_layout(bias, vector(other(face)), cube)
+    a = a.to(cube.precision.computed(a.dtype))
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
     return _Product.apply(a, weight, bias, cube, face, reshard_after_forward)
@@ -100,7 +102,7 @@ class _Product(torch.autograd.Function):
 
         sending_da = reduce_scatter(dc_full @ w.wait(), rows) if needs_da else None
         if needs_dw:
-            dw = (dc_full.t() @ a.wait()).to(weight.dtype)
+            dw = dc_full.t() @ a.wait()
             cube.ledger.hand_in(weight, scatter_slab(dw, weight, cube), cube.over(*matrix(face).sum_over))
         return sending_da.wait() if sending_da else None, None, None, None, None, None
 
@@ -120,11 +122,13 @@ def gather_slab(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> P
 
 
 def scatter_slab(dw: Tensor, weight: Tensor, cube: Cube) -> Pending:
-    """Starts the sum over x of the gradients of W'; the result has the local shape of `weight`."""
+    """Starts the sum over x of the gradients of W'; the result has the local shape and the type of `weight`."""
     x = cube.axis("x")
     chunk = -(-dw.shape[0] // x.size)
     own = local(weight).shape[0]
-    return reduce_scatter(_pad_rows(dw, chunk * x.size), x).narrowed(own)
+    # With one member nothing travels, and nothing is to be rounded for it.
+    dw = dw.to(cube.precision.reduced(weight.dtype) if x.size > 1 else weight.dtype)
+    return reduce_scatter(_pad_rows(dw, chunk * x.size), x).narrowed(own).converted(weight.dtype)
 
 
 def _pad_rows(tensor: Tensor, rows: int) -> Tensor:

@@ -58,6 +58,31 @@ def connect(
     return device
 
 
+def disconnect(timeout: timedelta) -> None:
+    """Ends the default process group once every rank has called this, or after `timeout`.
+
+    The ranks meet in the store and not by a collective: one that leaves right after a collective closes its connections
+    on messages that it has not read, and what others had still to read from it is lost with them.
+    """
+    store = dist.PrefixStore("tensor3d/leaving", dist.distributed_c10d._get_default_store())
+    ranks = dist.get_world_size()
+    try:
+        _arrive(store, "done", ranks)
+        store.wait(["done"], timeout)
+        # Rank 0 may host the store: it goes when the others have read that all are done.
+        _arrive(store, "gone", ranks)
+        if dist.get_rank() == 0:
+            store.wait(["gone"], timeout)
+    except RuntimeError:
+        pass  # a rank that never comes, or a store that went with its host: nobody is left to wait for
+    dist.destroy_process_group()
+
+
+def _arrive(store: dist.Store, where: str, ranks: int) -> None:
+    if store.add(f"{where}/count", 1) == ranks:
+        store.set(where, "")
+
+
 def _store(variables: Mapping[str, str], world: int, rank: int, timeout: timedelta) -> dist.Store:
     if "MASTER_ADDR" not in variables:
         raise ValueError("MASTER_ADDR is not set: the host name of rank 0 is needed. torchrun sets it.")

@@ -101,10 +101,12 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         local_rows, owned = ctx.saved_tensors
         full = all_gather(gradient, ctx.axis).wait()
-        table = full.new_zeros(ctx.table_rows, full.shape[1])
+        # A frequent token's row is a sum of thousands: in bf16 that would stop growing after some hundred.
+        wide = torch.promote_types(full.dtype, torch.float32)
+        table = full.new_zeros(ctx.table_rows, full.shape[1], dtype=wide)
         if ctx.table_rows:
-            table.index_add_(0, local_rows, full * owned.unsqueeze(1))
-        return table, None, None, None
+            table.index_add_(0, local_rows, full.to(wide) * owned.unsqueeze(1))
+        return table.to(full.dtype), None, None, None
 
 
 def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:

@@ -43,10 +43,14 @@ class TrafficCount:
 
 
 class Traffic:
-    """The counters that are counting now. With none active, a collective tests one empty list and that is all."""
+    """The counters that are counting now, and where this rank is, for whoever looks for a hang from another thread."""
 
     def __init__(self) -> None:
         self._active: list[TrafficCount] = []
+        self.issued = 0
+        """Collectives of the cube that this rank has issued so far; the next one's number."""
+        self.waiting: tuple[int, str, Kind] | None = None
+        """Number, axis and kind of the collective whose result this rank waits for right now."""
 
     @contextmanager
     def counting(self) -> Iterator[TrafficCount]:
@@ -59,12 +63,11 @@ class Traffic:
             # By identity: two counts with the same content compare equal.
             self._active = [other for other in self._active if other is not count]
 
-    def add(self, axis: str, kind: Kind, received: int) -> None:
-        """Notes one collective in every active count."""
+    def add(self, axis: str, kind: Kind, received: int) -> tuple[int, str, Kind]:
+        """Notes one collective in every active count. Returns its number, axis and kind."""
+        self.issued += 1
         for count in self._active:
             count.received[axis, kind] += received
             count.calls[axis, kind] += 1
             count.order.append((axis, kind, received))
-
-    def __bool__(self) -> bool:
-        return bool(self._active)
+        return self.issued, axis, kind

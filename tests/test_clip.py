@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensor3d import Cube, clip_grad_norm_, constant, distribute, local, normal
+from tensor3d import Cube, clip_grad_norm_, clip_gradients, constant, distribute, local, normal
 from tensor3d.layout import copies, matrix, narrow, table, vector
 from tests.ranks import run_ranks
 from tests.tied import Tied
@@ -113,3 +113,43 @@ def _not_finite() -> list[Tensor]:
 def test_every_rank_sees_what_is_not_finite() -> None:
     """A step is skipped by all or by none."""
     assert all(bool(norm.isnan()) for (norm,) in run_ranks(2, _not_finite))
+
+
+def _overflow(bad: int, value: float) -> list[tuple[float, bool, float]]:
+    """Rank `bad` alone has a gradient that is not finite, in a copy that no norm counts; numbers go along."""
+    cube = Cube(1, 2, 2, 2)
+    vector_ = constant((8,), copies("z"), cube, 1.0)
+    weight = normal((8, 8), matrix("z"), cube, 1.0)
+    found = []
+    for broken in (False, True):
+        for parameter in (vector_, weight):
+            parameter.grad = torch.ones_like(parameter)
+        if broken and cube.rank == bad:
+            local(vector_.grad)[3] = value
+        along = torch.tensor([1.0, float(cube.rank)])
+        with cube.traffic.counting() as count:
+            norm = clip_gradients([vector_, weight], 1.0, cube, along=along)
+        assert count.total_calls == 1
+        assert along.tolist() == [8.0, 28.0]
+        parts = [name for name, part in zip(("vector", "weight"), norm.parts, strict=True) if not part.isfinite()]
+        assert parts == (["vector"] if broken and cube.rank == bad else [])
+        found.append((float(norm.found_inf), bool(norm.total.isfinite()), float(norm.total)))
+    return [(inf, finite, total if finite else 0.0) for inf, finite, total in found]
+
+
+@pytest.mark.parametrize("bad", [0, 7])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_overflows_on_one_rank_is_known_to_all(bad: int, value: float) -> None:
+    for good, broken in run_ranks(8, _overflow, bad, value):
+        assert good == (0.0, True, pytest.approx(math.sqrt(72)))
+        assert broken == (1.0, False, 0.0)
+
+
+def test_the_loss_scale_is_taken_out() -> None:
+    cube = Cube.single()
+    parameter = constant((4,), copies("z"), cube, 0.0)
+    for max_norm, wanted in ((100.0, 3.0), (1.0, 0.5)):
+        parameter.grad = torch.full((4,), 3.0 * 1024)
+        norm = clip_gradients([parameter], max_norm, cube, loss_scale=torch.tensor(1024.0))
+        assert float(norm.total) == 6.0
+        assert local(parameter.grad).tolist() == pytest.approx([wanted] * 4, rel=1e-6)

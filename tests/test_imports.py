@@ -19,11 +19,11 @@ ROOTS = ("tensor3d", "models", "tools")
 # The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
 # a new module is given its place here.
 LEVELS = (
-    ("seeds", "shape", "traffic"),
+    ("precision", "seeds", "shape", "traffic"),
     ("collectives",),
     ("gloo", "ledger", "rendezvous", "rollcall"),
     ("cube",),
-    ("peers",),
+    ("peers", "watch"),
     ("faces",),
     ("layout",),
     ("parameters",),
@@ -31,7 +31,7 @@ LEVELS = (
     ("sequences",),
     ("attention",),
     ("layers",),
-    ("checkpoint", "clip"),
+    ("checkpoint", "clip", "optim"),
     ("packing",),
     ("data",),
     ("planning",),

@@ -96,3 +96,33 @@ def test_a_restart_does_not_wait_for_the_dead() -> None:
         assert run_ranks(2, _attempt, store.port, restart, timeout=20) == [3.0, 3.0]
         known.append(store.num_keys())
     assert known[1] > known[0], "the second attempt had no keys of its own"
+
+
+def _leave(_: int) -> tuple[float, bool]:
+    """Rank 1 comes late: how long this rank was held, and whether a process group is left."""
+    cube = Cube(1, 2, 1)
+    time.sleep(1.0 * cube.rank)
+    before = time.monotonic()
+    cube.close()
+    held = time.monotonic() - before
+    cube.close()  # a second time nothing happens
+    return held, dist.is_initialized()
+
+
+def test_nobody_leaves_before_all_are_done() -> None:
+    (first, left_open), (_, _) = run_ranks(2, _leave, 0)
+    assert first > 0.5, "rank 0 left while rank 1 was at work"
+    assert not left_open
+
+
+def _leave_alone(_: int) -> float:
+    """Rank 1 never comes."""
+    cube = Cube(1, 2, 1)
+    before = time.monotonic()
+    if cube.rank == 0:
+        cube.close(timedelta(seconds=1))
+    return time.monotonic() - before
+
+
+def test_who_never_comes_is_not_waited_for_without_end() -> None:
+    assert 0.9 < run_ranks(2, _leave_alone, 0)[0] < 10

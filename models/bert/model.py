@@ -31,6 +31,7 @@ from tensor3d import (
 )
 from tensor3d.attention import Backend
 from tensor3d.data.batch import PackedBatch
+from tensor3d.layers.attention import Recompute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +71,22 @@ class BertModel(nn.Module):
 
     Every rank constructs it at the same time, after `cube.manual_seed`.
 
+    Args:
+        recompute, keep_gathered: memory against time, as in `TransformerLayer3D`; the results are the same.
+
     Raises:
         ValueError: heads that do not divide by y, or a hidden or inner size that does not divide by y and z.
     """
 
-    def __init__(self, config: BertConfig, cube: Cube, *, backend: Backend = "grouped") -> None:
+    def __init__(
+        self,
+        config: BertConfig,
+        cube: Cube,
+        *,
+        backend: Backend = "grouped",
+        recompute: Recompute = "none",
+        keep_gathered: bool = False,
+    ) -> None:
         super().__init__()
         self.config, self.cube = config, cube
         self.embeddings = BertEmbeddings(config, cube)
@@ -90,6 +102,8 @@ class BertModel(nn.Module):
                 backend=backend,
                 eps=config.eps,
                 std=config.std,
+                recompute=recompute,
+                reshard_after_forward=not keep_gathered,
             )
             for _ in range(config.layers)
         )
@@ -135,10 +149,18 @@ class Pooler(nn.Module):
 class BertForPreTraining(nn.Module):
     """The encoder with both heads of pre-training."""
 
-    def __init__(self, config: BertConfig, cube: Cube, *, backend: Backend = "grouped") -> None:
+    def __init__(
+        self,
+        config: BertConfig,
+        cube: Cube,
+        *,
+        backend: Backend = "grouped",
+        recompute: Recompute = "none",
+        keep_gathered: bool = False,
+    ) -> None:
         super().__init__()
         self.config, self.cube = config, cube
-        self.bert = BertModel(config, cube, backend=backend)
+        self.bert = BertModel(config, cube, backend=backend, recompute=recompute, keep_gathered=keep_gathered)
         self.masked_lm = MaskedLMHead(config, cube)
         self.pooler = Pooler(config, cube)
         self.next_sentence = NarrowHead3D(config.hidden, 2, cube, "y", std=config.std)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from models.bert.config import BertConfig
+from tensor3d.layers.attention import Recompute
 from tensor3d.planning.traffic import (
     Bytes,
     Wire,
@@ -19,19 +20,32 @@ from tensor3d.planning.traffic import (
     transformer_layer,
     turn,
 )
+from tensor3d.shape import AxisName
 
 
-def micro_batch_traffic(config: BertConfig, wire: Wire, rows: int, masked: int, first: int) -> Bytes:
+def micro_batch_traffic(
+    config: BertConfig,
+    wire: Wire,
+    rows: int,
+    masked: int,
+    first: int,
+    *,
+    keep_gathered: bool = False,
+    recompute: Recompute = "none",
+) -> Bytes:
     """One forward and backward pass, without what the ledger sums.
 
     Args:
         rows: tokens of a plane; masked, first: slots of a plane for masked positions and for [CLS].
+        keep_gathered, recompute: as the model was made.
     """
+    recomputed = recompute == "layer"
     hidden, vocab = config.hidden, config.vocab
     parts = [
         embedding(wire, rows, vocab, hidden),
         layer_norm(wire, rows),
-        *[transformer_layer(wire, rows, hidden, config.inner_size)] * config.layers,
+        *[transformer_layer(wire, rows, hidden, config.inner_size, kept=keep_gathered, recomputed=recomputed)]
+        * config.layers,
         # masked-LM head
         select(wire, masked, hidden),
         product(wire, masked, hidden, hidden, "z"),
@@ -70,14 +84,33 @@ def ledger_traffic(config: BertConfig, wire: Wire) -> Bytes:
 
 
 def step_traffic(
-    config: BertConfig, wire: Wire, rows: int, masked: int, first: int, *, micro_batches: int = 1, clip: bool = True
+    config: BertConfig,
+    wire: Wire,
+    rows: int,
+    masked: int,
+    first: int,
+    *,
+    micro_batches: int = 1,
+    norm: int = 1,
+    keep_gathered: bool = False,
+    recompute: Recompute = "none",
+    lamb: int = 0,
 ) -> Bytes:
-    """One optimiser step: its micro-batches, the ledger's sums, and the gradient norm."""
+    """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and LAMB's norms.
+
+    Args:
+        norm: numbers in the sum of the gradient norm and what goes along with it; 0: gradients are not clipped.
+        lamb: parameters whose norms LAMB takes.
+    """
     total: Bytes = Counter()
     for _ in range(micro_batches):
-        total += micro_batch_traffic(config, wire, rows, masked, first)
+        total += micro_batch_traffic(
+            config, wire, rows, masked, first, keep_gathered=keep_gathered, recompute=recompute
+        )
     total += ledger_traffic(config, wire)
-    return total + wire.summed(("data", "x", "y", "z"), 1, wire.statistic) if clip else total
+    everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
+    total += wire.summed(everyone, norm, max(4, wire.parameter))
+    return total + wire.summed(everyone, 2 * lamb, max(4, wire.parameter))
 
 
 def _layer_products(hidden: int, inner: int) -> list[tuple[int, int, str]]:

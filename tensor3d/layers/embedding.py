@@ -72,7 +72,8 @@ class TableEmbedding3D(nn.Module):
         """Row numbers (M/x,) of the plane to (M/xy, H/z) on face z."""
         check_numbers("row numbers", numbers, self.rows, self.cube, lowest=0)
         own = own_rows(numbers, self.cube, "z")
-        return F.embedding(own, use(self.weight, table("z"), self.cube))
+        chosen = F.embedding(own, use(self.weight, table("z"), self.cube))
+        return chosen.to(self.cube.precision.computed(chosen.dtype))
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.hidden} on face z, on {self.cube.shape}"
@@ -110,7 +111,7 @@ class _Slab(torch.autograd.Function):
     def forward(ctx: Any, weight: nn.Parameter, cube: Cube) -> Tensor:
         cube.ledger.forget_failed_passes()
         ctx.weight, ctx.cube = weight, cube
-        slab = gather_slab(weight, cube, cube.axis("y"), weight.dtype).wait()
+        slab = gather_slab(weight, cube, cube.axis("y"), cube.precision.computed(weight.dtype)).wait()
         return slab.view_as(slab)
 
     @staticmethod
@@ -118,6 +119,6 @@ class _Slab(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         cube, weight = ctx.cube, ctx.weight
         if all(asked_for(ctx, weight)):
-            scattering = scatter_slab(gradient.to(weight.dtype), weight, cube)
+            scattering = scatter_slab(gradient, weight, cube)
             cube.ledger.hand_in(weight, scattering, cube.over(*matrix("z").sum_over))
         return None, None

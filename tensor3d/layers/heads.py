@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from tensor3d.collectives import sum_copies
@@ -13,6 +14,8 @@ from tensor3d.parameters import constant, normal, use
 
 class NarrowHead3D(nn.Module):
     """`x @ weight.T + bias` for few outputs (next sentence, classes, answer spans): no output columns are split.
+
+    Computed in fp32 at least: the outputs are few, and what is made of them is a loss or an answer.
 
     Each rank multiplies its own columns, and one all-reduce over the columns axis gives every member the same logits;
     the rows stay where they are. Elements received a row: `2(n-1)/n*C` forward, none backward.
@@ -37,12 +40,13 @@ class NarrowHead3D(nn.Module):
         self.bias = constant((classes,), copies(face), cube, 0.0) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(R', K/face) to logits (R', C), the same on all members of the face's axis."""
+        """(R', K/face) to logits (R', C), fp32 at least, the same on all members of the face's axis."""
         columns = self.in_features // self.cube.axis(self.face).size
         if x.dim() != 2 or x.shape[1] != columns:
             raise ValueError(
                 f"NarrowHead3D on face {self.face} needs the local shape (rows, {columns}). Got {tuple(x.shape)}."
             )
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         weight = use(self.weight, narrow(self.face), self.cube).to(x.dtype)
         logits = sum_copies(x @ weight.t(), self.cube.axis(self.face))
         return logits if self.bias is None else logits + use(self.bias, copies(self.face), self.cube).to(logits.dtype)

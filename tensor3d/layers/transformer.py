@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend
 from tensor3d.cube import Cube
-from tensor3d.layers.attention import Attention3D
+from tensor3d.layers.attention import Attention3D, Recompute
 from tensor3d.layers.dropout import Dropout3D
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.norm import LayerNorm3D
@@ -27,18 +29,27 @@ class MLP3D(nn.Module):
     Args:
         hidden: H, divides by z (and by y for other layers beside it).
         inner: I, divides by y. Default: 4H.
+        reshard_after_forward: as in `Linear3D`.
 
     Raises:
         ValueError: sizes that do not divide, named with the axis.
     """
 
     def __init__(
-        self, hidden: int, cube: Cube, inner: int | None = None, *, bias: bool = True, std: float = 0.02
+        self,
+        hidden: int,
+        cube: Cube,
+        inner: int | None = None,
+        *,
+        bias: bool = True,
+        std: float = 0.02,
+        reshard_after_forward: bool = True,
     ) -> None:
         super().__init__()
         inner = 4 * hidden if inner is None else inner
-        self.up = Linear3D(hidden, inner, cube, "z", bias, std=std)
-        self.down = Linear3D(inner, hidden, cube, "y", bias, std=std)
+        reshard = reshard_after_forward
+        self.up = Linear3D(hidden, inner, cube, "z", bias, std=std, reshard_after_forward=reshard)
+        self.down = Linear3D(inner, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, H/z) on face z, to the same."""
@@ -52,9 +63,14 @@ class TransformerLayer3D(nn.Module):
         hidden, heads, inner: as in `Attention3D` and `MLP3D`.
         norm: `"post"`: LayerNorm after the residual, as in BERT. `"pre"`: before each block.
         dropout: of each block's output; `attention_dropout`: of the attention probabilities.
+        recompute: what backward computes again instead of keeping it (Chen et al. 2016, arXiv 1604.06174):
+            `"layer"`: all of it; the input alone is saved, and the forward's collectives are issued again.
+            `"attention"`: the attention between QKV and projection (Korthikanti et al. 2022, arXiv 2205.05198, §5);
+            nothing is sent for it.
+        reshard_after_forward: False keeps gathered inputs and weights of the products for backward.
 
     Raises:
-        ValueError: sizes that do not divide, or an unknown `norm`.
+        ValueError: sizes that do not divide, an unknown `norm` or `recompute`.
     """
 
     def __init__(
@@ -71,19 +87,38 @@ class TransformerLayer3D(nn.Module):
         backend: Backend = "grouped",
         eps: float = 1e-12,
         std: float = 0.02,
+        recompute: Recompute = "none",
+        reshard_after_forward: bool = True,
     ) -> None:
         super().__init__()
         if norm not in ("post", "pre"):
             raise ValueError(f'norm must be "post" or "pre". Got {norm!r}.')
-        self.norm = norm
-        self.attention = Attention3D(hidden, heads, cube, causal, dropout=attention_dropout, backend=backend, std=std)
+        self.norm, self.recompute = norm, recompute
+        self.attention = Attention3D(
+            hidden,
+            heads,
+            cube,
+            causal,
+            dropout=attention_dropout,
+            backend=backend,
+            std=std,
+            recompute=recompute,
+            reshard_after_forward=reshard_after_forward,
+        )
         self.attention_norm = LayerNorm3D(hidden, cube, eps=eps)
-        self.mlp = MLP3D(hidden, cube, inner, std=std)
+        self.mlp = MLP3D(hidden, cube, inner, std=std, reshard_after_forward=reshard_after_forward)
         self.mlp_norm = LayerNorm3D(hidden, cube, eps=eps)
         self.dropout = Dropout3D(dropout, cube)
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y."""
+        if self.recompute == "layer" and torch.is_grad_enabled():
+            # Not reentrant: backward stays one pass, at whose end the ledger sums once.
+            result: Tensor = checkpoint(self._blocks, x, sequences, use_reentrant=False)
+            return result
+        return self._blocks(x, sequences)
+
+    def _blocks(self, x: Tensor, sequences: Sequences) -> Tensor:
         if self.norm == "pre":
             x = x + self.dropout(self.attention(self.attention_norm(x), sequences))
             return x + self.dropout(self.mlp(self.mlp_norm(x)))

@@ -27,11 +27,13 @@ class Wire:
     compute: int = 4
     """Bytes of an element of activations and gathered weights."""
     gradient: int = 4
-    """Bytes of an element of weight gradients."""
+    """Bytes of an element of the gradients of parameters, while they travel."""
+    parameter: int = 4
+    """Bytes of an element of the parameters: fp32 unless the model is fp64."""
 
     @property
     def statistic(self) -> int:
-        """Bytes of a number in statistics and losses: at least fp32."""
+        """Bytes of a number in statistics and losses: at least fp32, and at least the type of the activations."""
         return max(4, self.compute)
 
     def size(self, axis: AxisName) -> int:
@@ -66,8 +68,22 @@ def chunk(size: int, parts: int, index: int) -> int:
     return max(0, min(step, size - index * step))
 
 
-def product(wire: Wire, rows: int, k: int, n: int, face: Side = "z", *, input_gradient: bool = True) -> Bytes:
-    """One matrix product of `tensor3d.matmul`: three collectives forward, five backward (Bian et al. 2021, §3.1)."""
+def product(
+    wire: Wire,
+    rows: int,
+    k: int,
+    n: int,
+    face: Side = "z",
+    *,
+    input_gradient: bool = True,
+    kept: bool = False,
+    forward_only: bool = False,
+) -> Bytes:
+    """One matrix product of `tensor3d.matmul`: three collectives forward, five backward (Bian et al. 2021, §3.1).
+
+    Args:
+        kept: gathered operands were kept for backward (`reshard_after_forward=False`).
+    """
     a, c = other(face), face
     slab = chunk(n, wire.size(a), wire.index(a))  # output features of this rank's slice
     columns = k // wire.size(c)
@@ -77,14 +93,22 @@ def product(wire: Wire, rows: int, k: int, n: int, face: Side = "z", *, input_gr
     gather_dc = wire.moved(c, "all-gather", rows // wire.size(c) * slab, wire.compute)
     scatter_da = wire.moved(a, "reduce-scatter", rows // wire.size(a) * columns, wire.compute)
     scatter_dw = wire.moved("x", "reduce-scatter", -(-slab // wire.size("x")) * columns, wire.gradient)
-    total = gather_a + gather_w + scatter_c + gather_dc + gather_a + scatter_dw
-    return total + gather_w + scatter_da if input_gradient else total
+    total = gather_a + gather_w + scatter_c
+    if forward_only:
+        return total
+    total = total + gather_dc + scatter_dw
+    if input_gradient:
+        total = total + scatter_da
+    if kept:
+        return total
+    return total + gather_a + (gather_w if input_gradient else Counter())
 
 
-def layer_norm(wire: Wire, rows: int, face: Side = "z") -> Bytes:
+def layer_norm(wire: Wire, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:
     """Three numbers a row forward, two back."""
     own = rows // wire.size(other(face))
-    return wire.moved(face, "all-gather", 3 * own, wire.statistic) + wire.summed((face,), 2 * own, wire.statistic)
+    forward = wire.moved(face, "all-gather", 3 * own, wire.statistic)
+    return forward if forward_only else forward + wire.summed((face,), 2 * own, wire.statistic)
 
 
 def rms_norm(wire: Wire, rows: int, face: Side = "z") -> Bytes:
@@ -101,7 +125,7 @@ def select(wire: Wire, rows: int, hidden: int) -> Bytes:
 
 
 def embedding(wire: Wire, rows: int, vocab: int, hidden: int) -> Bytes:
-    """The table's slab over x each way, and a lookup of all rows of the plane. It travels in the parameters' type."""
+    """The table's slab over x each way, and a lookup of all rows of the plane."""
     slab = chunk(vocab, wire.size("y"), wire.index("y"))
     shard = -(-slab // wire.size("x")) * (hidden // wire.size("z"))
     table = wire.moved("x", "all-gather", shard, wire.compute)
@@ -134,22 +158,32 @@ def cross_entropy(wire: Wire, rows: int) -> Bytes:
 
 def narrow_head(wire: Wire, rows: int, classes: int, face: Side = "y") -> Bytes:
     """The logits, summed over the columns axis, forward only."""
-    return wire.summed((face,), rows // wire.size(other(face)) * classes, wire.compute)
+    return wire.summed((face,), rows // wire.size(other(face)) * classes, wire.statistic)
 
 
-def transformer_layer(wire: Wire, rows: int, hidden: int, inner: int) -> Bytes:
-    """QKV, output, up, down and two LayerNorms; attention itself sends nothing."""
-    return sum(
-        (
-            product(wire, rows, hidden, 3 * hidden, "z"),
-            product(wire, rows, hidden, hidden, "y"),
-            product(wire, rows, hidden, inner, "z"),
-            product(wire, rows, inner, hidden, "y"),
-            layer_norm(wire, rows),
-            layer_norm(wire, rows),
-        ),
-        Counter(),
-    )
+def transformer_layer(
+    wire: Wire, rows: int, hidden: int, inner: int, *, kept: bool = False, recomputed: bool = False
+) -> Bytes:
+    """QKV, output, up, down and two LayerNorms; attention itself sends nothing.
+
+    Args:
+        kept: gathered operands of the products were kept for backward.
+        recomputed: backward repeats the whole forward first.
+    """
+    products: list[tuple[int, int, Side]] = [
+        (hidden, 3 * hidden, "z"),
+        (hidden, hidden, "y"),
+        (hidden, inner, "z"),
+        (inner, hidden, "y"),
+    ]
+    total: Bytes = Counter()
+    for k, n, face in products:
+        total += product(wire, rows, k, n, face, kept=kept)
+        total += product(wire, rows, k, n, face, forward_only=True) if recomputed else Counter()
+    for _ in range(2):
+        total += layer_norm(wire, rows)
+        total += layer_norm(wire, rows, forward_only=True) if recomputed else Counter()
+    return total
 
 
 def replicated_gradients(wire: Wire, on_y: int, on_z: int, matrices: int) -> Bytes:

@@ -9,17 +9,25 @@ import torch
 
 from models.bert import BertConfig, BertForPreTraining
 from models.bert.traffic import step_traffic
-from tensor3d import Cube, CubeShape, clip_grad_norm_
+from tensor3d import Cube, CubeShape, Precision, clip_grad_norm_
 from tensor3d.planning.traffic import Wire
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import EVERY_SHAPE, name_of, ranks_of
 
 
-def counted(shape: Shape, config: BertConfig, packs: int, dtype: torch.dtype, micro_batches: int) -> dict[str, Any]:
+def counted(
+    shape: Shape,
+    config: BertConfig,
+    packs: int,
+    dtype: torch.dtype,
+    micro_batches: int,
+    precision: Precision,
+    options: dict[str, Any],
+) -> dict[str, Any]:
     torch.set_default_dtype(dtype)
-    cube = Cube(*shape)
-    model = BertForPreTraining(config, cube)
+    cube = Cube(*shape, precision=precision)
+    model = BertForPreTraining(config, cube, **options)
     step = toy_packs(config.vocab, packs)
     batch = lay(step, cube)
     with cube.traffic.counting() as traffic:
@@ -35,15 +43,26 @@ def counted(shape: Shape, config: BertConfig, packs: int, dtype: torch.dtype, mi
 
 
 def check(
-    shape: Shape, config: BertConfig | None = None, packs: int = 16, dtype: torch.dtype = torch.float32, micro: int = 1
+    shape: Shape,
+    config: BertConfig | None = None,
+    packs: int = 16,
+    dtype: torch.dtype = torch.float32,
+    micro: int = 1,
+    precision: Precision = Precision(),  # noqa: B008  # frozen
+    options: dict[str, Any] | None = None,
 ) -> None:
-    config, (x, y, z, data) = config or toy_config(67), shape
-    results = run_ranks(ranks_of(shape), counted, shape, config, packs, dtype, micro)
+    config, (x, y, z, data), options = config or toy_config(67), shape, options or {}
+    results = run_ranks(ranks_of(shape), counted, shape, config, packs, dtype, micro, precision, options)
     for rank, result in enumerate(results):
-        size = torch.finfo(dtype).bits // 8
-        wire = Wire(shape=CubeShape(x=x, y=y, z=z, data=data), rank=rank, compute=size, gradient=size)
+        wire = Wire(
+            shape=CubeShape(x=x, y=y, z=z, data=data),
+            rank=rank,
+            compute=precision.computed(dtype).itemsize,
+            gradient=precision.reduced(dtype).itemsize,
+            parameter=dtype.itemsize,
+        )
         rows = packs // (x * data) * CAPACITY
-        expected = step_traffic(config, wire, rows, *result["slots"], micro_batches=micro)
+        expected = step_traffic(config, wire, rows, *result["slots"], micro_batches=micro, **options)
         received = {key: value for key, value in result["received"].items() if value}
         assert received == {key: value for key, value in expected.items() if value}
         order = [(axis, kind) for axis, kind, _ in result["order"]]
@@ -71,6 +90,19 @@ def test_on_27_ranks() -> None:
 @pytest.mark.parametrize("shape", [(1, 2, 2, 2), (2, 2, 2, 1)], ids=name_of)
 def test_accumulation_sums_replicated_gradients_once(shape: Shape) -> None:
     check(shape, micro=3)
+
+
+@pytest.mark.parametrize(
+    "compute, reduce", [(torch.bfloat16, None), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)]
+)
+def test_half_precision_travels_in_half_the_bytes(compute: torch.dtype, reduce: torch.dtype | None) -> None:
+    check((2, 2, 2, 1), precision=Precision(compute=compute, reduce=reduce), micro=2)
+
+
+@pytest.mark.parametrize("recompute", ["none", "layer", "attention"])
+@pytest.mark.parametrize("keep_gathered", [False, True])
+def test_what_is_kept_is_not_gathered_again(recompute: str, keep_gathered: bool) -> None:
+    check((2, 2, 2, 1), options={"recompute": recompute, "keep_gathered": keep_gathered})
 
 
 def test_one_device_sends_nothing() -> None:

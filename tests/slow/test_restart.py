@@ -25,6 +25,7 @@ if attempt < DEATHS and cube.rank == 1 + attempt:
 layer(x).sum().backward()  # the others now wait for the dead
 if cube.rank == 0:
     print(f"finished in attempt {attempt}", flush=True)
+cube.close()
 """
 
 

@@ -102,7 +102,7 @@ class StepTrial:
 
     def _closed_form(self) -> Bytes:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
-        size = next(trainer.model.parameters()).element_size()
+        precision, parameter = self._cube.precision, next(trainer.model.parameters()).dtype
         multiple = math.lcm(shape.y, shape.z)
         masked, first = (
             -(-layout.plane_packs * budget // multiple) * multiple
@@ -110,7 +110,13 @@ class StepTrial:
         )
         expected = step_traffic(
             trainer.model.config,
-            Wire(shape=shape, rank=self._cube.rank, compute=size, gradient=size),
+            Wire(
+                shape=shape,
+                rank=self._cube.rank,
+                compute=precision.computed(parameter).itemsize,
+                gradient=precision.reduced(parameter).itemsize,
+                parameter=parameter.itemsize,
+            ),
             layout.plane_packs * layout.capacity,
             masked,
             first,

@@ -1,0 +1,103 @@
+"""The parameters of a BERT for pre-training and what a rank holds of them, without making any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from models.bert.config import BertConfig
+from tensor3d.layout import Layout, chunk_bounds, copies, matrix, narrow, table, vector
+from tensor3d.shape import MESH_AXES, CubeShape
+
+_NEXT_SENTENCE = 2  # classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One parameter of a model that need not exist."""
+
+    name: str
+    """As in `BertForPreTraining.named_parameters()`."""
+    shape: tuple[int, ...]
+    """Of the logical tensor."""
+    layout: Layout
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def local_shape(self, shape: CubeShape, rank: int) -> tuple[int, ...]:
+        """Of the block on a rank: nested chunks, as `Layout.slices` has them. The blocks of rank 0 are the largest."""
+        sizes, place = list(self.shape), shape.coordinate(rank)
+        for axis in MESH_AXES:
+            dim = self.layout.dim_cut_by(axis)
+            if dim is not None:
+                first, last = chunk_bounds(sizes[dim], shape.size(axis), place[axis])
+                sizes[dim] = last - first
+        return tuple(sizes)
+
+    def held(self, shape: CubeShape, rank: int) -> int:
+        """Elements of the block on a rank."""
+        return math.prod(self.local_shape(shape, rank))
+
+
+def parameters(config: BertConfig) -> list[Planned]:
+    """All of them, in the model's order. A tied weight comes once."""
+    hidden, vocab = config.hidden, config.vocab
+    found = [
+        _matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z")),
+        _matrix("bert.embeddings.positions.weight", config.positions, hidden, table("z")),
+        _matrix("bert.embeddings.types.weight", config.types, hidden, table("z")),
+        *_norm("bert.embeddings.norm", hidden),
+    ]
+    for number in range(config.layers):
+        found += _layer(f"bert.layers.{number}", hidden, config.inner_size)
+    if config.norm == "pre":
+        found += _norm("bert.final_norm", hidden)
+    return [
+        *found,
+        *_linear("masked_lm.dense", hidden, hidden),
+        *_norm("masked_lm.norm", hidden, on_y=True),
+        Planned(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
+        *_linear("pooler.dense", hidden, hidden),
+        _matrix("next_sentence.weight", _NEXT_SENTENCE, hidden, narrow("y")),
+        Planned(name="next_sentence.bias", shape=(_NEXT_SENTENCE,), layout=copies("y")),
+    ]
+
+
+def held_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
+    """Elements of all parameters on a rank; those of rank 0 are the most."""
+    return sum(parameter.held(shape, rank) for parameter in parameters(config))
+
+
+def replicated_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
+    """Elements on a rank whose gradients are summed over several ranks at the end of a step."""
+    return sum(
+        parameter.held(shape, rank)
+        for parameter in parameters(config)
+        if any(shape.size(axis) > 1 for axis in parameter.layout.sum_over)
+    )
+
+
+def _matrix(name: str, rows: int, columns: int, layout: Layout) -> Planned:
+    return Planned(name=name, shape=(rows, columns), layout=layout)
+
+
+def _linear(name: str, inputs: int, outputs: int, *, from_y: bool = False) -> Iterator[Planned]:
+    yield _matrix(f"{name}.weight", outputs, inputs, matrix("y" if from_y else "z"))
+    yield Planned(name=f"{name}.bias", shape=(outputs,), layout=vector("z" if from_y else "y"))
+
+
+def _norm(name: str, hidden: int, *, on_y: bool = False) -> Iterator[Planned]:
+    for part in ("weight", "bias"):
+        yield Planned(name=f"{name}.{part}", shape=(hidden,), layout=vector("y" if on_y else "z"))
+
+
+def _layer(name: str, hidden: int, inner: int) -> Iterator[Planned]:
+    yield from _linear(f"{name}.attention.qkv", hidden, 3 * hidden)
+    yield from _linear(f"{name}.attention.out", hidden, hidden, from_y=True)
+    yield from _norm(f"{name}.attention_norm", hidden)
+    yield from _linear(f"{name}.mlp.up", hidden, inner)
+    yield from _linear(f"{name}.mlp.down", inner, hidden, from_y=True)
+    yield from _norm(f"{name}.mlp_norm", hidden)
