@@ -102,14 +102,19 @@ class LossCommand(RecipeCommand):
             )
         if self.last > self.settings.run.steps:
             raise ValueError(f"--last must be at most run.steps={self.settings.run.steps}. Got {self.last}.")
-        if self.plot is not None and (self.plot.is_dir() or not self.plot.parent.is_dir()):
-            raise ValueError(f"--plot must be a file in a folder that exists. Got {self.plot}.")
+        check_plot(self.plot)
         check_planned(self.settings)
         settings = comparable(self.settings)
         for mode in modes:
             shape = CubeShape(data=_DATA_RANKS if mode == EXCHANGED else 1)
             check_cube(self.as_training(in_mode(settings, mode), exchange=mode == EXCHANGED), shape)
         return modes, [int(text) for text in texts], settings
+
+
+def check_plot(path: Path | None) -> None:
+    """Raises ValueError where no picture can be written: better before a long run than after."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ValueError(f"--plot must be a file in a folder that exists. Got {path}.")
 
 
 def comparable(recipe: Recipe) -> Recipe:
@@ -136,10 +141,29 @@ def train(settings: Recipe, corpus: Path, modes: Sequence[str], seeds: Sequence[
 
 
 def train_one(recipe: Recipe, corpus: Path, mode: str, bar: tqdm, *, cuda: bool) -> list[StepMetrics]:
-    """One run from the first step to the last."""
-    exchanging = mode == EXCHANGED
-    make_feed = partial(corpus_feed, corpus=corpus, options=ExchangeOptions() if exchanging else None)
-    shape = CubeShape(data=_DATA_RANKS if exchanging else 1)
+    """One run of a mode."""
+    if mode == EXCHANGED:
+        return to_the_end(recipe, corpus, CubeShape(data=_DATA_RANKS), bar, options=ExchangeOptions(), cuda=cuda)
+    return to_the_end(recipe, corpus, CubeShape(), bar, cuda=cuda)
+
+
+def to_the_end(
+    recipe: Recipe,
+    corpus: Path,
+    shape: CubeShape,
+    bar: tqdm,
+    *,
+    options: ExchangeOptions | None = None,
+    cuda: bool | None = None,
+) -> list[StepMetrics]:
+    """One run, from the first step to the last, as its first rank saw it.
+
+    Args:
+        bar: moves on by every step.
+        options: what data ranks exchange; None: each reads everything.
+        cuda: a GPU for each rank. Default: if there are enough.
+    """
+    make_feed = partial(corpus_feed, corpus=corpus, options=options)
     history: list[StepMetrics] = []
     with ExitStack() as stack:
         group = start(shape, partial(Training, recipe=recipe, make_feed=make_feed), stack, cuda=cuda)

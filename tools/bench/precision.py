@@ -1,0 +1,181 @@
+"""`bench precision`: whether a model learns the same in types of 16 bits as in fp32."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from tqdm import tqdm
+
+from tensor3d import CubeShape
+from tools import pretrain
+from tools.bench.loss import check_plot, draw, to_the_end
+from tools.bench.machine import Machine, aligned
+from tools.bench.training import RecipeCommand, check_cube
+from tools.metrics import StepMetrics
+from tools.recipe import Recipe
+
+Type = Literal["fp32", "bf16", "fp16"]
+REFERENCE: Type = "fp32"
+HEADER = ["precision", "loss", "to fp32", "masked-LM loss", "to fp32", "ms a step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionCommand(RecipeCommand):
+    """Train a recipe in several precisions, from the same weights on the same packs, and compare the final losses."""
+
+    steps: int | None = None
+    """Of each run; the learning rate is that of a run of so many. Default: run.steps of the recipe."""
+    precisions: str = "fp32,bf16"
+    """fp32, and some of bf16 and fp16. fp16 is very slow on CPUs."""
+    cube: str = "1x1x1"
+    """Sizes XxYxZ of the cube, in processes of this machine."""
+    last: int = 50
+    """Steps at the end whose mean loss is compared."""
+    tolerance: float = 0.01
+    """By what share of the loss of fp32 the others may differ from it."""
+    plot: Path | None = None
+    """PNG file of the curves."""
+    corpus: Path | None = None
+    """Folder of the prepared corpus, made if missing. Default: as pre-training chooses it."""
+
+    def run(self, arguments: Sequence[str]) -> int:
+        precisions, shape, settings = self.check(arguments)
+        training = self.as_training(settings, corpus=self.corpus)
+        pretrain.prepare_corpus(training, shown=True)
+        machine = Machine.here()
+        curves = train(settings, pretrain.corpus_folder(training), precisions, shape)
+        results = compare(curves, self.last)
+        agree = all(result.difference <= self.tolerance for result in results)
+        print(f"{machine}\n{self.recipe}: {settings.run.steps} steps on {shape}, means of the last {self.last}")
+        print("\n".join(aligned(HEADER, [row(result) for result in results])))
+        print(verdict(results, self.tolerance))
+        if self.plot is not None:
+            draw({name: [run] for name, run in curves.items()}, self.plot)
+            print(f"written: {self.plot}")
+        self.write(
+            arguments,
+            machine,
+            trained=settings.to_dict(),
+            cube=str(shape),
+            last=self.last,
+            tolerance=self.tolerance,
+            agree=agree,
+            results=[dataclasses.asdict(result) for result in results],
+            curves={
+                name: {"loss": [step.loss for step in run], "masked_lm": [step.masked_lm_loss for step in run]}
+                for name, run in curves.items()
+            },
+        )
+        sys.stdout.flush()
+        return 0 if agree else 1
+
+    def check(self, arguments: Sequence[str]) -> tuple[list[Type], CubeShape, Recipe]:
+        """What to train. Raises ValueError for what can be seen before any process."""
+        self.check_call(arguments, "last")
+        names = list(dict.fromkeys(text.strip() for text in self.precisions.split(",")))
+        if not set(names) <= set(get_args(Type)) or REFERENCE not in names or len(names) < 2:
+            raise ValueError(f"--precisions must be fp32 and some of bf16 and fp16. Got {self.precisions!r}.")
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"--tolerance must be at least 0 and finite. Got {self.tolerance}.")
+        settings = self.settings
+        if self.steps is not None:
+            settings = dataclasses.replace(settings, run=dataclasses.replace(settings.run, steps=self.steps))
+        if self.last > settings.run.steps:
+            raise ValueError(f"--last must be at most the steps of a run, {settings.run.steps}. Got {self.last}.")
+        check_plot(self.plot)
+        shape = CubeShape.parse(self.cube)
+        check_cube(self.as_training(settings), shape)
+        # fp32 first: the others are compared with it.
+        return cast("list[Type]", sorted(names, key=lambda name: name != REFERENCE)), shape, settings
+
+
+def in_precision(recipe: Recipe, precision: Type) -> Recipe:
+    """The recipe, computed in that type; what it says of the type in which gradients travel stays."""
+    return dataclasses.replace(recipe, precision=dataclasses.replace(recipe.precision, compute=precision))
+
+
+def train(settings: Recipe, corpus: Path, precisions: Sequence[Type], shape: CubeShape) -> dict[str, list[StepMetrics]]:
+    """The steps of all runs, one run after another, each in processes of its own."""
+    curves: dict[str, list[StepMetrics]] = {}
+    with tqdm(total=len(precisions) * settings.run.steps, unit="step", disable=None) as bar:
+        for precision in precisions:
+            bar.set_postfix_str(precision)
+            curves[precision] = to_the_end(in_precision(settings, precision), corpus, shape, bar)
+    return curves
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionLoss:
+    """The end of a run. Losses in nats, means over its last steps."""
+
+    precision: str
+    loss: float
+    """Masked-LM and next-sentence."""
+    loss_difference: float
+    """(this - fp32) / fp32"""
+    masked_lm_loss: float
+    masked_lm_difference: float
+    """(this - fp32) / fp32"""
+    seconds_per_step: float
+    """Median. Runs follow one another, so times are no comparison on a machine that has other work."""
+
+    @property
+    def difference(self) -> float:
+        """The larger one. A loss that is not finite is infinitely far from any."""
+        found = max(abs(self.loss_difference), abs(self.masked_lm_difference))
+        return found if math.isfinite(self.loss_difference + self.masked_lm_difference) else math.inf
+
+
+def compare(curves: Mapping[str, Sequence[StepMetrics]], last: int) -> list[PrecisionLoss]:
+    """Each run with that of fp32."""
+
+    def means(run: Sequence[StepMetrics]) -> tuple[float, float]:
+        return (
+            statistics.fmean(step.loss for step in run[-last:]),
+            statistics.fmean(step.masked_lm_loss for step in run[-last:]),
+        )
+
+    loss, masked_lm = means(curves[REFERENCE])
+    results = []
+    for name, run in curves.items():
+        own, own_masked_lm = means(run)
+        results.append(
+            PrecisionLoss(
+                precision=name,
+                loss=own,
+                loss_difference=(own - loss) / loss,
+                masked_lm_loss=own_masked_lm,
+                masked_lm_difference=(own_masked_lm - masked_lm) / masked_lm,
+                seconds_per_step=statistics.median(step.seconds for step in run),
+            )
+        )
+    return results
+
+
+def row(result: PrecisionLoss) -> list[str]:
+    """What the table shows of a precision, under `HEADER`."""
+    return [
+        result.precision,
+        f"{result.loss:.4f}",
+        f"{result.loss_difference:+.3%}",
+        f"{result.masked_lm_loss:.4f}",
+        f"{result.masked_lm_difference:+.3%}",
+        f"{1e3 * result.seconds_per_step:.1f}",
+    ]
+
+
+def verdict(results: Sequence[PrecisionLoss], tolerance: float) -> str:
+    """In words."""
+    farthest = max(results, key=lambda result: result.difference)
+    agree = farthest.difference <= tolerance
+    return (
+        f"{'all precisions agree' if agree else 'the precisions do NOT agree'}: {farthest.precision} differs most, by "
+        f"{farthest.difference:.3%} of the loss of fp32, {'at most' if agree else 'more than'} {tolerance:.3%}"
+    )
