@@ -5,7 +5,6 @@ A RUN is a folder that tools.pretrain has written. The thin line is every logged
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -19,19 +18,11 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from models.bert import PRESETS
-from tensor3d import CubeShape
+from tools.curves import Curve, read_run
+from tools.metrics.records import BY_AXIS
 
 MASKED_LM = "loss/masked_lm"
-# Tag of training: tag of the same number on the held-out documents.
-HELD_OUT = {
-    "loss/total": "evaluation/loss",
-    MASKED_LM: "evaluation/masked_lm_loss",
-    "accuracy/masked_lm": "evaluation/masked_lm_accuracy",
-    "accuracy/next_sentence": "evaluation/next_sentence_accuracy",
-}
 AXIS_LABELS = {
     "loss/total": "masked-LM + next-sentence loss (nats)",
     MASKED_LM: "masked-LM loss (nats per masked token)",
@@ -40,12 +31,21 @@ AXIS_LABELS = {
     "accuracy/next_sentence": "next-sentence accuracy (share of pairs)",
     "optimizer/learning_rate": "learning rate",
     "optimizer/gradient_norm": "gradient norm before clipping",
+    "optimizer/loss_scale": "loss scale",
+    "optimizer/skipped_steps": "steps skipped so far",
     "speed/step_seconds": "time of a step (s)",
     "speed/tokens_per_second": "real tokens/s",
+    "speed/model_tflops": "model TFLOP/s a rank",
+    "speed/mfu": "model FLOPs utilisation (share of the peak)",
+    "time/forward_seconds": "forward, rank 0 (s)",
+    "time/backward_seconds": "backward, rank 0 (s)",
+    "time/gradient_sum_seconds": "sum of gradients, rank 0 (s)",
+    "time/optimizer_seconds": "optimiser, rank 0 (s)",
+    "time/checkpoint_seconds": "waiting for checkpoints, rank 0 (s)",
     "data/fill": "fill of the packs (share of token slots)",
     "data/imbalance": "busiest rank over the mean of all (share of the work)",
     "data/wait_seconds": "waiting for the batch, rank 0 (s)",
-    "traffic/bytes_sent": "sent in a step by rank 0 (bytes)",
+    "traffic/bytes_received": "received in a step by rank 0 (bytes)",
     "traffic/collectives": "collectives in a step",
 }
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
@@ -64,34 +64,6 @@ class Command:
     """PNG file. Default: loss.png in the folder of the first run, or a name after another tag."""
     tag: str = MASKED_LM
     """Which of the logged numbers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What a run says of itself."""
-
-    name: str
-    """Of its folder."""
-    cube: str
-    model: str
-    vocab_size: int
-    unigram_entropy: float
-    """Of the corpus, nats a piece: the loss of a model that knows the frequencies only."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Curve:
-    """One number of one run."""
-
-    run: RunFacts
-    steps: NDArray[np.int64]
-    """int64 (points,), ascending."""
-    values: NDArray[np.float64]
-    """float64 (points,)"""
-    held_out_steps: NDArray[np.int64]
-    """int64 (evaluations,): empty where the tag has no held-out counterpart or nothing was evaluated."""
-    held_out_values: NDArray[np.float64]
-    """float64 (evaluations,)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,55 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def default_name(tag: str) -> str:
     """A picture of another tag does not replace that of the loss."""
     return "loss.png" if tag == MASKED_LM else tag.replace("/", "-") + ".png"
-
-
-def read_run(folder: Path, tag: str) -> Curve:
-    """The logged points of one tag, with what the run says of itself.
-
-    Where a resumed run logged a step again, the later point counts.
-
-    Raises:
-        ValueError: the folder is no run, nothing is logged yet, or the tag is not among what is logged.
-    """
-    facts = read_facts(folder)
-    # 0: all points; otherwise a sample of 10,000 is kept.
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    logged = events.Tags()["scalars"]
-    if not logged:
-        raise ValueError(f"{folder} has logged nothing yet (no points in {folder / 'tensorboard'}).")
-    if tag not in logged:
-        raise ValueError(f"{folder} has no tag {tag!r}. There are: {', '.join(sorted(logged))}.")
-    steps, values = _points(events, tag)
-    held_out = HELD_OUT.get(tag)
-    held_out_steps, held_out_values = _points(events, held_out if held_out in logged else None)
-    return Curve(
-        run=facts,
-        steps=steps,
-        values=values,
-        held_out_steps=held_out_steps,
-        held_out_values=held_out_values,
-    )
-
-
-def read_facts(folder: Path) -> RunFacts:
-    """Raises ValueError unless the folder holds a run's run.json."""
-    path = folder / "run.json"
-    remedy = "A run is a folder that tools.pretrain has written."
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        recipe = facts["recipe"]
-        return RunFacts(
-            name=folder.resolve().name,
-            cube=str(CubeShape.parse(facts["cube"], facts["data_parallel"])),
-            model=_model_name(recipe["model"]),
-            vocab_size=int(recipe["data"]["vocab_size"]),
-            unigram_entropy=float(facts["unigram_entropy"]),
-        )
-    except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} is no run: it has no run.json. {remedy}") from None
-    except (ValueError, KeyError, TypeError) as problem:
-        raise ValueError(f"{path} does not describe a run ({type(problem).__name__}: {problem}). {remedy}") from None
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
@@ -193,7 +116,7 @@ def draw(curves: Sequence[Curve], tag: str) -> Figure:
     if tag == MASKED_LM:
         _draw_references(axes, curves)
     axes.set_xlabel("step of the optimiser", fontsize=12)
-    axes.set_ylabel(AXIS_LABELS.get(tag, tag), fontsize=12)
+    axes.set_ylabel(axis_label(tag), fontsize=12)
     axes.set_title(title(curves), fontsize=13, loc="left")
     axes.tick_params(labelsize=11)
     axes.margins(x=0.01)
@@ -202,6 +125,13 @@ def draw(curves: Sequence[Curve], tag: str) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=10.5, frameon=False)
     return figure
+
+
+def axis_label(tag: str) -> str:
+    """What is drawn, with its unit."""
+    if tag.startswith(BY_AXIS):
+        return f"received in a step by rank 0 along {tag.removeprefix(BY_AXIS)} (bytes)"
+    return AXIS_LABELS.get(tag, tag)
 
 
 def title(curves: Sequence[Curve]) -> str:
@@ -267,18 +197,6 @@ def _draw_references(axes: Axes, curves: Sequence[Curve]) -> None:
     for size in dict.fromkeys(curve.run.vocab_size for curve in curves):
         label = f"ln(vocabulary of {size:,}), {math.log(size):.2f}"
         axes.axhline(math.log(size), color="0.6", linestyle="--", linewidth=1.3, label=label)
-
-
-def _points(events: EventAccumulator, tag: str | None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    latest = {event.step: event.value for event in events.Scalars(tag)} if tag is not None else {}
-    steps = sorted(latest)
-    return np.array(steps, dtype=np.int64), np.array([latest[step] for step in steps], dtype=np.float64)
-
-
-def _model_name(model: dict[str, Any]) -> str:
-    preset = PRESETS[model["preset"]]
-    sizes = {name: model.get(name) or getattr(preset, name) for name in ("layers", "hidden", "heads")}
-    return f"BERT, {sizes['layers']} layers, hidden {sizes['hidden']}, {sizes['heads']} heads"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,8 +13,10 @@ from matplotlib.image import imread
 from torch.utils.tensorboard import SummaryWriter
 
 from tools import plot, pretrain
-from tools.metrics import StepMetrics
-from tools.plot import MASKED_LM, draw, labels, main, read_run, running_mean, title, window_of
+from tools.curves import read_run
+from tools.metrics import JOURNAL
+from tools.metrics.records import STEP_TAGS
+from tools.plot import MASKED_LM, axis_label, draw, labels, main, running_mean, title, window_of
 
 VALUES = {MASKED_LM: 6.0, "loss/total": 6.5, "accuracy/masked_lm": 0.1}
 
@@ -169,5 +170,51 @@ def test_bad_calls_are_refused_in_one_line(
 
 
 def test_every_logged_number_has_an_axis_label() -> None:
-    zeros = {field.name: 0 for field in dataclasses.fields(StepMetrics)}
-    assert set(plot.AXIS_LABELS) == set(StepMetrics(**zeros).scalars())
+    assert set(plot.AXIS_LABELS) == set(STEP_TAGS)
+    assert axis_label("traffic/bytes_received/data+x+z") == "received in a step by rank 0 along data+x+z (bytes)"
+    assert axis_label("memory/peak_bytes_most") == "memory/peak_bytes_most"
+
+
+# metrics.jsonl
+
+
+def write_journal(folder: Path, *lines: dict[str, object]) -> Path:
+    """A run with a journal beside TensorBoard's files, which say something else."""
+    write_run(folder, range(1, 4))
+    (folder / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_the_journal_is_read_before_tensorboard(tmp_path: Path) -> None:
+    folder = write_journal(
+        tmp_path / "run",
+        {"kind": "step", "step": 1, "masked_lm_loss": 0.1 + 0.2, "mfu": None, "bytes_received/y": 10},
+        {"kind": "step", "step": 2, "masked_lm_loss": "NaN", "mfu": 0.5, "bytes_received/y": 11},
+        {"kind": "event", "step": 2, "event": "spike"},
+        {"kind": "step", "step": 3, "masked_lm_loss": 5.0, "mfu": 0.5, "bytes_received/y": 12},
+        {"kind": "evaluation", "step": 3, "masked_lm_loss": 4.5},
+        {"kind": "memory", "step": 3, "peak_bytes": [10, 30]},
+    )
+    with open(folder / JOURNAL, "a") as journal:
+        journal.write('{"kind": "step", "step": 4, "masked')  # a run that writes right now
+    curve = read_run(folder, MASKED_LM)
+    assert curve.steps.tolist() == [1, 3], "a step without a finite loss is left out"
+    assert curve.values.tolist() == [0.1 + 0.2, 5.0]
+    assert (curve.held_out_steps.tolist(), curve.held_out_values.tolist()) == ([3], [4.5])
+    assert read_run(folder, "speed/mfu").steps.tolist() == [2, 3]
+    assert read_run(folder, "traffic/bytes_received/y").values.tolist() == [10, 11, 12]
+    assert read_run(folder, "memory/peak_bytes_mean").values.tolist() == [20.0]
+    with pytest.raises(ValueError, match="There are: evaluation/masked_lm_loss, loss/masked_lm, memory/"):
+        read_run(folder, "loss/total")
+
+
+def test_old_and_new_runs_are_drawn_in_one_picture(run: Path, tmp_path: Path) -> None:
+    other = write_journal(tmp_path / "new", *({"kind": "step", "step": s, "masked_lm_loss": 3.0} for s in range(1, 61)))
+    lines = axes_of([run, other]).get_lines()
+    assert np.asarray(lines[0].get_ydata())[:2] == pytest.approx([5.99, 5.98])
+    assert np.asarray(lines[3].get_ydata()).tolist() == [3.0] * 60
+
+
+def test_an_empty_journal_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(write_journal(tmp_path / "run"))]) == 2
+    assert "has logged nothing yet (no points in " in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""Numbers of steps and evaluations, made up."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tools.metrics import EvaluationMetrics, StepMetrics
+
+STEP = StepMetrics(
+    step=1,
+    loss=0.1 + 0.2,
+    masked_lm_loss=6.0,
+    next_sentence_loss=0.5,
+    masked_lm_accuracy=0.25,
+    next_sentence_accuracy=0.5,
+    learning_rate=1e-3,
+    gradient_norm=2.0,
+    loss_scale=1.0,
+    skipped=False,
+    skipped_steps=0,
+    seconds=2.0,
+    tokens_per_second=1000.0,
+    model_tflops=0.5,
+    mfu=None,
+    data_wait_seconds=0.1,
+    forward_seconds=0.5,
+    backward_seconds=0.8,
+    gradient_sum_seconds=0.4,
+    optimizer_seconds=0.2,
+    checkpoint_seconds=0.0,
+    fill=0.98,
+    imbalance=1.01,
+    bytes_received=3 * 2**20,
+    collectives=7,
+    traffic={"y": 2**20, "data+x+z": 2**21},
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    step: int = 2
+    path: Path | None = Path("run/checkpoints/step-00000002")
+    seconds: float = 1.5
+    bytes: int = 4096
+    error: str | None = None
+
+
+def step(number: int, **values: Any) -> StepMetrics:
+    return dataclasses.replace(STEP, step=number, **values)
+
+
+def evaluation(number: int, loss: float) -> EvaluationMetrics:
+    return EvaluationMetrics(
+        step=number,
+        samples=10 * number,
+        loss=loss,
+        masked_lm_loss=loss - 0.5,
+        masked_lm_accuracy=0.3,
+        next_sentence_accuracy=0.6,
+    )

@@ -1,0 +1,114 @@
+"""metrics.jsonl: everything a run has measured, one JSON object a line, readable while it is written.
+
+Each line has a "kind", the "step" it belongs to and the Unix "time" it was written at. Floats have all their digits, so
+that two runs can be compared to the last bit; one that is not finite is a string ("NaN", "Infinity", "-Infinity"),
+since JSON has no number for it and `float` reads it back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+JOURNAL = "metrics.jsonl"
+"""In the folder of a run."""
+EVENT = "event"
+"""The kind that outlives a restart: what has happened stays, while steps that are done again replace their lines."""
+
+
+class Journal:
+    """Appends to a run's journal. What a killed run wrote of steps after `first_step` is cut off first.
+
+    Every line reaches the operating system at once: of a killed process nothing is lost; `sync` is for a machine that
+    fails.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, *, first_step: int) -> None:
+        if path.exists():
+            _cut(path, first_step)
+        # Unbuffered: a buffer would keep what could not be written, and write it later in the midst of other lines.
+        self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115  # closed by close()
+        self._torn = False
+        _sync_folder(path.parent)
+
+    def write(self, kind: str, record: Mapping[str, Any]) -> None:
+        """One line. Raises OSError where it cannot be written whole (a full disk); a later line can be tried again."""
+        line = json.dumps({"kind": kind, "time": time.time()} | {name: _plain(value) for name, value in record.items()})
+        # A line that was cut off must not swallow the next one.
+        text = ("\n" if self._torn else "") + line + "\n"
+        self._torn = True
+        content = text.encode()
+        if self._file.write(content) != len(content):
+            raise OSError(f"{self._file.name}: a line could not be written whole")
+        self._torn = False
+
+    def sync(self) -> None:
+        """Waits until all lines are on disk. Raises OSError."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a journal, in order. One that is not whole, as a kill or a full disk leaves it, is passed over.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        for line in file:
+            record = _parsed(line)
+            if record is not None:
+                yield record
+
+
+def _cut(path: Path, first_step: int) -> None:
+    """Keeps the whole lines of events and of steps up to `first_step`. Written beside and renamed."""
+    draft = path.with_name(path.name + ".partial")
+    with open(path, "rb") as old, open(draft, "wb") as new:
+        for line in old:
+            record = _parsed(line)
+            if record is not None and (record["kind"] == EVENT or record["step"] <= first_step):
+                new.write(line)
+        new.flush()
+        os.fsync(new.fileno())
+    os.replace(draft, path)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    known = isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)
+    return record if known else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that a new name in it, or a renamed file, survives a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

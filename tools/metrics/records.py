@@ -1,0 +1,165 @@
+"""The numbers of a step, of an evaluation and of memory: as fields, under TensorBoard's names, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+# TensorBoard's name: the field of StepMetrics, which is also the key in metrics.jsonl.
+STEP_TAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "loss/total": "loss",
+        "loss/masked_lm": "masked_lm_loss",
+        "loss/next_sentence": "next_sentence_loss",
+        "accuracy/masked_lm": "masked_lm_accuracy",
+        "accuracy/next_sentence": "next_sentence_accuracy",
+        "optimizer/learning_rate": "learning_rate",
+        "optimizer/gradient_norm": "gradient_norm",
+        "optimizer/loss_scale": "loss_scale",
+        "optimizer/skipped_steps": "skipped_steps",
+        "speed/step_seconds": "seconds",
+        "speed/tokens_per_second": "tokens_per_second",
+        "speed/model_tflops": "model_tflops",
+        "speed/mfu": "mfu",
+        "time/forward_seconds": "forward_seconds",
+        "time/backward_seconds": "backward_seconds",
+        "time/gradient_sum_seconds": "gradient_sum_seconds",
+        "time/optimizer_seconds": "optimizer_seconds",
+        "time/checkpoint_seconds": "checkpoint_seconds",
+        "data/fill": "fill",
+        "data/imbalance": "imbalance",
+        "data/wait_seconds": "data_wait_seconds",
+        "traffic/bytes_received": "bytes_received",
+        "traffic/collectives": "collectives",
+    }
+)
+EVALUATION_TAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "evaluation/loss": "loss",
+        "evaluation/masked_lm_loss": "masked_lm_loss",
+        "evaluation/masked_lm_accuracy": "masked_lm_accuracy",
+        "evaluation/next_sentence_accuracy": "next_sentence_accuracy",
+        "evaluation/samples": "samples",
+    }
+)
+BY_AXIS = "traffic/bytes_received/"
+"""Before an axis: TensorBoard's name of what came along that axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """One step of the optimiser, over the whole cube."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    """Masked-LM plus next-sentence loss, nats."""
+    masked_lm_loss: float
+    """Nats."""
+    next_sentence_loss: float
+    """Nats."""
+    masked_lm_accuracy: float
+    """0 to 1."""
+    next_sentence_accuracy: float
+    """0 to 1."""
+    learning_rate: float
+    gradient_norm: float
+    """Before clipping, without the loss scale."""
+    loss_scale: float
+    """By which this step's loss was multiplied; 1 without fp16."""
+    skipped: bool
+    """Whether this step changed nothing, because a gradient was not finite."""
+    skipped_steps: int
+    """Skipped so far, this one included."""
+    seconds: float
+    """From the end of the step before, without evaluation and checkpoints."""
+    tokens_per_second: float
+    """Real tokens: unused slots of packs do not count."""
+    model_tflops: float
+    """10^12 model FLOP/s a rank, averaged over all: products of matrices, nothing that is computed twice."""
+    mfu: float | None
+    """Model FLOP/s over the device's peak, 0 to 1 (Chowdhery et al. 2022, appendix B). None: no peak is known."""
+    data_wait_seconds: float
+    """How long this rank waited for the batch."""
+    forward_seconds: float
+    """Of this rank, all micro-batches; so are the next four."""
+    backward_seconds: float
+    """Without the sum of gradients over ranks that ends the pass."""
+    gradient_sum_seconds: float
+    """Sums over ranks of the gradients of copies, which wait for the slowest rank."""
+    optimizer_seconds: float
+    """Norm, clipping and update."""
+    checkpoint_seconds: float
+    """How long a checkpoint kept this rank before the step; not part of `seconds`."""
+    fill: float
+    """Share of the token slots that hold a token."""
+    imbalance: float
+    """Most over mean work of a rank, in the micro-batch where that is worst."""
+    bytes_received: int
+    """By this rank, in the ring model, in which every rank sends about as many."""
+    collectives: int
+    """Issued by this rank."""
+    traffic: dict[str, int]
+    """`bytes_received` by axis: "y", or "data+x+z" for axes taken together."""
+
+    def scalars(self) -> dict[str, float]:
+        """Under the names that TensorBoard shows."""
+        values = {tag: getattr(self, name) for tag, name in STEP_TAGS.items()}
+        shown = {tag: float(value) for tag, value in values.items() if value is not None}
+        return shown | {BY_AXIS + axis: float(count) for axis, count in self.traffic.items()}
+
+    def record(self) -> dict[str, Any]:
+        """The fields as they are, for JSON; `traffic` as "bytes_received/AXIS"."""
+        fields = asdict(self)
+        return fields | {f"bytes_received/{axis}": count for axis, count in fields.pop("traffic").items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationMetrics:
+    """All held-out packs, over the whole cube."""
+
+    step: int
+    samples: int
+    """Sequences trained on so far."""
+    loss: float
+    masked_lm_loss: float
+    masked_lm_accuracy: float
+    next_sentence_accuracy: float
+
+    def scalars(self) -> dict[str, float]:
+        """Under the names that TensorBoard shows."""
+        return {tag: float(getattr(self, name)) for tag, name in EVALUATION_TAGS.items()}
+
+    def record(self) -> dict[str, Any]:
+        """The fields as they are, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryMetrics:
+    """The most memory that each rank has had at once, since it began."""
+
+    step: int
+    peak_bytes: list[int]
+    """By rank: tensors on a GPU, else the resident set of the process."""
+
+    def scalars(self) -> dict[str, float]:
+        """Under the names that TensorBoard shows: a curve for each of thousands of ranks would show nothing."""
+        return {
+            "memory/peak_bytes_most": float(max(self.peak_bytes)),
+            "memory/peak_bytes_mean": sum(self.peak_bytes) / len(self.peak_bytes),
+        }
+
+    def record(self) -> dict[str, Any]:
+        """The fields as they are, for JSON."""
+        return asdict(self)
+
+
+def by_axis(received: Mapping[tuple[str, Any], int]) -> dict[str, int]:
+    """Bytes by axis, of bytes by (axis, kind of collective) as `TrafficCount.received` has them."""
+    sums: dict[str, int] = {}
+    for (axis, _), count in sorted(received.items()):
+        sums[axis] = sums.get(axis, 0) + count
+    return sums
