@@ -23,7 +23,7 @@ setup(
     packages=find_packages(include=["tensor3d", "tensor3d.*"]),
     package_data={"tensor3d": ["py.typed"]},
     python_requires=">=3.10,<3.14",
-    install_requires=["torch>=2.11", "numpy"],
+    install_requires=["torch>=2.11", "numpy", "safetensors>=0.5"],
     extras_require={
         "pretrain": [
             "matplotlib",

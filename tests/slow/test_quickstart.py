@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tensor3d import checkpoint
+
 ROOT = Path(__file__).parents[2]
 CUBES = ["2x2x2", "1x1x1", "1x2x1"]
 Curves = dict[str, list[float]]
@@ -58,7 +60,7 @@ def test_the_loss_falls_below_the_unigram_entropy(cube: str, runs: dict[str, Pat
     assert min(curves[cube]["data/fill"]) > 0.9
     assert statistics.fmean(curves[cube]["data/fill"]) >= 0.98
     last = f"step-{facts['recipe']['run']['steps']:08d}"
-    assert (runs[cube] / "checkpoints" / last / ".metadata").is_file()
+    assert checkpoint.verify(runs[cube] / "checkpoints" / last) == []
 
 
 @pytest.mark.parametrize("cube", CUBES[1:])

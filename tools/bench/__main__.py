@@ -11,11 +11,13 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from tools.bench.checkpoint import CheckpointCommand
 from tools.bench.exchange import ExchangeCommand
 from tools.bench.groups import RankFailedError
 from tools.bench.loss import LossCommand
 from tools.bench.packing import PackingCommand
 from tools.bench.padding import PaddingCommand
+from tools.bench.precision import PrecisionCommand
 from tools.bench.step import StepCommand
 from tools.bench.subcommand import Subcommand
 
@@ -25,6 +27,8 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "exchange": ExchangeCommand,
     "loss": LossCommand,
     "packing": PackingCommand,
+    "precision": PrecisionCommand,
+    "checkpoint": CheckpointCommand,
 }
 
 

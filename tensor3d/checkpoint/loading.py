@@ -1,0 +1,215 @@
+"""Reads a checkpoint onto any cube: PyTorch's planner finds the blocks that each rank needs of each file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from tensor3d.checkpoint.contents import Contents, checksum_problems, read_contents, size_problems
+from tensor3d.checkpoint.files import data_of
+from tensor3d.checkpoint.fit import check_fits, check_optimizer
+from tensor3d.checkpoint.state import (
+    extra_tensors,
+    fill_optimizer,
+    forget_missing,
+    model_tensors,
+    optimizer_tensors,
+    restore_streams,
+    stream_tensors,
+)
+from tensor3d.cube import Cube
+from tensor3d.layout import local
+
+T = TypeVar("T")
+
+
+def load(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    cube: Cube,
+    *,
+    grows: Collection[str] = (),
+    extra: Mapping[str, Tensor] | None = None,
+) -> dict[str, Any]:
+    """Fills model and optimiser from a checkpoint, written on any cube, and returns its progress.
+
+    Every byte of the checkpoint is compared with its checksum first, the files dealt out to the ranks: that reads each
+    file once more, which is cheap beside the training that a wrong number would cost.
+
+    Args:
+        optimizer: None: the weights alone, which may then be of another type than the model's.
+        grows: parameters that may have more rows here than in the checkpoint, by name. The further rows keep their
+            values, and the optimiser remembers 0 of them.
+        extra: tensors to be filled in place, under the names that they were saved with.
+
+    Random streams are restored where an optimiser is, and the number of ranks is the same; else they stay as
+    `Cube.manual_seed` left them. Gradients of an optimiser that has not stepped yet are dropped.
+
+    Raises:
+        ValueError: `folder` is no checkpoint, is damaged (the message names the file), or does not fit the model or
+            the optimiser; on every rank, and before anything is changed.
+    """
+    contents = _agreed(cube, lambda: _checked(folder, cube))
+    if optimizer is not None:
+        _agreed(cube, lambda: check_optimizer(contents, optimizer))
+        fill_optimizer(model, optimizer)
+    state = model_tensors(model) | extra_tensors(extra)
+    if optimizer is not None:
+        forget_missing(model, optimizer, contents.tensors)
+        state |= optimizer_tensors(model, optimizer)
+    grown = _agreed(cube, lambda: check_fits(contents, state, grows, weights_alone=optimizer is None))
+    for name in grown:
+        if name.startswith("optimizer."):
+            local(state[name]).zero_()
+    continues = optimizer is not None and contents.progress["ranks"] == cube.shape.ranks
+    if continues:
+        state |= {name: stream for name, stream in stream_tensors(cube).items() if name in contents.tensors}
+    _read(contents, state, cube)
+    if continues:
+        restore_streams(state, cube)
+    return contents.progress
+
+
+def _checked(folder: Path, cube: Cube) -> Contents:
+    """What a checkpoint holds, after this rank's share of its files was found to be as written."""
+    contents = read_contents(folder)
+    share = sorted(contents.files)[cube.rank :: cube.shape.ranks]
+    if problems := size_problems(contents) or checksum_problems(contents, share):
+        raise ValueError(f"{'; '.join(problems)}. Resume from an earlier checkpoint.")
+    return contents
+
+
+def _read(contents: Contents, state: dict[str, Tensor], cube: Cube) -> None:
+    try:
+        with _alone_without_warning():
+            dcp.load(state, storage_reader=_Reader(contents), planner=_Planner(), no_dist=cube.mesh is None)
+    except CheckpointException as problem:  # DCP raises it on every rank
+        causes = "; ".join(sorted({str(cause[0]) for cause in problem.failures.values()}))
+        raise ValueError(f"{contents.folder} cannot be read: {causes}. Resume from an earlier checkpoint.") from None
+
+
+class _Planner(DefaultLoadPlanner):
+    """Asks for the part of each local block that the checkpoint has: all of it, unless the tensor has grown."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None, "DCP sets it up"
+        items: list[ReadItem] = []
+        for wanted in create_default_local_save_plan(self.state_dict, is_coordinator=False).items:
+            stored = self.metadata.state_dict_metadata[wanted.index.fqn]
+            assert isinstance(stored, TensorStorageMetadata), "only tensors are stored"
+            items += create_read_items_for_chunk_list(wanted.index.fqn, stored, [data_of(wanted).chunk])
+        return LoadPlan([item for item in items if item.lengths.numel()])
+
+
+class _Reader(StorageReader):
+    """Blocks out of safetensors files."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """There is nothing that would have to be forgotten."""
+
+    def read_metadata(self) -> Metadata:
+        tensors, places = {}, {}
+        for name, tensor in self._contents.tensors.items():
+            chunks = []
+            for chunk in tensor.chunks:
+                offsets = torch.Size(chunk.offsets)
+                chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(chunk.sizes)))
+                places[MetadataIndex(name, offsets)] = chunk.file
+            tensors[name] = TensorStorageMetadata(
+                properties=TensorProperties(dtype=tensor.dtype), size=torch.Size(tensor.shape), chunks=chunks
+            )
+        return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+        self._places: dict[MetadataIndex, str] = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self._places[item.storage_index], []).append(item)
+        for name, items in by_file.items():
+            path = self._contents.folder / name
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for item in items:
+                        planner.resolve_tensor(item).copy_(_part(file, item))
+            except (SafetensorError, OSError, RuntimeError) as problem:  # the last: sizes that do not fit
+                raise ValueError(f"{path.name}: {problem}") from None
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+
+def _part(file: Any, item: ReadItem) -> Tensor:
+    """The wanted part of a block, in host memory."""
+    name = item.storage_index.fqn
+    if not item.lengths:  # of a tensor without dims there are no parts
+        whole: Tensor = file.get_tensor(name)
+        return whole
+    ends = zip(item.storage_offsets, item.lengths, strict=True)
+    part: Tensor = file.get_slice(name)[tuple(slice(first, first + length) for first, length in ends)]
+    return part
+
+
+def _agreed(cube: Cube, action: Callable[[], T]) -> T:
+    """The result of `action` on this rank; the ValueError of any rank is raised on all of them."""
+    problem, result = None, None
+    try:
+        result = action()
+    except ValueError as error:
+        problem = str(error)
+    problems = [problem]
+    if cube.mesh is not None:
+        problems = [None] * cube.shape.ranks
+        dist.all_gather_object(problems, problem)
+    if told := [each for each in problems if each is not None]:
+        raise ValueError(told[0])
+    return result  # type: ignore[return-value]  # no problem, so there is a result
+
+
+@contextmanager
+def _alone_without_warning() -> Iterator[None]:
+    """DCP warns when there is no process group, even where it is told so by `no_dist`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

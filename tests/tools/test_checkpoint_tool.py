@@ -1,0 +1,94 @@
+"""`tools.checkpoint`: what it shows, what it finds, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tensor3d import Cube, Linear3D, checkpoint
+from tools.checkpoint.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two checkpoints of a layer of 3 x 5 weights and 3 biases."""
+    run, cube = tmp_path_factory.mktemp("run"), Cube.single()
+    cube.manual_seed(1)
+    model = Linear3D(5, 3, cube)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    for step in (3, 12):
+        extra = {"scale": torch.tensor(2.0)}
+        checkpoint.save(run / "checkpoints", step, model, optimizer, cube, {"corpus": "abc", "loss": 1.5}, extra)
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_inspect_for_people(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(run)]) == 0
+    text = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[0] == str(run / "checkpoints" / "step-00000012")
+    assert lines[1].startswith("step 12, written on 1x1x1 (1 ranks), optimiser AdamW, ")
+    assert 'corpus: "abc"' in lines
+    assert "loss: 1.5" in lines
+    assert "model 2 18 72" in lines
+    assert "optimizer 6 38 152" in lines  # two moments of 18 numbers, and two counts of steps
+    assert "extra 1 1 4" in lines
+    assert "model.weight 3x5 float32 60 1" in lines
+    assert "optimizer.bias.step one float32 4 1" in lines
+
+
+def test_inspect_for_programs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run / "checkpoints" / "step-00000003"
+    assert main(["inspect", str(folder), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["progress"]["step"] == 3
+    assert content["kinds"]["model"] == {"tensors": 2, "numbers": 18, "bytes": 72}
+    assert content["tensors"]["model.weight"] == {"shape": [3, 5], "dtype": "float32", "bytes": 60, "blocks": 1}
+    assert content["bytes"] + (folder / "checksums.json").stat().st_size == sum(
+        path.stat().st_size for path in folder.iterdir()
+    )
+
+
+def test_verify_the_newest_or_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = checkpoint.complete(run / "checkpoints")
+    assert main(["verify", str(run), "--all"]) == 0
+    assert capsys.readouterr().out == f"{old}: good\n{new}: good\n"
+    file = old / "rank-00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert main(["verify", str(run)]) == 0
+    assert capsys.readouterr().out == f"{new}: good\n"
+    assert main(["verify", str(run / "checkpoints"), "--all"]) == 1
+    out = capsys.readouterr().out
+    assert f"{old}: DAMAGED\n  {file} is damaged: CRC-32" in out
+    assert f"{new}: good" in out
+    assert main(["verify", str(old)]) == 1
+
+
+def test_verify_names_a_missing_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run / "checkpoints" / "step-00000012"
+    (folder / "progress.json").unlink()
+    assert main(["verify", str(folder)]) == 1
+    assert "it has no progress.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_what_is_no_checkpoint(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, str(tmp_path / "nowhere")]) == 2
+    assert "nowhere holds no checkpoint. Name a checkpoint" in capsys.readouterr().err
+    (tmp_path / "step-00000001").mkdir()
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "is not a checkpoint: it has no progress.json" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Commands about checkpoints: `python -m tools.checkpoint inspect|verify DIR`."""
