@@ -14,6 +14,8 @@ call and prepares the corpus (--prepare-only), and then torchrun starts them all
   --data-parallel N   copies of the cube (default 1)
   --cpu               hide the GPUs
   --gpu               insist on one GPU for each process (default: GPUs if there are enough, else the CPU)
+  --max-restarts N    when a process dies, or fails, start all of them again, up to N times (default 0). They go on from
+                      the newest checkpoint: --resume auto is added, which needs --output DIR, unless --resume is given
   --dry-run           print the command and start nothing
   --help              print this (before RECIPE)
   --                  what follows is for the recipe and training, even if it looks like an option above
@@ -23,8 +25,11 @@ and so does --help: there it lists every key of a recipe.
 A relative RECIPE is looked for in the current directory; training itself runs in the repository's root.
 OMP_NUM_THREADS is set to the cores of each process unless it is set already.
 
-Exit status: 2 for a wrong call; else 0 if every process ended well. A single process passes on its own status, several
-answer 1 for any failure (torchrun prints each process's own).
+A signal goes to every process: after SIGTERM or SIGUSR1 they end the step, save and leave.
+
+Exit status: 2 for a wrong call; 0 if every process ended well; 75 if they saved after a signal and want to be started
+again with --resume; else that of the first process that failed (79: a hang, 80: its launcher was gone), 128 + n where
+signal n ended it.
 TEXT
 }
 
@@ -40,6 +45,7 @@ need_value() {
 
 cube=1x1x1
 copies=1
+restarts=0
 device=any
 dry_run=no
 recipe=
@@ -50,6 +56,8 @@ while [ $# -gt 0 ]; do
     --cube=*) cube=${1#*=} ;;
     --data-parallel) need_value "$1" $# && copies=$2 && shift ;;
     --data-parallel=*) copies=${1#*=} ;;
+    --max-restarts) need_value "$1" $# && restarts=$2 && shift ;;
+    --max-restarts=*) restarts=${1#*=} ;;
     --cpu | --gpu)
         [ "$device" = any ] || [ "$device" = "${1#--}" ] || refuse "--cpu and --gpu exclude each other. Choose one."
         device=${1#--}
@@ -82,12 +90,23 @@ number='[1-9][0-9]{0,3}'
     refuse "--cube must be XxYxZ with whole numbers from 1 to 9999, like 2x2x2. Got '$cube'."
 [[ $copies =~ ^${number}$ ]] ||
     refuse "--data-parallel must be a whole number from 1 to 9999. Got '$copies'."
+[[ $restarts =~ ^(0|${number})$ ]] ||
+    refuse "--max-restarts must be a whole number from 0 to 9999. Got '$restarts'."
 processes=$((${cube//x/*} * copies))
+resume=no
+output=no
 for word in ${overrides[@]+"${overrides[@]}"}; do
     case $word in
-    -h | --help) processes=1 ;; # one process tells about training's options
+    -h | --help) processes=1 && restarts=0 ;; # one process tells about training's options
+    --resume | --resume=*) resume=yes ;;
+    --output | --output=*) output=yes ;;
     esac
 done
+if [ "$restarts" -gt 0 ] && [ "$resume" = no ]; then
+    [ "$output" = yes ] ||
+        refuse "--max-restarts needs --output DIR: whoever is started again goes on from the newest checkpoint in it."
+    overrides+=(--resume auto)
+fi
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 start=$(pwd -P)
@@ -120,9 +139,10 @@ if [ -z "${OMP_NUM_THREADS:-}" ]; then
 fi
 
 command=("$python")
-if [ "$processes" -gt 1 ]; then
+if [ "$processes" -gt 1 ] || [ "$restarts" -gt 0 ]; then
     # The loopback address, because the names of laptops often resolve to nothing.
-    command+=(-m torch.distributed.run --standalone --local-addr=127.0.0.1 "--nproc-per-node=$processes")
+    command+=(launch/torchrun.py --standalone --local-addr=127.0.0.1 "--nproc-per-node=$processes")
+    [ "$restarts" -eq 0 ] || command+=("--max-restarts=$restarts")
 fi
 command+=(-m tools.pretrain "$recipe" --cube "$cube" --data-parallel "$copies")
 # The "+" forms below: bash before 4.4 calls an empty array unbound.
@@ -145,9 +165,9 @@ if [ "$processes" -gt 1 ]; then
     # One process checks the call and prepares the corpus, so that a mistake is told once and no rank waits for text.
     env ${environment[@]+"${environment[@]}"} "$python" -m tools.pretrain "$recipe" --cube "$cube" \
         --data-parallel "$copies" ${overrides[@]+"${overrides[@]}"} --prepare-only &
-    trap 'kill "$!" 2>/dev/null; exit 143' TERM INT
+    trap 'kill "$!" 2>/dev/null; exit 143' TERM INT USR1
     wait "$!" || exit
-    trap - TERM INT
+    trap - TERM INT USR1
 fi
 show >&2
 # exec: signals reach torchrun itself, which passes them on to every process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -122,6 +123,12 @@ class Cube:
         shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
         device = rendezvous.connect(shape.ranks, timeout)
         return cls(x, y, z, data, device=device, wire=wire, precision=precision)
+
+    def computing(self, precision: Precision) -> Cube:
+        """A cube of the same processes, groups and counters, whose layers compute in other types."""
+        cube = copy.copy(self)
+        cube.precision, cube.ledger = precision, Ledger(precision)
+        return cube
 
     def close(self, timeout: timedelta = timedelta(minutes=1)) -> None:
         """Ends the process group, when every rank has come here: whoever left earlier would cut off what the others

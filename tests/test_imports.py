@@ -21,9 +21,10 @@ ROOTS = ("tensor3d", "models", "tools")
 LEVELS = (
     ("precision", "seeds", "shape", "traffic"),
     ("collectives",),
-    ("gloo", "ledger", "rendezvous", "rollcall"),
+    ("beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
     ("cube",),
-    ("peers", "watch"),
+    ("heartbeat", "peers"),
+    ("watch",),
     ("faces",),
     ("layout",),
     ("parameters",),

@@ -49,6 +49,11 @@ class PreTrainingOutput:
     nsp_correct: Tensor
     """Next-sentence labels predicted right, a count."""
 
+    @property
+    def sums(self) -> Tensor:
+        """(5,): all of them in this order, without gradient."""
+        return torch.stack([self.loss.detach(), self.mlm_loss, self.nsp_loss, self.mlm_correct, self.nsp_correct])
+
 
 class BertEmbeddings(nn.Module):
     """Token, position and type embeddings, LayerNorm, dropout."""

@@ -164,7 +164,13 @@ class _Parts:
         slots, columns, heads = self.load.slots, config.hidden // y, config.heads // y
         if self.device == "cpu" and config.attention_dropout:
             squares = sum(len(group.members) * group.length**2 for group in groups)
-            return 3 * (slots * columns + heads * squares) * self.wire.statistic
+            kept = 3 * (slots * columns + heads * squares)
+            # Where batch and heads fold into one dim without a copy, v is a view of what all of it lies in.
+            views = sum(group.slots for group in groups if len(group.members) == 1 or heads == 1)
+            if views and self.wire.compute == self.wire.statistic:
+                whole = slots if self.load.grouping.gather is not None else 3 * slots  # QKV
+                kept += (whole - views) * columns
+            return kept * self.wire.statistic
         masks = sum(group.slots for group in groups if group.mask is not None)
         return (4 * slots * columns + masks) * self.wire.compute + slots * heads * self.wire.statistic
 

@@ -64,5 +64,6 @@ def _steps(data: PretrainingData, layout: BatchLayout, device: torch.device | st
             targets=int(epoch.targets[all_packs].sum()),
             sequences=int(epoch.sequences[all_packs].sum()),
             tokens=tokens,
+            squares=int(epoch.squares[all_packs].sum()),
             fill=tokens / (layout.micro_batch * data.capacity),
         )

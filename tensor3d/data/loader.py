@@ -36,6 +36,8 @@ class Step:
     sequences: int
     tokens: int
     """Tokens in sequences; unused slots are not counted."""
+    squares: int
+    """Sum of the squared lengths of its sequences."""
     fill: float
     """Share of the token slots that hold a token, 0 to 1."""
     imbalance: float = 1.0
@@ -226,6 +228,7 @@ class Loader:
             targets=plan.targets,
             sequences=plan.sequences,
             tokens=plan.tokens,
+            squares=plan.squares,
             fill=plan.tokens / (self._global_batch * plan.capacity),
             imbalance=plan.imbalance,
             digests={epoch: drawn.digest for epoch, drawn in plan.drawn.items()},

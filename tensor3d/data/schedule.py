@@ -32,6 +32,8 @@ class StepPlan:
     """Tokens to guess, over all ranks."""
     sequences: int
     tokens: int
+    squares: int
+    """Sum of the squared lengths of its sequences: what attention costs."""
     imbalance: float
     """Most over mean work of a rank, in the micro-batch where that is worst."""
 
@@ -113,6 +115,7 @@ class Schedule:
             targets=int(targets.sum()),
             sequences=int(sequences.sum()),
             tokens=int(tokens.sum()),
+            squares=int(squares.sum()),
             imbalance=unevenness,
         )
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "launch" / "local.sh"
-TORCHRUN = "-m torch.distributed.run --standalone --local-addr=127.0.0.1"
+SCRIPTS = [Path(__file__).parents[2] / "launch" / name for name in ("local.sh", "torchrun.py")]
+TORCHRUN = "launch/torchrun.py --standalone --local-addr=127.0.0.1"
 
 
 @pytest.fixture
@@ -26,7 +26,8 @@ def checkout(tmp_path: Path) -> Path:
     tmp_path = tmp_path.resolve()  # as the script, which prints its folder, sees it
     (tmp_path / "launch" / "recipes").mkdir(parents=True)
     (tmp_path / "tools").mkdir()
-    shutil.copy(SCRIPT, tmp_path / "launch")
+    for script in SCRIPTS:
+        shutil.copy(script, tmp_path / "launch")
     (tmp_path / "launch" / "recipes" / "small.toml").write_text("")
     return tmp_path
 
@@ -78,6 +79,20 @@ def python_that(checkout: Path, body: str) -> None:
             "small.toml --name 'two words' -- --cube --dry-run",
             "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --name two\\ words --cube --dry-run",
         ),
+        (
+            "--cube 2x2x2 --max-restarts 3 small.toml --output runs/a",
+            f"python3 {TORCHRUN} --nproc-per-node=8 --max-restarts=3 -m tools.pretrain small.toml --cube 2x2x2 "
+            "--data-parallel 1 --output runs/a --resume auto",
+        ),
+        (
+            "small.toml --max-restarts=3 --resume=runs/a",
+            f"python3 {TORCHRUN} --nproc-per-node=1 --max-restarts=3 -m tools.pretrain small.toml --cube 1x1x1 "
+            "--data-parallel 1 --resume=runs/a",
+        ),
+        (
+            "small.toml --max-restarts 0 --output=runs/a",
+            "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --output=runs/a",
+        ),
         ("--cube 2x2x2 small.toml -h", "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 -h"),
         ("small.toml --help", "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --help"),
     ],
@@ -105,7 +120,7 @@ def test_threads_share_the_cores(checkout: Path) -> None:
     recipe = "--dry-run launch/recipes/small.toml"
     for cube, threads in {"1x1x1": 12, "5x1x1": 2, "5x5x1": 1}.items():
         stdout = local(checkout, f"{recipe} --cube {cube}", PATH=path).stdout
-        assert stdout.startswith(f"OMP_NUM_THREADS={threads} .venv/bin/python -m ")
+        assert stdout.startswith(f"OMP_NUM_THREADS={threads} .venv/bin/python ")
     assert local(checkout, recipe, PATH=path, OMP_NUM_THREADS="7").stdout.startswith(".venv/bin/python -m ")
 
 
@@ -139,6 +154,9 @@ def test_gpu_wants_one_for_each_process(checkout: Path) -> None:
         ("--cube '' launch/recipes/small.toml", "Got ''"),
         ("--data-parallel -1 launch/recipes/small.toml", "--data-parallel must be a whole number"),
         ("--data-parallel 1.5 launch/recipes/small.toml", "Got '1.5'"),
+        ("--max-restarts", "--max-restarts needs a value"),
+        ("--max-restarts -1 launch/recipes/small.toml", "--max-restarts must be a whole number from 0 to 9999"),
+        ("--max-restarts 2 launch/recipes/small.toml", "--max-restarts needs --output DIR"),
         ("--cpu --gpu launch/recipes/small.toml", "--cpu and --gpu exclude each other"),
         ("--cubes 2x2x2 launch/recipes/small.toml", "unknown option '--cubes' before the recipe"),
     ],
@@ -166,13 +184,20 @@ def test_one_process_passes_on_its_status(checkout: Path) -> None:
 
 
 TRAINING = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 if "--prepare-only" in sys.argv:
     pathlib.Path("prepared").write_text(" ".join(sys.argv[1:]))
     sys.exit(2 if "--bad" in sys.argv else 0)
 rank = os.environ["RANK"]
 note = pathlib.Path(f"rank{rank}.new")
 note.write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']} {' '.join(sys.argv[1:])}")
+for argument in sys.argv:
+    if argument.startswith("--answer="):  # to a signal, one status for each rank
+        answer = int(argument.removeprefix("--answer=").split(",")[int(rank)])
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda number, frame: sys.exit(answer))
+if "--die" in sys.argv and rank == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
 note.rename(f"rank{rank}")
 if "--wait" in sys.argv:
     time.sleep(60)
@@ -184,7 +209,7 @@ if "--fail" in sys.argv and rank == "1":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "status"), [("", 0), ("--fail", 1)])
+@pytest.mark.parametrize(("arguments", "status"), [("", 0), ("--fail", 3)])
 def test_several_processes(checkout: Path, arguments: str, status: int) -> None:
     python_that(checkout, f'exec {shlex.quote(sys.executable)} "$@"')
     (checkout / "tools" / "pretrain.py").write_text(TRAINING)
@@ -203,15 +228,28 @@ def test_what_the_first_process_refuses_starts_no_other(checkout: Path) -> None:
     assert result.returncode == 2
     assert (checkout / "prepared").is_file()
     assert not (checkout / "rank0").exists()
-    assert "torch.distributed.run" not in result.stderr
+    assert "torchrun" not in result.stderr
 
 
 @pytest.mark.slow
-def test_a_signal_ends_every_process(checkout: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "answers", "status"),
+    [
+        (signal.SIGTERM, "", 143),  # nobody minds the signal
+        (signal.SIGTERM, "75,75", 75),
+        (signal.SIGUSR1, "75,75", 75),
+        (signal.SIGUSR1, "0,75", 75),
+        (signal.SIGTERM, "75,138", 138),
+    ],
+)
+def test_a_signal_reaches_every_process_and_their_status_comes_back(
+    checkout: Path, number: int, answers: str, status: int
+) -> None:
     python_that(checkout, f'exec {shlex.quote(sys.executable)} "$@"')
     (checkout / "tools" / "pretrain.py").write_text(TRAINING)
+    arguments = ["--cube", "2x1x1", "launch/recipes/small.toml", "--wait"]
     launcher = subprocess.Popen(
-        [checkout / "launch" / "local.sh", "--cube", "2x1x1", "launch/recipes/small.toml", "--wait"],
+        [checkout / "launch" / "local.sh", *arguments, *([f"--answer={answers}"] if answers else [])],
         cwd=checkout,
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
@@ -222,12 +260,23 @@ def test_a_signal_ends_every_process(checkout: Path) -> None:
         notes = [checkout / "rank0", checkout / "rank1"]
         wait_until(lambda: all(note.is_file() for note in notes))
         children = [int(note.read_text().split()[0]) for note in notes]
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(timeout=30) != 0
+        launcher.send_signal(number)
+        assert launcher.wait(timeout=30) == status
         wait_until(lambda: not any(alive(child) for child in children))
     finally:
         launcher.kill()
         launcher.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("restarts", "status"), [(0, 137), (1, 0)])
+def test_a_dead_process_is_started_again(checkout: Path, restarts: int, status: int) -> None:
+    python_that(checkout, f'exec {shlex.quote(sys.executable)} "$@"')
+    (checkout / "tools" / "pretrain.py").write_text(TRAINING)
+    recipe = "launch/recipes/small.toml --output runs/a --die"
+    result = local(checkout, f"--cube 2x1x1 --max-restarts {restarts} {recipe}")
+    assert result.returncode == status, result.stderr
+    assert (checkout / "rank1").exists() == bool(restarts)
 
 
 def alive(process: int) -> bool:

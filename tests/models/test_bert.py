@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -33,14 +34,19 @@ def loss_and_gradients(shape: Shape, vocab: int, dtype: torch.dtype, **changes: 
         name: error(getattr(ours, name), getattr(theirs, name))
         for name in ("loss", "mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
     }
-    return errors | gradient_errors(model, twin)
+    errors |= gradient_errors(model, twin)
+    norms = [clip_grad_norm_(m.parameters(), math.inf, c) for m, c in ((model, cube), (twin, single))]
+    return errors | {"norm": error(*norms)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", EVERY_SHAPE)
 def test_parity(shape: Shape, dtype: torch.dtype) -> None:
-    name, value = worst(run_ranks(ranks_of(shape), loss_and_gradients, shape, ODD, dtype))
+    results = run_ranks(ranks_of(shape), loss_and_gradients, shape, ODD, dtype)
+    name, value = worst(results)
     assert value <= TOLERANCE[dtype], f"{name} differs by {value}"
+    if dtype == torch.float64:
+        assert max(result["norm"] for result in results) <= 1e-10
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2, 1), (1, 8, 1, 1), (4, 2, 1, 1)], ids=name_of)
@@ -59,8 +65,11 @@ def test_parity_of_pre_layer_norm() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_parity_on_27_ranks(dtype: torch.dtype) -> None:
     body = partial(loss_and_gradients, hidden=144, heads=24, inner=288)
-    name, value = worst(run_ranks(27, body, (3, 3, 3, 1), ODD, dtype, timeout=600.0))
+    results = run_ranks(27, body, (3, 3, 3, 1), ODD, dtype, timeout=600.0)
+    name, value = worst(results)
     assert value <= TOLERANCE[dtype], f"{name} differs by {value}"
+    if dtype == torch.float64:
+        assert max(result["norm"] for result in results) <= 1e-10
 
 
 def ten_steps(shape: Shape) -> list[float]:

@@ -21,10 +21,10 @@ from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
+from tools.building import learning_rate, make_optimizer
 from tools.corpus.info import CorpusInfo
 from tools.metrics import StepMetrics, summary
 from tools.recipe import OptimizerRecipe, read_recipe
-from tools.trainer import learning_rate, make_optimizer
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_run_leaves_logs_a_checkpoint_and_its_recipe(finished: Path) -> None:
         "optimizer/gradient_norm",
         "speed/tokens_per_second",
         "data/fill",
-        "traffic/bytes_sent",
+        "traffic/bytes_received",
         "evaluation/masked_lm_loss",
     } <= tags
     assert [event.step for event in events.Scalars("loss/total")] == [1, 2, 3, 4, 5, 6]
@@ -221,7 +221,7 @@ def test_what_the_trainer_refuses_leaves_no_folder(
 ) -> None:
     """A folder with a run.json in it would be taken for a run, and refused to the next attempt."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise ValueError("not on this cube")
 
     monkeypatch.setattr(pretrain, "Trainer", refuse)
@@ -327,8 +327,8 @@ def test_every_rank_refuses_and_none_hangs(recipe: Path, tmp_path: Path) -> None
 
 
 def test_learning_rate_rises_and_falls_linearly() -> None:
-    recipe = OptimizerRecipe(lr=1.0, warmup=0.2)
-    assert [learning_rate(step, 10, recipe) for step in range(10)] == pytest.approx(
+    rates = learning_rate(OptimizerRecipe(lr=1.0, warmup=0.2), steps=10)
+    assert [rates.at(step) for step in range(10)] == pytest.approx(
         [0.5, 1.0, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
     )
 
@@ -343,8 +343,9 @@ def test_the_summary_says_on_which_side_of_the_entropy_the_loss_is() -> None:
 
 def test_no_decay_for_vectors(recipe: Path) -> None:
     config = read_recipe(recipe).model.config(read_recipe(recipe).data)
-    model = BertForPreTraining(config, Cube.single())
-    decayed, spared = make_optimizer(model, OptimizerRecipe(), (0.9, 0.99)).param_groups
+    cube = Cube.single()
+    model = BertForPreTraining(config, cube)
+    decayed, spared = make_optimizer(model, OptimizerRecipe(), cube, (0.9, 0.99)).param_groups
     assert decayed["betas"] == (0.9, 0.99)
     assert {p.dim() for p in decayed["params"]} == {2}
     assert {p.dim() for p in spared["params"]} == {1}

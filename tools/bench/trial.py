@@ -102,7 +102,7 @@ class StepTrial:
 
     def _closed_form(self) -> Bytes:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
-        precision, parameter = self._cube.precision, next(trainer.model.parameters()).dtype
+        precision, parameter = trainer.cube.precision, next(trainer.model.parameters()).dtype
         multiple = math.lcm(shape.y, shape.z)
         masked, first = (
             -(-layout.plane_packs * budget // multiple) * multiple

@@ -1,0 +1,67 @@
+"""torchrun whose exit status is that of the ranks: `python launch/torchrun.py` with torchrun's own arguments.
+
+torchrun answers 1 whatever the ranks answered, so a scheduler could not tell a run that has saved and wants to be
+started again (75) from one that has failed. It also passes on SIGTERM and SIGINT, but not SIGUSR1 by itself.
+
+| what happened                     | exit status                                                                  |
+| --------------------------------- | ---------------------------------------------------------------------------- |
+| all ranks ended well              | 0                                                                            |
+| a rank failed, no restart is left | that of the first rank that failed; 128 + n where signal n killed it         |
+| a signal was passed on            | that of the first rank that answered neither 0 nor 75; else 75 where any did |
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from torch.distributed import run
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher import api
+
+PREEMPTED = 75
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status, after everything is said."""
+    # As if --signals-to-handle had been given; a torch that does not know it yet ignores this.
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
+    codes: list[int | None] = []
+
+    class Agent(LocalElasticAgent):
+        """Notes how the ranks ended that it was told to end."""
+
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+            super()._shutdown(death_sig, timeout)
+            handlers: Mapping[int, object] = getattr(self._pcontext, "subprocess_handlers", {})
+            codes[:] = [handler.proc.returncode for handler in handlers.values()]  # type: ignore[attr-defined]
+
+    api.LocalElasticAgent = Agent  # type: ignore[misc]  # torchrun has no other way to say which
+    try:
+        run.main(list(arguments))
+    except ChildFailedError as error:
+        print(error.format_msg(), file=sys.stderr, flush=True)
+        return exit_status([error.get_first_failure()[1].exitcode])
+    except SignalException as error:
+        status = exit_status(codes) if codes else 128 + error.sigval
+        print(f"launch/torchrun.py: {error.sigval.name}; the ranks ended with {status}", file=sys.stderr, flush=True)
+        return status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def exit_status(codes: Sequence[int | None]) -> int:
+    """One status for ranks that ended with these; None: one that would not end, like one that had to be killed."""
+    statuses = [128 + signal.SIGKILL if code is None else code if code >= 0 else 128 - code for code in codes]
+    failed = [status for status in statuses if status not in (0, PREEMPTED)]
+    return failed[0] if failed else max(statuses)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""What a rank tells of itself in its heartbeat, and who is to blame when ranks wait for each other in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+_NAMES_AT_MOST = 8
+_ALL_THERE = "no rank is missing or behind. Look for errors of the network or of a device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process, in a way that another one on the same machine can look it up."""
+
+    machine: str = ""
+    """The boot of the machine and the name space of its process numbers; empty where there is no /proc."""
+    number: int = 0
+    started: int = 0
+    """Clock ticks since the boot: a process that got the number later has another value."""
+
+    @classmethod
+    def own(cls) -> Process:
+        """This process, or one that nobody can look up."""
+        try:
+            return cls.of(os.getpid())
+        except OSError:
+            return cls()
+
+    @classmethod
+    def of(cls, number: int) -> Process:
+        """A process of this machine. Raises OSError where there is none, or no /proc."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return cls(machine=machine, number=number, started=_state(number)[1])
+
+    def look(self, machine: str) -> Literal["alive", "gone", "stopped", "unknown"]:
+        """What this process is, seen from `machine`; unknown from another one."""
+        if not machine or machine != self.machine:
+            return "unknown"
+        try:
+            state, started = _state(self.number)
+        except OSError:
+            return "gone"
+        if started != self.started or state in "ZX":
+            return "gone"
+        if state == "t":
+            return "unknown"  # a debugger or a profiler holds it, perhaps for a moment
+        return "stopped" if state == "T" else "alive"
+
+
+def _state(number: int) -> tuple[str, int]:
+    # The name in parentheses may hold anything; the fields that follow it are counted from 3 (proc(5)).
+    fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """One heartbeat of a rank."""
+
+    number: int = 0
+    """Of this heartbeat; it grows for as long as the process lives."""
+    step: int = 0
+    doing: str = "starting"
+    issued: int = 0
+    """Collectives that the rank has issued."""
+    waiting: tuple[int, str, str] | None = None
+    """Number, axis and kind of the collective that its main thread waits for."""
+    idle: float = 0.0
+    """Seconds since anything of the above has changed."""
+    line: str = ""
+    """Where its main thread is in the source."""
+    left: Literal["", "closed", "failed", "cut off"] = ""
+    """How it left the job, if it did: in good order, with an error of its own, or because a collective failed."""
+    reason: str = ""
+    """The error."""
+    process: Process = field(default_factory=Process)
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: bytes) -> Beat:
+        values = json.loads(text)
+        waiting = values.pop("waiting")
+        return cls(
+            **{**values, "process": Process(**values["process"])}, waiting=None if waiting is None else tuple(waiting)
+        )
+
+    @property
+    def place(self) -> str:
+        return f"step {self.step}, {self.doing}" + (f", at {self.line}" if self.line else "")
+
+    @property
+    def collective(self) -> str:
+        """The one that its main thread waits for."""
+        number, axis, kind = self.waiting or (0, "none", "none")
+        return f"collective {number} ({kind} over {axis})"
+
+
+def source_line(thread: int) -> str:
+    """File, line and function where a thread is, without what it calls in Python's and other people's libraries."""
+    frame = sys._current_frames().get(thread)
+    paths = sysconfig.get_paths()
+    foreign = (paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(foreign):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else ""
+
+
+def blame(names: Sequence[str], beats: Sequence[Beat], silent: Mapping[int, str]) -> str:
+    """Names the ranks at fault: the silent; else those that failed or ended; else those in no collective, or behind.
+
+    Args:
+        names: of all ranks.
+        beats: the last heartbeat of each.
+        silent: why a rank counts as dead, of those that do.
+    """
+
+    def sentence(ranks: Sequence[int], what: Callable[[Beat], str]) -> str:
+        shown = "; ".join(f"{names[rank]} {what(beats[rank])}" for rank in ranks[:_NAMES_AT_MOST])
+        more = f"; and {len(ranks) - _NAMES_AT_MOST} more" if len(ranks) > _NAMES_AT_MOST else ""
+        return shown + more + _witness(names, beats, ranks)
+
+    everyone = range(len(beats))
+    # Who was cut off by another's end is a victim, also if its process has ended since.
+    if dead := [rank for rank in everyone if rank in silent and not beats[rank].left]:
+        reasons = {id(beats[rank]): silent[rank] for rank in dead}
+        return sentence(dead, lambda beat: f"does not answer ({reasons[id(beat)]}), last seen in {beat.place}")
+    if failed := [rank for rank in everyone if beats[rank].left == "failed"]:
+        return sentence(failed, lambda beat: f"failed in {beat.place}: {beat.reason}")
+    if cut := [rank for rank in everyone if beats[rank].left == "cut off"]:
+        return f"{sentence(cut, lambda beat: f'lost a collective in {beat.place}: {beat.reason}')}; {_ALL_THERE}"
+    waiting = [rank for rank in everyone if beats[rank].waiting]
+    if waiting and (ended := [rank for rank in everyone if beats[rank].left]):
+        return sentence(ended, lambda beat: f"has ended in {beat.place}")
+    # Where some wait, those at fault are elsewhere, or wait for something that the others are past.
+    suspects = [rank for rank in everyone if waiting and not beats[rank].waiting] or list(everyone)
+    least = min(beats[rank].issued for rank in suspects)
+    if 0 < len(waiting) < len(beats) or len({beat.issued for beat in beats}) > 1:
+        return sentence([rank for rank in suspects if beats[rank].issued == least], _alive)
+    if len({beat.waiting for beat in beats}) > 1:
+        return f"ranks wait in different collectives: {sentence(list(everyone), _alive)}"
+    return f"{_ALL_THERE}; {names[0]}, like all others, {_alive(beats[0])}"
+
+
+def _alive(beat: Beat) -> str:
+    where = beat.collective if beat.waiting else "no collective"
+    return f"is alive in {where} for {beat.idle:.0f} s, {beat.issued} issued, {beat.place}"
+
+
+def _witness(names: Sequence[str], beats: Sequence[Beat], blamed: Sequence[int]) -> str:
+    """The rank that waits in the earliest collective: the others wait for that one, or for a later one."""
+    waiting = [(beat.waiting[0], rank) for rank, beat in enumerate(beats) if beat.waiting and rank not in blamed]
+    if not waiting:
+        return ""
+    first = beats[min(waiting)[1]]
+    return f"; {len(waiting)} wait, first {names[min(waiting)[1]]} in {first.collective}, {first.place}"

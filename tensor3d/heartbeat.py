@@ -1,0 +1,215 @@
+"""The thread that tells the other ranks how far this one has come, and finds out who of them is still alive.
+
+key of the store   written by             holds
+beat/<rank>        the rank               `Beat`
+verdict            the first to judge     who is to blame for a hang, in a sentence that all ranks adopt
+failure            the first to fail      who is to blame for a failed collective
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch.distributed as dist
+
+from tensor3d.beat import Beat, Process, blame
+
+_VERDICT, _FAILURE = "verdict", "failure"
+RANKS_A_SECOND = 200
+"""Heartbeats a second that the store of a large job gets, and how many of these look at all others."""
+
+
+@dataclass(kw_only=True)
+class _Peer:
+    """What this rank has heard of another one since it looks."""
+
+    number: int
+    """Of the last heartbeat."""
+    since: float
+    """When that came, or the look began."""
+    known: bool = False
+    """Whether it is known to live, or not to."""
+
+
+class Heartbeat:
+    """One rank's heartbeat. Its thread alone talks to the store, whose host may be stopped and hold whoever asks it.
+
+    Args:
+        store: the ranks' own part of the job's store, over a connection that nobody else uses.
+        names: of all ranks.
+        rank: this one.
+        grace: seconds of silence after which a rank counts as dead; more where so many ranks beat more slowly.
+        note: gives the heartbeat of now, but for its number and how the rank left.
+        woken: called when there is something new to see in `verdict`, `broken` or `lost`.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        names: Sequence[str],
+        rank: int,
+        *,
+        grace: float,
+        note: Callable[[], Beat],
+        woken: Callable[[], None],
+    ) -> None:
+        self.interval = max(min(1.0, grace / 3), len(names) / RANKS_A_SECOND)
+        """Seconds between two heartbeats."""
+        self.grace = max(grace, 3 * self.interval)
+        self.verdict = ""
+        """Who is to blame for a hang; empty as long as nobody has judged."""
+        self.broken = ""
+        """Who has died or failed, while this rank looks; empty as long as nobody has."""
+        self.lost = ""
+        """Why the store cannot be asked any more; empty as long as it can."""
+        self.answered = time.monotonic()
+        """When the store has last answered."""
+        self._store, self._names, self._rank = store, tuple(names), rank
+        self._keys = [f"beat/{other}" for other in range(len(names))]
+        self._note, self._woken = note, woken
+        self._number, self._process = 0, Process.own()
+        self._left: Literal["", "closed", "failed", "cut off"] = ""
+        self._reason = ""
+        self._looking, self._judging, self._closing = False, False, False
+        self._cut_off_at = 0.0
+        self._peers: dict[int, _Peer] = {}
+        self._silent: dict[int, str] = {}
+        self._asked, self._explained = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread still runs."""
+        return self._thread.is_alive()
+
+    def look(self, *, judge: bool, anyway: bool = False) -> None:
+        """Sets whether the others are looked at, again and again: at once on this machine, within `grace` elsewhere.
+
+        Args:
+            judge: because this rank hangs, and wants a `verdict`.
+            anyway: for `broken` alone.
+        """
+        asked = (judge or anyway) and not self._looking
+        self._judging, self._looking = judge, judge or anyway
+        if asked:
+            self._asked.set()
+
+    def explain(self, reason: str) -> str:
+        """Tells the others that a collective of this rank has failed, and returns who is to blame, in a sentence that
+        is the same on all that ask; nothing where the store does not answer."""
+        self._left, self._reason, self._cut_off_at = "cut off", reason, time.monotonic()
+        self._asked.set()
+        self._explained.wait(self.grace + 3 * self.interval)
+        return self.broken
+
+    def close(self, error: str = "") -> None:
+        """Tells the others that this rank leaves, and with what error, and ends the thread."""
+        if not self._left:
+            self._left, self._reason = ("failed", error) if error else ("closed", "")
+        self._closing = True
+        self._asked.set()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while True:
+                closing = self._closing
+                self._beat()
+                if closing:
+                    return
+                if self._looking or self._left:
+                    self._look()
+                else:
+                    self._peers.clear()
+                    self.broken = ""
+                self._asked.wait(self._pause())
+                self._asked.clear()
+        except RuntimeError as error:
+            self.lost = f"the job's store is gone, for its host has ended ({str(error).splitlines()[0]})"
+        finally:
+            self._explained.set()
+            self._woken()
+
+    def _pause(self) -> float:
+        # A look at few ranks costs little, and sees the death of one on this machine that much sooner.
+        few = (self._looking or self._left) and len(self._names) <= RANKS_A_SECOND / 10
+        return min(self.interval, 0.1) if few else self.interval
+
+    def _beat(self) -> None:
+        self._number += 1
+        beat = replace(self._note(), number=self._number, process=self._process, left=self._left, reason=self._reason)
+        self._store.set(self._keys[self._rank], beat.encode())
+        if not self.verdict and self._store.check([_VERDICT]):
+            self._adopt(self._store.get(_VERDICT).decode())
+        self.answered = time.monotonic()
+
+    def _look(self) -> None:
+        beats = self._read()
+        settled = self._listen(beats)
+        if not self._silent and not any(beat.left in ("failed", "cut off") for beat in beats):
+            self.broken = ""
+        elif not self.broken and (self._left != "cut off" or self._can_explain(beats)):
+            # The first sentence is everyone's: soon those that leave for this reason are silent as well.
+            self.broken = self._first(_FAILURE, blame(self._names, beats, self._silent))
+        if self._left == "cut off" and self.broken:
+            self._explained.set()
+        if self._judging and settled and not self.verdict:
+            self._adopt(self._first(_VERDICT, blame(self._names, beats, self._silent)))
+        if self.broken:
+            self._woken()
+        self.answered = time.monotonic()
+
+    def _adopt(self, verdict: str) -> None:
+        self.verdict = verdict
+        self._woken()
+
+    def _first(self, key: str, sentence: str) -> str:
+        """What a rank was the first to write."""
+        return self._store.compare_set(key, "", sentence).decode()
+
+    def _can_explain(self, beats: Sequence[Beat]) -> bool:
+        """Whether someone at fault is found, or nobody will be: a process that is being killed ends its connections
+        a little before itself."""
+        at_fault = any(beats[rank].left == "" for rank in self._silent) or any(beat.left == "failed" for beat in beats)
+        return at_fault or time.monotonic() - self._cut_off_at > self.grace
+
+    def _read(self) -> list[Beat]:
+        """The last heartbeat of every rank, one of number 0 where none has come yet."""
+        there = list(range(len(self._keys)))
+        if not self._store.check(self._keys):
+            there = [rank for rank in there if self._store.check([self._keys[rank]])]
+        beats = [Beat()] * len(self._keys)
+        for rank, text in zip(there, self._store.multi_get([self._keys[rank] for rank in there]), strict=True):
+            beats[rank] = Beat.decode(text)
+        return beats
+
+    def _listen(self, beats: Sequence[Beat]) -> bool:
+        """Finds out who is silent. Returns whether that is known of every rank."""
+        now = time.monotonic()
+        silent: dict[int, str] = {}
+        for rank, beat in enumerate(beats):
+            peer = self._peers.setdefault(rank, _Peer(number=beat.number, since=now))
+            if beat.number != peer.number:
+                peer.number, peer.since, peer.known = beat.number, now, True
+            if rank == self._rank or beat.left == "closed":
+                peer.known = True
+                continue
+            state = beat.process.look(self._process.machine)
+            if state == "alive":
+                peer.known = True
+            elif state != "unknown":
+                silent[rank] = "its process is gone" if state == "gone" else "its process is stopped"
+            elif now - peer.since > self.grace:
+                silent[rank] = f"no heartbeat for {now - peer.since:.1f} s"
+        self._silent = silent
+        return all(peer.known or rank in silent for rank, peer in self._peers.items())

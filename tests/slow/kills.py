@@ -1,0 +1,222 @@
+"""Kills ranks of a training job: kill -9 at random moments, also inside a save, and compares what it learned.
+
+    python -m tests.slow.kills [--kills 20] [--seed 0] [--folder DIR]
+
+One run is left alone. Another one, of the same recipe on the same cube, loses a random rank again and again, and
+torchrun starts it again (`--max-restarts`). Every loss that it ever wrote must be that of the first run, to the last
+bit, and every checkpoint that has its final name must be whole whenever one looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tensor3d import checkpoint
+from tools.metrics.journal import read_journal
+
+ROOT = Path(__file__).parents[2]
+RANKS = 8
+EVERY = 4  # steps between two checkpoints
+RECIPE = """
+# Dropout is on, so that the random streams count as well.
+[data]
+source = "embedded"
+vocab_size = 1024
+capacity = 64
+max_length = 64
+packing = "spfhp"  # no solver to import in each of so many starts
+[model]
+layers = 2
+hidden = 64
+heads = 2
+[batch]
+global_batch = 8
+[run]
+steps = STEPS
+evaluate_every = 0
+checkpoint_every = EVERY
+checkpoint_keep = 3
+log_every = 1000
+"""
+
+
+@dataclass(kw_only=True)
+class Story:
+    """What happened to the run that was not left alone."""
+
+    losses: set[tuple[int, str]] = field(default_factory=set)
+    """Every (step, loss with all digits) that was ever in its journal."""
+    kills: int = 0
+    inside_saves: int = 0
+    """Kills while a checkpoint was being written."""
+    before_training: int = 0
+    """Kills in the time between a start and its first step."""
+    verified: int = 0
+    """Looks at a complete checkpoint."""
+    seconds: float = 0.0
+
+    def summary(self) -> str:
+        return (
+            f"{self.kills} kills in {self.seconds:.0f} s, {self.inside_saves} inside a save, {self.before_training} "
+            f"before the first step of a life; {len(self.losses)} steps to the last bit as without kills; "
+            f"{self.verified} looks at complete checkpoints, all whole"
+        )
+
+
+def launch(folder: Path, *, steps: int, name: str, restarts: int = 0) -> subprocess.Popen[bytes]:
+    """Starts a run on a cube of 2x2x2; its output goes to `folder/NAME.log`."""
+    recipe = folder / "kills.toml"
+    recipe.write_text(RECIPE.replace("STEPS", str(steps)).replace("EVERY", str(EVERY)))
+    places = ["--output", str(folder / name), "--corpus", str(folder / "corpus")]
+    with open(folder / f"{name}.log", "wb") as log:
+        return subprocess.Popen(
+            [
+                ROOT / "launch" / "local.sh",
+                *("--cpu", "--cube", "2x2x2", "--max-restarts", str(restarts)),
+                recipe,
+                *places,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def losses(run: Path, since: float = 0.0) -> list[tuple[int, str]]:
+    """(step, loss) of each whole line of a run's journal that was written after a time."""
+    journal = run / "metrics.jsonl"
+    if not journal.exists():
+        return []
+    steps = [record for record in read_journal(journal) if record["kind"] == "step" and record["time"] > since]
+    return [(record["step"], repr(record["loss"])) for record in steps]
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The process numbers of the ranks: torchrun's children."""
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            command = (path.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(parent) == launcher and state != "Z" and b"tools.pretrain" in command:
+            children.append(int(path.parent.name))
+    return sorted(children)
+
+
+def is_saving(run: Path) -> bool:
+    return any((run / "checkpoints").glob("*.partial"))
+
+
+def verify(run: Path) -> int:
+    """How many checkpoints have their final name; each of them must be whole. One that is deleted meanwhile is not."""
+    whole = 0
+    for folder in checkpoint.complete(run / "checkpoints"):
+        try:
+            problems = checkpoint.verify(folder)
+        except (OSError, ValueError) as error:
+            problems = [str(error)]
+        if folder.exists():
+            assert problems == [], f"{folder} is visible and not whole: {problems}"
+            whole += 1
+    return whole
+
+
+def moments(kills: int, seed: int) -> Iterator[tuple[str, float]]:
+    """When to kill next: so many seconds after the ranks were started, after their first step, or into a save."""
+    chance = random.Random(seed)
+    for number in range(kills):
+        yield [("start", chance.uniform(0.0, 8.0)), ("step", chance.uniform(0.0, 1.5)), ("save", 0.0)][number % 3]
+
+
+def kill_again_and_again(folder: Path, *, steps: int, kills: int, seed: int, timeout: float) -> Story:
+    """A run that loses `kills` ranks, and ends well. Raises AssertionError for a checkpoint that is not whole."""
+    story, begin, run, chance = Story(), time.monotonic(), folder / "killed", random.Random(seed)
+    launcher = launch(folder, steps=steps, name="killed", restarts=kills)
+    previous: list[int] = []
+    since = 0.0
+
+    def look() -> int:
+        """Takes down what is in the journal, and returns the newest step of this life."""
+        assert time.monotonic() - begin < timeout, f"not done after {timeout:.0f} s and {story.kills} kills"
+        assert launcher.poll() is None, f"the job has ended after {story.kills} kills: {tail(folder, 'killed')}"
+        story.losses.update(losses(run))
+        return max((step for step, _ in losses(run, since)), default=0)
+
+    try:
+        for number, (when, delay) in enumerate(moments(kills, seed)):
+            while len(ranks := ranks_of(launcher.pid)) < RANKS or set(ranks) & set(previous):
+                look()
+                time.sleep(0.1)
+            since = time.time()
+            # Each life has its share of the steps, or the run would end too early.
+            last = (number + 1) * (steps - 2 * EVERY) // kills
+            while when != "start" and not look():
+                time.sleep(0.1)
+            deadline = time.monotonic() + delay
+            while time.monotonic() < deadline and look() < last:
+                time.sleep(0.1)
+            while when == "save" and not is_saving(run) and look() < last + EVERY:
+                time.sleep(0.005)
+            story.inside_saves += is_saving(run)
+            story.before_training += look() == 0
+            os.kill(chance.choice(ranks), signal.SIGKILL)
+            story.kills += 1
+            look()
+            story.verified += verify(run)
+            previous = ranks
+        assert launcher.wait(timeout) == 0, tail(folder, "killed")
+    finally:
+        launcher.terminate()
+        launcher.wait(60)
+    story.losses.update(losses(run))
+    story.verified += verify(run)
+    story.seconds = time.monotonic() - begin
+    return story
+
+
+def tail(folder: Path, name: str) -> str:
+    return (folder / f"{name}.log").read_text(errors="replace")[-4000:]
+
+
+def kill_test(folder: Path, *, steps: int = 84, kills: int = 20, seed: int = 0, timeout: float = 900.0) -> Story:
+    """Both runs. Raises AssertionError where they differ."""
+    alone = launch(folder, steps=steps, name="alone")
+    assert alone.wait(timeout) == 0, tail(folder, "alone")
+    truth = dict(losses(folder / "alone"))
+    assert sorted(truth) == list(range(1, steps + 1))
+    story = kill_again_and_again(folder, steps=steps, kills=kills, seed=seed, timeout=timeout)
+    wrong = sorted((step, loss, truth[step]) for step, loss in story.losses if truth[step] != loss)
+    assert not wrong, f"step, loss, loss without kills: {wrong}"
+    assert {step for step, _ in story.losses} == set(truth)
+    assert losses(folder / "killed") == sorted(truth.items()), "the journal has every step once"
+    return story
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.slow.kills", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kills", type=int, default=20, help="how many (default 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and the ranks (default 0)")
+    parser.add_argument("--steps", type=int, default=84, help="of the run (default 84)")
+    parser.add_argument("--folder", type=Path, help="keep everything there (default: a temporary folder)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        print(kill_test(folder, steps=options.steps, kills=options.kills, seed=options.seed).summary())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

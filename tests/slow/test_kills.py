@@ -1,0 +1,22 @@
+"""Twenty deaths, kill -9 at random moments, in one job of eight ranks: it learns the same as without them, bit for bit.
+
+`python -m tests.slow.kills` is the same as one command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.slow.kills import kill_test
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_learns_the_same(tmp_path: Path) -> None:
+    story = kill_test(tmp_path, kills=20)
+    print(story.summary())
+    assert story.kills == 20
+    assert story.inside_saves >= 3
+    assert story.before_training >= 3
+    assert story.verified >= 20

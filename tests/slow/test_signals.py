@@ -1,0 +1,131 @@
+"""Training under its launcher, whole: signals, a stopped rank, and a launcher that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tensor3d import checkpoint
+from tests.slow.kills import ROOT, losses, ranks_of
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """
+# Dropout is on, so that the random streams count as well.
+[data]
+source = "embedded"
+vocab_size = 1024
+capacity = 64
+max_length = 64
+packing = "spfhp"
+[model]
+layers = 2
+hidden = 64
+heads = 2
+[batch]
+global_batch = 64
+[run]
+steps = 100_000
+evaluate_every = 0
+checkpoint_every = 0
+hang_after = 20.0
+"""
+
+
+class Run:
+    """A run in a folder of its own."""
+
+    def __init__(self, folder: Path, name: str, *, cube: str = "1x2x1", resume: bool = False) -> None:
+        recipe = folder / "signals.toml"
+        recipe.write_text(RECIPE)
+        self.folder = folder / name
+        self.log = folder / f"{name}.log"
+        places = ["--output", str(self.folder), "--corpus", str(folder / "corpus")]
+        arguments = ["--cpu", "--cube", cube, str(recipe), *places, *(["--resume", "auto"] if resume else [])]
+        with open(self.log, "ab") as log:
+            self.launcher = subprocess.Popen(
+                [ROOT / "launch" / "local.sh", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in ranks_of(self.launcher.pid):
+            os.kill(rank, signal.SIGKILL)
+        self.launcher.kill()
+        self.launcher.wait()
+
+    def step(self) -> int:
+        return max((step for step, _ in losses(self.folder)), default=0)
+
+    def trains(self) -> list[int]:
+        """Waits until it has done some steps, and returns its ranks."""
+        until(lambda: self.step() >= 3 or self.launcher.poll() is not None, 180)
+        assert self.launcher.poll() is None, self.said()
+        return ranks_of(self.launcher.pid)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+def until(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs, which share a corpus."""
+    return tmp_path_factory.mktemp("signals")
+
+
+@pytest.mark.parametrize(("number", "cube"), [(signal.SIGTERM, "1x2x1"), (signal.SIGUSR1, "1x1x1")])
+def test_a_signal_saves_and_the_run_goes_on_exactly(number: int, cube: str, place: Path) -> None:
+    with Run(place, f"stopped-{cube}", cube=cube) as run:
+        run.trains()
+        start = time.monotonic()
+        run.launcher.send_signal(number)
+        assert run.launcher.wait(60) == 75, run.said()
+        assert time.monotonic() - start < 30
+        done = run.step()
+        found = checkpoint.latest(run.folder / "checkpoints")
+        assert found is not None
+        assert checkpoint.verify(found) == []
+        assert checkpoint.read_progress(found)["step"] == done, "not a step is lost"
+    with Run(place, f"stopped-{cube}", cube=cube, resume=True) as run:
+        until(lambda: run.step() >= done + 3, 180)
+        resumed = losses(run.folder)
+    with Run(place, f"alone-{cube}", cube=cube) as run:
+        until(lambda: run.step() >= done + 3, 180)
+        alone = losses(run.folder)
+    assert resumed[: done + 3] == alone[: done + 3]
+
+
+def test_a_stopped_rank_ends_the_run_with_its_name(place: Path) -> None:
+    with Run(place, "frozen") as run:
+        ranks = run.trains()
+        os.kill(ranks[1], signal.SIGSTOP)
+        # 20 s for the hang, then 30 s that torchrun gives to a process before it kills
+        assert run.launcher.wait(120) == 79, run.said()
+        assert "rank 1 (y 1) does not answer (its process is stopped), last seen in step " in run.said()
+
+
+def test_orphans_do_not_live_on(place: Path) -> None:
+    with Run(place, "orphans") as run:
+        ranks = run.trains()
+        run.launcher.kill()
+        run.launcher.wait()
+        until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), 20)
+        assert "the job's store is gone" in run.said()

@@ -1,0 +1,156 @@
+"""The command line of pre-training, and what can be checked of it before any process is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from tensor3d import CubeShape, checkpoint
+from tensor3d.data import ExchangeOptions
+from tensor3d.data.exchange import check_within, shards_of
+from tensor3d.data.layout import check_rows, fit_packs_per_rank
+from tools.profiler import Profile
+from tools.recipe import Recipe, read_recipe
+
+EXCHANGE_EVERY = ExchangeOptions().every
+AUTO = "auto"
+"""`--resume auto`: go on from the newest checkpoint of --output, if there is one, else begin there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Pre-train a BERT on packed text, split three ways."""
+
+    recipe: tyro.conf.Positional[Path]
+    """TOML file; shipped ones lie in launch/recipes."""
+    cube: str = "1x1x1"
+    """Sizes of the axes x, y and z, as XxYxZ."""
+    data_parallel: int = 1
+    """Copies of the cube."""
+    output: Path | None = None
+    """Folder of the run. Default: runs/NAME of the recipe, with a number behind it if that exists."""
+    corpus: Path | None = None
+    """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY."""
+    resume: str | None = None
+    """A checkpoint (step-NNNNNNNN), or the newest one of a folder of checkpoints or of a run. The run goes on in its
+    folder. "auto": the newest one of --output, and a new run there if it has none: the same command for the first start
+    and for every restart."""
+    start_from: Path | None = None
+    """Weights and moments to begin with: a checkpoint of another run, or a folder as for --resume. Schedule and data
+    are this recipe's own, from step 0: the second phase of two."""
+    dry_run: bool = False
+    """Print sizes, memory, traffic and the time to expect, and stop. No process but this one is needed."""
+    profile: str | None = None
+    """Steps to trace, such as "10-12": traces for Perfetto are written into the run's folder."""
+    profile_ranks: str = "0"
+    """Ranks that write traces, such as "0,3"."""
+    prepare_only: bool = False
+    """Check everything, prepare the corpus and the plans that the recipe asks for, and stop before training."""
+    exchange: bool = False
+    """Let each data rank read its own shards only, and get sequences from the others while it trains. The corpus folder
+    is then taken as it is on each machine."""
+    exchange_every: int = EXCHANGE_EVERY
+    """Steps of which the sequences are exchanged together."""
+    exchange_within: int | None = None
+    """Consecutive data ranks among which sequences move, such as those of a node; data.groups must allow it."""
+    settings: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+    """The recipe's values, each of which can be given here."""
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """The command line, with the recipe's values as the defaults of its options."""
+    path = next((Path(argument) for argument in arguments if argument.endswith(".toml")), None)
+    # Without a recipe tyro says what is missing, or prints the help.
+    settings = Recipe() if path is None else read_recipe(path)
+    default = Command(recipe=tyro.MISSING, settings=settings)
+    command = tyro.cli(Command, args=list(arguments), default=default, prog="python -m tools.pretrain")
+    if command.recipe != path:
+        raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")
+    return command
+
+
+def check(command: Command, shape: CubeShape) -> None:
+    """Raises ValueError for what can be seen before any process is connected."""
+    recipe = command.settings
+    recipe.model.config(recipe.data).check(shape)
+    traced_ranks(command.profile_ranks, shape)
+    if command.profile is not None:
+        Profile.parse(command.profile)
+    options = exchange_options(command)
+    if not command.exchange and (command.exchange_within is not None or command.exchange_every != EXCHANGE_EVERY):
+        raise ValueError("--exchange-every and --exchange-within are about an exchange. Add --exchange, or drop them.")
+    if options is not None:
+        shards_of(recipe.data.shards, shape.data, 0)
+        check_within(options, shape.data, recipe.data.groups)
+    if recipe.batch.packing_rule == "sequences":
+        return  # the packs of a step are known when the corpus is packed
+    sizes = (shape.data, shape.x, shape.y, shape.z)
+    k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
+    check_rows(packs_per_rank=k, z=shape.z, capacity=recipe.data.capacity, y=shape.y)
+
+
+def exchange_options(command: Command) -> ExchangeOptions | None:
+    """How sequences are exchanged, if they are. Raises ValueError for numbers below 1."""
+    if not command.exchange:
+        return None
+    return ExchangeOptions(every=command.exchange_every, within=command.exchange_within)
+
+
+def check_folders(command: Command) -> None:
+    """Raises ValueError where `--resume` or `--start-from` is no checkpoint or a run cannot write its folder, before
+    text is read."""
+    output = command.output
+    if command.start_from is not None:
+        checkpoint.read_progress(newest(command.start_from))
+        if command.resume not in (None, AUTO):
+            raise ValueError("--start-from begins a run and --resume goes on with one. Drop one of them.")
+    if command.resume == AUTO and output is None:
+        raise ValueError("--resume auto needs the run's folder. Name it by --output.")
+    if command.resume not in (None, AUTO):
+        if output is not None:
+            raise ValueError("--output and --resume exclude each other: a resumed run goes on in its folder. Drop one.")
+        folder = resumed(command)
+        assert folder is not None, "a checkpoint was named"
+        checkpoint.read_progress(folder)
+        checkpoint.check_writable(folder.parent)
+        return
+    if command.resume is None and output is not None and (output / "run.json").exists():
+        raise ValueError(
+            f"{output} holds a run already. Choose another --output, or go on there: --resume auto --output {output}."
+        )
+    folder = (output or Path("runs")).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"the run needs a folder, and {there} is a file. Choose another --output.")
+    checkpoint.check_writable(folder / "checkpoints")
+
+
+def resumed(command: Command) -> Path | None:
+    """The checkpoint that the run goes on from, or None where it begins."""
+    if command.resume == AUTO:
+        assert command.output is not None, "checked before"
+        return checkpoint.latest(command.output / "checkpoints")
+    return None if command.resume is None else newest(Path(command.resume))
+
+
+def newest(path: Path) -> Path:
+    """The checkpoint meant by a path: itself, or the newest one in it."""
+    return checkpoint.latest(path) or checkpoint.latest(path / "checkpoints") or path
+
+
+def traced_ranks(text: str, shape: CubeShape) -> list[int]:
+    """Reads "0,3". Raises ValueError for what is no rank of the cube."""
+    ranks = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
+    if not all(0 <= rank < shape.ranks for rank in ranks):
+        raise ValueError(f'--profile-ranks are written "0,3", each below {shape.ranks}. Got {text!r}.')
+    return ranks
+
+
+def corpus_folder(command: Command) -> Path:
+    data = command.settings.data
+    shards = f"-{data.shards}-shards" if data.shards > 1 else ""
+    return command.corpus or Path("runs/corpora") / f"{Path(data.source).stem}-{data.vocab_size}{shards}"

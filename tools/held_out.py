@@ -1,0 +1,39 @@
+"""Evaluation on the held-out documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from models.bert import BertForPreTraining
+from tensor3d import Cube
+from tensor3d.data import PretrainingData, evaluation_batches
+from tools.feed import place
+
+
+@torch.no_grad()
+def held_out_means(
+    model: BertForPreTraining, data: PretrainingData, cube: Cube, packs_per_rank: int, note: Callable[[str], None]
+) -> dict[str, float]:
+    """Means over all packs of `data`, under the names of `EvaluationMetrics`. Every rank calls it.
+
+    Args:
+        note: is told of each batch.
+    """
+    model.eval()
+    sums, targets, sequences = torch.zeros(5, dtype=torch.float64), 0, 0
+    batches = evaluation_batches(data, packs_per_rank=packs_per_rank, device=cube.device, **place(cube))
+    for number, batch in enumerate(batches, start=1):
+        note(f"evaluation, batch {number}")
+        output = model(batch.batches[0], 1, 1)  # sums, to be divided by what all batches have together
+        sums += output.sums.double().cpu()
+        targets, sequences = targets + batch.targets, sequences + batch.sequences
+    model.train()
+    _, mlm, nsp, correct, pairs = sums.tolist()
+    return {
+        "loss": mlm / targets + nsp / sequences,
+        "masked_lm_loss": mlm / targets,
+        "masked_lm_accuracy": correct / targets,
+        "next_sentence_accuracy": pairs / sequences,
+    }

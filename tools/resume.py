@@ -1,0 +1,92 @@
+"""Whether a recipe may go on from a checkpoint, or start from its weights."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from tools.corpus.info import Corpus
+from tools.recipe import Recipe
+from tools.typed_table import from_table
+
+# What may differ when a run goes on: where things lie, how long it takes, and what changes no result.
+_FREE_DATA = ("source", "plans")
+_FREE_MODEL = ("recompute", "keep_gathered")
+# What must stay for weights to mean the same in another run.
+_SIZES = ("layers", "hidden", "heads", "inner", "norm")
+
+
+def facts_of(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
+    """What a checkpoint says of its run, for the two checks below."""
+    return {
+        "recipe": recipe.to_dict(),
+        "corpus": corpus.info.fingerprint,
+        "tokenizer": tokenizer_hash(corpus.tokenizer),
+    }
+
+
+def tokenizer_hash(path: Path) -> str:
+    """Of the tokenizer's file: the same pieces with the same ids."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
+    """Raises ValueError where a checkpoint belongs to another model, corpus or order of packs."""
+    if progress.get("corpus") != corpus.info.fingerprint:
+        raise ValueError(
+            f"the checkpoint was trained on another corpus or tokenizer (fingerprint {progress.get('corpus')}, now "
+            f"{corpus.info.fingerprint}). Resume with the source and data settings of that run."
+        )
+    before, now = progress.get("recipe", {}), recipe.to_dict()
+    for section, names in {
+        "model": [name for name in now["model"] if name not in _FREE_MODEL],
+        "data": [name for name in now["data"] if name not in _FREE_DATA],
+        "batch": ["global_batch", "packing_rule", "multiple_of"],
+        "optimizer": ["kind"],
+        "run": ["seed"],
+    }.items():
+        for name in names:
+            old, new = before.get(section, {}).get(name), now[section][name]
+            if old != new:
+                raise ValueError(
+                    f"the checkpoint was trained with {section}.{name} = {old!r}, the recipe says {new!r}. Resume with "
+                    "the same, or start a run of its own."
+                )
+    if progress["step"] >= recipe.run.steps:
+        raise ValueError(
+            f"the checkpoint has done {progress['step']} steps, and the recipe ends at {recipe.run.steps}. Raise run."
+            "steps."
+        )
+
+
+def check_start(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
+    """Raises ValueError where a recipe cannot start from a checkpoint's weights: another model, or other pieces."""
+    old, new = _sizes(progress.get("recipe", {})), _sizes(recipe.to_dict())
+    for name in (*_SIZES, "vocab_size"):
+        if old.get(name) != new[name]:
+            raise ValueError(
+                f"the checkpoint's model has {name} = {old.get(name)!r}, the recipe's {new[name]!r}. Start from a "
+                "checkpoint of the same sizes."
+            )
+    if not old["positions"] <= new["positions"]:
+        raise ValueError(
+            f"the checkpoint's position table has {old['positions']} rows, the recipe's {new['positions']}: a table "
+            f"can only grow. Set model.positions = {old['positions']}."
+        )
+    if progress.get("tokenizer") != tokenizer_hash(corpus.tokenizer):
+        raise ValueError(
+            "the checkpoint was trained with another tokenizer: its ids mean other pieces. Prepare the corpus of this "
+            "run with the tokenizer of that run."
+        )
+
+
+def _sizes(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The sizes that a recipe comes to, presets resolved."""
+    try:
+        resolved = from_table(Recipe, recipe)
+    except ValueError as problem:
+        raise ValueError(f"the checkpoint's own recipe cannot be read: {problem}") from None
+    config = resolved.model.config(resolved.data)
+    sizes: dict[str, Any] = {name: getattr(config, name) for name in ("layers", "hidden", "heads", "norm", "positions")}
+    return sizes | {"inner": config.inner_size, "vocab_size": config.vocab}
