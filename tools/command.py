@@ -105,9 +105,9 @@ def check_folders(command: Command) -> None:
     text is read."""
     output = command.output
     if command.start_from is not None:
-        checkpoint.read_progress(newest(command.start_from))
         if command.resume not in (None, AUTO):
             raise ValueError("--start-from begins a run and --resume goes on with one. Drop one of them.")
+        checkpoint.read_progress(newest(command.start_from))
     if command.resume == AUTO and output is None:
         raise ValueError("--resume auto needs the run's folder. Name it by --output.")
     if command.resume not in (None, AUTO):

@@ -10,7 +10,7 @@ from models.bert.flops import model_flops, work
 from models.bert.inventory import parameters
 from models.bert.memory import StepMemory, step_memory
 from models.bert.saved import Device, Load
-from models.bert.traffic import step_traffic
+from models.bert.traffic import micro_batch_traffic, step_traffic
 from tensor3d import CubeShape
 from tensor3d.data.layout import check_rows, fit_packs_per_rank
 from tensor3d.data.masking import MASKED_SHARE, masked_count
@@ -83,7 +83,6 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusInfo | None = None, d
     squares, planned, speed = tokens * data.max_length, parameters(config), recipe.model
     sequences = round(packs * contents.packing_factor)
     flops = model_flops(config, tokens, squares, round(MASKED_SHARE * tokens), sequences)
-    lamb = recipe.optimizer.kind == "lamb"
     return Expectation(
         config=config,
         parameters=sum(parameter.elements for parameter in planned),
@@ -107,18 +106,7 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusInfo | None = None, d
             optimizer=recipe.optimizer.kind,
             device=device,
         ),
-        traffic=step_traffic(
-            config,
-            wire,
-            load.rows,
-            load.masked,
-            load.first,
-            micro_batches=micro_batches,
-            norm=2,  # the gradients' and the ranks that a signal has asked to stop
-            keep_gathered=speed.keep_gathered,
-            recompute=speed.recompute,
-            lamb=sum(len(parameter.shape) > 1 for parameter in planned) if lamb else 0,
-        ),
+        traffic=_traffic(recipe, config, wire, load, micro_batches),
     )
 
 
@@ -148,6 +136,25 @@ def _packs(recipe: Recipe, shape: CubeShape, contents: Contents) -> tuple[int, b
     unit = shape.planes * shape.z * (batch.packs_per_rank or 1)
     packs = packs_per_step(batch.global_batch, contents.packing_factor, batch.multiple_of)
     return max(unit, round(packs / unit) * unit), batch.multiple_of % unit == 0
+
+
+def _traffic(recipe: Recipe, config: BertConfig, wire: Wire, load: Load, micro_batches: int) -> Bytes:
+    """Of a step of any number of micro-batches, all of which receive the same."""
+    speed, lamb = recipe.model, recipe.optimizer.kind == "lamb"
+    rows, recompute, keep_gathered = (load.rows, load.masked, load.first), speed.recompute, speed.keep_gathered
+    total = step_traffic(
+        config,
+        wire,
+        *rows,
+        norm=2,  # the gradients' and the ranks that a signal has asked to stop
+        keep_gathered=keep_gathered,
+        recompute=recompute,
+        lamb=sum(len(parameter.shape) > 1 for parameter in parameters(config)) if lamb else 0,
+    )
+    further = micro_batch_traffic(config, wire, *rows, keep_gathered=keep_gathered, recompute=recompute)
+    for key, count in further.items():
+        total[key] += (micro_batches - 1) * count
+    return total
 
 
 def _load(data: DataRecipe, shape: CubeShape, k: int) -> Load:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,9 @@ def check_checkpoint(command: Command) -> None:
 
 def train(command: Command, shape: CubeShape) -> Ending:
     """The run, on every rank; why it ended."""
-    cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data)
+    # The watch must be first: the error of a collective that times out names nobody.
+    timeout = timedelta(seconds=2 * command.settings.run.hang_after + 60)
+    cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, timeout=timeout)
     if cube.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if command.settings.precision.tf32 else "highest")
     try:

@@ -54,8 +54,10 @@ class Recipe:
     def __post_init__(self) -> None:
         for section, name, least in _AT_LEAST:
             value = getattr(getattr(self, section), name)
-            if value is not None and not least <= value < math.inf:  # which NaN is not either
-                raise ValueError(f"{section}.{name} must be at least {least} and finite. Got {value}.")
+            if value is not None and not value >= least:  # which NaN is not either
+                raise ValueError(f"{section}.{name} must be at least {least}. Got {value}.")
+            if value == math.inf:
+                raise ValueError(f"{section}.{name} must be finite. Got {value}.")
         for section, name in _POSITIVE:
             value = getattr(getattr(self, section), name)
             if not 0 < value < math.inf:

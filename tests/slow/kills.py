@@ -26,7 +26,7 @@ from tools.metrics.journal import read_journal
 
 ROOT = Path(__file__).parents[2]
 RANKS = 8
-EVERY = 4  # steps between two checkpoints
+EVERY = 2  # steps between two checkpoints
 RECIPE = """
 # Dropout is on, so that the random streams count as well.
 [data]
@@ -190,10 +190,13 @@ def tail(folder: Path, name: str) -> str:
     return (folder / f"{name}.log").read_text(errors="replace")[-4000:]
 
 
-def kill_test(folder: Path, *, steps: int = 84, kills: int = 20, seed: int = 0, timeout: float = 900.0) -> Story:
+def kill_test(folder: Path, *, steps: int = 44, kills: int = 20, seed: int = 0, timeout: float = 900.0) -> Story:
     """Both runs. Raises AssertionError where they differ."""
     alone = launch(folder, steps=steps, name="alone")
-    assert alone.wait(timeout) == 0, tail(folder, "alone")
+    try:
+        assert alone.wait(timeout) == 0, tail(folder, "alone")
+    finally:
+        alone.terminate()
     truth = dict(losses(folder / "alone"))
     assert sorted(truth) == list(range(1, steps + 1))
     story = kill_again_and_again(folder, steps=steps, kills=kills, seed=seed, timeout=timeout)
@@ -208,7 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.slow.kills", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kills", type=int, default=20, help="how many (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the ranks (default 0)")
-    parser.add_argument("--steps", type=int, default=84, help="of the run (default 84)")
+    parser.add_argument("--steps", type=int, default=44, help="of the run (default 44)")
     parser.add_argument("--folder", type=Path, help="keep everything there (default: a temporary folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
-from tools.recipe import Recipe, read_recipe
+from tools import recipe_docs
+from tools.recipe import DataRecipe, ModelRecipe, Recipe, read_recipe
+from tools.typed_table import from_table
 
-SHIPPED = sorted((Path(__file__).parents[2] / "launch" / "recipes").glob("*.toml"))
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LAUNCH = Path(__file__).parents[2] / "launch" / "recipes"
+SHIPPED = sorted(LAUNCH.glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -41,10 +52,33 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("[run]\nsteps = 0", r"run.steps must be at least 1. Got 0"),
         ("[optimizer]\nlr = 0", r"optimizer.lr must be above 0 and finite. Got 0.0"),
         ("[optimizer]\nclip = inf", r"optimizer.clip must be above 0 and finite. Got inf"),
-        ("[optimizer]\neps = nan", r"optimizer.eps must be at least 0. Got nan"),
+        ("[optimizer]\neps = nan", r"optimizer.eps must be above 0 and finite. Got nan"),
         ("[optimizer]\nbeta1 = 1", r"optimizer.beta1 must be at least 0 and below 1. Got 1.0"),
         ("[optimizer]\nwarmup = 1.0", r"optimizer.warmup must be at least 0 and below 1. Got 1.0"),
         ("[data]\nmax_length = 129", r"data.max_length=129 is longer than a pack of data.capacity=128"),
+        ("[optimizer]\neps = 0", r"optimizer.eps must be above 0 and finite. Got 0.0"),
+        ("[optimizer]\nweight_decay = inf", r"optimizer.weight_decay must be finite. Got inf"),
+        ("[optimizer]\nkind = 'sgd'", r"optimizer.kind must be of type .*adamw.*lamb.*. Got 'sgd'"),
+        ("[optimizer]\npower = 0", r"optimizer.power must be above 0 and finite. Got 0.0"),
+        ("[optimizer]\nfloor = 1", r"optimizer.floor must be at least 0 and below 1. Got 1.0"),
+        (
+            "[optimizer]\nschedule = 'wsd'\nwarmup = 0.6\ndecay = 0.5",
+            r"optimizer.warmup=0.6 and optimizer.decay=0.5 are more than all steps together",
+        ),
+        ("[precision]\ncompute = 'fp8'", r"precision.compute must be of type .*bf16.*. Got 'fp8'"),
+        ("[precision]\nloss_scale = 0", r"precision.loss_scale must be above 0 and finite. Got 0.0"),
+        ("[precision]\ngrowth_interval = 0", r"precision.growth_interval must be at least 1. Got 0"),
+        ("[model]\npositions = 64", r"model.positions=64 has no rows for sequences of data.max_length=128 tokens"),
+        ("[model]\nrecompute = 'all'", r"model.recompute must be of type .*layer.*. Got 'all'"),
+        (
+            "[run]\nevaluate_every_samples = 64",
+            r"run.evaluate_every=100 counts steps and run.evaluate_every_samples=64 counts sequences. Set one of them",
+        ),
+        ("[run]\nevaluate_every = 0\npatience = 2", r"run.patience=2 needs evaluations. Set run.evaluate_every or"),
+        ("[data]\nheld_out = 0\n[run]\ntarget_accuracy = 0.5", r"run.target_accuracy=0.5 needs evaluations"),
+        ("[run]\ntarget_accuracy = 72", r"run.target_accuracy must be at least 0 and below 1. Got 72.0"),
+        ("[run]\ncheckpoint_keep = 0", r"run.checkpoint_keep must be at least 1. Got 0"),
+        ("[run]\nhang_after = 0", r"run.hang_after must be above 0 and finite. Got 0.0"),
         ("[data\n", r"is not valid TOML"),
     ],
 )
@@ -54,6 +88,76 @@ def test_a_bad_recipe_is_named_with_its_key(tmp_path: Path, text: str, message: 
     with pytest.raises(ValueError, match=message) as problem:
         read_recipe(path)
     assert "bad.toml" in str(problem.value)
+
+
+def test_positions_are_as_many_as_asked_for_or_needed() -> None:
+    data = DataRecipe(max_length=64)
+    assert ModelRecipe().config(data).positions == 64
+    assert ModelRecipe(positions=512).config(data).positions == 512
+
+
+def test_what_a_recipe_resolves_to_can_be_read_again() -> None:
+    for path in SHIPPED:
+        recipe = read_recipe(path)
+        assert from_table(Recipe, recipe.to_dict()) == recipe
+
+
+def test_bert_large_has_the_numbers_of_nvidia() -> None:
+    """Of the two phases of DeepLearningExamples, in NVIDIA's units: shares and sequences."""
+    one, two = (read_recipe(LAUNCH / f"bert-large-phase{phase}.toml") for phase in (1, 2))
+    assert [(r.data.max_length, r.run.steps, r.optimizer.lr, r.optimizer.warmup) for r in (one, two)] == [
+        (128, 7038, 6e-3, 0.2843),
+        (512, 1563, 4e-3, 0.128),
+    ]
+    assert [(r.batch.global_batch, r.batch.packing_rule) for r in (one, two)] == [
+        (65536, "sequences"),
+        (32768, "sequences"),
+    ]
+    for recipe in (one, two):
+        assert (recipe.optimizer.kind, recipe.optimizer.schedule, recipe.optimizer.power) == ("lamb", "polynomial", 0.5)
+        assert recipe.model.config(recipe.data).positions == 512
+    # 20 and 80 predictions a sequence, in packs of as many tokens
+    assert one.data.masked_per_pack == 20 * one.data.capacity // one.data.max_length
+    assert two.data.masked_per_pack == 80
+
+
+@pytest.mark.parametrize("name", ["bert-large", "bert-base", "tiny"])
+def test_phase_2_can_follow_phase_1(name: str) -> None:
+    """The same model, text and tokenizer; longer sequences, and a table that has not shrunk."""
+    one, two = (read_recipe(LAUNCH / f"{name}-phase{phase}.toml") for phase in (1, 2))
+    assert two.data.max_length > one.data.max_length
+    assert two.model.config(two.data).positions >= one.model.config(one.data).positions
+    assert replace(two.model, positions=None) == replace(one.model, positions=None)
+    for key in ("source", "vocab_size", "held_out", "shards"):
+        assert getattr(one.data, key) == getattr(two.data, key)
+    assert one.run.seed == two.run.seed
+    assert one.optimizer.kind == two.optimizer.kind
+
+
+def test_the_tiny_phases_have_the_structure_of_the_large_ones() -> None:
+    for phase in (1, 2):
+        tiny, large = (tomllib.loads((LAUNCH / f"{n}-phase{phase}.toml").read_text()) for n in ("tiny", "bert-large"))
+        assert set(tiny) == set(large)
+        for key in ("kind", "schedule", "power", "beta1", "beta2", "eps", "weight_decay", "clip", "warmup"):
+            assert tiny["optimizer"][key] == large["optimizer"][key], key
+        assert tiny["precision"] == large["precision"]
+        assert tiny["batch"]["packing_rule"] == large["batch"]["packing_rule"]
+
+
+def test_every_key_is_explained_in_the_document() -> None:
+    text = recipe_docs.DOCUMENT.read_text()
+    assert text == recipe_docs.with_tables(text), "run python -m tools.recipe_docs"
+    for section in get_type_hints(Recipe).values():
+        said = recipe_docs.meanings(section)
+        for key in fields(section):
+            assert said[key.name].endswith((".", '}".')), f"{section.__name__}.{key.name} needs a sentence under it"
+            assert f"| {key.name} | " in text
+
+
+def test_every_shipped_recipe_is_in_the_document() -> None:
+    text = recipe_docs.DOCUMENT.read_text()
+    for path in SHIPPED:
+        assert path.name in text or path.name.replace("phase2.toml", "phase1.toml, -phase2.toml") in text
 
 
 def test_a_missing_recipe() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import math
 from pathlib import Path
@@ -198,6 +199,31 @@ def test_skipped_steps_samples_and_the_best_are_remembered(recipe: Path, tmp_pat
     assert facts["standing"]["samples"] == evaluations[-1]["samples"] > 0
     assert facts["standing"]["skipped_steps"] == 0
     assert facts["best"]["loss"] == min(evaluation["loss"] for evaluation in evaluations)
+
+
+def test_chosen_steps_are_traced(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert pretrain.main(arguments(recipe, run, *QUIET, "--run.steps", "4", "--profile", "2-3")) == 0
+    with gzip.open(run / "trace-rank0-steps2-3.json.gz") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"step 2", "step 3"} <= names
+    assert not {"step 1", "step 4"} & names
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--profile", "3-2"], "steps to trace are written"),
+        (["--profile", "1", "--profile-ranks", "1"], "each below 1. Got '1'"),
+        (["--start-from", "nowhere"], "nowhere is not a checkpoint"),
+        (["--start-from", "a", "--resume", "b"], "--start-from begins a run and --resume goes on with one"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    recipe: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pretrain.main([str(recipe), "--corpus", str(recipe.parent / "corpus"), *more]) == 2
+    assert message in capsys.readouterr().err
 
 
 # --- two phases ----------------------------------------------------------------------------------------------------

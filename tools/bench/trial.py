@@ -102,6 +102,7 @@ class StepTrial:
 
     def _closed_form(self) -> Bytes:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
+        recipe, groups = trainer.recipe.optimizer, trainer.optimizer.param_groups
         precision, parameter = trainer.cube.precision, next(trainer.model.parameters()).dtype
         multiple = math.lcm(shape.y, shape.z)
         masked, first = (
@@ -121,5 +122,9 @@ class StepTrial:
             masked,
             first,
             micro_batches=self._feed.global_batch // layout.micro_batch,
+            norm=2,  # the norm, and the ranks that want to stop
+            keep_gathered=trainer.recipe.model.keep_gathered,
+            recompute=trainer.recipe.model.recompute,
+            lamb=sum(len(g["params"]) for g in groups if g["weight_decay"] > 0) if recipe.kind == "lamb" else 0,
         )
         return Counter({key: size for key, size in expected.items() if size})
