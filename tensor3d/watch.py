@@ -37,6 +37,7 @@ PATIENCE = 25.0
 """Seconds from a signal to an agreement: torchrun kills after 30."""
 _DEAF = 60.0
 """Seconds after which a store that does not answer counts as gone."""
+_START = (0, "starting")
 _NO_ANSWER = "the job's store does not answer, its host is stopped or out of reach"
 
 
@@ -65,8 +66,9 @@ class Watch:
 
     Args:
         cube: arranges the ranks.
-        hang_after: seconds without progress (`at`, or a collective issued) that count as a hang. Less than the process
-            group's timeout, whose error names no rank; more than the longest evaluation or save.
+        hang_after: seconds without progress (`at`, or a collective issued) that count as a hang, from the first `at`
+            on: what comes before it, a corpus to prepare, may take any time. Less than the process group's timeout,
+            whose error names no rank; more than the longest evaluation or save.
         grace: seconds in which a living rank is heard of. Where there are so many ranks that they beat more slowly than
             every second, three beats.
         patience: seconds from a signal to `agreed`.
@@ -97,7 +99,7 @@ class Watch:
         self._name = _name(cube, cube.rank)
         self._say, self._abort = say, abort
         self._main = threading.get_ident()
-        self._at = (0, "starting")
+        self._at = _START
         self._progress = (self._at, self._traffic.issued)
         self._since = time.monotonic()
         self._stop: int | None = None
@@ -210,7 +212,7 @@ class Watch:
         """The exit code, and why."""
         now, heartbeat = time.monotonic(), self._heartbeat
         progress = (self._at, self._traffic.issued)
-        if progress != self._progress:
+        if progress != self._progress or self._at is _START:
             self._progress, self._since = progress, now
         idle = now - self._since
         if heartbeat and heartbeat.verdict:

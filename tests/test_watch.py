@@ -260,6 +260,15 @@ def test_one_process_watches_itself() -> None:
     assert words[0].startswith("rank 0: no progress for 0 s in step 5, data, at test_watch.py:")
 
 
+def test_what_comes_before_the_first_phase_may_take_any_time() -> None:
+    codes: list[int] = []
+    with Watch(Cube.single(), hang_after=0.2, say=lambda _: None, abort=codes.append) as watch:
+        time.sleep(0.6)
+        assert codes == []
+        watch.at(1, "data")
+        until(lambda: codes)
+
+
 def test_progress_is_a_phase_or_a_collective() -> None:
     codes: list[int] = []
     cube = Cube.single()

@@ -12,7 +12,7 @@ from tools.typed_table import from_table
 
 # What may differ when a run goes on: where things lie, how long it takes, and what changes no result.
 _FREE_DATA = ("source", "plans")
-_FREE_MODEL = ("recompute", "keep_gathered")
+_FREE_MODEL = ("recompute", "keep_gathered", "positions")  # positions are compared as they come out
 # What must stay for weights to mean the same in another run.
 _SIZES = ("layers", "hidden", "heads", "inner", "norm")
 
@@ -53,6 +53,12 @@ def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> No
                     f"the checkpoint was trained with {section}.{name} = {old!r}, the recipe says {new!r}. Resume with "
                     "the same, or start a run of its own."
                 )
+    rows = [_sizes(each)["positions"] for each in (before, now)]
+    if rows[0] != rows[1]:
+        raise ValueError(
+            f"the checkpoint's position table has {rows[0]} rows, the recipe's {rows[1]}. Resume with the same, or "
+            "begin a run with its weights: --start-from."
+        )
     if progress["step"] >= recipe.run.steps:
         raise ValueError(
             f"the checkpoint has done {progress['step']} steps, and the recipe ends at {recipe.run.steps}. Raise run."

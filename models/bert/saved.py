@@ -12,7 +12,7 @@ A layer keeps, beside three numbers a row in each LayerNorm:
 
 Parameters are kept too, but they are there anyway and not counted. Attention pads sequences to the longest of their
 group, so that q, k, v and its output may have more slots than rows. With dropout in it the CPU has no fused kernel and
-keeps the probabilities, three times, in fp32.
+keeps the probabilities, three times, in fp32. All of it is checked to the byte on CPUs; what is said of GPUs is not.
 """
 
 from __future__ import annotations

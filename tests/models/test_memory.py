@@ -166,6 +166,7 @@ def test_the_most_at_once_on_one_device(changes: Changes, made: Changes, dtype: 
     assert 0.95 <= expected / measured <= 1.3
 
 
+@pytest.mark.slow
 def test_the_most_at_once_on_a_cube() -> None:
     """Gloo frees its buffers when its threads get to it, so that the measured peak differs from run to run."""
     changes, made, dtype, micro = PEAKS[1]

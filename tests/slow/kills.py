@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,8 +116,13 @@ def ranks_of(launcher: int) -> list[int]:
     return sorted(children)
 
 
-def is_saving(run: Path) -> bool:
-    return any((run / "checkpoints").glob("*.partial"))
+def is_saving(run: Path, since: float) -> bool:
+    """Whether a checkpoint is being written that was begun after a time: an earlier death may have left one behind."""
+    for path in (run / "checkpoints").glob("*.partial"):
+        with suppress(FileNotFoundError):  # renamed meanwhile
+            if path.stat().st_mtime > since:
+                return True
+    return False
 
 
 def verify(run: Path) -> int:
@@ -167,9 +173,9 @@ def kill_again_and_again(folder: Path, *, steps: int, kills: int, seed: int, tim
             deadline = time.monotonic() + delay
             while time.monotonic() < deadline and look() < last:
                 time.sleep(0.1)
-            while when == "save" and not is_saving(run) and look() < last + EVERY:
+            while when == "save" and not is_saving(run, since) and look() < last + EVERY:
                 time.sleep(0.005)
-            story.inside_saves += is_saving(run)
+            story.inside_saves += is_saving(run, since)
             story.before_training += look() == 0
             os.kill(chance.choice(ranks), signal.SIGKILL)
             story.kills += 1

@@ -29,7 +29,7 @@ layers = 2
 hidden = 64
 heads = 2
 [batch]
-global_batch = 64
+global_batch = 16
 [run]
 steps = 100_000
 evaluate_every = 0
