@@ -16,7 +16,8 @@ call and prepares the corpus (--prepare-only), and then torchrun starts them all
   --gpu               insist on one GPU for each process (default: GPUs if there are enough, else the CPU)
   --max-restarts N    when a process dies, or fails, start all of them again, up to N times (default 0). They go on from
                       the newest checkpoint: --resume auto is added, which needs --output DIR, unless --resume is given
-  --dry-run           print the command and start nothing
+  --dry-run           before RECIPE: print the command and start nothing. Behind RECIPE: print sizes, memory, traffic and
+                      the time to expect, and start nothing
   --help              print this (before RECIPE)
   --                  what follows is for the recipe and training, even if it looks like an option above
 
@@ -62,7 +63,9 @@ while [ $# -gt 0 ]; do
         [ "$device" = any ] || [ "$device" = "${1#--}" ] || refuse "--cpu and --gpu exclude each other. Choose one."
         device=${1#--}
         ;;
-    --dry-run) dry_run=yes ;;
+    --dry-run)
+        if [ -n "$recipe" ]; then overrides+=("$1"); else dry_run=yes; fi
+        ;;
     --) shift && break ;;
     *)
         if [ -n "$recipe" ]; then
@@ -97,7 +100,7 @@ resume=no
 output=no
 for word in ${overrides[@]+"${overrides[@]}"}; do
     case $word in
-    -h | --help) processes=1 && restarts=0 ;; # one process tells about training's options
+    -h | --help | --dry-run) processes=1 && restarts=0 ;; # one process tells about training
     --resume | --resume=*) resume=yes ;;
     --output | --output=*) output=yes ;;
     esac

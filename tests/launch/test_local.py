@@ -94,6 +94,10 @@ def python_that(checkout: Path, body: str) -> None:
             "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --output=runs/a",
         ),
         ("--cube 2x2x2 small.toml -h", "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 -h"),
+        (
+            "--cube 2x2x2 small.toml --dry-run",
+            "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 --dry-run",
+        ),
         ("small.toml --help", "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --help"),
     ],
 )

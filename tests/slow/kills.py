@@ -175,8 +175,8 @@ def kill_again_and_again(folder: Path, *, steps: int, kills: int, seed: int, tim
                 time.sleep(0.1)
             while when == "save" and not is_saving(run, since) and look() < last + EVERY:
                 time.sleep(0.005)
+            story.before_training += when == "start" and look() == 0
             story.inside_saves += is_saving(run, since)
-            story.before_training += look() == 0
             os.kill(chance.choice(ranks), signal.SIGKILL)
             story.kills += 1
             look()
