@@ -1,12 +1,14 @@
 """torchrun whose exit status is that of the ranks: `python launch/torchrun.py` with torchrun's own arguments.
 
 torchrun answers 1 whatever the ranks answered, so a scheduler could not tell a run that has saved and wants to be
-started again (75) from one that has failed. It also passes on SIGTERM and SIGINT, but not SIGUSR1 by itself.
+started again (75) from one that has failed. It also passes on SIGTERM and SIGINT, but by itself neither SIGUSR1 nor
+Ctrl-Z (SIGTSTP), which would leave the ranks to train on with nobody behind them.
 
 | what happened                     | exit status                                                                  |
 | --------------------------------- | ---------------------------------------------------------------------------- |
 | all ranks ended well              | 0                                                                            |
 | a rank failed, no restart is left | that of the first rank that failed; 128 + n where signal n killed it         |
+| the ranks ended with 75           | 75: whoever sent them a signal wants them to end, and they are not restarted |
 | a signal was passed on            | that of the first rank that answered neither 0 nor 75; else 75 where any did |
 """
 
@@ -16,8 +18,10 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from torch.distributed import run
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -34,7 +38,22 @@ def main(arguments: Sequence[str]) -> int:
     codes: list[int | None] = []
 
     class Agent(LocalElasticAgent):
-        """Notes how the ranks ended that it was told to end."""
+        """Notes how the ranks ended that it was told to end, and stops and continues them with itself."""
+
+        def run(self, role: str = "default") -> RunResult:
+            # Not where it is ignored, as under a shell without job control.
+            if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+                signal.signal(signal.SIGTSTP, lambda *_: stop(self._ranks()))
+            return super().run(role)
+
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result = super()._monitor_workers(worker_group)
+            if result.failures and all(failure.exitcode == PREEMPTED for failure in result.failures.values()):
+                self._remaining_restarts = 0  # they have saved for somebody who wants them to end
+            return result
+
+        def _ranks(self) -> list[int]:
+            return list(self._pcontext.pids().values()) if self._pcontext else []
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
             super()._shutdown(death_sig, timeout)
@@ -54,6 +73,14 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
+
+
+def stop(ranks: Sequence[int]) -> None:
+    """Stops these processes and this one, which continues them when somebody continues it."""
+    for number, whom in ((signal.SIGSTOP, (*ranks, os.getpid())), (signal.SIGCONT, ranks)):
+        for pid in whom:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, number)
 
 
 def exit_status(codes: Sequence[int | None]) -> int:

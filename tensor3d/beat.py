@@ -6,9 +6,11 @@ import json
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 _NAMES_AT_MOST = 8
@@ -107,16 +109,32 @@ class Beat:
 
 def source_line(thread: int) -> str:
     """File, line and function where a thread is, without what it calls in Python's and other people's libraries."""
-    frame = sys._current_frames().get(thread)
-    paths = sysconfig.get_paths()
-    foreign = (paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+    frame, foreign = sys._current_frames().get(thread), _foreign()
     while frame and frame.f_back and frame.f_code.co_filename.startswith(foreign):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else ""
+    return _line(frame, frame.f_lineno) if frame else ""
+
+
+def raised_line(error: BaseException | None) -> str:
+    """Where an error came up, likewise; empty for none."""
+    foreign = _foreign()
+    frames = list(traceback.walk_tb(error.__traceback__)) if error else []
+    own = [place for place in frames if not place[0].f_code.co_filename.startswith(foreign)]
+    return _line(*own[-1]) if own else ""
+
+
+def _foreign() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return paths["stdlib"], paths["purelib"], paths["platlib"], "<"
+
+
+def _line(frame: FrameType, number: int) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{number} in {frame.f_code.co_name}"
 
 
 def blame(names: Sequence[str], beats: Sequence[Beat], silent: Mapping[int, str]) -> str:
-    """Names the ranks at fault: the silent; else those that failed or ended; else those in no collective, or behind.
+    """Names the ranks at fault: the silent; else those that failed; else those that ended, are in no collective, or
+    behind. Who was cut off in a collective is the last to be blamed.
 
     Args:
         names: of all ranks.
@@ -137,18 +155,36 @@ def blame(names: Sequence[str], beats: Sequence[Beat], silent: Mapping[int, str]
     if failed := [rank for rank in everyone if beats[rank].left == "failed"]:
         return sentence(failed, lambda beat: f"failed in {beat.place}: {beat.reason}")
     if cut := [rank for rank in everyone if beats[rank].left == "cut off"]:
-        return f"{sentence(cut, lambda beat: f'lost a collective in {beat.place}: {beat.reason}')}; {_ALL_THERE}"
+        lost = sentence(cut, lambda beat: f"lost a collective in {beat.place}: {beat.reason}")
+        # Those that all must be in, or past, by now.
+        needed = min(beats[rank].issued for rank in cut)
+        alive = [rank for rank in everyone if not beats[rank].left]
+        late = _least([rank for rank in alive if not beats[rank].waiting or beats[rank].issued < needed], beats)
+        if ended := [rank for rank in everyone if beats[rank].left == "closed"]:
+            return f"{sentence(ended, _ended)}; {lost}"
+        return f"{sentence(late, _alive)}; {lost}" if late else f"{lost}; {_ALL_THERE}"
+    if len(beats) == 1:
+        return f"{names[0]} {_alive(beats[0])}"
     waiting = [rank for rank in everyone if beats[rank].waiting]
     if waiting and (ended := [rank for rank in everyone if beats[rank].left]):
-        return sentence(ended, lambda beat: f"has ended in {beat.place}")
+        return sentence(ended, _ended)
     # Where some wait, those at fault are elsewhere, or wait for something that the others are past.
     suspects = [rank for rank in everyone if waiting and not beats[rank].waiting] or list(everyone)
-    least = min(beats[rank].issued for rank in suspects)
     if 0 < len(waiting) < len(beats) or len({beat.issued for beat in beats}) > 1:
-        return sentence([rank for rank in suspects if beats[rank].issued == least], _alive)
+        return sentence(_least(suspects, beats), _alive)
     if len({beat.waiting for beat in beats}) > 1:
         return f"ranks wait in different collectives: {sentence(list(everyone), _alive)}"
     return f"{_ALL_THERE}; {names[0]}, like all others, {_alive(beats[0])}"
+
+
+def _least(ranks: Sequence[int], beats: Sequence[Beat]) -> list[int]:
+    """Those of the ranks that have issued the fewest collectives."""
+    least = min((beats[rank].issued for rank in ranks), default=0)
+    return [rank for rank in ranks if beats[rank].issued == least]
+
+
+def _ended(beat: Beat) -> str:
+    return f"has ended in {beat.place}"
 
 
 def _alive(beat: Beat) -> str:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tensor3d.traffic import Kind, Traffic
+from tensor3d.traffic import Place, Traffic
 
 # torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -58,7 +58,7 @@ class Pending:
         inputs: Tensor | None = None,
         *,
         traffic: Traffic | None = None,
-        place: tuple[int, str, Kind] | None = None,
+        place: Place | None = None,
     ) -> None:
         self._result = result
         self._rows: int | None = None
@@ -69,17 +69,25 @@ class Pending:
 
     def wait(self) -> Tensor:
         if self._work is not None:
-            if self._traffic is not None:
-                self._traffic.waiting = self._place
-            self._work.wait()
-            if self._traffic is not None:
-                self._traffic.waiting = None
+            self._wait_for(self._work)
             self._work = self._inputs = None
         if self._rows is not None:
             self._result, self._rows = self._result[: self._rows], None
         if self._result.dtype != self._dtype:
             self._result = self._result.to(self._dtype)
         return self._result
+
+    def _wait_for(self, work: Any) -> None:
+        if self._traffic is None or self._place is None:
+            work.wait()
+            return
+        self._traffic.begin_waiting(self._place)
+        work.wait()  # with NCCL the current stream does the waiting
+        passed = None
+        if self._traffic.watched and self._result.is_cuda:
+            passed = torch.cuda.Event()
+            passed.record()
+        self._traffic.end_waiting(self._place, passed)
 
     def narrowed(self, rows: int) -> Pending:
         """The same, of whose result `wait` returns the first `rows` rows alone: for shards padded to travel."""

@@ -127,7 +127,7 @@ class Cube:
     def computing(self, precision: Precision) -> Cube:
         """A cube of the same processes, groups and counters, whose layers compute in other types."""
         cube = copy.copy(self)
-        cube.precision, cube.ledger = precision, Ledger(precision)
+        cube.precision, cube.ledger = precision, self.ledger.relative(precision)
         return cube
 
     def close(self, timeout: timedelta = timedelta(minutes=1)) -> None:

@@ -3,7 +3,8 @@
 key of the store   written by             holds
 beat/<rank>        the rank               `Beat`
 verdict            the first to judge     who is to blame for a hang, in a sentence that all ranks adopt
-failure            the first to fail      who is to blame for a failed collective
+failure            the first to find it   who is to blame for a failed collective
+lookers            whoever wants to look  how many do; of many ranks only some read all the others' heartbeats
 """
 
 from __future__ import annotations
@@ -18,9 +19,17 @@ import torch.distributed as dist
 
 from tensor3d.beat import Beat, Process, blame
 
-_VERDICT, _FAILURE = "verdict", "failure"
-RANKS_A_SECOND = 200
-"""Heartbeats a second that the store of a large job gets, and how many of these look at all others."""
+_VERDICT, _FAILURE, _LOOKERS = "verdict", "failure", "lookers"
+BEATS_A_SECOND = 2400
+"""Heartbeats that the store of a large job gets: a tenth of what one core of its host can take."""
+LOOKERS = 16
+"""Ranks of a large job that read the heartbeats of all, 0.1 s of the store's host for 12,000; the others adopt what
+these have found."""
+_LARGE = 200
+"""Ranks above which a job is large."""
+_FEW = 20
+"""Ranks up to which a look costs so little that one may look every 0.1 s."""
+_DEAF = 60.0
 
 
 @dataclass(kw_only=True)
@@ -43,6 +52,7 @@ class Heartbeat:
         names: of all ranks.
         rank: this one.
         grace: seconds of silence after which a rank counts as dead; more where so many ranks beat more slowly.
+        clock: gives the seconds of `answered` and of all that is waited for.
         note: gives the heartbeat of now, but for its number and how the rank left.
         woken: called when there is something new to see in `verdict`, `broken` or `lost`.
     """
@@ -54,28 +64,32 @@ class Heartbeat:
         rank: int,
         *,
         grace: float,
+        clock: Callable[[], float] = time.monotonic,
         note: Callable[[], Beat],
         woken: Callable[[], None],
     ) -> None:
-        self.interval = max(min(1.0, grace / 3), len(names) / RANKS_A_SECOND)
+        self.interval = max(min(1.0, grace / 3), len(names) / BEATS_A_SECOND)
         """Seconds between two heartbeats."""
         self.grace = max(grace, 3 * self.interval)
+        self.deaf = max(_DEAF, 3 * self.interval)
+        """Seconds after which a store that does not answer counts as gone."""
         self.verdict = ""
         """Who is to blame for a hang; empty as long as nobody has judged."""
         self.broken = ""
         """Who has died or failed, while this rank looks; empty as long as nobody has."""
         self.lost = ""
         """Why the store cannot be asked any more; empty as long as it can."""
-        self.answered = time.monotonic()
+        self.answered = clock()
         """When the store has last answered."""
         self._store, self._names, self._rank = store, tuple(names), rank
         self._keys = [f"beat/{other}" for other in range(len(names))]
-        self._note, self._woken = note, woken
+        self._clock, self._note, self._woken = clock, note, woken
         self._number, self._process = 0, Process.own()
         self._left: Literal["", "closed", "failed", "cut off"] = ""
         self._reason = ""
         self._looking, self._judging, self._closing = False, False, False
         self._cut_off_at = 0.0
+        self._ticket = 0
         self._peers: dict[int, _Peer] = {}
         self._silent: dict[int, str] = {}
         self._asked, self._explained = threading.Event(), threading.Event()
@@ -104,7 +118,7 @@ class Heartbeat:
     def explain(self, reason: str) -> str:
         """Tells the others that a collective of this rank has failed, and returns who is to blame, in a sentence that
         is the same on all that ask; nothing where the store does not answer."""
-        self._left, self._reason, self._cut_off_at = "cut off", reason, time.monotonic()
+        self._left, self._reason, self._cut_off_at = "cut off", reason, self._clock()
         self._asked.set()
         self._explained.wait(self.grace + 3 * self.interval)
         return self.broken
@@ -128,7 +142,7 @@ class Heartbeat:
                 if closing:
                     return
                 if self._looking or self._left:
-                    self._look()
+                    self._look() if self._may_look() else self._hear()
                 else:
                     self._peers.clear()
                     self.broken = ""
@@ -142,7 +156,7 @@ class Heartbeat:
 
     def _pause(self) -> float:
         # A look at few ranks costs little, and sees the death of one on this machine that much sooner.
-        few = (self._looking or self._left) and len(self._names) <= RANKS_A_SECOND / 10
+        few = (self._looking or self._left) and len(self._names) <= _FEW
         return min(self.interval, 0.1) if few else self.interval
 
     def _beat(self) -> None:
@@ -151,14 +165,27 @@ class Heartbeat:
         self._store.set(self._keys[self._rank], beat.encode())
         if not self.verdict and self._store.check([_VERDICT]):
             self._adopt(self._store.get(_VERDICT).decode())
-        self.answered = time.monotonic()
+        self.answered = self._clock()
+
+    def _may_look(self) -> bool:
+        if len(self._names) <= _LARGE:
+            return True
+        self._ticket = self._ticket or self._store.add(_LOOKERS, 1)
+        return self._ticket <= LOOKERS
+
+    def _hear(self) -> None:
+        """Adopts what those have found who look."""
+        if not self.broken and self._store.check([_FAILURE]):
+            self.broken = self._store.get(_FAILURE).decode()
+            self._explained.set()
+            self._woken()
 
     def _look(self) -> None:
         beats = self._read()
         settled = self._listen(beats)
         if not self._silent and not any(beat.left in ("failed", "cut off") for beat in beats):
             self.broken = ""
-        elif not self.broken and (self._left != "cut off" or self._can_explain(beats)):
+        elif not self.broken and (self._left != "cut off" or self._can_explain(beats, settled)):
             # The first sentence is everyone's: soon those that leave for this reason are silent as well.
             self.broken = self._first(_FAILURE, blame(self._names, beats, self._silent))
         if self._left == "cut off" and self.broken:
@@ -167,7 +194,7 @@ class Heartbeat:
             self._adopt(self._first(_VERDICT, blame(self._names, beats, self._silent)))
         if self.broken:
             self._woken()
-        self.answered = time.monotonic()
+        self.answered = self._clock()
 
     def _adopt(self, verdict: str) -> None:
         self.verdict = verdict
@@ -177,11 +204,11 @@ class Heartbeat:
         """What a rank was the first to write."""
         return self._store.compare_set(key, "", sentence).decode()
 
-    def _can_explain(self, beats: Sequence[Beat]) -> bool:
+    def _can_explain(self, beats: Sequence[Beat], settled: bool) -> bool:
         """Whether someone at fault is found, or nobody will be: a process that is being killed ends its connections
         a little before itself."""
         at_fault = any(beats[rank].left == "" for rank in self._silent) or any(beat.left == "failed" for beat in beats)
-        return at_fault or time.monotonic() - self._cut_off_at > self.grace
+        return at_fault or (settled and self._clock() - self._cut_off_at > self.grace)
 
     def _read(self) -> list[Beat]:
         """The last heartbeat of every rank, one of number 0 where none has come yet."""
@@ -195,7 +222,7 @@ class Heartbeat:
 
     def _listen(self, beats: Sequence[Beat]) -> bool:
         """Finds out who is silent. Returns whether that is known of every rank."""
-        now = time.monotonic()
+        now = self._clock()
         silent: dict[int, str] = {}
         for rank, beat in enumerate(beats):
             peer = self._peers.setdefault(rank, _Peer(number=beat.number, since=now))
@@ -207,9 +234,11 @@ class Heartbeat:
             state = beat.process.look(self._process.machine)
             if state == "alive":
                 peer.known = True
-            elif state != "unknown":
-                silent[rank] = "its process is gone" if state == "gone" else "its process is stopped"
+            elif state == "gone":
+                silent[rank] = "its process is gone"
             elif now - peer.since > self.grace:
-                silent[rank] = f"no heartbeat for {now - peer.since:.1f} s"
+                # A moment of it is no death: whoever continues a stopped job does it one process after another.
+                stopped = state == "stopped"
+                silent[rank] = "its process is stopped" if stopped else f"no heartbeat for {now - peer.since:.1f} s"
         self._silent = silent
         return all(peer.known or rank in silent for rank, peer in self._peers.items())

@@ -47,7 +47,9 @@ class _Pass:
 class Ledger:
     """Collects the local gradients of backward passes. One on each cube; layers use it through `hand_in`."""
 
-    def __init__(self, precision: Precision = Precision()) -> None:  # noqa: B008  # frozen
+    def __init__(self, precision: Precision = Precision(), relatives: list[Ledger] | None = None) -> None:  # noqa: B008
+        self._relatives = [] if relatives is None else relatives  # of cubes that compute on the same processes
+        self._relatives.append(self)
         self.observer: Callable[[Literal["sum", "summed"]], None] | None = None
         """Called where the sums over ranks at the end of a backward pass begin and end: for whoever measures them."""
         self._precision = precision
@@ -81,12 +83,17 @@ class Ledger:
 
     @property
     def holds_back(self) -> bool:
-        """Whether gradients wait for a backward pass outside of `holding`."""
-        return bool(self._held)
+        """Whether gradients wait for a backward pass outside of `holding`, here or on a cube made by `computing`."""
+        return any(ledger._held for ledger in self._relatives)
+
+    def relative(self, precision: Precision) -> Ledger:
+        """One for a cube of the same processes that computes in other types."""
+        return Ledger(precision, self._relatives)
 
     def discard(self) -> None:
         """Drops gradients held back by `holding`: for a step that is given up in the middle of its accumulation."""
-        self._held.clear()
+        for ledger in self._relatives:
+            ledger._held.clear()
 
     @contextmanager
     def holding(self) -> Iterator[None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -20,8 +22,8 @@ def connect(
 ) -> torch.device:
     """Initialises the default process group from torchrun's variables and returns this rank's device.
 
-    The keys under which ranks find each other carry torchrun's restart count: its store outlives a restart and still
-    holds the addresses of the dead, at which a new group would wait until its time-out.
+    torchrun's store outlives a restart and still holds the addresses of the dead, at which a new group would wait until
+    its time-out. So the ranks first agree on a name of their own for this attempt, and meet under it (`_attempt`).
 
     Args:
         ranks: how many processes are needed.
@@ -95,8 +97,64 @@ def _store(variables: Mapping[str, str], world: int, rank: int, timeout: timedel
         is_master=rank == 0 and not hosted,
         timeout=timeout,
     )
-    restart = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"tensor3d/{restart}", store)
+    return dist.PrefixStore(f"tensor3d/{_attempt(store, world, rank, timeout)}", store)
+
+
+def _attempt(store: dist.Store, world: int, rank: int, timeout: timedelta) -> str:
+    """A name for this attempt, the same on all living ranks and new after every restart.
+
+    torchrun's own count of restarts is not: on several nodes each agent counts the deaths of its own ranks. So every
+    process says hello under a word that is its alone, and rank 0 gives its own word as the name to whoever says hello,
+    until all those whose hello is the latest of their rank have taken it: a dead one never does.
+
+    | key           | written by | holds                                     |
+    | ------------- | ---------- | ----------------------------------------- |
+    | hello/RANK    | each rank  | its word                                  |
+    | welcome/WORD  | rank 0     | the name of the attempt                   |
+    | taken/WORD    | each rank  | the name that it has taken                |
+    | begun/NAME    | rank 0     | nothing: it is there when all have come   |
+    """
+    store = dist.PrefixStore("tensor3d/attempt", store)
+    word = uuid.uuid4().hex
+    store.set(f"hello/{rank}", word)
+    if rank == 0:
+        _welcome(store, world, word, timeout)
+        return word
+    store.wait([f"welcome/{word}"], timeout)
+    name = store.get(f"welcome/{word}").decode()
+    store.set(f"taken/{word}", name)
+    store.wait([f"begun/{name}"], timeout)
+    return name
+
+
+def _welcome(store: dist.Store, world: int, name: str, timeout: timedelta) -> None:
+    """Rank 0's part of `_attempt`."""
+    hellos = [f"hello/{rank}" for rank in range(1, world)]
+    if hellos:
+        store.wait(hellos, timeout)
+    deadline, welcomed, missing = time.monotonic() + timeout.total_seconds(), set[str](), hellos
+    while missing:
+        words = {key: store.get(key).decode() for key in missing}
+        for word in set(words.values()) - welcomed:
+            store.set(f"welcome/{word}", name)
+        welcomed |= set(words.values())
+        # A word may be that of a process that died: its key is looked at again until one has come that lives.
+        missing = [key for key, word in words.items() if not _has_taken(store, word, name)]
+        if missing and time.monotonic() > deadline:
+            raise dist.DistStoreError(
+                f"{len(missing)} of {world} ranks did not come within {timeout.total_seconds():.0f} s, the first of "
+                f"them rank {missing[0].removeprefix('hello/')}. Look for it in the log of its node."
+            )
+        if missing:
+            time.sleep(0.02)
+    # A rank may have died after it had come, and another one in its place have said hello since: then its agent starts
+    # all of them again.
+    store.set(f"begun/{name}", "")
+
+
+def _has_taken(store: dist.Store, word: str, name: str) -> bool:
+    key = f"taken/{word}"
+    return store.check([key]) and store.get(key).decode() == name
 
 
 def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -1,4 +1,5 @@
-"""Signals that a thread can read while the main thread is blocked inside C, where no Python handler runs."""
+"""Signals that a thread can read while the main thread is blocked inside C, where no Python handler runs, and a clock
+that stands still while SIGSTOP holds the process."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import select
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -70,6 +72,30 @@ class SignalPipe:
         self.restore()
         os.close(self._read)
         os.close(self._write)
+
+
+class Clock:
+    """Seconds that this process has lived: the time in which it was stopped (SIGSTOP, a job that its scheduler has
+    suspended), or in which the main thread let no other thread run Python, does not count.
+
+    The clock of the system runs on. So a gap between two readings is not believed where it is longer than `longest`,
+    and somebody must read it more often than that.
+
+    Args:
+        longest: seconds that a gap counts at most.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._lock = threading.Lock()
+        self._lived = self._last = time.monotonic()
+
+    def __call__(self) -> float:
+        with self._lock:
+            now = time.monotonic()
+            self._lived += min(now - self._last, self._longest)
+            self._last = now
+            return self._lived
 
 
 def _restore_of(reference: weakref.ref[SignalPipe]) -> None:

@@ -12,14 +12,17 @@ The ring model on `n` members, for a result of the stated size on each member:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
 Key = tuple[str, Kind]
+Place = tuple[int, str, Kind]
+"""Number, axis and kind of a collective."""
+_AHEAD = 256  # collectives by which the host is ahead of the device, of those that are remembered
 
 
 @dataclass(kw_only=True)
@@ -42,6 +45,13 @@ class TrafficCount:
         return sum(self.calls.values())
 
 
+class Moment(Protocol):
+    """A point in the work of a device; torch.cuda.Event is one."""
+
+    def query(self) -> bool:
+        """Whether it has been passed."""
+
+
 class Traffic:
     """The counters that are counting now, and where this rank is, for whoever looks for a hang from another thread."""
 
@@ -49,8 +59,10 @@ class Traffic:
         self._active: list[TrafficCount] = []
         self.issued = 0
         """Collectives of the cube that this rank has issued so far; the next one's number."""
-        self.waiting: tuple[int, str, Kind] | None = None
-        """Number, axis and kind of the collective whose result this rank waits for right now."""
+        self.watched = False
+        """Whether somebody wants to know where a device is; noting it costs an event a collective."""
+        self._waiting: Place | None = None
+        self._ahead: deque[tuple[Place, Moment]] = deque(maxlen=_AHEAD)
 
     @contextmanager
     def counting(self) -> Iterator[TrafficCount]:
@@ -63,7 +75,25 @@ class Traffic:
             # By identity: two counts with the same content compare equal.
             self._active = [other for other in self._active if other is not count]
 
-    def add(self, axis: str, kind: Kind, received: int) -> tuple[int, str, Kind]:
+    @property
+    def waiting(self) -> Place | None:
+        """The collective whose result this rank waits for right now, the host or, if it is watched, the device. May be
+        asked for from any thread."""
+        if self._waiting is not None:
+            return self._waiting
+        return next((place for place, passed in tuple(self._ahead) if not passed.query()), None)
+
+    def begin_waiting(self, place: Place) -> None:
+        """From here on the host waits."""
+        self._waiting = place
+
+    def end_waiting(self, place: Place, passed: Moment | None = None) -> None:
+        """The host waits no more; the device does until it has passed that point."""
+        self._waiting = None
+        if passed is not None:
+            self._ahead.append((place, passed))
+
+    def add(self, axis: str, kind: Kind, received: int) -> Place:
         """Notes one collective in every active count. Returns its number, axis and kind."""
         self.issued += 1
         for count in self._active:

@@ -15,18 +15,17 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
-from tensor3d.beat import Beat, source_line
+from tensor3d.beat import Beat, raised_line, source_line
 from tensor3d.cube import Cube
 from tensor3d.heartbeat import Heartbeat
 from tensor3d.shape import AXES
-from tensor3d.signals import SignalPipe
+from tensor3d.signals import Clock, SignalPipe
 
 PREEMPTED, HANG, ORPHANED = 75, 79, 80
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -35,8 +34,8 @@ REPEAT = 2.0
 and torchrun passes it on."""
 PATIENCE = 25.0
 """Seconds from a signal to an agreement: torchrun kills after 30."""
-_DEAF = 60.0
-"""Seconds after which a store that does not answer counts as gone."""
+CHECKPOINT = "checkpoint"
+"""What a rank does, for `at`, that writes one or waits for it, with the bytes so far behind: it may take long."""
 _START = (0, "starting")
 _NO_ANSWER = "the job's store does not answer, its host is stopped or out of reach"
 
@@ -62,16 +61,18 @@ class Watch:
                     sys.exit(PREEMPTED)
 
     What it ends a process for, and with which exit code, stands at the head of this file. A process that another one
-    has to end (a stopped one) is left to torchrun, which kills it when the others have left.
+    has to end (a stopped one) is left to torchrun, which kills it when the others have left. While a whole job is
+    stopped and continued, no time passes for it.
 
     Args:
         cube: arranges the ranks.
         hang_after: seconds without progress (`at`, or a collective issued) that count as a hang, from the first `at`
             on: what comes before it, a corpus to prepare, may take any time. Less than the process group's timeout,
-            whose error names no rank; more than the longest evaluation or save.
+            whose error is late; more than the longest time between two calls of `at`.
         grace: seconds in which a living rank is heard of. Where there are so many ranks that they beat more slowly than
             every second, three beats.
-        patience: seconds from a signal to `agreed`.
+        patience: seconds from a signal to `agreed`, or from the end of a checkpoint that is under way (`at` with what
+            begins with "checkpoint"; each call with more bytes behind is progress).
         say: gets the one line that tells why this process ends.
         abort: ends it with an exit code, without return.
         store: instead of the process group's, over a connection that nobody else uses.
@@ -96,22 +97,28 @@ class Watch:
                 raise ValueError(f"{name} must be more than 0 seconds. Got {value}.")
         self._hang_after, self._grace, self._patience = hang_after, grace, patience
         self._traffic = cube.traffic
+        self._traffic.watched = True
         self._name = _name(cube, cube.rank)
         self._say, self._abort = say, abort
         self._main = threading.get_ident()
         self._at = _START
         self._progress = (self._at, self._traffic.issued)
-        self._since = time.monotonic()
+        self._pace = min(1.0, grace / 3, hang_after / 10)
+        self._clock = Clock(longest=1.5 * self._pace)
+        self._since = self._saved = self._clock()
         self._stop: int | None = None
         self._caught: dict[int, float] = {}
+        self._failed_at = ""
         self._failed = self._insisted = self._agreed = self._closed = False
         self._signals = SignalPipe(SIGNALS, self._request)
         self._heartbeat: Heartbeat | None = None
-        if store is None and cube.mesh is not None and cube.shape.ranks > 1:
+        if store is None and cube.mesh is not None:
             store = _store(cube.rank)
         if store is not None:
             names = [_name(cube, rank) for rank in range(cube.shape.ranks)]
-            self._heartbeat = Heartbeat(store, names, cube.rank, grace=grace, note=self._beat, woken=self._signals.wake)
+            self._heartbeat = Heartbeat(
+                store, names, cube.rank, grace=grace, clock=self._clock, note=self._beat, woken=self._signals.wake
+            )
             self._heartbeat.start()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -145,13 +152,13 @@ class Watch:
         self._agreed = True
 
     def failed(self, reason: str) -> str:
-        """To be called where a collective raises. Returns who is to blame, in a sentence that is the same on all ranks
-        that call; `reason` where nobody can tell. From here on a signal ends this process at once.
+        """To be called in the `except` of a collective's error. Returns who is to blame, in a sentence that is the same
+        on all ranks that call; `reason` where nobody can tell. From here on a signal ends this process at once.
 
         Args:
             reason: the error of the collective, its first line.
         """
-        self._failed = True
+        self._failed_at, self._failed = raised_line(sys.exc_info()[1]), True
         self._signals.wake()
         reason = reason.strip().splitlines()[0] if reason.strip() else "unknown error"
         return (self._heartbeat.explain(reason) if self._heartbeat else "") or f"{self._name}: {reason}"
@@ -186,9 +193,8 @@ class Watch:
     # --- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        interval = min(self._heartbeat.interval if self._heartbeat else 1.0, self._hang_after / 10)
         while not self._closed:
-            for number in self._signals.wait(0.05 if self._caught else interval):
+            for number in self._signals.wait(min(0.05, self._pace) if self._caught else self._pace):
                 if number in SIGNALS:
                     self._count(number)
             if not self._closed and (reason := self._reason_to_leave()):
@@ -203,16 +209,18 @@ class Watch:
         self._stop = self._stop or number
 
     def _count(self, number: int) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._request(number)
         first = self._caught.setdefault(number, now)
         self._insisted |= number == signal.SIGTERM and now - first > REPEAT
 
     def _reason_to_leave(self) -> tuple[int, str] | None:
         """The exit code, and why."""
-        now, heartbeat = time.monotonic(), self._heartbeat
+        now, heartbeat = self._clock(), self._heartbeat
         progress = (self._at, self._traffic.issued)
         if progress != self._progress or self._at is _START:
+            if any(at[1].startswith(CHECKPOINT) for at in (self._at, self._progress[0])):  # it begins, goes on, or ends
+                self._saved = now
             self._progress, self._since = progress, now
         idle = now - self._since
         if heartbeat and heartbeat.verdict:
@@ -222,7 +230,7 @@ class Watch:
             return 128 + number, f"{signal.Signals(number).name}, leaving without a checkpoint: {why}"
         if heartbeat:
             heartbeat.look(judge=idle > self._hang_after, anyway=bool(self._caught))
-            if now - heartbeat.answered > (self._grace if heartbeat.lost else _DEAF):
+            if now - heartbeat.answered > (self._grace if heartbeat.lost else heartbeat.deaf):
                 return ORPHANED, f"leaving, for nobody would end this process: {heartbeat.lost or _NO_ANSWER}"
         elif idle > self._hang_after:
             return HANG, f"no progress for {idle:.0f} s in {self._beat().place}"
@@ -239,19 +247,20 @@ class Watch:
             return heartbeat.broken
         if heartbeat and now - heartbeat.answered > heartbeat.grace:
             return heartbeat.lost or _NO_ANSWER
-        if not self._agreed and now - min(self._caught.values()) > self._patience:
+        if not self._agreed and now - max(self._saved, min(self._caught.values())) > self._patience:
             return f"the ranks have not agreed on a step within {self._patience:g} s; {self._beat().place}"
         return ""
 
     def _beat(self) -> Beat:
-        (step, doing), idle, waiting = self._at, time.monotonic() - self._since, self._traffic.waiting
+        (step, doing), idle, waiting = self._at, self._clock() - self._since, self._traffic.waiting
+        clear = waiting or idle < min(5.0, self._hang_after / 2)  # which needs no line
         return Beat(
             step=step,
             doing=doing,
             issued=self._traffic.issued,
             waiting=waiting,
             idle=idle,
-            line="" if waiting or idle < min(5.0, self._hang_after / 2) else source_line(self._main),
+            line=self._failed_at if self._failed else "" if clear else source_line(self._main),
         )
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from tensor3d.beat import Beat, Process, blame, source_line
+from tensor3d import heartbeat
+from tensor3d.beat import Beat, Process, blame, raised_line, source_line
 from tensor3d.heartbeat import Heartbeat
 
 NAMES = [f"rank {rank}" for rank in range(4)]
@@ -75,6 +76,34 @@ def test_a_victim_that_has_ended_is_not_blamed_beside_the_dead() -> None:
     assert "rank 1" not in sentence
 
 
+LOST = replace(HERE, waiting=None, line="norm.py:118 in backward", left="cut off", reason="gloo: timed out")
+
+
+@pytest.mark.parametrize(
+    ("last", "sentence"),
+    [
+        (
+            replace(HERE, doing="data", waiting=None, issued=29, line="feed.py:57 in next"),
+            "rank 3 is alive in no collective for 61 s, 29 issued, step 12, data, at feed.py:57 in next; ",
+        ),
+        (
+            replace(HERE, issued=29, waiting=(29, "x", "reduce-scatter")),
+            "rank 3 is alive in collective 29 (reduce-scatter over x) for 61 s, 29 issued, step 12, forward; ",
+        ),
+        (replace(HERE, left="closed", waiting=None), "rank 3 has ended in step 12, forward; "),
+        (HERE, ""),
+    ],
+)
+def test_the_victim_of_a_time_out_is_the_last_to_be_blamed(last: Beat, sentence: str) -> None:
+    lost = "rank 0 lost a collective in step 12, forward, at norm.py:118 in backward: gloo: timed out; rank 2 lost "
+    blamed = blame(NAMES, [LOST, HERE, LOST, last], {})
+    assert blamed.startswith(sentence or lost)
+    assert lost in blamed
+    assert blamed.endswith("no rank is missing or behind. Look for errors of the network or of a device") == (
+        not sentence
+    )
+
+
 def test_where_nobody_waits_the_last_is_named() -> None:
     """On a GPU the main thread waits for the device, and for no collective of the host."""
     beats = [replace(HERE, waiting=None, issued=issued) for issued in (30, 28, 30, 30)]
@@ -135,6 +164,17 @@ def test_the_line_is_in_our_source() -> None:
     ended.set()
     thread.join()
     assert source_line(thread.ident) == ""
+
+
+def test_the_line_of_an_error_is_in_our_source() -> None:
+    def loses() -> None:
+        int("no number that a library could read")
+
+    assert raised_line(None) == ""
+    with pytest.raises(ValueError, match="no number") as caught:
+        loses()
+    assert raised_line(caught.value).startswith("test_beat.py:")
+    assert raised_line(caught.value).endswith(" in loses")
 
 
 # Ranks of other machines, of whom heartbeats are all there is, as threads over a store in memory.
@@ -200,6 +240,18 @@ class Gone(dist.HashStore):
         return super().check(keys)
 
 
+class Reads(dist.HashStore):
+    """A store that notes who reads the heartbeats of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: set[int] = set()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.readers.add(threading.get_ident())
+        return super().multi_get(keys)
+
+
 def test_a_store_that_is_gone_is_told() -> None:
     store = Gone()
     heart = beats(store, 0, 1)
@@ -210,7 +262,28 @@ def test_a_store_that_is_gone_is_told() -> None:
 
 
 def test_many_ranks_beat_more_slowly() -> None:
-    names = [f"rank {i}" for i in range(1024)]
-    heart = Heartbeat(dist.HashStore(), names, 0, grace=3.0, note=Beat, woken=lambda: None)
-    assert heart.interval == pytest.approx(1024 / 200)
-    assert heart.grace == pytest.approx(3 * heart.interval), "still less than the 25 s that a signal leaves"
+    def times(ranks: int) -> tuple[float, float, float]:
+        names = [f"rank {i}" for i in range(ranks)]
+        heart = Heartbeat(dist.HashStore(), names, 0, grace=3.0, note=Beat, woken=lambda: None)
+        return heart.interval, heart.grace, heart.deaf
+
+    assert times(1024) == (1.0, 3.0, 60.0)
+    assert times(4096) == pytest.approx((1.7, 5.1, 60.0), abs=0.1)
+    assert times(12_000) == pytest.approx((5.0, 15.0, 60.0)), "still less than the 25 s that a signal leaves"
+    assert times(120_000) == pytest.approx((50.0, 150.0, 150.0)), "a store that is asked so rarely is not deaf"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_in_a_large_job_some_look_and_the_others_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "_LARGE", 2)
+    monkeypatch.setattr(heartbeat, "LOOKERS", 1)
+    store = Reads()
+    hearts = [beats(store, rank, 4) for rank in range(3)]  # the fourth has never come
+    for heart in hearts:
+        heart.look(judge=False, anyway=True)
+    assert len({until(heart, "broken") for heart in hearts}) == 1
+    assert hearts[0].broken.startswith("rank 3 does not answer (no heartbeat for 0.")
+    assert hearts[2].explain("gloo: reset") == hearts[0].broken
+    assert len(store.readers) == 1
+    for heart in hearts:
+        heart.close()

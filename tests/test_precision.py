@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from models.bert import BertForPreTraining
-from tensor3d import Cube, Embedding3D, NarrowHead3D, Precision, local
+from tensor3d import (
+    Cube,
+    Embedding3D,
+    LayerNorm3D,
+    NarrowHead3D,
+    Precision,
+    clip_grad_norm_,
+    constant,
+    local,
+)
+from tensor3d.layout import vector
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import error, full, name_of, ranks_of
@@ -100,3 +110,32 @@ def test_one_device_computes_in_half_as_well() -> None:
 def test_what_is_no_type_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="compute must be a floating-point type"):
         Precision(compute=wrong)  # type: ignore[arg-type]
+
+
+def test_autocast_leaves_narrow_heads_and_norms_alone() -> None:
+    cube = Cube.single()
+    cube.manual_seed(1)
+    norm, head = LayerNorm3D(32, cube), NarrowHead3D(32, 3, cube, "z", std=0.5)
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    results = []
+    for enabled in (False, True):
+        rows, columns = x.clone().requires_grad_(), x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            logits = head(rows)
+            norm(columns).pow(3).sum().backward()  # inside, too
+        logits.square().sum().backward()
+        assert logits.dtype == torch.float32
+        results.append((logits.detach(), rows.grad, columns.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))  # type: ignore[arg-type]
+
+
+def test_a_cube_that_computes_in_other_types_shares_what_is_held_back() -> None:
+    cube = Cube.single()
+    half = cube.computing(HALF)
+    assert (half.precision, cube.precision, half.traffic) == (HALF, Precision(), cube.traffic)
+    parameter = constant((2,), vector("y"), cube, 1.0)
+    half.ledger._held[0] = object()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"held back by Cube\.accumulating"):
+        clip_grad_norm_([parameter], 1.0, cube)
+    cube.ledger.discard()
+    clip_grad_norm_([parameter], 1.0, half)

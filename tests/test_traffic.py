@@ -26,7 +26,7 @@ from tensor3d import (
 )
 from tensor3d.collectives import Axis, all_gather, all_reduce, all_to_all, reduce_scatter
 from tensor3d.faces import other
-from tensor3d.traffic import Key, Kind, TrafficCount
+from tensor3d.traffic import Key, Kind, Traffic, TrafficCount
 from tests.ranks import run_ranks
 from tests.twins import name_of
 
@@ -269,3 +269,30 @@ def test_all_ranks_issue_in_the_same_order(shape: Shape) -> None:
     orders = run_ranks(8, _order_of_issue, shape)
     assert len(orders[0]) > 4 * 5, "four products, each with two collectives forward and three or more backward"
     assert all(order == orders[0] for order in orders)
+
+
+class _Passed:
+    """As an event of a device: passed, or not yet."""
+
+    def __init__(self, passed: bool) -> None:
+        self.passed = passed
+
+    def query(self) -> bool:
+        return self.passed
+
+
+def test_it_is_known_which_collective_is_waited_for() -> None:
+    traffic = Traffic()
+    first, second = traffic.add("y", "all-gather", 8), traffic.add("x", "reduce-scatter", 8)
+    assert traffic.waiting is None
+    traffic.begin_waiting(first)
+    assert traffic.waiting == (1, "y", "all-gather"), "the host waits"
+    done, not_yet = _Passed(False), _Passed(False)
+    traffic.end_waiting(first, done)
+    traffic.end_waiting(second, not_yet)
+    assert traffic.waiting == first, "the device does, for the first that it has not passed"
+    done.passed = True
+    assert traffic.waiting == (2, "x", "reduce-scatter")
+    not_yet.passed = True
+    assert traffic.waiting is None
+    assert traffic.issued == 2

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d import Cube
+from tensor3d.signals import Clock
 from tensor3d.watch import HANG, ORPHANED, PREEMPTED, REPEAT, Watch
 from tests.watched import Job, mark, meet
 
@@ -99,6 +100,61 @@ def test_a_slow_job_is_left_alone(tmp_path: Path) -> None:
         assert job.words(0) == ""
 
 
+def _prepares(cube: Cube, watch: Watch, folder: Path) -> int:
+    if cube.rank == 0:
+        time.sleep(1.0)
+    meet(cube)
+    watch.at(1, "data")
+    stuck()
+    return 0
+
+
+def test_what_one_rank_does_before_the_first_phase_may_take_any_time(tmp_path: Path) -> None:
+    with Job(2, _prepares, tmp_path, hang_after=0.3, grace=0.3) as job:
+        assert [job.code(rank, 0.4) for rank in range(2)] == [None, None]
+        assert [job.code(rank) for rank in range(2)] == [HANG] * 2
+        assert ", 2 issued, step 1, data" in job.words(0)
+
+
+def test_a_job_that_is_suspended_goes_on(tmp_path: Path) -> None:
+    """Its time stands still, also for a store that did not answer, and a rank that wakes up late is not dead."""
+    with Job(2, _trains, tmp_path, hang_after=0.6, grace=0.6, deaf=0.6) as job:
+        job.reached(1, "trains")
+        whole = [job.host.pid, *(process.pid for process in job.processes)]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in whole:
+                os.kill(pid, number)
+                time.sleep(0.05)
+            time.sleep(1.5 if number == signal.SIGSTOP else 0.5)
+        assert [job.words(rank) for rank in range(2)] == ["", ""]
+        job.send(1, signal.SIGTERM)
+        assert [job.code(rank) for rank in range(2)] == [PREEMPTED] * 2
+
+
+def test_a_signal_that_wakes_a_suspended_job_saves(tmp_path: Path) -> None:
+    """Slurm continues a job that it has suspended before it ends it, one process after another."""
+    with Job(2, _trains, tmp_path, hang_after=1.0, grace=0.6, deaf=0.6) as job:
+        job.reached(1, "trains")
+        for rank in range(2):
+            job.send(rank, signal.SIGSTOP)
+        time.sleep(1.5)
+        for rank in range(2):
+            job.send(rank, signal.SIGTERM)
+            job.send(rank, signal.SIGCONT)
+            time.sleep(0.2)
+        assert [job.code(rank) for rank in range(2)] == [PREEMPTED] * 2
+
+
+def test_a_clock_stands_still_in_a_gap() -> None:
+    clock = Clock(longest=0.05)
+    start = clock()
+    time.sleep(0.01)
+    assert 0.01 <= clock() - start < 0.06
+    time.sleep(0.4)
+    assert clock() - start < 0.12
+    assert abs(clock() - time.monotonic()) < 1.0
+
+
 # --- signals ------------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +162,7 @@ def _trains(cube: Cube, watch: Watch, folder: Path) -> int:
     for step in range(1000):
         watch.at(step, "forward")
         time.sleep(0.02)
+        mark(folder, cube.rank, "trains")
         if meet(cube, watch.stop_flag):
             watch.agreed()
             mark(folder, cube.rank, f"saved {step}")
@@ -116,7 +173,7 @@ def _trains(cube: Cube, watch: Watch, folder: Path) -> int:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_healthy_job_saves_after_the_same_step(number: int, tmp_path: Path) -> None:
     with Job(3, _trains, tmp_path, grace=1.0) as job:
-        time.sleep(0.2)
+        job.reached(1, "trains")
         job.send(1, number)
         assert [job.code(rank) for rank in range(3)] == [PREEMPTED] * 3
         steps = [path.name.split()[2] for path in tmp_path.glob("* saved *")]
@@ -223,6 +280,28 @@ def test_without_an_agreement_patience_ends(tmp_path: Path) -> None:
         assert job.code(1, 0) is None
 
 
+def _comes_late(cube: Cube, watch: Watch, folder: Path) -> int:
+    watch.at(3, "data" if cube.rank == 1 else "forward")
+    if cube.rank == 1:
+        time.sleep(30)
+    try:
+        meet(cube)
+    except RuntimeError as error:
+        (folder / "blames").write_text(watch.failed(str(error)))
+    return 1
+
+
+def test_after_a_time_out_the_one_that_never_came_is_named(tmp_path: Path) -> None:
+    with Job(2, _comes_late, tmp_path, grace=0.5, limit=1.0) as job:
+        assert job.code(0) == 1
+        sentence = (tmp_path / "blames").read_text()
+    assert sentence.startswith("rank 1 (y 1) is alive in no collective for ")
+    assert (
+        ", 1 issued, step 3, data; 1 wait, first rank 0 (y 0) in collective 2 (all-reduce over y), step 3" in sentence
+    )
+    assert "; rank 0 (y 0) lost a collective in step 3, forward, at collectives.py:" in sentence, "not of the report"
+
+
 # --- the store ----------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +317,21 @@ def test_orphans_leave(number: int, tmp_path: Path) -> None:
         else:
             assert [job.code(rank) for rank in range(2)] == [ORPHANED] * 2
             assert "the job's store is gone" in job.words(1)
+
+
+def test_an_only_rank_is_an_orphan_too(tmp_path: Path) -> None:
+    with Job(1, _dies_unseen, tmp_path, grace=0.5) as job:
+        job.host.kill()
+        assert job.code(0) == ORPHANED
+        assert job.words(0).startswith("rank 0: leaving, for nobody would end this process: the job's store is gone")
+
+
+def test_an_only_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    with Job(1, _dies_unseen, tmp_path, grace=0.5, hang_after=0.5) as job:
+        assert job.code(0) == HANG
+        words = job.words(0)
+    assert "rank 0: no progress for 1 s: rank 0 is alive in no collective for 1 s, " in words
+    assert "step 1, forward, at test_watch.py:" in words
 
 
 # --- one process --------------------------------------------------------------------------------------------------
@@ -273,13 +367,41 @@ def test_progress_is_a_phase_or_a_collective() -> None:
     codes: list[int] = []
     cube = Cube.single()
     with Watch(cube, hang_after=0.5, say=lambda _: None, abort=codes.append) as watch:
-        for step in range(4):
+        for step in range(3):
             watch.at(step, "data")
             time.sleep(0.25)
-        for _ in range(4):
+        for _ in range(3):
             cube.traffic.add("y", "all-gather", 1)
             time.sleep(0.25)
     assert codes == []
+
+
+def test_patience_is_for_what_comes_after_a_checkpoint_that_makes_progress() -> None:
+    words: list[str] = []
+    codes: list[int] = []
+    with Watch(Cube.single(), hang_after=0.5, patience=0.5, say=words.append, abort=codes.append) as watch:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for done in range(20):
+            watch.at(1, f"checkpoint, {done} bytes")
+            time.sleep(0.05)
+        assert codes == [], "longer than both times, but it goes on"
+        watch.at(2, "forward")
+        start = time.monotonic()
+        until(lambda: codes)
+        assert time.monotonic() - start > 0.4, "from its end, not from the signal"
+    assert codes == [TERM]
+    assert "SIGTERM, leaving without a checkpoint: the ranks have not agreed on a step within 0.5 s; step 2" in words[0]
+
+
+def test_patience_ends_in_a_checkpoint_that_makes_none() -> None:
+    words: list[str] = []
+    codes: list[int] = []
+    with Watch(Cube.single(), patience=0.3, say=words.append, abort=codes.append) as watch:
+        watch.at(1, "checkpoint, 7 bytes")
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: codes)
+    assert codes == [TERM]
+    assert "have not agreed on a step within 0.3 s; step 1, checkpoint, 7 bytes" in words[0]
 
 
 def test_a_signal_sets_the_flag_and_closing_restores() -> None:

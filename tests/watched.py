@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensor3d import Cube
+from tensor3d import Cube, heartbeat
 from tensor3d.collectives import all_reduce
 from tensor3d.watch import Watch
 from tests.ranks import _PRELOAD
@@ -26,6 +26,11 @@ class Job:
     """Starts `body(cube, watch, folder)` on ranks of a cube (1, world, 1). What it returns is the exit code.
 
     The store is another process's, as under torchrun.
+
+    Args:
+        hang_after, grace, patience: of the watch.
+        deaf: seconds after which it gives up a store that does not answer.
+        limit: seconds after which a collective raises.
     """
 
     def __init__(
@@ -37,7 +42,10 @@ class Job:
         hang_after: float = 60.0,
         grace: float = 3.0,
         patience: float = 25.0,
+        deaf: float = 60.0,
+        limit: float = 60.0,
     ) -> None:
+        times = (hang_after, grace, patience, deaf, limit)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*_PRELOAD, "tensor3d", __name__])
         ours, theirs = context.Pipe()
@@ -46,8 +54,7 @@ class Job:
         self.host.start()
         port = ours.recv()
         self.processes: list[Any] = [
-            context.Process(target=_main, args=(rank, world, port, body, folder, hang_after, grace, patience))
-            for rank in range(world)
+            context.Process(target=_main, args=(rank, world, port, body, folder, *times)) for rank in range(world)
         ]
         for process in self.processes:
             process.start()
@@ -108,8 +115,10 @@ def _host(pipe: Any) -> None:
 
 def _main(rank: int, world: int, port: int, body: Body, folder: Path, *times: float) -> None:
     torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    hang_after, grace, patience, deaf, seconds = times
+    heartbeat._DEAF = deaf
+    limit = timedelta(seconds=seconds)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
     cube = Cube(1, world, 1)
     meet(cube)
@@ -118,7 +127,6 @@ def _main(rank: int, world: int, port: int, body: Body, folder: Path, *times: fl
         with (folder / f"{rank} says").open("a") as words:
             words.write(f"{line}\n")
 
-    hang_after, grace, patience = times
     with Watch(cube, hang_after=hang_after, grace=grace, patience=patience, say=say) as watch:
         mark(folder, rank, "watched")
         code = body(cube, watch, folder)

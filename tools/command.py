@@ -14,7 +14,7 @@ from tensor3d.data import ExchangeOptions
 from tensor3d.data.exchange import check_within, shards_of
 from tensor3d.data.layout import check_rows, fit_packs_per_rank
 from tools.profiler import Profile
-from tools.recipe import Recipe, read_recipe
+from tools.recipe import DataRecipe, Recipe, read_recipe
 
 EXCHANGE_EVERY = ExchangeOptions().every
 AUTO = "auto"
@@ -34,7 +34,8 @@ class Command:
     output: Path | None = None
     """Folder of the run. Default: runs/NAME of the recipe, with a number behind it if that exists."""
     corpus: Path | None = None
-    """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY."""
+    """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY, with seed and share
+    held out where they are not the defaults."""
     resume: str | None = None
     """A checkpoint (step-NNNNNNNN), or the newest one of a folder of checkpoints or of a run. The run goes on in its
     folder. "auto": the newest one of --output, and a new run there if it has none: the same command for the first start
@@ -104,17 +105,17 @@ def check_folders(command: Command) -> None:
     """Raises ValueError where `--resume` or `--start-from` is no checkpoint or a run cannot write its folder, before
     text is read."""
     output = command.output
+    if command.resume == AUTO and output is None:
+        raise ValueError("--resume auto needs the run's folder. Name it by --output.")
     if command.start_from is not None:
         if command.resume not in (None, AUTO):
             raise ValueError("--start-from begins a run and --resume goes on with one. Drop one of them.")
-        checkpoint.read_progress(newest(command.start_from))
-    if command.resume == AUTO and output is None:
-        raise ValueError("--resume auto needs the run's folder. Name it by --output.")
+        if not to_resume(command):
+            checkpoint.read_progress(newest(command.start_from))
     if command.resume not in (None, AUTO):
         if output is not None:
             raise ValueError("--output and --resume exclude each other: a resumed run goes on in its folder. Drop one.")
-        folder = resumed(command)
-        assert folder is not None, "a checkpoint was named"
+        (folder,) = to_resume(command)
         checkpoint.read_progress(folder)
         checkpoint.check_writable(folder.parent)
         return
@@ -129,12 +130,12 @@ def check_folders(command: Command) -> None:
     checkpoint.check_writable(folder / "checkpoints")
 
 
-def resumed(command: Command) -> Path | None:
-    """The checkpoint that the run goes on from, or None where it begins."""
+def to_resume(command: Command) -> list[Path]:
+    """The checkpoints that the run may go on from, the first choice first; none where it begins."""
     if command.resume == AUTO:
         assert command.output is not None, "checked before"
-        return checkpoint.latest(command.output / "checkpoints")
-    return None if command.resume is None else newest(Path(command.resume))
+        return checkpoint.complete(command.output / "checkpoints")[::-1]
+    return [] if command.resume is None else [newest(Path(command.resume))]
 
 
 def newest(path: Path) -> Path:
@@ -152,5 +153,11 @@ def traced_ranks(text: str, shape: CubeShape) -> list[int]:
 
 def corpus_folder(command: Command) -> Path:
     data = command.settings.data
-    shards = f"-{data.shards}-shards" if data.shards > 1 else ""
-    return command.corpus or Path("runs/corpora") / f"{Path(data.source).stem}-{data.vocab_size}{shards}"
+    seed = command.settings.run.seed
+    parts = [
+        f"{Path(data.source).stem}-{data.vocab_size}",
+        f"{data.shards}-shards" if data.shards > 1 else "",
+        f"held-out-{data.held_out:g}" if data.held_out != DataRecipe().held_out else "",
+        f"seed-{seed}" if seed else "",
+    ]
+    return command.corpus or Path("runs/corpora") / "-".join(part for part in parts if part)

@@ -14,18 +14,20 @@ from tools.feed import place
 
 @torch.no_grad()
 def held_out_means(
-    model: BertForPreTraining, data: PretrainingData, cube: Cube, packs_per_rank: int, note: Callable[[str], None]
-) -> dict[str, float]:
+    model: BertForPreTraining, data: PretrainingData, cube: Cube, packs_per_rank: int, goes_on: Callable[[int], bool]
+) -> dict[str, float] | None:
     """Means over all packs of `data`, under the names of `EvaluationMetrics`. Every rank calls it.
 
     Args:
-        note: is told of each batch.
+        goes_on: asked before each batch, from 1, with the same answer on every rank; where it is no, None is returned.
     """
     model.eval()
     sums, targets, sequences = torch.zeros(5, dtype=torch.float64), 0, 0
     batches = evaluation_batches(data, packs_per_rank=packs_per_rank, device=cube.device, **place(cube))
     for number, batch in enumerate(batches, start=1):
-        note(f"evaluation, batch {number}")
+        if not goes_on(number):
+            model.train()
+            return None
         output = model(batch.batches[0], 1, 1)  # sums, to be divided by what all batches have together
         sums += output.sums.double().cpu()
         targets, sequences = targets + batch.targets, sequences + batch.sequences

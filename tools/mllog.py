@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +33,8 @@ def line(key: str, value: Any, event: Event, metadata: Mapping[str, Any], time_m
 
 
 def _to_stdout(text: str) -> None:
-    print(text, flush=True)
+    with suppress(OSError):  # a log on a full disk ends no training
+        print(text, flush=True)
 
 
 @dataclass(kw_only=True)

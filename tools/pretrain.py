@@ -34,7 +34,7 @@ from tools.command import (
     exchange_options,
     newest,
     parse,
-    resumed,
+    to_resume,
     traced_ranks,
 )
 from tools.corpus.info import Corpus, CorpusInfo, load_corpus
@@ -44,9 +44,13 @@ from tools.metrics import Display, summary, table
 from tools.mllog import MLPerfLog, settings
 from tools.preparing import load_same_corpus, prepare_corpus, prepare_packs
 from tools.profiler import Profile, Tracer
-from tools.resume import check_resume, check_start
-from tools.trainer import Ending, Trainer
+from tools.resume import check_resume, check_start, ended
+from tools.run_loop import Run
+from tools.standing import Ending
+from tools.trainer import Trainer
 
+UNSAVED = 74
+"""Exit status (EX_IOERR) of a run that ended and whose last checkpoint could not be written."""
 _ENDINGS: dict[Ending, str] = {
     "steps": "done",
     "target": "the target accuracy is reached",
@@ -57,7 +61,8 @@ _ENDINGS: dict[Ending, str] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 2 for a bad call, recipe, corpus or checkpoint or a file that cannot be read or written, 1 where
-    another rank died (one message on standard error), 75 after SIGTERM or SIGUSR1 and a checkpoint, 130 after Ctrl-C.
+    another rank died (one message on standard error), 74 where the last checkpoint could not be written, 75 after
+    SIGTERM or SIGUSR1 and a checkpoint, 130 after Ctrl-C.
     Those with which a run ends that hangs or is orphaned stand in `tensor3d.watch`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -74,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prepare_packs(command, shape)
             check_checkpoint(command)
             return 0
-        return PREEMPTED if train(command, shape) == "signal" else 0
+        return train(command, shape)
     except (ValueError, FloatingPointError, OSError) as problem:
         print(f"tools.pretrain: {in_words(problem)}", file=sys.stderr, flush=True)
         return 2
@@ -99,25 +104,28 @@ def dry_run(command: Command, shape: CubeShape) -> str:
 def check_checkpoint(command: Command) -> None:
     """Raises ValueError where `--resume` or `--start-from` names a checkpoint that does not fit the recipe."""
     corpus = load_corpus(corpus_folder(command))
-    folder = resumed(command)
-    if folder is not None:
-        check_resume(checkpoint.read_progress(folder), command.settings, corpus)
+    candidates = to_resume(command)
+    if candidates:
+        progress = checkpoint.read_progress(candidates[0])
+        if command.resume != AUTO or ended(progress, command.settings) is None:
+            check_resume(progress, command.settings, corpus)
     elif command.start_from is not None:
         check_start(checkpoint.read_progress(newest(command.start_from)), command.settings, corpus)
 
 
-def train(command: Command, shape: CubeShape) -> Ending:
-    """The run, on every rank; why it ended."""
+def train(command: Command, shape: CubeShape) -> int:
+    """The run, on every rank. Its exit status."""
     # The watch must be first: the error of a collective that times out names nobody.
     timeout = timedelta(seconds=2 * command.settings.run.hang_after + 60)
     cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, timeout=timeout)
     if cube.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if command.settings.precision.tf32 else "highest")
     try:
-        with Watch(cube, hang_after=command.settings.run.hang_after) as watch:
-            ending = run(command, cube, watch)
+        times = command.settings.run
+        with Watch(cube, hang_after=times.hang_after, patience=times.stop_within) as watch:
+            status = run(command, cube, watch)
         cube.close()
-        return ending
+        return status
     except KeyboardInterrupt:
         if cube.rank == 0:
             print("tools.pretrain: stopped. --resume goes on from the last checkpoint.", file=sys.stderr)
@@ -127,7 +135,7 @@ def train(command: Command, shape: CubeShape) -> Ending:
             dist.destroy_process_group()
 
 
-def run(command: Command, cube: Cube, watch: Watch) -> Ending:
+def run(command: Command, cube: Cube, watch: Watch) -> int:
     """The run on a cube. Its folder is made when nothing can be refused any more."""
     first, recipe = cube.rank == 0, command.settings
     mllog = MLPerfLog(shown=recipe.run.mllog and first)
@@ -135,20 +143,29 @@ def run(command: Command, cube: Cube, watch: Watch) -> Ending:
     info = on_first_rank(cube, lambda: prepare_corpus(command, shown=first))
     corpus = on_every_rank(cube, lambda: load_same_corpus(command, info))
     with naming_lost_ranks(watch), Feed.of_corpus(recipe, cube, corpus, exchange_options(command)) as feed:
-        trainer = Trainer(recipe, cube, feed, corpus, watch=watch, mllog=mllog)
-        folder = take_up(command, cube, trainer)
+        trainer = Trainer(recipe, cube, feed, corpus, watch=watch)
+        found = take_up(command, cube, trainer)
+        if (ended := trainer.ended) is not None:
+            if first:
+                print(f"{found} is the end of its run ({_ENDINGS[ended]}): there is nothing left to do.")
+            return 0
+        folder = on_first_rank(cube, lambda: make_run_folder(command, found))
         around = environment(cube)
         on_first_rank(cube, lambda: write_facts(command, info, around, folder))
         if first:
             describe(command, cube, trainer, info, around, folder)
         if recipe.run.mllog:
             mllog.settings(settings_of(trainer, corpus))
-        return loop(command, cube, trainer, folder, info)
+        return loop(command, cube, trainer, mllog, folder, info)
 
 
-def loop(command: Command, cube: Cube, trainer: Trainer, folder: Path, info: CorpusInfo) -> Ending:
+def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folder: Path, info: CorpusInfo) -> int:
     """Trains, with all that is written on the way."""
     recipe, first = command.settings.run, cube.rank == 0
+
+    def waiting(written: int) -> None:
+        trainer.at(f"checkpoint, {written:,} bytes written")
+
     profile = None if command.profile is None else Profile.parse(command.profile)
     ranks = traced_ranks(command.profile_ranks, cube.shape)
     with (
@@ -165,25 +182,43 @@ def loop(command: Command, cube: Cube, trainer: Trainer, folder: Path, info: Cor
             keep_last=recipe.checkpoint_keep,
             keep_every=recipe.checkpoint_keep_every or None,
             asynchronous=recipe.asynchronous,
+            waiting=waiting,
         ) as checkpoints,
         Tracer(profile, folder, rank=cube.rank, ranks=ranks) as tracer,
     ):
-        ending = trainer.run(display, checkpoints, tracer)
+        run = Run(trainer, display, checkpoints, mllog=mllog, tracer=tracer)
+        ending = run.to_the_end()
         display.event("end", reason=ending, samples=trainer.standing.samples, seconds=trainer.standing.seconds)
     if first:
         conclude(display, trainer, ending, info, folder, tracer.written)
-    return ending
+    if run.unsaved:
+        if first:
+            print(
+                f"tools.pretrain: the run has ended after step {trainer.standing.step}, and its last checkpoint could "
+                "not be written (above). What came after the one before is lost.",
+                file=sys.stderr,
+            )
+        return UNSAVED
+    return PREEMPTED if ending == "signal" else 0
 
 
-def take_up(command: Command, cube: Cube, trainer: Trainer) -> Path:
-    """Loads what the run goes on or begins with, and returns its folder, the same on every rank."""
-    found = on_first_rank(cube, lambda: resumed(command))
-    if found is not None:
-        trainer.resume(found)
-    elif command.start_from is not None:
-        source = newest(command.start_from)
-        trainer.start_from(on_first_rank(cube, lambda: source))
-    return on_first_rank(cube, lambda: make_run_folder(command, found))
+def take_up(command: Command, cube: Cube, trainer: Trainer) -> Path | None:
+    """Loads what the run goes on or begins with, and returns the checkpoint that it goes on from, if any; the same on
+    every rank."""
+    candidates = on_first_rank(cube, lambda: to_resume(command))
+    for number, found in enumerate(candidates, start=1):
+        try:
+            trainer.resume(found, finished=command.resume == AUTO)
+            return found
+        except checkpoint.DamagedError as damage:
+            if number == len(candidates):
+                raise
+            if cube.rank == 0:
+                print(f"tools.pretrain: {damage} Trying the one before.", file=sys.stderr, flush=True)
+    if command.start_from is not None:
+        source = command.start_from
+        trainer.start_from(on_first_rank(cube, lambda: newest(source)))
+    return None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import gzip
 import os
 import re
 import shutil
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,11 @@ class Tracer:
         done = max(self._first, self._done)  # the first may be cut short
         steps = f"step{self._first}" if done == self._first else f"steps{self._first}-{done}"
         path = self._folder / f"trace-rank{self._rank}-{steps}.json.gz"
-        _export(profiler, path)
+        try:
+            _export(profiler, path)
+        except OSError as problem:  # a trace is not worth a run
+            print(f"no trace of {path.name}: {problem}", file=sys.stderr)
+            return
         self.written.append(path)
 
 

@@ -149,6 +149,7 @@ _POSITIVE: tuple[tuple[str, str], ...] = (
     ("model", "std"),
     ("precision", "loss_scale"),
     ("run", "hang_after"),
+    ("run", "stop_within"),
 )
 _SHARES: tuple[tuple[str, str], ...] = (
     ("data", "held_out"),

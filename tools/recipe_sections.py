@@ -183,6 +183,9 @@ class RunRecipe:
     """Write checkpoints in the background while the training goes on."""
     hang_after: float = 600.0
     """Seconds without progress after which the run ends and names the rank that the others wait for."""
+    stop_within: float = 25.0
+    """Seconds from a signal to the end of the step after which the run saves and leaves: longer than two steps.
+    torchrun kills after 30 seconds, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says more."""
     loss_spike: float = 10.0
     """A loss so many usual deviations above the usual one is reported as a spike. 0: none is."""
     mllog: bool = False

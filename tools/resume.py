@@ -31,6 +31,14 @@ def tokenizer_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def ended(progress: dict[str, Any], recipe: Recipe) -> str | None:
+    """Why the run of a checkpoint ended with it, if it did: further steps, which the recipe may have now, go on."""
+    ending: str | None = progress.get("standing", {}).get("ending")
+    if ending in ("target", "patience"):
+        return ending
+    return "steps" if progress["step"] >= recipe.run.steps and not _evaluation_due(progress) else None
+
+
 def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
     """Raises ValueError where a checkpoint belongs to another model, corpus or order of packs."""
     if progress.get("corpus") != corpus.info.fingerprint:
@@ -53,17 +61,34 @@ def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> No
                     f"the checkpoint was trained with {section}.{name} = {old!r}, the recipe says {new!r}. Resume with "
                     "the same, or start a run of its own."
                 )
+    computes = [each.get("precision", {}).get("compute") for each in (before, now)]
+    if computes[1] == "fp16" != computes[0]:
+        raise ValueError(
+            f"the checkpoint was trained with precision.compute = {computes[0]!r} and has no loss scale, which the "
+            "recipe's 'fp16' needs. Resume with the same, or begin a run with its weights: --start-from."
+        )
     rows = [_sizes(each)["positions"] for each in (before, now)]
     if rows[0] != rows[1]:
         raise ValueError(
             f"the checkpoint's position table has {rows[0]} rows, the recipe's {rows[1]}. Resume with the same, or "
             "begin a run with its weights: --start-from."
         )
-    if progress["step"] >= recipe.run.steps:
+    if progress["step"] >= recipe.run.steps and not _evaluation_due(progress):
         raise ValueError(
             f"the checkpoint has done {progress['step']} steps, and the recipe ends at {recipe.run.steps}. Raise run."
             "steps."
         )
+
+
+def differences(progress: dict[str, Any], recipe: Recipe) -> list[str]:
+    """What a run that goes on does in another way than the checkpoint's, though it may."""
+    before, now = progress.get("recipe", {}), recipe.to_dict()
+    return [
+        f"{section}.{name} = {value!r}, was {before[section][name]!r}"
+        for section, values in now.items()
+        for name, value in values.items()
+        if name in before.get(section, {}) and before[section][name] != value
+    ]
 
 
 def check_start(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
@@ -75,6 +100,12 @@ def check_start(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> Non
                 f"the checkpoint's model has {name} = {old.get(name)!r}, the recipe's {new[name]!r}. Start from a "
                 "checkpoint of the same sizes."
             )
+    kinds = [each.get("optimizer", {}).get("kind") for each in (progress.get("recipe", {}), recipe.to_dict())]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"the checkpoint was trained with optimizer.kind = {kinds[0]!r}, the recipe says {kinds[1]!r}, and its "
+            "moments are taken over. Start with the same optimiser."
+        )
     if not old["positions"] <= new["positions"]:
         raise ValueError(
             f"the checkpoint's position table has {old['positions']} rows, the recipe's {new['positions']}: a table "
@@ -85,6 +116,11 @@ def check_start(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> Non
             "the checkpoint was trained with another tokenizer: its ids mean other pieces. Prepare the corpus of this "
             "run with the tokenizer of that run."
         )
+
+
+def _evaluation_due(progress: dict[str, Any]) -> bool:
+    """Whether a signal came in the last evaluation, which is then still to be done."""
+    return bool(progress.get("standing", {}).get("evaluation_due", False))
 
 
 def _sizes(recipe: dict[str, Any]) -> dict[str, Any]:

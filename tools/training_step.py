@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,10 +35,6 @@ class Numbers(NamedTuple):
     loss_scale: float
     stop_flags: float
     """Ranks that a signal has asked to stop."""
-
-    @property
-    def finite(self) -> bool:
-        return not self.found_inf and math.isfinite(self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,16 +105,18 @@ class TrainingStep:
             self._at(step, "optimizer")
             flags = torch.full((1,), self._watch.stop_flag if self._watch else 0.0, device=self._cube.device)
             norm = self._clipped(flags)
+            # A loss that is not finite is a step that went wrong, whatever its gradients are.
+            found_inf = torch.maximum(norm.found_inf, (~sums[0].isfinite()).to(norm.found_inf.dtype))
             scale = torch.ones_like(norm.found_inf) if self._scaler is None else self._scaler.scale.clone()
-            self._update(norm)
-        numbers = torch.stack([norm.total, norm.found_inf.to(norm.total.dtype), scale.to(norm.total.dtype)])
+            self._update(found_inf)
+        numbers = torch.stack([n.to(sums.dtype) for n in (norm.total, found_inf, scale)])
         return Taken(
             step=step,
             learning_rate=learning_rate,
             lap=self.stopwatch.end(),
             traffic=traffic,
             norm=norm,
-            numbers=OnItsWay(torch.cat([sums, numbers.to(sums.dtype), flags.to(sums.dtype)])),
+            numbers=OnItsWay(torch.cat([sums, numbers, flags.to(sums.dtype)])),
             stall=stall,
         )
 
@@ -142,12 +139,12 @@ class TrainingStep:
         scale = None if self._scaler is None else self._scaler.scale
         return clip_gradients(self._model.parameters(), self._clip, self._cube, loss_scale=scale, along=flags)
 
-    def _update(self, norm: GradientNorm) -> None:
-        self._optimizer.found_inf = norm.found_inf
+    def _update(self, found_inf: Tensor) -> None:
+        self._optimizer.found_inf = found_inf
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._scaler is not None:
-            self._scaler.update(norm.found_inf)
+            self._scaler.update(found_inf)
 
     def _at(self, step: Step, phase: str) -> None:
         self.stopwatch.mark(phase)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from tensor3d.checkpoint.contents import Chunk, Contents, StoredTensor, read_contents, verify
-from tensor3d.checkpoint.folders import best, check_writable, complete, latest, read_progress
+from tensor3d.checkpoint.folders import DamagedError, best, check_writable, complete, latest, read_progress
 from tensor3d.checkpoint.loading import load
 from tensor3d.checkpoint.saver import Checkpoints, Outcome, save
 
@@ -18,6 +18,7 @@ __all__ = [
     "Checkpoints",
     "Chunk",
     "Contents",
+    "DamagedError",
     "Outcome",
     "StoredTensor",
     "best",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tensor3d.checkpoint.files import CHECKSUMS, DTYPES, NAME_OF, TENSORS, FileSum, checksum, file_name
-from tensor3d.checkpoint.folders import PROGRESS, read_json, read_progress
+from tensor3d.checkpoint.folders import PROGRESS, DamagedError, read_json, read_progress
+from tensor3d.checkpoint.state import CPU_STREAM
 
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 _SENSELESS = (KeyError, TypeError, AttributeError, ValueError)  # of JSON that says something else than it should
@@ -63,15 +64,16 @@ def read_contents(folder: Path) -> Contents:
     """Reads everything but the tensors.
 
     Raises:
-        ValueError: no checkpoint, one of another version, or one whose lists are missing, damaged or contradict
-            each other; the message names the file.
+        DamagedError: lists that are missing, make no sense or contradict each other; the message names the file.
+        ValueError: no checkpoint, or one of another version.
     """
     progress = read_progress(folder)
     sums = _checksums(folder / CHECKSUMS)
     tensors = _tensors(folder / TENSORS)
     needed = {chunk.file for tensor in tensors.values() for chunk in tensor.chunks} | {TENSORS, PROGRESS}
     if missing := sorted(needed - sums.keys()):
-        raise ValueError(f"{folder / CHECKSUMS} is damaged: it has no line for {', '.join(missing)}. {_ELSEWHERE}")
+        raise DamagedError(f"{folder / CHECKSUMS} is damaged: it has no line for {', '.join(missing)}. {_ELSEWHERE}")
+    _check_streams(folder / TENSORS, tensors, progress["ranks"])
     return Contents(folder=folder, progress=progress, tensors=tensors, files=sums)
 
 
@@ -116,17 +118,19 @@ def verify(folder: Path) -> list[str]:
         return [str(problem)]
     if problems := size_problems(contents):
         return problems
-    return checksum_problems(contents, contents.files) or _header_problems(contents)
+    return checksum_problems(contents, contents.files) or header_problems(contents, contents.files)
 
 
-def _header_problems(contents: Contents) -> list[str]:
-    """Tensor files that do not hold what the list of tensors says."""
+def header_problems(contents: Contents, names: Collection[str]) -> list[str]:
+    """Those of the tensor files that do not hold what the list of tensors says."""
     wanted: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
     for tensor in contents.tensors.values():
         for chunk in tensor.chunks:
             wanted.setdefault(chunk.file, {})[tensor.name] = (NAME_OF[tensor.dtype], chunk.sizes)
     problems = []
     for name, blocks in wanted.items():
+        if name not in names:
+            continue
         path = contents.folder / name
         try:
             with safe_open(path, framework="pt") as file:
@@ -149,10 +153,10 @@ def _checksums(path: Path) -> dict[str, FileSum]:
             for name, entry in content["files"].items()
         }
     except _SENSELESS as problem:
-        raise ValueError(f"{path} is damaged: {problem!r}. {_ELSEWHERE}") from None
+        raise DamagedError(f"{path} is damaged: {problem!r}. {_ELSEWHERE}") from None
     for name in files:
         if name not in (TENSORS, PROGRESS) and not _FILE.fullmatch(name):
-            raise ValueError(f"{path} names {name!r}, which is no file of a checkpoint. {_ELSEWHERE}")
+            raise DamagedError(f"{path} names {name!r}, which is no file of a checkpoint. {_ELSEWHERE}")
     return files
 
 
@@ -161,11 +165,19 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
     try:
         tensors = {name: _tensor(name, entry) for name, entry in content["tensors"].items()}
     except _SENSELESS as problem:
-        raise ValueError(f"{path} is damaged: {problem!r}. {_ELSEWHERE}") from None
+        raise DamagedError(f"{path} is damaged: {problem!r}. {_ELSEWHERE}") from None
     for tensor in tensors.values():
         if sum(prod(chunk.sizes) for chunk in tensor.chunks) != prod(tensor.shape):
-            raise ValueError(f"{path} is damaged: the blocks of {tensor.name} do not make it up. {_ELSEWHERE}")
+            raise DamagedError(f"{path} is damaged: the blocks of {tensor.name} do not make it up. {_ELSEWHERE}")
     return tensors
+
+
+def _check_streams(path: Path, tensors: dict[str, StoredTensor], ranks: int) -> None:
+    """Raises DamagedError unless there is a random stream of every rank."""
+    for rank in range(ranks):
+        stream = tensors.get(f"{CPU_STREAM}{rank}")
+        if stream is None or stream.dtype != torch.uint8 or len(stream.shape) != 1:
+            raise DamagedError(f"{path} is damaged: it has no random stream of rank {rank} of {ranks}. {_ELSEWHERE}")
 
 
 def _tensor(name: str, entry: Any) -> StoredTensor:
@@ -185,6 +197,6 @@ def _counts(values: Any) -> tuple[int, ...]:
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise TypeError(f"{value!r} is no count")
     return value

@@ -40,7 +40,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
-_PIECE = 4 * 2**20  # bytes a write: long stretches without Python's lock, and little to wait for
+PIECE = 4 * 2**20  # bytes a write: long stretches without Python's lock, and little to wait for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +127,8 @@ def write_file(path: Path, parts: Iterable[memoryview]) -> FileSum:
     size = crc = 0
     with path.open("wb", buffering=0) as file:
         for part in parts:
-            for first in range(0, len(part), _PIECE):
-                piece = part[first : first + _PIECE]
+            for first in range(0, len(part), PIECE):
+                piece = part[first : first + PIECE]
                 crc = zlib.crc32(piece, crc)
                 size += len(piece)
                 while len(piece):
@@ -149,7 +149,7 @@ def write_checksums(folder: Path, sums: dict[str, FileSum]) -> FileSum:
 def checksum(path: Path) -> FileSum:
     """Of a file as it is on disk. Raises OSError where it cannot be read."""
     size = crc = 0
-    buffer = bytearray(_PIECE)
+    buffer = bytearray(PIECE)
     view = memoryview(buffer)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensor3d.checkpoint.contents import Contents
-from tensor3d.checkpoint.state import EXTRA, MODEL, OPTIMIZER
+from tensor3d.checkpoint.state import EXTRA, MODEL, OPTIMIZER, RANDOM
 
 _ANOTHER = "It belongs to another model: resume with the recipe of its run."
 
@@ -24,45 +24,53 @@ def check_optimizer(contents: Contents, optimizer: torch.optim.Optimizer) -> Non
 
 
 def check_fits(
-    contents: Contents, state: Mapping[str, Tensor], grows: Collection[str], *, weights_alone: bool
+    contents: Contents,
+    state: Mapping[str, Tensor],
+    kinds: tuple[str, ...],
+    grows: Collection[str] = (),
+    *,
+    any_type: bool = False,
 ) -> list[str]:
     """The names of tensors that have grown.
 
     Args:
-        state: what is to be filled, without random streams.
+        state: what is to be filled, of these kinds of tensors.
+        kinds: the beginnings of their names.
         grows: names of parameters that may.
-        weights_alone: types may differ, and what is stored of an optimiser is left out.
+        any_type: types may differ.
 
     Raises:
         ValueError: names, shapes or types that differ.
     """
-    kinds = (MODEL,) if weights_alone else (MODEL, OPTIMIZER)
-    stored = {name for name in contents.tensors if name.startswith((*kinds, EXTRA))}
-    _check_grows(state, grows)
+    stored = {name for name in contents.tensors if name.startswith(kinds)}
     if missing := sorted(state.keys() - stored):
         raise ValueError(f"{contents.folder} has no {_listed(missing)}, which is asked for. {_ANOTHER}")
-    if left := sorted(name for name in stored - state.keys() if not name.startswith(EXTRA)):
+    optional = (EXTRA, RANDOM)  # there may be more of them than are asked for
+    if left := sorted(name for name in stored - state.keys() if not name.startswith(optional)):
         raise ValueError(f"{contents.folder} has {_listed(left)}, for which there is no place here. {_ANOTHER}")
-    grown = []
-    for name, tensor in state.items():
-        before = contents.tensors[name]
-        now = tuple(tensor.shape)
-        may_grow = _parameter(name) in grows and len(now) > 0
-        if may_grow and now[1:] == before.shape[1:] and now[0] > before.shape[0]:
-            grown.append(name)
-        elif now != before.shape:
-            raise ValueError(
-                f"{contents.folder} has {name} of shape {before.shape}, and the shape {now} is needed. {_ANOTHER}"
-            )
-        if tensor.dtype != before.dtype and not weights_alone:
-            raise ValueError(
-                f"{contents.folder} has {name} of {before.dtype}, and {tensor.dtype} is needed. Resume with the type "
-                "that it was trained in."
-            )
+    return [name for name, tensor in state.items() if _grown(contents, name, tensor, grows, any_type=any_type)]
+
+
+def _grown(contents: Contents, name: str, tensor: Tensor, grows: Collection[str], *, any_type: bool) -> bool:
+    """Whether a tensor has more rows than are stored of it. Raises ValueError where it differs in another way."""
+    before, now = contents.tensors[name], tuple(tensor.shape)
+    may_grow = _parameter(name) in grows and len(now) > 0
+    grown = may_grow and now[1:] == before.shape[1:] and now[0] > before.shape[0]
+    if now != before.shape and not grown:
+        remedy = "It was written with another PyTorch: use that one." if name.startswith(RANDOM) else _ANOTHER
+        raise ValueError(
+            f"{contents.folder} has {name} of shape {before.shape}, and the shape {now} is needed. {remedy}"
+        )
+    if tensor.dtype != before.dtype and not any_type:
+        raise ValueError(
+            f"{contents.folder} has {name} of {before.dtype}, and {tensor.dtype} is needed. Resume with the type "
+            "that it was trained in."
+        )
     return grown
 
 
-def _check_grows(state: Mapping[str, Tensor], grows: Collection[str]) -> None:
+def check_grows(state: Mapping[str, Tensor], grows: Collection[str]) -> None:
+    """Raises ValueError for a name that is no parameter of the model."""
     unknown = sorted(name for name in grows if MODEL + name not in state)
     if unknown:
         raise ValueError(f"grows names {unknown[0]!r}, which is no parameter of the model. Name it as the model does.")

@@ -1,10 +1,11 @@
 """Where checkpoints lie, and how one comes and goes so that a kill at any moment leaves the others whole.
 
-    step-00000100           complete: it has this name by a rename, and loses it by one
-    step-00000100.partial   being written
-    step-00000100.old       complete: the former one of that step, while a new one takes its place
-    step-00000100.trash     being deleted
-    best                    text: the name of the best checkpoint
+    step-00000100               complete: it has this name by a rename, and loses it by one
+    step-00000100.RUN.partial   being written, by the run of that token
+    step-00000100.old           complete: the former one of that step, while a new one takes its place
+    step-00000100.trash         being deleted
+    step-ABCDEF.token           there for the moment in which the ranks see whether they share the directory
+    best                        text: the name of the best checkpoint
 
 `serial` in progress.json counts the checkpoints of a directory. It tells which is the newest also where a run has
 gone back to an earlier step.
@@ -18,14 +19,25 @@ import re
 import shutil
 import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+from time import time
 from typing import Any
+
+from tensor3d.checkpoint.sharing import TOKEN
 
 VERSION = 1
 PROGRESS = "progress.json"
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 _BEST = "best"
 _DEEP = "it is nested too deeply"
+_ELSEWHERE = "Resume from an earlier checkpoint."
+_STALE = 600.0  # seconds without a change, after which what another run was writing counts as left behind
+
+
+class DamagedError(ValueError):
+    """A checkpoint of which something is missing, cut or changed: another one may be good. An error that is only a
+    ValueError says that a checkpoint does not belong here, and an earlier one of the run would not either."""
 
 
 def folder_of(directory: Path, step: int) -> Path:
@@ -59,35 +71,37 @@ def complete(directory: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ValueError, with the file's name, for anything else."""
+    """The object in a JSON file. Raises DamagedError, with the file's name, for anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:
         reason = _DEEP if isinstance(problem, RecursionError) else problem
-        raise ValueError(f"{path} is damaged: {reason}. Resume from an earlier checkpoint.") from None
+        raise DamagedError(f"{path} is damaged: {reason}. {_ELSEWHERE}") from None
     except OSError as problem:
-        raise ValueError(f"{path} cannot be read: {problem.strerror}. Resume from an earlier checkpoint.") from None
+        raise DamagedError(f"{path} cannot be read: {problem.strerror}. {_ELSEWHERE}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it holds no object. Resume from an earlier checkpoint.")
+        raise DamagedError(f"{path} is damaged: it holds no object. {_ELSEWHERE}")
     return content
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of its run.
+    """What a checkpoint says of its run: version, step, ranks, cube, optimizer, serial, and the facts of the run.
 
     Raises:
+        DamagedError: what it says cannot be read, or `folder` has the name of a checkpoint and says nothing.
         ValueError: `folder` is no checkpoint, or one of another version of the format.
     """
-    if not (folder / PROGRESS).is_file():
-        near = latest(folder)
-        remedy = f" Did you mean {near}?" if near else " A checkpoint is a folder step-NNNNNNNN written by training."
-        if (folder / ".metadata").is_file():
-            remedy = " A .metadata of torch.distributed.checkpoint is a pickle, which may run code: it is never read."
-        raise ValueError(f"{folder} is not a checkpoint: it has no {PROGRESS}.{remedy}")
-    progress = read_json(folder / PROGRESS)
+    path = folder / PROGRESS
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_checkpoint(folder) from None
+    except OSError:
+        pass  # which reading it meets again, and tells
+    progress = read_json(path)
     version = progress.get("version")
-    if not isinstance(progress.get("step"), int):
-        raise ValueError(f"{folder / PROGRESS} names no step. Resume from an earlier checkpoint.")
+    if not _is_number(progress.get("step"), 0):
+        raise DamagedError(f"{path} names no step. {_ELSEWHERE}")
     if version is None:
         raise ValueError(
             f"{folder} was written by a tensor3d from before checkpoints had a version, whose files were pickles. "
@@ -97,9 +111,36 @@ def read_progress(folder: Path) -> dict[str, Any]:
         newer = isinstance(version, int) and version > VERSION
         raise ValueError(
             f"{folder} was written by {'a newer' if newer else 'another'} tensor3d: its format is version {version}, "
-            f"this one reads {VERSION}. {'Update tensor3d' if newer else 'Resume from an earlier checkpoint'}."
+            f"this one reads {VERSION}. {'Update tensor3d' if newer else _ELSEWHERE.rstrip('.')}."
         )
+    for name, good in (
+        ("ranks", _is_number(progress.get("ranks"), 1)),
+        ("serial", _is_number(progress.get("serial"), 0)),
+        ("cube", isinstance(progress.get("cube"), str)),
+        ("optimizer", isinstance(progress.get("optimizer"), str)),
+    ):
+        if not good:
+            raise DamagedError(f"{path} is damaged: its {name} is {progress.get(name)!r}. {_ELSEWHERE}")
     return progress
+
+
+def _no_checkpoint(folder: Path) -> ValueError:
+    """Why a folder without progress.json is refused."""
+    told = f"{folder} is not a checkpoint: it has no {PROGRESS}."
+    if os.path.lexists(folder / ".metadata"):
+        why = "A .metadata of torch.distributed.checkpoint is a pickle, which may run code: it is never read."
+        return ValueError(f"{told} {why}")
+    if _NAME.fullmatch(folder.name) and os.path.isdir(folder):
+        return DamagedError(f"{told} It has the name of one, so it is damaged. {_ELSEWHERE}")
+    near = None
+    with suppress(OSError):
+        near = latest(folder)
+    remedy = f"Did you mean {near}?" if near else "A checkpoint is a folder step-NNNNNNNN written by training."
+    return ValueError(f"{told} {remedy}")
+
+
+def _is_number(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def check_writable(directory: Path) -> None:
@@ -121,37 +162,49 @@ def check_writable(directory: Path) -> None:
         ) from None
 
 
-def begin(directory: Path, step: int) -> Path:
-    """A new, empty folder to write into."""
-    partial = folder_of(directory, step).with_suffix(".partial")
-    if partial.exists():  # of a run that was killed while it wrote
+def partial_of(directory: Path, step: int, run: str) -> Path:
+    """Where the run of this token writes a checkpoint: another run in the same directory does not touch it."""
+    return directory / f"step-{step:08d}.{run}.partial"
+
+
+def begin(partial: Path) -> None:
+    """Makes a new, empty folder to write into."""
+    if partial.exists():  # of a save that failed, and could not be deleted then
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
-    return partial
 
 
-def commit(partial: Path) -> Path:
-    """Gives a finished folder its name. An older one of that name is gone only when the new one is there."""
-    final = partial.with_suffix("")
-    old = partial.with_suffix(".old")
+def commit(partial: Path, final: Path) -> None:
+    """Gives a finished folder its name. An older one of that name stays beside it, for `settle`."""
+    old = final.with_suffix(".old")
     sync_folder(partial)
-    if final.exists():
+    replaced = final.exists()
+    if replaced:
         discard(old)
         os.replace(final, old)
-    os.replace(partial, final)
+    try:
+        os.replace(partial, final)
+    except OSError:
+        if replaced:
+            with suppress(OSError):  # it counts under the other name too
+                os.replace(old, final)
+        raise
+
+
+def settle(final: Path) -> None:
+    """After `commit`: the new name is on disk, then the older one is gone."""
     sync_folder(final.parent)
-    discard(old)
-    return final
+    discard(final.with_suffix(".old"))
 
 
 def discard(path: Path) -> None:
     """Deletes a folder. First it loses its name: half of a checkpoint never bears one."""
     trash = path.parent / f"{path.name.partition('.')[0]}.trash"
     if trash.exists():
-        shutil.rmtree(trash)
+        _remove(trash)
     if path.exists():
         os.replace(path, trash)
-        shutil.rmtree(trash)
+        _remove(trash)
 
 
 def clean(directory: Path) -> None:
@@ -163,9 +216,34 @@ def clean(directory: Path) -> None:
             discard(path)
         else:
             os.replace(path, path.with_suffix(""))
-    for pattern in ("step-*.partial", "step-*.trash"):
-        for path in sorted(directory.glob(pattern)):
-            shutil.rmtree(path)
+    for path in sorted(directory.glob("step-*.trash")):
+        _remove(path)
+    sweep(directory)
+
+
+def sweep(directory: Path) -> None:
+    """Takes away what another run has begun and not gone on with for 10 minutes: before that it may be alive."""
+    for path in sorted(directory.glob("step-*.partial")):
+        if _age(path) > _STALE:
+            _remove(path)
+    for path in sorted(directory.glob(f"step-*{TOKEN}")):
+        if _age(path) > _STALE:
+            path.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file, or a folder or anything in it, was changed; 0 where it goes away meanwhile."""
+    try:
+        inside = list(path.iterdir()) if path.is_dir() else []
+        return time() - max(each.stat().st_mtime for each in (path, *inside))
+    except FileNotFoundError:
+        return 0.0
+
+
+def _remove(folder: Path) -> None:
+    """Also where another run does the same at the same time, and is faster."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)
 
 
 def rotate(directory: Path, *, keep_last: int | None, keep_every: int | None, protected: Collection[str]) -> None:

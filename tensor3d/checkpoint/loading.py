@@ -28,15 +28,28 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from tensor3d.checkpoint.contents import Contents, checksum_problems, read_contents, size_problems
+from tensor3d.checkpoint.contents import (
+    Contents,
+    checksum_problems,
+    header_problems,
+    read_contents,
+    size_problems,
+)
 from tensor3d.checkpoint.files import data_of
-from tensor3d.checkpoint.fit import check_fits, check_optimizer
+from tensor3d.checkpoint.fit import check_fits, check_grows, check_optimizer
+from tensor3d.checkpoint.folders import DamagedError
 from tensor3d.checkpoint.state import (
+    EXTRA,
+    MODEL,
+    OPTIMIZER,
+    RANDOM,
     extra_tensors,
-    fill_optimizer,
-    forget_missing,
+    forget,
+    forget_others,
+    make_missing,
     model_tensors,
     optimizer_tensors,
+    remembered,
     restore_streams,
     stream_tensors,
 )
@@ -67,39 +80,67 @@ def load(
         extra: tensors to be filled in place, under the names that they were saved with.
 
     Random streams are restored where an optimiser is, and the number of ranks is the same; else they stay as
-    `Cube.manual_seed` left them. Gradients of an optimiser that has not stepped yet are dropped.
+    `Cube.manual_seed` left them. Gradients stay.
 
     Raises:
-        ValueError: `folder` is no checkpoint, is damaged (the message names the file), or does not fit the model or
-            the optimiser; on every rank, and before anything is changed.
+        DamagedError: a file is missing, cut or changed, or a list makes no sense; the message names the file. Another
+            checkpoint may serve. On every rank, and before anything is changed, unless it is a file that could be
+            read a moment before: then any other checkpoint that is loaded fills everything.
+        ValueError: `folder` is no checkpoint, or does not fit the model or the optimiser; on every rank, and before
+            anything is changed.
     """
     contents = _agreed(cube, lambda: _checked(folder, cube))
-    if optimizer is not None:
-        _agreed(cube, lambda: check_optimizer(contents, optimizer))
-        fill_optimizer(model, optimizer)
-    state = model_tensors(model) | extra_tensors(extra)
-    if optimizer is not None:
-        forget_missing(model, optimizer, contents.tensors)
-        state |= optimizer_tensors(model, optimizer)
-    grown = _agreed(cube, lambda: check_fits(contents, state, grows, weights_alone=optimizer is None))
-    for name in grown:
-        if name.startswith("optimizer."):
-            local(state[name]).zero_()
     continues = optimizer is not None and contents.progress["ranks"] == cube.shape.ranks
+    streams = {}
     if continues:
-        state |= {name: stream for name, stream in stream_tensors(cube).items() if name in contents.tensors}
+        streams = {name: stream for name, stream in stream_tensors(cube).items() if name in contents.tensors}
+    state = _agreed(cube, lambda: model_tensors(model)) | extra_tensors(extra) | streams
+
+    def check_weights() -> None:
+        check_grows(state, grows)
+        check_fits(contents, state, (MODEL, EXTRA, RANDOM), grows, any_type=optimizer is None)
+
+    _agreed(cube, check_weights)
+    if optimizer is not None:
+        moments = _optimizer_state(contents, model, optimizer, cube, grows)
+        # Here changes begin.
+        forget_others(model, optimizer, remembered(contents.tensors))
+        for name in check_fits(contents, moments, (OPTIMIZER,), grows):
+            local(moments[name]).zero_()
+        state |= moments
     _read(contents, state, cube)
     if continues:
         restore_streams(state, cube)
     return contents.progress
 
 
+def _optimizer_state(
+    contents: Contents, model: nn.Module, optimizer: torch.optim.Optimizer, cube: Cube, grows: Collection[str]
+) -> dict[str, Tensor]:
+    """What the optimiser remembers and the checkpoint has, made where it is missing; if it does not fit, unmade."""
+    _agreed(cube, lambda: check_optimizer(contents, optimizer))
+    names = remembered(contents.tensors)
+
+    def fitting() -> dict[str, Tensor]:
+        state = optimizer_tensors(model, optimizer, names)
+        check_fits(contents, state, (OPTIMIZER,), grows)
+        return state
+
+    made = make_missing(model, optimizer, names)
+    try:
+        return _agreed(cube, fitting)
+    except ValueError:
+        forget(optimizer, made)
+        raise
+
+
 def _checked(folder: Path, cube: Cube) -> Contents:
     """What a checkpoint holds, after this rank's share of its files was found to be as written."""
     contents = read_contents(folder)
     share = sorted(contents.files)[cube.rank :: cube.shape.ranks]
-    if problems := size_problems(contents) or checksum_problems(contents, share):
-        raise ValueError(f"{'; '.join(problems)}. Resume from an earlier checkpoint.")
+    problems = size_problems(contents) or checksum_problems(contents, share) or header_problems(contents, share)
+    if problems:
+        raise DamagedError(f"{'; '.join(problems)}. Resume from an earlier checkpoint.")
     return contents
 
 
@@ -109,7 +150,7 @@ def _read(contents: Contents, state: dict[str, Tensor], cube: Cube) -> None:
             dcp.load(state, storage_reader=_Reader(contents), planner=_Planner(), no_dist=cube.mesh is None)
     except CheckpointException as problem:  # DCP raises it on every rank
         causes = "; ".join(sorted({str(cause[0]) for cause in problem.failures.values()}))
-        raise ValueError(f"{contents.folder} cannot be read: {causes}. Resume from an earlier checkpoint.") from None
+        raise DamagedError(f"{contents.folder} cannot be read: {causes}. Resume from an earlier checkpoint.") from None
 
 
 class _Planner(DefaultLoadPlanner):
@@ -193,17 +234,20 @@ def _part(file: Any, item: ReadItem) -> Tensor:
 
 def _agreed(cube: Cube, action: Callable[[], T]) -> T:
     """The result of `action` on this rank; the ValueError of any rank is raised on all of them."""
-    problem, result = None, None
+    result = None
+    problem: tuple[type[ValueError], str] | None = None
     try:
         result = action()
+    except OSError as error:
+        problem = DamagedError, f"{error.filename} cannot be read: {error.strerror}. Resume from an earlier checkpoint."
     except ValueError as error:
-        problem = str(error)
+        problem = DamagedError if isinstance(error, DamagedError) else ValueError, str(error)
     problems = [problem]
     if cube.mesh is not None:
         problems = [None] * cube.shape.ranks
         dist.all_gather_object(problems, problem)
-    if told := [each for each in problems if each is not None]:
-        raise ValueError(told[0])
+    for kind, message in filter(None, problems):
+        raise kind(message)
     return result  # type: ignore[return-value]  # no problem, so there is a result
 
 

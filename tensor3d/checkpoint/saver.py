@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tensor3d.checkpoint import folders
+from tensor3d.checkpoint.aside import Aside
 from tensor3d.checkpoint.crew import Crew
 from tensor3d.checkpoint.plan import HostBuffer, Plan, make_plan, signature_of
+from tensor3d.checkpoint.sharing import check_shared
 from tensor3d.checkpoint.state import extra_tensors, model_tensors, optimizer_tensors, stream_tensors
-from tensor3d.checkpoint.writing import Job, Problem, Written, write
+from tensor3d.checkpoint.writing import Job, Outcome, Problem, Written, facts_of, write
 from tensor3d.cube import Cube
 
-_OWN_FACTS = ("version", "step", "ranks", "cube", "optimizer", "serial")
+T = TypeVar("T")
 _PATIENCE = 30.0  # seconds for the last save when the run ends by an error: its peers may be gone
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a save ended; the same on every rank."""
-
-    step: int
-    path: Path | None
-    """The checkpoint. None: there is none, and the older ones are as they were."""
-    seconds: float
-    """From the call of `save` until it was on disk, on this rank."""
-    bytes: int
-    """Of all its files."""
-    error: str | None
-    """What went wrong, and on which rank. With a path: the checkpoint is good, but older ones could not be deleted."""
 
 
 class Checkpoints:
@@ -52,15 +36,17 @@ class Checkpoints:
     own, while training goes on. One save is under way at a time.
 
     Args:
-        directory: seen by all ranks; made by the first save.
+        directory: seen by all ranks, which is tried; made if it is not there.
         keep_last: newest checkpoints that stay. None: all.
         keep_every: those whose step divides by it stay too.
         asynchronous: False: `save` returns when the checkpoint is on disk.
         timeout: how long a save waits for a rank that neither comes nor fails.
+        waiting: called about every 0.1 s from the thread of the caller, while a call of this object blocks it, with the
+            bytes that this rank has written of the save under way: a sign of life for a watch over hangs.
 
     Raises:
-        ValueError: a number below 1.
-        OSError: what a killed run has left in the directory cannot be deleted; on every rank.
+        ValueError: a number below 1, or a rank does not see the directory of rank 0; on every rank.
+        OSError: the directory cannot be made, or what a killed run has left in it not deleted; on every rank.
     """
 
     def __init__(
@@ -72,6 +58,7 @@ class Checkpoints:
         keep_every: int | None = None,
         asynchronous: bool = True,
         timeout: timedelta = timedelta(minutes=30),
+        waiting: Callable[[int], None] | None = None,
     ) -> None:
         for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
             if value is not None and value < 1:
@@ -82,17 +69,17 @@ class Checkpoints:
         self._crew = Crew(cube, timeout)
         self._plan: Plan | None = None
         self._buffer: HostBuffer | None = None
-        self._thread: threading.Thread | None = None
+        self._waiting = waiting
+        self._task: Aside[Any] | None = None  # one at a time
+        self._written = 0  # bytes of the save under way
         self._lock = threading.Lock()  # of what follows, which the thread uses too
         self._outcomes: list[Outcome] = []
         self._protected: set[str] = set()
         self._best: int | None = None  # a step that is the best, once it is there
-        self._problem: Problem | None = None  # of the last save
+        self._problem: Problem | None = None  # the first one of the last save
         self._broken = ""
         self._closed = False
-        problem = self._crew.broadcast(self._clean() if cube.rank == 0 else None)
-        if problem is not None:
-            raise problem
+        self._run = self._apart(self._open)
 
     # --- saving ---------------------------------------------------------------------------------------------------
 
@@ -127,18 +114,14 @@ class Checkpoints:
             raise ValueError("these checkpoints are closed. Make others, on every rank.")
         if self._broken:
             raise RuntimeError(f"no checkpoint can be written any more: {self._broken}")
-        facts = self._facts(step, optimizer, progress)
+        facts = facts_of(self._cube, step, optimizer, progress)
         state = model_tensors(model) | optimizer_tensors(model, optimizer) | extra_tensors(extra)
         state |= stream_tensors(self._cube)
         job = self._stage(step, state, facts)
-        if wait or not self.asynchronous:
-            self._run(job, begin)
-        else:
-            # A daemon: it must not keep a process that ends by an error.
-            self._thread = threading.Thread(
-                target=self._run_aside, args=(job, begin), name="tensor3d-checkpoint", daemon=True
-            )
-            self._thread.start()
+        waits = wait or not self.asynchronous
+        self._task = Aside(lambda: self._write(job, begin), low_priority=not waits)
+        if waits:
+            self.wait()
         return perf_counter() - begin
 
     def finished(self) -> list[Outcome]:
@@ -149,9 +132,9 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until nothing is being written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._task is not None:
+            self._task.wait(self._alive)
+            self._task = None
 
     # --- what stays -----------------------------------------------------------------------------------------------
 
@@ -166,7 +149,7 @@ class Checkpoints:
         if self._cube.rank == 0:
             with self._lock, suppress(OSError):  # which the next save meets again, and tells
                 self._best = step
-                if self._thread is None or not self._thread.is_alive():
+                if self._task is None or not self._task.running:
                     self._mark()
 
     # --- the end --------------------------------------------------------------------------------------------------
@@ -187,50 +170,66 @@ class Checkpoints:
             self.close()
             return
         self._closed = True
-        if self._thread is not None:
-            self._thread.join(_PATIENCE)
+        if self._task is not None:
+            self._task.wait(self._alive, _PATIENCE)
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
+    def _apart(self, action: Callable[[], T]) -> T:
+        """What an action returns or raises that waits for other ranks; meanwhile this thread gives signs of life."""
+        self._written = 0
+        task = self._task = Aside(action)
+        self.wait()
+        return task.result()
+
+    def _alive(self) -> None:
+        if self._waiting is not None:
+            self._waiting(self._written)
+
+    def _open(self) -> str:
+        """Makes the directory ready, with all ranks. The token of this run."""
+        check_shared(self.directory, self._crew)
+        problem, run = self._crew.broadcast((self._clean(), secrets.token_hex(4)) if self._cube.rank == 0 else None)
+        if problem is not None:
+            raise problem
+        return str(run)
+
     def _stage(self, step: int, state: Mapping[str, Tensor], facts: dict[str, Any]) -> Job:
         """Copies the state to host memory, by a plan that is made anew on all ranks if it no longer fits on one."""
-        plan, buffer = self._plan, self._buffer
-        if self._crew.any(plan is None or plan.signature != signature_of(state)) or plan is None or buffer is None:
-            plan = self._plan = make_plan(state, self._crew)
-            if buffer is None or buffer.data.numel() != plan.bytes:
-                self._buffer = None  # before another one is made
-                buffer = self._buffer = HostBuffer(plan.bytes, self._cube.device)
-        buffer.fill(plan, state)
-        return Job(directory=self.directory, step=step, plan=plan, buffer=buffer, facts=facts, committed=self._tidy)
+        plan = self._plan = self._apart(lambda: self._plan_for(state))
+        if self._buffer is None or self._buffer.data.numel() != plan.bytes:
+            self._buffer = None  # first: two would be twice the memory
+            self._buffer = HostBuffer(plan.bytes, self._cube.device)
+        self._buffer.fill(plan, state)
+        return Job(
+            directory=self.directory,
+            step=step,
+            plan=plan,
+            buffer=self._buffer,
+            facts=facts,
+            run=self._run,
+            wrote=self._count,
+            afterwards=(self._mark_waiting, self._rotate, lambda path: folders.sweep(path.parent)),
+        )
 
-    def _facts(self, step: int, optimizer: torch.optim.Optimizer, progress: Mapping[str, Any]) -> dict[str, Any]:
-        if taken := sorted(set(progress) & set(_OWN_FACTS)):
-            raise ValueError(f"progress must not name {', '.join(taken)}: a checkpoint states them itself.")
-        facts = {
-            "version": folders.VERSION,
-            "step": step,
-            "ranks": self._cube.shape.ranks,
-            "cube": str(self._cube.shape),
-            "optimizer": type(optimizer).__name__,
-            **progress,
-        }
-        try:
-            copy: dict[str, Any] = json.loads(json.dumps(facts))
-        except TypeError as problem:
-            raise ValueError(f"progress must be JSON: {problem}.") from None
-        return copy
+    def _plan_for(self, state: Mapping[str, Tensor]) -> Plan:
+        plan = self._plan
+        if self._crew.any(plan is None or plan.signature != signature_of(state)) or plan is None:
+            return make_plan(state, self._crew)
+        return plan
 
-    def _run_aside(self, job: Job, begin: float) -> None:
-        _lower_priority()
-        self._run(job, begin)
+    def _count(self, size: int) -> None:
+        self._written += size
 
-    def _run(self, job: Job, begin: float) -> None:
+    def _write(self, job: Job, begin: float) -> None:
         try:
             written = write(job, self._crew)
-        except RuntimeError as error:  # of the process group: a peer is gone, and with it the group
-            self._broken = f"a rank was lost while step {job.step} was saved ({str(error).splitlines()[0]})"
-            written = Written(path=None, bytes=0, problem=Problem(rank=self._cube.rank, error=error))
-        self._problem = written.problem
+        except Exception as error:  # a RuntimeError of the process group: a peer is gone, and with it the group
+            problem = Problem.of(self._cube.rank, error)
+            what = "a rank was lost" if isinstance(error, RuntimeError) else "something went wrong"
+            self._broken = f"{what} while step {job.step} was saved ({problem})"
+            written = Written(path=None, bytes=0, problems=[problem])
+        self._problem = next(iter(written.problems), None)
         with self._lock:
             self._outcomes.append(
                 Outcome(
@@ -238,15 +237,21 @@ class Checkpoints:
                     path=written.path,
                     seconds=perf_counter() - begin,
                     bytes=written.bytes,
-                    error=None if written.problem is None else str(written.problem),
+                    error="; ".join(map(str, written.problems)) or None,
                 )
             )
 
-    def _tidy(self, path: Path) -> None:
+    def _mark_waiting(self, _: Path) -> None:
         """On rank 0, after a checkpoint has got its name."""
         with self._lock:
             self._mark()
+
+    def _rotate(self, path: Path) -> None:
+        """On rank 0, after a checkpoint has got its name."""
+        with self._lock:
             protected = {path.name, *self._protected}
+            if self._best is not None:  # it could not be marked
+                protected.add(folders.folder_of(self.directory, self._best).name)
         folders.rotate(self.directory, keep_last=self._keep_last, keep_every=self._keep_every, protected=protected)
 
     def _mark(self) -> None:
@@ -278,17 +283,10 @@ def save(
     Every rank calls it at the same step. Arguments are those of `Checkpoints.save`.
 
     Raises:
-        OSError: the folder cannot be written; on every rank.
+        OSError: the folder cannot be written, or what belongs to it not be done afterwards; on every rank.
     """
     with Checkpoints(directory, cube, keep_last=None, asynchronous=False) as checkpoints:
         checkpoints.save(step, model, optimizer, progress, extra)
     if checkpoints._problem is not None:
         raise checkpoints._problem.error
     return folders.folder_of(Path(directory), step)
-
-
-def _lower_priority() -> None:
-    """Lets the threads that train go first. On Linux priority belongs to a thread."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -10,15 +10,15 @@ The tensors share memory with the live ones, so a dictionary of a running traini
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from tensor3d.cube import Cube
 
 MODEL, OPTIMIZER, EXTRA, RANDOM = "model.", "optimizer.", "extra.", "random."
+CPU_STREAM, CUDA_STREAM = f"{RANDOM}cpu.", f"{RANDOM}cuda."
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile's and activation checkpointing's
 
 
@@ -39,21 +39,28 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str] | None = None
+) -> dict[str, Tensor]:
     """What the optimiser remembers, under the names of a checkpoint. Its options are no part of it: the recipe's.
+
+    Args:
+        names: of these parameters alone.
 
     Raises:
         ValueError: it has parameters that are not the model's, or remembers what is not a tensor.
     """
-    names = {id(parameter): _clean(name) for name, parameter in model.named_parameters()}
+    name_of = {id(parameter): _clean(name) for name, parameter in model.named_parameters()}
     tensors = {}
     for parameter in _parameters(optimizer):
-        if id(parameter) not in names:
+        if id(parameter) not in name_of:
             raise ValueError(
                 f"the optimiser has a parameter of shape {tuple(parameter.shape)} that is not the model's. Make it "
                 "from the parameters of the model that is saved."
             )
-        name = names[id(parameter)]
+        name = name_of[id(parameter)]
+        if names is not None and name not in names:
+            continue
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 tensors[f"{OPTIMIZER}{name}.{key}"] = value.detach()
@@ -67,9 +74,9 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 def stream_tensors(cube: Cube) -> dict[str, Tensor]:
     """Copies of this rank's random streams."""
-    streams = {f"{RANDOM}cpu.{cube.rank}": torch.get_rng_state()}
+    streams = {f"{CPU_STREAM}{cube.rank}": torch.get_rng_state()}
     if cube.device.type == "cuda":
-        streams[f"{RANDOM}cuda.{cube.rank}"] = torch.cuda.get_rng_state(cube.device)
+        streams[f"{CUDA_STREAM}{cube.rank}"] = torch.cuda.get_rng_state(cube.device)
     return streams
 
 
@@ -78,27 +85,59 @@ def extra_tensors(extra: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
 
 
 def restore_streams(state: Mapping[str, Tensor], cube: Cube) -> None:
-    torch.set_rng_state(state[f"{RANDOM}cpu.{cube.rank}"])
-    if cube.device.type == "cuda" and f"{RANDOM}cuda.{cube.rank}" in state:
-        torch.cuda.set_rng_state(state[f"{RANDOM}cuda.{cube.rank}"], cube.device)
+    torch.set_rng_state(state[f"{CPU_STREAM}{cube.rank}"])
+    if cube.device.type == "cuda" and f"{CUDA_STREAM}{cube.rank}" in state:
+        torch.cuda.set_rng_state(state[f"{CUDA_STREAM}{cube.rank}"], cube.device)
 
 
-def fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Makes the state of an optimiser that has not stepped, by a step that changes nothing. Gradients are dropped."""
-    trained = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
-    if all(parameter in optimizer.state for parameter in trained):
-        return
-    optimizer.state.clear()
-    optimizer.zero_grad(set_to_none=True)
-    get_optimizer_state_dict(model, optimizer)  # PyTorch's way: gradients of 0 at a learning rate of 0
+def remembered(stored: Mapping[str, object]) -> set[str]:
+    """The parameters of which a checkpoint has an optimiser's state. The others had no gradient yet."""
+    return {name.removeprefix(OPTIMIZER).rpartition(".")[0] for name in stored if name.startswith(OPTIMIZER)}
 
 
-def forget_missing(model: nn.Module, optimizer: torch.optim.Optimizer, stored: Mapping[str, object]) -> None:
-    """Drops the state of parameters of which a checkpoint has none: they had no gradient yet when it was written."""
-    remembered = {name.rpartition(".")[0] for name in stored if name.startswith(OPTIMIZER)}
-    for name, parameter in model.named_parameters():
-        if OPTIMIZER + _clean(name) not in remembered:
-            optimizer.state.pop(parameter, None)
+def make_missing(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> list[Tensor]:
+    """Makes the state of the named parameters that have none yet, by a step that changes nothing else: only they have
+    a gradient, of 0, and the learning rate is 0. Returns those that have got a state, for `forget`."""
+    parameters = list(_parameters(optimizer))
+    wanted = {id(parameter) for name, parameter in model.named_parameters() if _clean(name) in names}
+    missing = [p for p in parameters if id(p) in wanted and p.requires_grad and not optimizer.state.get(p)]
+    if missing:
+        gradients = [parameter.grad for parameter in parameters]
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        try:
+            _step_without_effect(optimizer, missing)
+        except BaseException:
+            forget(optimizer, missing)
+            raise
+        finally:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                if rate is not None:
+                    group["lr"] = rate
+    return missing
+
+
+def forget(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Drops what the optimiser remembers of some parameters."""
+    for parameter in parameters:
+        optimizer.state.pop(parameter, None)
+
+
+def forget_others(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
+    """Drops what the optimiser remembers of all but the named parameters."""
+    forget(optimizer, [parameter for name, parameter in model.named_parameters() if _clean(name) not in names])
+
+
+def _step_without_effect(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+    for parameter in _parameters(optimizer):
+        parameter.grad = None
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        if "lr" in group:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+    optimizer.step()
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
+
+import torch
 
 from tensor3d.checkpoint import folders
 from tensor3d.checkpoint.crew import Crew
 from tensor3d.checkpoint.files import (
+    PIECE,
     TENSORS,
     FileSum,
     file_name,
@@ -20,20 +25,33 @@ from tensor3d.checkpoint.files import (
 )
 from tensor3d.checkpoint.folders import PROGRESS
 from tensor3d.checkpoint.plan import HostBuffer, Plan
+from tensor3d.checkpoint.sharing import SOME_SECONDS, look_again
+from tensor3d.cube import Cube
+
+_OWN_FACTS = ("version", "step", "ranks", "cube", "optimizer", "serial")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What one rank could not do; an OSError where the system refused it."""
+    """What one rank could not do."""
 
     rank: int
-    error: Exception
+    error: OSError | RuntimeError
+    """An OSError where the system refused it. Without traceback, which would keep the memory of the save alive."""
 
     def __str__(self) -> str:
         if isinstance(self.error, OSError):
             where = f": {self.error.filename}" if self.error.filename else ""
             return f"rank {self.rank}: {self.error.strerror or self.error}{where}"
-        return f"rank {self.rank}: {type(self.error).__name__}: {self.error}"
+        return f"rank {self.rank}: {self.error}"
+
+    @classmethod
+    def of(cls, rank: int, error: Exception) -> Problem:
+        """An error of any kind: only some can be sent to other ranks."""
+        if isinstance(error, OSError):
+            return cls(rank=rank, error=error.with_traceback(None))
+        first, *_ = [*str(error).splitlines(), ""]
+        return cls(rank=rank, error=RuntimeError(f"{type(error).__name__}: {first}".removesuffix(": ")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +61,24 @@ class Written:
     path: Path | None
     """The checkpoint. None: there is none, and the older ones are as they were."""
     bytes: int
-    problem: Problem | None
-    """With a path: the checkpoint is good, but older ones could not be deleted."""
+    problems: Sequence[Problem] = ()
+    """With a path: the checkpoint has its name, and what followed went wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a save ended; the same on every rank."""
+
+    step: int
+    path: Path | None
+    """The checkpoint. None: there is none, and the older ones are as they were."""
+    seconds: float
+    """From the call of `save` until it was on disk, on this rank."""
+    bytes: int
+    """Of all its files."""
+    error: str | None
+    """What went wrong, and on which rank. With a path: the checkpoint has its name and is good, and what followed went
+    wrong: the sync of the directory, the mark of the best, or the deletion of older ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,53 +90,100 @@ class Job:
     plan: Plan
     buffer: HostBuffer
     facts: dict[str, Any]
-    """For progress.json, without the serial."""
-    committed: Callable[[Path], None]
-    """What rank 0 does next: marks, rotation."""
+    """Of `facts_of`."""
+    run: str
+    """Token of the run, a part of the folder's name until it is complete."""
+    wrote: Callable[[int], None]
+    """Gets the size of each piece of this rank's file that is written."""
+    afterwards: Sequence[Callable[[Path], None]]
+    """What rank 0 does with the folder when it has its name, each also where one before it fails: marks, rotation."""
+
+    @property
+    def partial(self) -> Path:
+        """Where it is written."""
+        return folders.partial_of(self.directory, self.step, self.run)
+
+    @property
+    def final(self) -> Path:
+        return folders.folder_of(self.directory, self.step)
+
+
+def facts_of(cube: Cube, step: int, optimizer: torch.optim.Optimizer, progress: Mapping[str, Any]) -> dict[str, Any]:
+    """For progress.json, without the serial; a copy. Raises ValueError for what cannot be told there."""
+    if taken := sorted(set(progress) & set(_OWN_FACTS)):
+        raise ValueError(f"progress must not name {', '.join(taken)}: a checkpoint states them itself.")
+    facts = {
+        "version": folders.VERSION,
+        "step": step,
+        "ranks": cube.shape.ranks,
+        "cube": str(cube.shape),
+        "optimizer": type(optimizer).__name__,
+        **progress,
+    }
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(facts))
+    except TypeError as problem:
+        raise ValueError(f"progress must be JSON: {problem}.") from None
+    return copy
 
 
 def write(job: Job, crew: Crew) -> Written:
     """Writes it, together with the other ranks. What any of them cannot do ends it on all."""
-    partial = folders.folder_of(job.directory, job.step).with_suffix(".partial")
-    refused = crew.broadcast(_attempt(crew, lambda: _begin(job)) if crew.rank == 0 else None)
+    refused = crew.broadcast(_attempt(crew, lambda: folders.begin(job.partial)) if crew.rank == 0 else None)
     if refused is not None:
-        return Written(path=None, bytes=0, problem=refused)
-    mine = _attempt(crew, lambda: _write_own(job, partial, crew.rank))
+        return Written(path=None, bytes=0, problems=[refused])
+    mine = _attempt(crew, lambda: _write_own(job, crew.rank))
     outcomes = crew.gather(mine)
-    written = _finish(job, crew, partial, outcomes) if crew.rank == 0 else None
+    written = _finish(job, crew, outcomes) if crew.rank == 0 else None
     result: Written = crew.broadcast(written)
     return result
 
 
-def _begin(job: Job) -> None:
-    folders.begin(job.directory, job.step)
+def _write_own(job: Job, rank: int) -> FileSum:
+    path, end = job.partial / file_name(rank), monotonic() + SOME_SECONDS
+    while True:
+        try:
+            return write_file(path, _pieces(job))
+        except FileNotFoundError:  # the folder is there: rank 0 has said so, and this machine may see it later
+            if rank == 0 or monotonic() > end:
+                raise
+            look_again(path)
 
 
-def _write_own(job: Job, partial: Path, rank: int) -> FileSum:
+def _pieces(job: Job) -> Iterator[memoryview]:
+    """This rank's file, counted as it is written."""
     data = memoryview(job.buffer.data.numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
-    return write_file(partial / file_name(rank), [memoryview(job.plan.header), data[: job.plan.bytes]])
+    yield memoryview(job.plan.header)
+    for first in range(0, job.plan.bytes, PIECE):
+        piece = data[first : min(first + PIECE, job.plan.bytes)]
+        yield piece
+        job.wrote(len(piece))
 
 
-def _finish(job: Job, crew: Crew, partial: Path, outcomes: list[FileSum | Problem]) -> Written:
+def _finish(job: Job, crew: Crew, outcomes: list[FileSum | Problem]) -> Written:
     """On rank 0: commits what all ranks have written, or takes it away."""
-    problem = next((outcome for outcome in outcomes if isinstance(outcome, Problem)), None)
-    if problem is None:
+    problems = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    if not problems:
         sums = {file_name(rank): each for rank, each in enumerate(outcomes) if isinstance(each, FileSum)}
-        committed = _attempt(crew, lambda: _commit(job, partial, sums))
-        if not isinstance(committed, Problem):
-            path, size = committed
-            return Written(path=path, bytes=size, problem=_attempt(crew, lambda: job.committed(path)))
-        problem = committed
-    shutil.rmtree(partial, ignore_errors=True)  # what cannot be deleted now is cleaned up by the next run
-    return Written(path=None, bytes=0, problem=problem)
+        size = _attempt(crew, lambda: _commit(job, sums))
+        if not isinstance(size, Problem):
+            ends = [_attempt(crew, lambda: folders.settle(job.final))]
+            ends += [_attempt(crew, lambda each=each: each(job.final)) for each in job.afterwards]  # type: ignore[misc]
+            return Written(path=job.final, bytes=size, problems=[end for end in ends if end is not None])
+        problems = [size]
+    shutil.rmtree(job.partial, ignore_errors=True)  # what cannot be deleted now is swept up by a later save
+    return Written(path=None, bytes=0, problems=problems[:1])
 
 
-def _commit(job: Job, partial: Path, sums: dict[str, FileSum]) -> tuple[Path, int]:
+def _commit(job: Job, sums: dict[str, FileSum]) -> int:
+    """Bytes of the files, which have their final name now."""
+    partial = job.partial
     sums[TENSORS] = write_file(partial / TENSORS, [memoryview(job.plan.index)])
     facts = {**job.facts, "serial": folders.next_serial(job.directory)}
     sums[PROGRESS] = write_json(partial / PROGRESS, facts)
     size = sum(each.bytes for each in sums.values()) + write_checksums(partial, sums).bytes
-    return folders.commit(partial), size
+    folders.commit(partial, job.final)
+    return size
 
 
 def _attempt(crew: Crew, action: Callable[[], Any]) -> Any:
@@ -110,4 +191,4 @@ def _attempt(crew: Crew, action: Callable[[], Any]) -> Any:
     try:
         return action()
     except Exception as error:
-        return Problem(rank=crew.rank, error=error)
+        return Problem.of(crew.rank, error)

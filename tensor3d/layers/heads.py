@@ -48,7 +48,8 @@ class NarrowHead3D(nn.Module):
             )
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         weight = use(self.weight, narrow(self.face), self.cube).to(x.dtype)
-        logits = sum_copies(x @ weight.t(), self.cube.axis(self.face))
+        with torch.autocast(x.device.type, enabled=False):
+            logits = sum_copies(x @ weight.t(), self.cube.axis(self.face))
         return logits if self.bias is None else logits + use(self.bias, copies(self.face), self.cube).to(logits.dtype)
 
     def extra_repr(self) -> str:

@@ -106,7 +106,8 @@ class _LayerNorm(torch.autograd.Function):
         product = wide_dy * normal
         gain = local(weight).to(rstd.dtype)
         # sum over columns of g and of g * normal, with g = dy * weight, as two matrix-vector products
-        summing = all_reduce(torch.stack([wide_dy @ gain, product @ gain], -1), axis)
+        with torch.autocast(x.device.type, enabled=False):  # which would multiply in half precision
+            summing = all_reduce(torch.stack([wide_dy @ gain, product @ gain], -1), axis)
         over = cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
         if needs_weight:
@@ -160,7 +161,8 @@ class _RMSNorm(torch.autograd.Function):
         cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
         wide_dy, normal = dy.to(rrms.dtype), x.to(rrms.dtype) * rrms
         product, gain = wide_dy * normal, local(weight).to(rrms.dtype)
-        summing = all_reduce((product @ gain).unsqueeze(1), axis)
+        with torch.autocast(x.device.type, enabled=False):
+            summing = all_reduce((product @ gain).unsqueeze(1), axis)
         if all(asked_for(ctx, ctx.weight)):
             cube.ledger.hand_in(ctx.weight, product.sum(0), cube.over(*vector(ctx.face).sum_over))
         mean = summing.wait() / (x.shape[1] * axis.size)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tensor3d import Cube, Embedding3D, Linear3D, TableEmbedding3D, shard, sum_copies
+from tensor3d.checkpoint import writing
+from tensor3d.checkpoint.files import FileSum
 from tests.twins import full
 
 Shape = tuple[int, int, int, int]
@@ -51,3 +57,22 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@contextmanager
+def held_back(seen: list[int] | None = None) -> Iterator[threading.Event]:
+    """Until the event is set, a save waits before it writes its tensors. `seen` gets the priority of its thread."""
+    go, before = threading.Event(), writing.write_file
+
+    def slow(path: Path, parts: Iterable[memoryview]) -> FileSum:
+        if seen is not None:
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert go.wait(60)
+        return before(path, parts)
+
+    writing.write_file = slow
+    try:
+        yield go
+    finally:
+        go.set()
+        writing.write_file = before

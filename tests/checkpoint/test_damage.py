@@ -28,7 +28,7 @@ def read_damaged(shape: Shape, folder: Path) -> str:
     cube, model, optimizer = make(shape, seed=2)
     step(cube, model, optimizer)
     before = state(model, optimizer)
-    with pytest.raises(ValueError, match=r"step-00000001") as problem:
+    with pytest.raises(checkpoint.DamagedError, match=r"step-00000001") as problem:
         checkpoint.load(folder, model, optimizer, cube)
     assert same(state(model, optimizer), before)
     return str(problem.value)
@@ -168,6 +168,14 @@ TABLE = "model.tokens.weight"
         ("tensors.json", lambda c: c["tensors"][TABLE].update(shape=[-67, -16]), "is no count"),
         ("tensors.json", lambda c: c["tensors"][TABLE].update(shape=[1e999, 16]), "is no count"),
         ("tensors.json", lambda c: c["tensors"].update({TABLE: None}), "is damaged"),
+        ("tensors.json", lambda c: c["tensors"][TABLE].update(shape=[0, 2**63], chunks=[]), "is no count"),
+        ("tensors.json", lambda c: c["tensors"].pop("random.cpu.1"), "no random stream of rank 1 of 2"),
+        ("tensors.json", lambda c: c["tensors"]["random.cpu.1"].update(dtype="I8"), "no random stream of rank 1 of 2"),
+        ("progress.json", lambda c: c.pop("ranks"), "its ranks is None"),
+        ("progress.json", lambda c: c.update(ranks="2"), "its ranks is '2'"),
+        ("progress.json", lambda c: c.update(serial=-1), "its serial is -1"),
+        ("progress.json", lambda c: c.pop("cube"), "its cube is None"),
+        ("progress.json", lambda c: c.update(optimizer=[]), r"its optimizer is \[\]"),
     ],
 )
 def test_lists_that_make_no_sense(
@@ -189,3 +197,7 @@ def test_a_file_that_does_not_hold_what_the_list_says(folder: Path) -> None:
     (one, two) = checkpoint.verify(folder)
     assert "rank-00000.safetensors contradicts tensors.json on random.cpu.0" in one
     assert "rank-00001.safetensors contradicts tensors.json on random.cpu.0" in two
+    assert "contradicts tensors.json" in read_damaged(ALONE, folder)
+    edit(folder, "progress.json", lambda c: c.update(ranks=3))
+    with pytest.raises(checkpoint.DamagedError, match="has no random stream of rank 2 of 3"):
+        checkpoint.read_contents(folder)

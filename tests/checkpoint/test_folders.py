@@ -13,6 +13,8 @@ from tensor3d.checkpoint import folders
 from tests.checkpoint.subject import ALONE, make
 from tests.ranks import run_ranks
 
+FACTS = {"step": 1, "version": 1, "serial": 1, "ranks": 1, "cube": "1x1x1", "optimizer": "AdamW"}
+
 
 def put(directory: Path, step: int, serial: int | None = None, suffix: str = "") -> Path:
     path = directory / f"step-{step:08d}{suffix}"
@@ -88,7 +90,7 @@ def test_a_best_that_is_not_there(tmp_path: Path, content: str) -> None:
         ({"progress.json": json.dumps({"step": 1})}, "from before checkpoints had a version"),
         ({"progress.json": json.dumps({"step": 1, "version": 2})}, "written by a newer tensor3d.*Update tensor3d"),
         ({"progress.json": json.dumps({"step": 1, "version": "1"})}, "written by another tensor3d"),
-        ({"progress.json": json.dumps({"step": 1, "version": 1})}, "checksums.json cannot be read: No such file"),
+        ({"progress.json": json.dumps(FACTS)}, "checksums.json cannot be read: No such file"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, files: dict[str, str], message: str) -> None:
@@ -98,6 +100,30 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, files: dict[str, str],
     with pytest.raises(ValueError, match=message):
         checkpoint.load(tmp_path, model, optimizer, cube)
     assert len(checkpoint.verify(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "damaged"),
+    [
+        ({}, True),
+        ({"progress.json": "{"}, True),
+        ({"progress.json": json.dumps(FACTS | {"step": True})}, True),
+        ({"progress.json": json.dumps(FACTS | {"ranks": 0})}, True),
+        ({"progress.json": json.dumps(FACTS | {"cube": None})}, True),
+        ({"progress.json": json.dumps(FACTS | {"version": 2})}, False),
+        ({".metadata": "a pickle"}, False),
+    ],
+)
+def test_damage_is_told_from_what_does_not_belong_here(tmp_path: Path, files: dict[str, str], damaged: bool) -> None:
+    folder = put(tmp_path, 1)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with pytest.raises(ValueError, match="step-00000001") as problem:
+        checkpoint.read_progress(folder)
+    assert isinstance(problem.value, checkpoint.DamagedError) == damaged
+    with pytest.raises(ValueError, match="is not a checkpoint") as problem:
+        checkpoint.read_progress(tmp_path / "step-00000002")
+    assert not isinstance(problem.value, checkpoint.DamagedError), "a name that was mistyped"
 
 
 # --- a directory that cannot be written ----------------------------------------------------------------------------

@@ -83,6 +83,10 @@ def swept(directory: Path) -> list[tuple[int, bool]]:
         if again:
             assert same(state(model, optimizer), new)
         found.append((progress["step"], again))
+        for path in run.glob("*.partial/*"):
+            os.utime(path, (0, 0))
+        for path in run.glob("*.partial"):  # of a run that died long ago
+            os.utime(path, (0, 0))
         with Checkpoints(run, cube, keep_last=2) as checkpoints:  # the next run, on what was left
             checkpoints.save(4, model, optimizer, {})
         assert [path.name for path in sorted(run.iterdir())] == ["step-00000003", "step-00000004"], moment

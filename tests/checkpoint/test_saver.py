@@ -7,8 +7,6 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -18,28 +16,8 @@ import torch.distributed as dist
 
 from tensor3d import Cube, Linear3D, checkpoint
 from tensor3d.checkpoint import Checkpoints, Outcome, writing
-from tensor3d.checkpoint.files import FileSum
-from tests.checkpoint.subject import ALONE, Shape, files_of, make, same, state, step
+from tests.checkpoint.subject import ALONE, Shape, files_of, held_back, make, same, state, step
 from tests.ranks import run_ranks, run_survivors
-
-
-@contextmanager
-def held_back(seen: list[int] | None = None) -> Iterator[threading.Event]:
-    """Until the event is set, a save waits before it writes its tensors. `seen` gets the priority of its thread."""
-    go, before = threading.Event(), writing.write_file
-
-    def slow(path: Path, parts: Iterable[memoryview]) -> FileSum:
-        if seen is not None:
-            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        assert go.wait(60)
-        return before(path, parts)
-
-    writing.write_file = slow
-    try:
-        yield go
-    finally:
-        go.set()
-        writing.write_file = before
 
 
 def beside(shape: Shape, folder: Path) -> tuple[bool, bool, list[int]]:

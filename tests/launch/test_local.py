@@ -202,6 +202,10 @@ for argument in sys.argv:
             signal.signal(number, lambda number, frame: sys.exit(answer))
 if "--die" in sys.argv and rank == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
+if "--saved" in sys.argv:
+    with open(f"lives{rank}", "a") as lives:
+        lives.write("x")
+    sys.exit(75)
 note.rename(f"rank{rank}")
 if "--wait" in sys.argv:
     time.sleep(60)
@@ -223,6 +227,17 @@ def test_several_processes(checkout: Path, arguments: str, status: int) -> None:
     for rank in range(2):
         assert (checkout / f"rank{rank}").read_text().split()[1:] == expected
     assert (checkout / "prepared").read_text().split() == [*expected[1:], "--prepare-only"]
+
+
+@pytest.mark.slow
+def test_ranks_that_have_saved_are_not_started_again(checkout: Path) -> None:
+    """A signal that came to a rank and not to torchrun: what they answer is no failure to be mended."""
+    python_that(checkout, f'exec {shlex.quote(sys.executable)} "$@"')
+    (checkout / "tools" / "pretrain.py").write_text(TRAINING)
+    arguments = "--cube 1x2x1 --max-restarts 3 launch/recipes/small.toml --output out --saved"
+    result = local(checkout, arguments, OMP_NUM_THREADS="1")
+    assert result.returncode == 75, result.stderr
+    assert [(checkout / f"lives{rank}").read_text() for rank in range(2)] == ["x", "x"]
 
 
 def test_what_the_first_process_refuses_starts_no_other(checkout: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training under its launcher, whole: signals, a stopped rank, and a launcher that is killed."""
+"""Training under its launcher, whole: signals, a stopped rank, a suspended run, and a launcher that is killed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ capacity = 64
 max_length = 64
 packing = "spfhp"
 [model]
-layers = 2
+layers = 1
 hidden = 64
 heads = 2
 [batch]
-global_batch = 16
+global_batch = 8
 [run]
 steps = 100_000
 evaluate_every = 0
 checkpoint_every = 0
 hang_after = 20.0
+# With torchrun's own patience (below) enough for a machine that is busy elsewhere.
+stop_within = 60.0
 """
 
 
@@ -54,6 +56,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"},
             )
 
     def __enter__(self) -> Run:
@@ -70,9 +73,12 @@ class Run:
 
     def trains(self) -> list[int]:
         """Waits until it has done some steps, and returns its ranks."""
-        until(lambda: self.step() >= 3 or self.launcher.poll() is not None, 180)
-        assert self.launcher.poll() is None, self.said()
+        self.comes_to(3)
         return ranks_of(self.launcher.pid)
+
+    def comes_to(self, step: int) -> None:
+        until(lambda: self.step() >= step or self.launcher.poll() is not None, 180)
+        assert self.step() >= step, self.said()
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
@@ -105,10 +111,10 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(number: int, cube: str, plac
         assert checkpoint.verify(found) == []
         assert checkpoint.read_progress(found)["step"] == done, "not a step is lost"
     with Run(place, f"stopped-{cube}", cube=cube, resume=True) as run:
-        until(lambda: run.step() >= done + 3, 180)
+        run.comes_to(done + 3)
         resumed = losses(run.folder)
     with Run(place, f"alone-{cube}", cube=cube) as run:
-        until(lambda: run.step() >= done + 3, 180)
+        run.comes_to(done + 3)
         alone = losses(run.folder)
     assert resumed[: done + 3] == alone[: done + 3]
 
@@ -120,6 +126,26 @@ def test_a_stopped_rank_ends_the_run_with_its_name(place: Path) -> None:
         # 20 s for the hang, then 30 s that torchrun gives to a process before it kills
         assert run.launcher.wait(120) == 79, run.said()
         assert "rank 1 (y 1) does not answer (its process is stopped), last seen in step " in run.said()
+
+
+def test_a_run_that_is_suspended_goes_on(place: Path) -> None:
+    """Ctrl-Z for longer than a hang may last, and `fg`."""
+    with Run(place, "suspended") as run:
+        ranks = run.trains()
+        run.launcher.send_signal(signal.SIGTSTP)
+        until(lambda: all(state(process) == "T" for process in (*ranks, run.launcher.pid)), 20)
+        done = run.step()
+        time.sleep(25)
+        assert run.step() == done
+        run.launcher.send_signal(signal.SIGCONT)
+        run.comes_to(done + 3)
+        assert ranks_of(run.launcher.pid) == ranks
+        run.launcher.send_signal(signal.SIGTERM)
+        assert run.launcher.wait(60) == 75, run.said()
+
+
+def state(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_orphans_do_not_live_on(place: Path) -> None:

@@ -166,7 +166,10 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, capsys: py
 def test_a_failed_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with show(tmp_path) as shown:
         shown.checkpoint(Outcome(path=None, error="rank 3: No space left on device."))
-    assert "step 2: NO CHECKPOINT: rank 3: No space left on device. The run goes on" in capsys.readouterr().out
+    assert (
+        "step 2: NO CHECKPOINT: rank 3: No space left on device. Weights and the checkpoints before"
+        in capsys.readouterr().out
+    )
     assert lines(tmp_path)[0]["error"] == "rank 3: No space left on device."
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from tools.feed import Feed
 from tools.recipe import PrecisionRecipe, Recipe, read_recipe
 from tools.trainer import POSITIONS, Trainer
 
+ROOT = Path(__file__).parents[2]
 QUIET = ["--run.evaluate-every", "0", "--run.checkpoint-every", "0"]
 
 
@@ -108,6 +112,33 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(recipe: Path, corpus: Pat
         assert "bert.embeddings.types.weight is not finite on rank 3 of 4" in said[1][0]
 
 
+def _nan_loss(recipe: Recipe, corpus: Path) -> list[tuple[bool, list[str]]]:
+    """Labels that are none give a loss of nan and gradients that are finite: on a device nobody has looked at them."""
+    cube, loaded = Cube.single(), load_corpus(corpus)
+    found = []
+    with Feed.of_corpus(recipe, cube, loaded) as feed:
+        trainer = Trainer(recipe, cube, feed, loaded)
+        backward = trainer._step._forward_backward
+
+        def wrong(step: Any) -> Tensor:
+            sums = backward(step)
+            return sums * math.nan if step.index == 1 else sums
+
+        trainer._step._forward_backward = wrong  # type: ignore[method-assign]
+        with feed.loader(0, 3) as loader:
+            for metrics in trainer.steps(loader):
+                found.append((metrics.skipped, list(trainer.remarks)))
+                trainer.remarks.clear()
+    return found
+
+
+def test_a_loss_that_is_not_finite_skips_the_step(recipe: Path, corpus: Path) -> None:
+    first, second, third = _nan_loss(read_recipe(recipe), corpus)
+    assert first == third == (False, [])
+    assert second[0]
+    assert "step 2: loss nan" in second[1][0]
+
+
 def _diverged(recipe: Recipe, corpus: Path) -> str:
     cube, loaded = Cube.single(), load_corpus(corpus)
     with Feed.of_corpus(recipe, cube, loaded) as feed:
@@ -184,6 +215,77 @@ def test_the_same_command_starts_and_goes_on(recipe: Path, tmp_path: Path) -> No
     assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in journal(run, "step")] == [1, 2, 3, 4, 5, 6]
     assert list(losses(whole)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_has_ended_is_left_alone(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that dies after the last checkpoint, or a requeue, must not make a failure of it."""
+    run = tmp_path / "run"
+    call = arguments(recipe, run, "--resume", "auto", "--output", str(run))
+    reached = [*call, "--run.target-accuracy", "1e-6", "--run.steps", "30"]
+    assert pretrain.main(reached) == 0
+    before = (run / "metrics.jsonl").read_bytes()
+    for again in (reached, [*reached, "--prepare-only"]):
+        assert pretrain.main(again) == 0
+    assert "is the end of its run (the target accuracy is reached): there is nothing left" in capsys.readouterr().out
+    assert (run / "metrics.jsonl").read_bytes() == before
+    finished = tmp_path / "finished"
+    call = arguments(recipe, finished, "--resume", "auto", "--output", str(finished), *QUIET, "--run.steps", "2")
+    call += ["--run.checkpoint-every", "2"]
+    assert pretrain.main(call) == 0
+    assert pretrain.main(call) == 0
+    assert pretrain.main([*call, "--run.steps", "3"]) == 0
+    assert [line["step"] for line in journal(finished, "step")] == [1, 2, 3]
+
+
+def test_a_damaged_checkpoint_is_passed_over(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    call = arguments(recipe, run, "--resume", "auto", "--output", str(run), *QUIET, "--run.checkpoint-every", "2")
+    assert pretrain.main([*call, "--run.steps", "4"]) == 0
+    file = run / "checkpoints" / "step-00000004" / "rank-00000.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert pretrain.main([*call, "--run.steps", "5"]) == 0
+    told = capsys.readouterr()
+    assert "rank-00000.safetensors" in told.err
+    assert "Trying the one before." in told.err
+    assert "after step 2" in told.out
+    assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / "step-00000005"
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_no_success(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tensor3d.checkpoint.writing.write_file", full)
+    run = tmp_path / "run"
+    assert pretrain.main(arguments(recipe, run, *QUIET, "--run.checkpoint-every", "2", "--run.steps", "4")) == 74
+    told = capsys.readouterr()
+    assert told.out.count("NO CHECKPOINT") >= 2
+    assert "ended after step 4, and its last checkpoint could not be written" in told.err
+    assert [line["step"] for line in journal(run, "step")] == [1, 2, 3, 4], "the run went on"
+
+
+def test_an_evaluation_that_a_signal_breaks_off_comes_first_afterwards(recipe: Path, tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    steady = ["--optimizer.schedule", "constant", "--optimizer.warmup", "0"]
+    assert pretrain.main(arguments(recipe, whole, *steady)) == 0
+    script = Path(__file__).parent / "stopped.py"
+    call = arguments(recipe, run, *steady, "--resume", "auto", "--output", str(run))
+    done = subprocess.run(
+        [sys.executable, str(script), *call], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    assert done.returncode == 75, done.stderr[-2000:]
+    assert [line["step"] for line in journal(run, "step")] == [1, 2, 3]
+    assert journal(run, "evaluation") == []
+    assert pretrain.main(call) == 0
+    keys = ("step", "loss", "samples", "masked_lm_accuracy")
+    assert [[line[key] for key in keys] for line in journal(run, "evaluation")] == [
+        [line[key] for key in keys] for line in journal(whole, "evaluation")
+    ]
+    assert losses(run) == losses(whole)
 
 
 def test_auto_needs_a_folder(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -75,7 +76,8 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._bar.close()
+        with suppress(OSError):
+            self._bar.close()
         if self._board is not None and self._journal is not None:
             self._board.close()
             self._journal.close()
@@ -92,7 +94,9 @@ class Display:
             + skipped,
             refresh=False,
         )
-        self._bar.update()
+        # A log on a full disk ends no training.
+        with suppress(OSError):
+            self._bar.update()
         self._note("step", metrics.record())
         if metrics.step % self.log_every == 0 or metrics.step == self.steps:
             self._plot(metrics.scalars(), metrics.step)
@@ -123,14 +127,16 @@ class Display:
             "error": outcome.error,
         }
         self._note("checkpoint", record)
-        if outcome.error is None:
+        if outcome.path is not None:
             self._plot(
                 {"checkpoint/write_seconds": outcome.seconds, "checkpoint/bytes": float(outcome.bytes)}, outcome.step
             )
+            if outcome.error is not None:
+                self.say(f"step {outcome.step}: the checkpoint is written, but {outcome.error}")
         else:
             self.say(
-                f"step {outcome.step}: NO CHECKPOINT: {outcome.error} The run goes on, and the checkpoints before "
-                "stay valid."
+                f"step {outcome.step}: NO CHECKPOINT: {outcome.error} Weights and the checkpoints before stay as they "
+                "are."
             )
 
     def event(self, name: str, **facts: Any) -> None:
@@ -152,7 +158,8 @@ class Display:
     def say(self, line: str) -> None:
         """One line above the progress bar."""
         if self.shown:
-            tqdm.write(line)
+            with suppress(OSError):
+                tqdm.write(line)
 
     def _plot(self, scalars: Mapping[str, float], step: int) -> None:
         if self._board is not None:
