@@ -41,6 +41,11 @@ EVERY_SHAPE = [
 ]
 
 
+def one_fast(fast: tuple[int, int, int, int]) -> list[Any]:
+    """All shapes for `parametrize`, of which the fast tier takes one."""
+    return [pytest.param(shape, id=name_of(shape), marks=() if shape == fast else pytest.mark.slow) for shape in SHAPES]
+
+
 def ranks_of(shape: tuple[int, int, int, int]) -> int:
     x, y, z, data = shape
     return x * y * z * data

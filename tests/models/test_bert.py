@@ -15,7 +15,7 @@ from tensor3d import Cube, clip_grad_norm_
 from tensor3d.data import Pack
 from tests.models.toy import Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import EVERY_SHAPE, TOLERANCE, error, gradient_errors, make_twins, name_of, ranks_of, worst
+from tests.twins import EVERY_SHAPE, TOLERANCE, error, gradient_errors, make_twins, name_of, one_fast, ranks_of, worst
 
 ODD = 67
 BERTS = 30522
@@ -94,7 +94,7 @@ def _adam(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
 
-@pytest.mark.parametrize("shape", EVERY_SHAPE)
+@pytest.mark.parametrize("shape", one_fast((2, 2, 2, 1)))
 def test_ten_optimiser_steps_give_the_same_losses(shape: Shape) -> None:
     for differences in run_ranks(ranks_of(shape), ten_steps, shape):
         assert len(differences) == 10

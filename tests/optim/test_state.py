@@ -121,6 +121,7 @@ def _read(shape: Shape, folder: Path) -> dict[tuple[str, str], tuple[list[Tensor
     return results
 
 
+@pytest.mark.slow
 def test_another_cube_goes_on(tmp_path: Path) -> None:
     wanted = run_ranks(8, _written, (2, 2, 2, 1), tmp_path)[0]
     for results in run_ranks(4, _read, (1, 4, 1, 1), tmp_path):
