@@ -15,7 +15,7 @@ call and prepares the corpus (--prepare-only), and then torchrun starts them all
   --cpu               hide the GPUs
   --gpu               insist on one GPU for each process (default: GPUs if there are enough, else the CPU)
   --max-restarts N    when a process dies, or fails, start all of them again, up to N times (default 0). They go on from
-                      the newest checkpoint: --resume auto is added, which needs --output DIR, unless --resume is given
+                      the newest checkpoint of --output DIR, which must be given: --resume auto is added
   --dry-run           before RECIPE: print the command and start nothing. Behind RECIPE: print sizes, memory, traffic and
                       the time to expect, and start nothing
   --help              print this (before RECIPE)
@@ -97,14 +97,26 @@ number='[1-9][0-9]{0,3}'
     refuse "--max-restarts must be a whole number from 0 to 9999. Got '$restarts'."
 processes=$((${cube//x/*} * copies))
 resume=no
+named=no
 output=no
+previous=
 for word in ${overrides[@]+"${overrides[@]}"}; do
     case $word in
     -h | --help | --dry-run) processes=1 && restarts=0 ;; # one process tells about training
-    --resume | --resume=*) resume=yes ;;
+    --resume) resume=yes ;;
+    --resume=*)
+        resume=yes
+        [ "${word#*=}" = auto ] || named=yes
+        ;;
     --output | --output=*) output=yes ;;
     esac
+    [ "$previous" != --resume ] || [ "$word" = auto ] || named=yes
+    previous=$word
 done
+if [ "$restarts" -gt 0 ] && [ "$named" = yes ]; then
+    refuse "--max-restarts and a named --resume would go back to the same checkpoint at every restart. Give --resume auto \
+and --output DIR, the folder of the run."
+fi
 if [ "$restarts" -gt 0 ] && [ "$resume" = no ]; then
     [ "$output" = yes ] ||
         refuse "--max-restarts needs --output DIR: whoever is started again goes on from the newest checkpoint in it."

@@ -48,7 +48,9 @@ def main(arguments: Sequence[str]) -> int:
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result = super()._monitor_workers(worker_group)
-            if result.failures and all(failure.exitcode == PREEMPTED for failure in result.failures.values()):
+            codes = {failure.exitcode for failure in result.failures.values()}
+            # Those that were slower to leave were ended by torchrun, when it saw the first one go.
+            if PREEMPTED in codes and codes <= {PREEMPTED, -signal.SIGTERM, -signal.SIGKILL}:
                 self._remaining_restarts = 0  # they have saved for somebody who wants them to end
             return result
 

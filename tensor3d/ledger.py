@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +48,9 @@ class _Pass:
 class Ledger:
     """Collects the local gradients of backward passes. One on each cube; layers use it through `hand_in`."""
 
-    def __init__(self, precision: Precision = Precision(), relatives: list[Ledger] | None = None) -> None:  # noqa: B008
-        self._relatives = [] if relatives is None else relatives  # of cubes that compute on the same processes
-        self._relatives.append(self)
+    def __init__(self, precision: Precision = Precision(), relatives: WeakSet[Ledger] | None = None) -> None:  # noqa: B008
+        self._relatives = WeakSet() if relatives is None else relatives  # of cubes that compute on the same processes
+        self._relatives.add(self)
         self.observer: Callable[[Literal["sum", "summed"]], None] | None = None
         """Called where the sums over ranks at the end of a backward pass begin and end: for whoever measures them."""
         self._precision = precision

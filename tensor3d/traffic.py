@@ -52,6 +52,13 @@ class Moment(Protocol):
         """Whether it has been passed."""
 
 
+def _has_passed(moment: Moment) -> bool:
+    try:
+        return moment.query()
+    except RuntimeError:  # a device that has failed goes no further; its error is for the thread that works on it
+        return False
+
+
 class Traffic:
     """The counters that are counting now, and where this rank is, for whoever looks for a hang from another thread."""
 
@@ -81,7 +88,7 @@ class Traffic:
         asked for from any thread."""
         if self._waiting is not None:
             return self._waiting
-        return next((place for place, passed in tuple(self._ahead) if not passed.query()), None)
+        return next((place for place, passed in tuple(self._ahead) if not _has_passed(passed)), None)
 
     def begin_waiting(self, place: Place) -> None:
         """From here on the host waits."""

@@ -174,6 +174,9 @@ class Watch:
         self._closed = True
         atexit.unregister(self.close)
         self._signals.restore()
+        if self._agreed and threading.get_ident() == self._main:
+            for number in SIGNALS:  # all is saved: what comes now must not change the exit code
+                signal.signal(number, signal.SIG_IGN)
         self._signals.wake()
         if self._heartbeat:
             self._heartbeat.close(error)

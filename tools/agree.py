@@ -41,7 +41,7 @@ def on_every_rank(cube: Cube, action: Callable[[], T]) -> T:
         problem = in_words(error)
     except PeerError as error:
         problem, follows = in_words(error), True
-    outcomes = _gathered(cube, (problem, follows))
+    outcomes = gathered(cube, (problem, follows))
     failed = [(follows, rank, told) for rank, (told, follows) in enumerate(outcomes) if told is not None]
     if failed:
         _, rank, told = min(failed)  # one that failed for a reason of its own
@@ -53,7 +53,7 @@ def on_every_rank(cube: Cube, action: Callable[[], T]) -> T:
 
 def check_equal(cube: Cube, what: str, value: str) -> None:
     """Raises ValueError on every rank unless all ranks have the same value."""
-    values = _gathered(cube, value)
+    values = gathered(cube, value)
     different = [rank for rank, other in enumerate(values) if other != values[0]]
     if different:
         raise ValueError(
@@ -69,7 +69,8 @@ def in_words(problem: Exception) -> str:
     return str(problem)
 
 
-def _gathered(cube: Cube, value: Any) -> list[Any]:
+def gathered(cube: Cube, value: Any) -> list[Any]:
+    """What each rank has, by rank."""
     if cube.mesh is None:
         return [value]
     values: list[Any] = [None] * cube.shape.ranks

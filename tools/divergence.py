@@ -6,13 +6,12 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tensor3d import Cube, local
+from tools.agree import gathered
 
 _SHOWN = 8  # ranks that a message lists
 _FLOOR = 0.01  # of the usual loss: a loss that does not move at all has no usual deviation
@@ -48,7 +47,7 @@ def first_non_finite(
             gradients = _bad([name for name, _ in held], _finite([gradient for _, gradient in held]))
         else:
             gradients = _bad([name for name, _ in named], norms.isfinite())
-    everyone = _gathered(cube, (weights, gradients))
+    everyone = gathered(cube, (weights, gradients))
     order = [name for name, _ in named]
     bad_weights = _ranks_by_name([names for names, _ in everyone], order)
     if bad_weights:
@@ -115,14 +114,6 @@ def _finite(tensors: Sequence[Tensor]) -> Tensor:
 def _bad(names: Sequence[str], finite: Tensor) -> list[str]:
     """Those whose tensor is not; one look at the device for all."""
     return [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
-
-
-def _gathered(cube: Cube, value: Any) -> list[Any]:
-    if cube.mesh is None:
-        return [value]
-    values: list[Any] = [None] * cube.shape.ranks
-    dist.all_gather_object(values, value)
-    return values
 
 
 def _ranks_by_name(found: Sequence[Sequence[str]], order: Sequence[str]) -> dict[str, list[int]]:

@@ -86,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PeerError as problem:
         print(f"tools.pretrain: {problem}", file=sys.stderr, flush=True)
         return 1
+    except dist.DistError as problem:
+        print(f"tools.pretrain: {str(problem).splitlines()[0]}", file=sys.stderr, flush=True)
+        return 1
     except KeyboardInterrupt:
         # torchrun passes on the Ctrl-C that has reached this process already.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,11 +108,17 @@ def check_checkpoint(command: Command) -> None:
     """Raises ValueError where `--resume` or `--start-from` names a checkpoint that does not fit the recipe."""
     corpus = load_corpus(corpus_folder(command))
     candidates = to_resume(command)
-    if candidates:
-        progress = checkpoint.read_progress(candidates[0])
+    for number, found in enumerate(candidates, start=1):
+        try:
+            progress = checkpoint.read_progress(found)
+        except checkpoint.DamagedError:
+            if number == len(candidates):
+                raise
+            continue
         if command.resume != AUTO or ended(progress, command.settings) is None:
             check_resume(progress, command.settings, corpus)
-    elif command.start_from is not None:
+        return
+    if command.start_from is not None:
         check_start(checkpoint.read_progress(newest(command.start_from)), command.settings, corpus)
 
 

@@ -34,7 +34,8 @@ def tokenizer_hash(path: Path) -> str:
 def ended(progress: dict[str, Any], recipe: Recipe) -> str | None:
     """Why the run of a checkpoint ended with it, if it did: further steps, which the recipe may have now, go on."""
     ending: str | None = progress.get("standing", {}).get("ending")
-    if ending in ("target", "patience"):
+    key = {"target": "target_accuracy", "patience": "patience"}.get(ending or "")
+    if key is not None and progress.get("recipe", {}).get("run", {}).get(key) == getattr(recipe.run, key):
         return ending
     return "steps" if progress["step"] >= recipe.run.steps and not _evaluation_due(progress) else None
 

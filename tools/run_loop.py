@@ -9,6 +9,7 @@ import torch
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.collectives import all_reduce
 from tensor3d.data import PretrainingData
+from tools.agree import on_first_rank
 from tools.feed import held_out_data
 from tools.held_out import held_out_means
 from tools.metrics import Display, EvaluationMetrics, MemoryMetrics, peak_memory
@@ -94,6 +95,8 @@ class Run:
         standing.ending = ending
         self._save_if_due(keep_best=improved and run.patience > 0)
         self._display.memory(MemoryMetrics(step=standing.step, peak_bytes=peak_memory(trainer.cube)))
+        if ending is not None:
+            self._checkpoints.wait()
         self._report()
         if ending is not None:
             self._mllog.stopped(standing.samples, reached=ending == "target")
@@ -150,9 +153,11 @@ class Run:
             trainer.stop_if(float(all_reduce(flag, cube.over("data", "x", "y", "z")).wait()) > 0)
             return not trainer.stopping
 
-        means = held_out_means(trainer.model, self._held_out, cube, packs_per_rank, goes_on)
-        if means is None:
+        own = held_out_means(trainer.model, self._held_out, cube, packs_per_rank, goes_on)
+        if own is None:
             return None
+        # Those of one rank: what follows from them must be the same on all, and a last bit may differ between copies.
+        means = on_first_rank(cube, lambda: own)
         return EvaluationMetrics(step=trainer.standing.step, samples=trainer.standing.samples, **means)
 
 

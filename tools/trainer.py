@@ -17,7 +17,7 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import Loader, Step
 from tensor3d.seeds import mix
 from tensor3d.watch import Watch
-from tools.agree import check_equal, on_every_rank
+from tools.agree import check_equal, gathered, on_every_rank, on_first_rank
 from tools.building import learning_rate, make_optimizer, make_scaler, peak_type, precision
 from tools.corpus.info import Corpus
 from tools.divergence import LossWatch, first_non_finite
@@ -117,14 +117,23 @@ class Trainer:
             ValueError: `folder` is no checkpoint, is damaged, or one of another model, corpus or batch.
         """
 
-        def checked() -> dict[str, Any]:
-            progress = checkpoint.read_progress(folder)
+        def checked() -> dict[str, Any] | str:
+            try:
+                progress = checkpoint.read_progress(folder)
+            except checkpoint.DamagedError as damage:
+                return str(damage)
             if not finished or ended(progress, self.recipe) is None:
                 check_resume(progress, self.recipe, self.needed_corpus)
             return progress
 
         progress = on_every_rank(self.cube, checked)
+        damages = [found for found in gathered(self.cube, progress if isinstance(progress, str) else "") if found]
+        if damages or isinstance(progress, str):
+            raise checkpoint.DamagedError(damages[0])
         if finished and (reason := ended(progress, self.recipe)) is not None:
+            # Nothing will be loaded, so that nobody else would notice.
+            if problems := on_first_rank(self.cube, lambda: checkpoint.verify(folder)):
+                raise checkpoint.DamagedError(f"{'; '.join(problems)}.")
             self.standing.ending = cast(Ending, reason)
             return
         best = Best(self.recipe.run.patience, progress.get("best"))

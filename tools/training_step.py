@@ -103,10 +103,12 @@ class TrainingStep:
         with self._cube.traffic.counting() as traffic:
             sums = self._forward_backward(step)
             self._at(step, "optimizer")
-            flags = torch.full((1,), self._watch.stop_flag if self._watch else 0.0, device=self._cube.device)
+            stop = torch.full((1,), self._watch.stop_flag if self._watch else 0.0, device=self._cube.device)
+            # A loss that is not finite is a step that went wrong, whatever its gradients are, and whoever sees it: the
+            # members of y each have computed their own copy.
+            flags = torch.cat([stop, (~sums[:1].isfinite()).to(stop.dtype)])
             norm = self._clipped(flags)
-            # A loss that is not finite is a step that went wrong, whatever its gradients are.
-            found_inf = torch.maximum(norm.found_inf, (~sums[0].isfinite()).to(norm.found_inf.dtype))
+            found_inf = torch.maximum(norm.found_inf, flags[1].clamp(max=1.0).to(norm.found_inf.dtype))
             scale = torch.ones_like(norm.found_inf) if self._scaler is None else self._scaler.scale.clone()
             self._update(found_inf)
         numbers = torch.stack([n.to(sums.dtype) for n in (norm.total, found_inf, scale)])
@@ -116,7 +118,7 @@ class TrainingStep:
             lap=self.stopwatch.end(),
             traffic=traffic,
             norm=norm,
-            numbers=OnItsWay(torch.cat([sums, numbers, flags.to(sums.dtype)])),
+            numbers=OnItsWay(torch.cat([sums, numbers, flags[:1].to(sums.dtype)])),
             stall=stall,
         )
 

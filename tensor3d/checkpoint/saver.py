@@ -23,6 +23,7 @@ from tensor3d.checkpoint.sharing import check_shared
 from tensor3d.checkpoint.state import extra_tensors, model_tensors, optimizer_tensors, stream_tensors
 from tensor3d.checkpoint.writing import Job, Outcome, Problem, Written, facts_of, write
 from tensor3d.cube import Cube
+from tensor3d.peers import PeerError
 
 T = TypeVar("T")
 _PATIENCE = 30.0  # seconds for the last save when the run ends by an error: its peers may be gone
@@ -106,14 +107,14 @@ class Checkpoints:
 
         Raises:
             ValueError: facts or a state that cannot be stored.
-            RuntimeError: another rank was lost during a former save.
+            PeerError: another rank was lost during a former save.
         """
         begin = perf_counter()
         self.wait()
         if self._closed:
             raise ValueError("these checkpoints are closed. Make others, on every rank.")
         if self._broken:
-            raise RuntimeError(f"no checkpoint can be written any more: {self._broken}")
+            raise PeerError(f"no checkpoint can be written any more: {self._broken}")
         facts = facts_of(self._cube, step, optimizer, progress)
         state = model_tensors(model) | optimizer_tensors(model, optimizer) | extra_tensors(extra)
         state |= stream_tensors(self._cube)
@@ -166,7 +167,7 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or isinstance(error, FloatingPointError):  # which all ranks raise alike
             self.close()
             return
         self._closed = True

@@ -85,9 +85,9 @@ def python_that(checkout: Path, body: str) -> None:
             "--data-parallel 1 --output runs/a --resume auto",
         ),
         (
-            "small.toml --max-restarts=3 --resume=runs/a",
+            "small.toml --max-restarts=3 --output runs/a --resume=auto",
             f"python3 {TORCHRUN} --nproc-per-node=1 --max-restarts=3 -m tools.pretrain small.toml --cube 1x1x1 "
-            "--data-parallel 1 --resume=runs/a",
+            "--data-parallel 1 --output runs/a --resume=auto",
         ),
         (
             "small.toml --max-restarts 0 --output=runs/a",
@@ -161,6 +161,8 @@ def test_gpu_wants_one_for_each_process(checkout: Path) -> None:
         ("--max-restarts", "--max-restarts needs a value"),
         ("--max-restarts -1 launch/recipes/small.toml", "--max-restarts must be a whole number from 0 to 9999"),
         ("--max-restarts 2 launch/recipes/small.toml", "--max-restarts needs --output DIR"),
+        ("--max-restarts 2 launch/recipes/small.toml --resume runs/a", "would go back to the same checkpoint"),
+        ("--max-restarts 2 launch/recipes/small.toml --resume=runs/a", "would go back to the same checkpoint"),
         ("--cpu --gpu launch/recipes/small.toml", "--cpu and --gpu exclude each other"),
         ("--cubes 2x2x2 launch/recipes/small.toml", "unknown option '--cubes' before the recipe"),
     ],
@@ -205,6 +207,8 @@ if "--die" in sys.argv and rank == "1" and os.environ["TORCHELASTIC_RESTART_COUN
 if "--saved" in sys.argv:
     with open(f"lives{rank}", "a") as lives:
         lives.write("x")
+    if rank == "0":  # slow to leave: torchrun ends it
+        time.sleep(5)
     sys.exit(75)
 note.rename(f"rank{rank}")
 if "--wait" in sys.argv:

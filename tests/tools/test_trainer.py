@@ -112,9 +112,10 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(recipe: Path, corpus: Pat
         assert "bert.embeddings.types.weight is not finite on rank 3 of 4" in said[1][0]
 
 
-def _nan_loss(recipe: Recipe, corpus: Path) -> list[tuple[bool, list[str]]]:
-    """Labels that are none give a loss of nan and gradients that are finite: on a device nobody has looked at them."""
-    cube, loaded = Cube.single(), load_corpus(corpus)
+def _nan_loss(recipe: Recipe, corpus: Path, bad: int) -> list[tuple[bool, list[str]]]:
+    """Labels that are none give a loss of nan and finite gradients: on a device nobody has looked at them. Here
+    one member of y alone has such a loss, of which each has a copy."""
+    cube, loaded = Cube(1, 2, 1), load_corpus(corpus)
     found = []
     with Feed.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
@@ -122,7 +123,7 @@ def _nan_loss(recipe: Recipe, corpus: Path) -> list[tuple[bool, list[str]]]:
 
         def wrong(step: Any) -> Tensor:
             sums = backward(step)
-            return sums * math.nan if step.index == 1 else sums
+            return sums * math.nan if step.index == 1 and cube.rank == bad else sums
 
         trainer._step._forward_backward = wrong  # type: ignore[method-assign]
         with feed.loader(0, 3) as loader:
@@ -133,10 +134,11 @@ def _nan_loss(recipe: Recipe, corpus: Path) -> list[tuple[bool, list[str]]]:
 
 
 def test_a_loss_that_is_not_finite_skips_the_step(recipe: Path, corpus: Path) -> None:
-    first, second, third = _nan_loss(read_recipe(recipe), corpus)
-    assert first == third == (False, [])
-    assert second[0]
-    assert "step 2: loss nan" in second[1][0]
+    for rank, (first, second, third) in enumerate(run_ranks(2, _nan_loss, read_recipe(recipe), corpus, 1)):
+        assert first == third == (False, [])
+        assert second[0], "both ranks skip it"
+        assert ("loss nan" in second[1][0]) == (rank == 1)
+        assert "every gradient of a parameter is finite" in second[1][0]
 
 
 def _diverged(recipe: Recipe, corpus: Path) -> str:

@@ -122,7 +122,7 @@ class StepTrial:
             masked,
             first,
             micro_batches=self._feed.global_batch // layout.micro_batch,
-            norm=2,  # the norm, and the ranks that want to stop
+            norm=3,  # the norm, the ranks that want to stop, and those whose loss is not finite
             keep_gathered=trainer.recipe.model.keep_gathered,
             recompute=trainer.recipe.model.recompute,
             lamb=sum(len(g["params"]) for g in groups if g["weight_decay"] > 0) if recipe.kind == "lamb" else 0,
