@@ -58,6 +58,14 @@ class Ledger:
         self._held: dict[int, _Entry] = {}
         self._holding = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A model that is stored takes its cube along; weak references cannot be stored, and relatives are not its part.
+        return {name: value for name, value in vars(self).items() if name != "_relatives"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._relatives = WeakSet([self])
+
     def hand_in(self, parameter: nn.Parameter, gradient: Tensor | Pending, over: Axis) -> None:
         """Takes this rank's gradient of one use of `parameter`, to be summed over the ranks of `over`.
 
