@@ -22,6 +22,7 @@ from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
 from tools.building import learning_rate, make_optimizer
+from tools.command import newest
 from tools.corpus.info import CorpusInfo
 from tools.metrics import StepMetrics, summary
 from tools.recipe import OptimizerRecipe, read_recipe
@@ -279,7 +280,7 @@ def test_ctrl_c_is_one_line_and_a_run_can_be_resumed_by_its_folder(recipe: Path,
     assert "tools.pretrain: stopped." in log.read_text()
     assert "Traceback" not in log.read_text()
     assert {1, 2, 3, 4, 5} <= set(losses(run))
-    assert pretrain.resume_folder(run) == pretrain.resume_folder(run / "checkpoints")
+    assert newest(run) == newest(run / "checkpoints")
 
 
 def test_a_folder_that_is_no_checkpoint(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
