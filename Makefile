@@ -20,7 +20,7 @@ help: ## print this list
 
 $(INSTALLED): setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[pretrain,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[pretrain,corpus,dev]'
 	@touch $@
 
 quickstart: $(INSTALLED) ## train a small BERT on 8 processes of this machine, without GPU or download

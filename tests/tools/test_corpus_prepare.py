@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.tools.stories import STORIES
-from tools.corpus import CorpusInfo, load_corpus, prepare
+from tools.corpus.info import CorpusInfo, load_corpus
+from tools.corpus.prepare import prepare
 from tools.corpus.__main__ import main
 from tools.corpus.info import REQUIRED
 from tools.corpus.publish import draft_of, publish, taking_turns

@@ -12,7 +12,8 @@ import pytest
 
 from tensor3d.data import IndexedDataset
 from tests.tools.stories import STORIES
-from tools.corpus import load_corpus, prepare
+from tools.corpus.info import load_corpus
+from tools.corpus.prepare import prepare
 from tools.corpus.__main__ import main
 from tools.corpus.shards import deal_documents, shard_names
 

@@ -1,6 +1,4 @@
-"""Preparing a corpus: text to sentences, a tokenizer, documents of ids."""
+"""Preparing a corpus: from dumps and text to sentences, a tokenizer, ids and packed sequences.
 
-from tools.corpus.info import Corpus, CorpusInfo, load_corpus
-from tools.corpus.prepare import prepare
-
-__all__ = ["Corpus", "CorpusInfo", "load_corpus", "prepare"]
+Nothing is imported here: steps that only read and write text need no torch, and start without it.
+"""

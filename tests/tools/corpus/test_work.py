@@ -1,0 +1,192 @@
+"""The frame of the steps: the same bytes whoever works, nothing lost by a kill, nothing half done to be seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from tests.tools.corpus.counting import WORDS, Shout, shout
+from tools.corpus.work import BadInput, draft, local_team, read_manifest
+from tools.corpus.work.mpi import deal
+from tools.corpus.work.step import Step
+from tools.corpus.work.units import Unit
+
+ROOT = Path(__file__).parents[3]
+MPIRUN = Path(sys.executable).with_name("mpirun")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def mpirun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(MPIRUN), "-n", str(ranks), sys.executable, "-m", "tests.tools.corpus.counting", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_every_number_of_workers_writes_the_same_bytes(tmp_path: Path, workers: int) -> None:
+    output = tmp_path / "out"
+    manifest = shout(Shout(output=output), local_team(workers))
+    assert manifest.counts == {"letters": sum(map(len, WORDS)), "words": len(WORDS)}
+    assert set(content(output)) == {"shouted.txt", "step.json"}
+    assert (output / "shouted.txt").read_text() == "ALPHA BETA GAMMA DELTA EPSILON ZETA ETA THETA"
+    assert read_manifest(output, "shout") == manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    reference = tmp_path / "reference"
+    shout(Shout(output=reference), local_team(1))
+    assert content(reference) == content(output)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_of_mpi_write_the_same_bytes(tmp_path: Path, ranks: int) -> None:
+    shout(Shout(output=tmp_path / "reference"), local_team(1))
+    done = mpirun(ranks, str(tmp_path / "out"), " ".join(WORDS))
+    assert done.returncode == 0, done.stdout + done.stderr
+    if ranks > 1:
+        assert sorted(re.findall(r"rank \d of \d", done.stdout)) == [f"rank {rank} of {ranks}" for rank in range(ranks)]
+    assert content(tmp_path / "out") == content(tmp_path / "reference")
+
+
+@pytest.mark.parametrize("word, message", [("bad", "the word is bad"), ("broken", "a mistake of ours")])
+def test_what_fails_on_one_rank_of_mpi_ends_all(tmp_path: Path, word: str, message: str) -> None:
+    done = mpirun(3, str(tmp_path / "out"), " ".join([*WORDS, word]))
+    assert done.returncode != 0
+    assert len(re.findall(message, done.stdout)) >= 3, done.stdout + done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def _shout(options: Shout) -> None:
+    shout(options, local_team(1))
+
+
+@pytest.mark.parametrize("word", [WORDS[0], WORDS[4], WORDS[-1]])
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, word: str) -> None:
+    output = tmp_path / "out"
+    process = get_context("forkserver").Process(target=_shout, args=(Shout(output=output, kill_at=word),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -9
+    assert not output.exists()
+    marks = tmp_path / ".out.partial" / "marks" / "words"
+    # Of the word where it was killed there is a file, but no mark.
+    assert sorted(path.stem for path in marks.iterdir()) == [f"{n:05d}" for n in range(WORDS.index(word))]
+    # What has a mark is not done again: its file may as well be another one.
+    for mark in marks.iterdir():
+        (tmp_path / ".out.partial" / "scratch" / f"{mark.stem}.txt").write_text("kept")
+    shout(Shout(output=output), local_team(1))
+    words = ["kept"] * WORDS.index(word) + [other.upper() for other in WORDS[WORDS.index(word) :]]
+    assert (output / "shouted.txt").read_text() == " ".join(words)
+
+
+def test_a_killed_worker_is_said_and_loses_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with pytest.raises(OSError, match="a worker process was killed"):
+        shout(Shout(output=output, kill_at="gamma"), local_team(2))
+    shout(Shout(output=output), local_team(2))
+    assert (output / "shouted.txt").read_text() == " ".join(WORDS).upper()
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    options = Shout(output=tmp_path / "out")
+    first = shout(options, local_team(1))
+    stamp = (tmp_path / "out" / "shouted.txt").stat().st_mtime_ns
+    assert shout(options, local_team(2)) == first
+    assert (tmp_path / "out" / "shouted.txt").stat().st_mtime_ns == stamp
+
+
+def test_other_settings_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    shout(Shout(output=tmp_path / "out"), local_team(1))
+    with pytest.raises(ValueError, match=r"out was made by the step 'shout' with other settings .*words"):
+        shout(Shout(output=tmp_path / "out", words=("one",)), local_team(1))
+    with pytest.raises(BadInput):
+        shout(Shout(output=tmp_path / "half", words=("one", "bad")), local_team(1))
+    with pytest.raises(ValueError, match=r"has begun \(words: .*remove that folder"):
+        shout(Shout(output=tmp_path / "half", words=("one",)), local_team(1))
+
+
+def test_a_folder_of_others_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match=r"was not made by `python -m tools.corpus shout`; it is not overwritten"):
+        shout(Shout(output=tmp_path / "out"), local_team(1))
+    assert content(tmp_path / "out") == {"thesis.txt": b"years of work"}
+
+
+def test_bad_input_stops_or_is_left_out_and_listed(tmp_path: Path) -> None:
+    words = ("one", "bad", "two", "bad")
+    with pytest.raises(BadInput, match=r"words.txt, word 0000\d: the word is bad. Take another, or .*--skip-bad"):
+        shout(Shout(output=tmp_path / "strict", words=words), local_team(2))
+    manifest = shout(Shout(output=tmp_path / "lenient", words=words, skip_bad=True), local_team(2))
+    assert manifest.left_out == 2
+    listed = [json.loads(line) for line in (tmp_path / "lenient" / "left-out.jsonl").read_text().splitlines()]
+    assert listed == [
+        {"file": "words.txt", "at": f"word {number:05d}", "reason": "the word is bad"} for number in (1, 3)
+    ]
+
+
+def test_two_processes_at_one_output(tmp_path: Path) -> None:
+    options = Shout(output=tmp_path / "out")
+    with (
+        Step.open(options, "shout", {}, local_team(1)),
+        pytest.raises(ValueError, match="is being written by another process"),
+    ):
+        Step.open(options, "shout", {}, local_team(1))
+    Step.open(options, "shout", {}, local_team(1)).__exit__(None, None, None)
+
+
+def test_a_folder_that_was_changed_is_refused(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    shout(Shout(output=output), local_team(1))
+    with pytest.raises(
+        ValueError, match=r"was made by the step 'shout'; .*the output of `python -m tools.corpus extract`"
+    ):
+        read_manifest(output, "extract")
+    shutil.copytree(output, tmp_path / "short")
+    (tmp_path / "short" / "shouted.txt").write_text("AL")
+    with pytest.raises(ValueError, match=r"shouted.txt has 2 bytes where step.json speaks of 45"):
+        read_manifest(tmp_path / "short", "shout")
+    (tmp_path / "short" / "shouted.txt").unlink()
+    with pytest.raises(ValueError, match=r"shouted.txt is missing"):
+        read_manifest(tmp_path / "short", "shout")
+    (tmp_path / "short" / "step.json").write_text("{")
+    with pytest.raises(ValueError, match=r"step.json is damaged"):
+        read_manifest(tmp_path / "short")
+    with pytest.raises(ValueError, match=r"nowhere is no output of"):
+        read_manifest(tmp_path / "nowhere")
+
+
+def test_a_draft_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def fail() -> None:
+        with draft(path) as file:
+            file.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert content(tmp_path) == {"file": b"before"}
+    with draft(path) as file:
+        file.write(b"after")
+        assert path.read_text() == "before"
+    assert content(tmp_path) == {"file": b"after"}
+
+
+def test_units_are_dealt_by_size() -> None:
+    units = [Unit(name=str(size), size=size) for size in (1, 5, 3, 4, 2)]
+    assert [[unit.size for unit in rank] for rank in deal(units, 2)] == [[5, 2, 1], [4, 3]]
+
+
+def test_a_team_needs_a_worker(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"workers must be at least 1. Got 0."):
+        dataclasses.replace(Shout(output=tmp_path), workers=0).team()

@@ -1,0 +1,214 @@
+"""A step of the preparation: done in units, taken up again where it was killed, published whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from tools.corpus.work.files import draft
+from tools.corpus.work.manifest import LEFT_OUT, STEP, Manifest, read_manifest, write_manifest
+from tools.corpus.work.options import Options
+from tools.corpus.work.team import Team
+from tools.corpus.work.units import Context, Task, U, Unit
+
+T = TypeVar("T")
+SETTINGS, MARKS = "settings.json", "marks"
+
+
+class Step:
+    """The output folder of a step while it is made: `.NAME.partial` beside it. Every rank makes one and calls the same
+    methods in the same order. A context manager.
+
+    Raises:
+        ValueError: the output is there, made with other settings or by something else; work on it was begun with
+            other settings; or another process is at it.
+    """
+
+    manifest: Manifest
+    """Of the output, where it is done."""
+
+    def __init__(self, output: Path, name: str, settings: dict[str, Any], team: Team, *, skip_bad: bool) -> None:
+        self.name, self.output, self._team, self._skip_bad = name, output, team, skip_bad
+        # As it comes back from JSON, so that it can be compared.
+        self._settings: dict[str, Any] = json.loads(json.dumps({**settings, "skip_bad": skip_bad}))
+        self.folder = output.with_name(f".{output.name}.partial")
+        self.scratch = self.folder / "scratch"
+        self._tasks: list[tuple[Task, Sequence[Unit]]] = []
+        self._lock = ExitStack()
+        try:
+            found = team.on_first(self._open)
+        except BaseException:
+            self._lock.close()
+            raise
+        self.done = found is not None
+        if found is not None:
+            self.manifest = found
+
+    @classmethod
+    def open(cls, options: Options, name: str, settings: dict[str, Any], team: Team) -> Step:
+        """The step that makes `options.output`."""
+        return cls(Path(options.output).absolute(), name, settings, team, skip_bad=options.skip_bad)
+
+    def run(self, phase: str, units: Sequence[U], work: Callable[[U, Context], dict[str, Any]]) -> list[dict[str, Any]]:
+        """Does the units that are not done yet, each by one worker.
+
+        Args:
+            phase: a name of its own in this step.
+            units: the parts of the work, in the order of the output. How it is cut is a function of the settings alone.
+            work: a function of a module, or a `partial` of one. It writes by `draft`, below `folder` or `scratch`.
+
+        Returns:
+            What `work` returned, in the order of the units.
+
+        Raises:
+            What `work` raises, on every rank.
+        """
+        if len({unit.name for unit in units}) < len(units):
+            raise ValueError(f"two units of the phase {phase!r} have one name; their files would overwrite each other.")
+        marks = self.folder / MARKS / phase
+        task = Task(work=work, folder=self.folder, scratch=self.scratch, marks=marks, skip_bad=self._skip_bad)
+        self._team.on_first(lambda: marks.mkdir(parents=True, exist_ok=True))
+        left = [unit for unit in units if not task.is_done(unit)]
+        # Nobody finishes a unit before all have looked.
+        self._team.on_first(lambda: None)
+        total = sum(unit.size for unit in units)
+        done = total - sum(unit.size for unit in left)
+        interval = 0.1 if sys.stderr.isatty() else 10.0
+        with tqdm(
+            desc=f"{self.name}: {phase}", total=total, initial=done, unit="B", unit_scale=True,
+            disable=self._team.rank != 0, mininterval=interval,
+        ) as bar:  # fmt: skip
+            self._team.do(task, left, bar.update)
+        self._tasks.append((task, units))
+        return [task.outcome(unit).result for unit in units]
+
+    def on_first(self, do: Callable[[], T]) -> T:
+        """What rank 0 makes of it, on every rank; or what it raises."""
+        return self._team.on_first(do)
+
+    def finish(self, counts: dict[str, Any]) -> Manifest:
+        """Writes what the step has come to, and gives the folder its name."""
+        self.manifest = self._team.on_first(lambda: self._finish(counts))
+        self.done = True
+        return self.manifest
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.close()
+
+    def _open(self) -> Manifest | None:
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        if (self.output / STEP).exists():
+            return self._check_done()
+        if self.output.exists() and not (self.output.is_dir() and not any(self.output.iterdir())):
+            raise ValueError(
+                f"{self.output} exists and was not made by `python -m tools.corpus {self.name}`; it is not "
+                "overwritten. Choose another --output."
+            )
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        self._check_begun()
+        for left in self.folder.rglob("*.tmp"):
+            left.unlink()
+        return None
+
+    def _check_done(self) -> Manifest:
+        manifest = read_manifest(self.output)
+        if manifest.step != self.name or manifest.settings != self._settings:
+            raise ValueError(
+                f"{self.output} was made by the step {manifest.step!r} with other settings or input "
+                f"({_difference(manifest.settings, self._settings)}). Remove it, or choose another --output."
+            )
+        self._tidy(self.output)  # a run may have been killed between its last two acts
+        return manifest
+
+    def _check_begun(self) -> None:
+        path = self.folder / SETTINGS
+        mine = {"step": self.name, **self._settings}
+        if not path.exists():
+            with draft(path) as file:
+                file.write(json.dumps(mine).encode())
+            return
+        begun = json.loads(path.read_bytes())
+        if begun != mine:
+            raise ValueError(
+                f"{self.folder} holds what a run with other settings or input has begun ({_difference(begun, mine)}). "
+                "Go on with the same ones, or remove that folder to begin afresh."
+            )
+
+    def _take_lock(self) -> None:
+        path = self.output.with_name(f".{self.output.name}.lock")
+        file = self._lock.enter_context(path.open("a"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"{self.output} is being written by another process. Wait for it, or choose another --output. (Under "
+                "mpirun: install mpi4py, or every rank takes itself for the only one.)"
+            ) from error
+        except OSError:
+            pass  # a file system without locks: one process at a time is up to the user
+        self._lock.callback(lambda: path.unlink(missing_ok=True))
+
+    def _finish(self, counts: dict[str, Any]) -> Manifest:
+        left_out = self._write_left_out()
+        files = {
+            path.relative_to(self.folder).as_posix(): path.stat().st_size
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file() and path != self.folder / SETTINGS and not self._is_passing(path)
+        }
+        files.pop(STEP, None)
+        manifest = Manifest(
+            step=self.name, settings=self._settings, counts=counts, files=files, left_out=left_out, folder=self.folder
+        )
+        write_manifest(manifest)
+        with suppress(FileNotFoundError):
+            self.output.rmdir()  # an empty folder is in nobody's way
+        os.rename(self.folder, self.output)
+        self._tidy(self.output)
+        return read_manifest(self.output)
+
+    def _write_left_out(self) -> int:
+        count = 0
+        with draft(self.folder / LEFT_OUT) as file:
+            for task, units in self._tasks:
+                for outcome in map(task.outcome, units):
+                    count += outcome.skipped
+                    for place in outcome.left_out:
+                        file.write(json.dumps(place, ensure_ascii=False).encode() + b"\n")
+        if not count:
+            (self.folder / LEFT_OUT).unlink()
+        return count
+
+    def _is_passing(self, path: Path) -> bool:
+        return path.is_relative_to(self.scratch) or path.is_relative_to(self.folder / MARKS)
+
+    def _tidy(self, folder: Path) -> None:
+        for name in ("scratch", MARKS):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / SETTINGS).unlink(missing_ok=True)
+
+
+def _difference(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """The settings that are not the same, short enough for a message."""
+    names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+    return "; ".join(f"{name}: {_short(one.get(name))} there, {_short(other.get(name))} now" for name in names)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,93 @@
+"""Work that is cut into units, each of which any worker can do by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tools.corpus.work.bad import BadInput, LeftOut
+from tools.corpus.work.files import draft
+
+LISTED = 10_000
+"""Places a unit lists under --skip-bad, at most; more are only counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A part of the work. Subclasses say what it is; they travel between processes."""
+
+    name: str
+    """Names the files it writes; different in all units of a phase."""
+    size: int
+    """Bytes of input."""
+
+
+U = TypeVar("U", bound=Unit)
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What the work on a unit needs to know of the step, and what it reports."""
+
+    folder: Path
+    """Of the output, before it has its name."""
+    scratch: Path
+    """For files between two phases; removed with the end of the step."""
+    skip_bad: bool
+    on_progress: Callable[[int], None] = field(default=lambda size: None)
+    left_out: list[LeftOut] = field(default_factory=list)
+    skipped: int = 0
+
+    def bad(self, error: BadInput) -> None:
+        """Raises it, or notes it where bad input is to be left out."""
+        if not self.skip_bad:
+            raise error
+        self.skipped += 1
+        if len(self.left_out) < LISTED:
+            self.left_out.append(LeftOut(file=Path(error.file).name, at=error.at, reason=error.reason))
+
+    def progress(self, size: int) -> None:
+        """Says that so many more bytes of the unit are done."""
+        self.on_progress(size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a unit, as its mark in the scratch folder keeps it."""
+
+    result: dict[str, Any]
+    left_out: list[dict[str, str]]
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """How a phase treats a unit, wherever it is worked on."""
+
+    work: Callable[[Any, Context], dict[str, Any]]
+    folder: Path
+    scratch: Path
+    marks: Path
+    """Holds NAME.json of every unit that is done."""
+    skip_bad: bool
+
+    def is_done(self, unit: Unit) -> bool:
+        return self.mark(unit).exists()
+
+    def mark(self, unit: Unit) -> Path:
+        return self.marks / f"{unit.name}.json"
+
+    def __call__(self, unit: Unit, on_progress: Callable[[int], None] = lambda size: None) -> None:
+        """Does a unit. The mark comes last: where there is one, the unit's files are complete."""
+        context = Context(folder=self.folder, scratch=self.scratch, skip_bad=self.skip_bad, on_progress=on_progress)
+        result = self.work(unit, context)
+        left_out = [dataclasses.asdict(place) for place in context.left_out]
+        with draft(self.mark(unit)) as file:
+            file.write(json.dumps({"result": result, "left_out": left_out, "skipped": context.skipped}).encode())
+
+    def outcome(self, unit: Unit) -> Outcome:
+        return Outcome(**json.loads(self.mark(unit).read_bytes()))
