@@ -7,8 +7,7 @@ import pytest
 
 from tensor3d.data import IndexedDataset, PretrainingData, ShardedPairs
 from tools.corpus.info import Corpus, load_corpus
-from tools.corpus.prepare import prepare
-from tools.corpus.prepare import choose_held_out, unigram_entropy
+from tools.corpus.prepare import choose_held_out, prepare, unigram_entropy
 from tools.corpus.tokenizer import load_tokenizer
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.tools.stories import STORIES
-from tools.corpus.info import CorpusInfo, load_corpus
-from tools.corpus.prepare import prepare
 from tools.corpus.__main__ import main
-from tools.corpus.info import REQUIRED
+from tools.corpus.info import REQUIRED, CorpusInfo, load_corpus
+from tools.corpus.prepare import prepare
 from tools.corpus.publish import draft_of, publish, taking_turns
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizer import load_tokenizer

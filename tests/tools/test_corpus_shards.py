@@ -12,9 +12,9 @@ import pytest
 
 from tensor3d.data import IndexedDataset
 from tests.tools.stories import STORIES
+from tools.corpus.__main__ import main
 from tools.corpus.info import load_corpus
 from tools.corpus.prepare import prepare
-from tools.corpus.__main__ import main
 from tools.corpus.shards import deal_documents, shard_names
 
 Document = tuple[tuple[int, ...], ...]

@@ -1,68 +1,147 @@
-"""`python -m tools.corpus prepare --source embedded --output DIR --vocab-size 2048`"""
+"""`python -m tools.corpus STEP ...`: from dumps and text to what pre-training reads. `--help` lists the steps."""
 
 from __future__ import annotations
 
+import errno
 import sys
-from pathlib import Path
-from time import perf_counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
 
 import tyro
 
-from tools.corpus.prepare import prepare
+from tools.corpus.work.manifest import LEFT_OUT, Manifest
+from tools.corpus.work.mpi import MpiTeam
+from tools.corpus.work.options import Options
 
-app = tyro.extras.SubcommandApp()
-
-
-@app.command(name="prepare")
-def prepare_corpus(
-    *,
-    output: Path,
-    source: str = "embedded",
-    vocab_size: int = 2048,
-    held_out: float = 0.02,
-    seed: int = 0,
-    shards: int = 1,
-) -> None:
-    """Prepares a corpus for pre-training: sentences, a tokenizer, documents of ids.
-
-    A folder that is up to date is left as it is.
-
-    Args:
-        output: Folder to write.
-        source: "embedded", a UTF-8 text file, or a folder of *.txt files. In text a blank line ends a document.
-        vocab_size: Pieces of the tokenizer.
-        held_out: Share of the words kept from training, 0 to below 1.
-        seed: Chooses the documents that are held out.
-        shards: File pairs into which the training documents are dealt, for disks of single machines.
-    """
-    start = perf_counter()
-    info = prepare(
-        source,
-        output,
-        vocab_size=vocab_size,
-        held_out=held_out,
-        seed=seed,
-        shards=shards,
-        progress=sys.stderr.isatty(),
-    )
-    print(f"{output}: ready in {perf_counter() - start:.1f} s")
-    print(f"  text        {info.words:,} words, {info.sentences:,} sentences, {info.documents:,} documents")
-    print(f"  vocabulary  {info.vocab_size:,} pieces, unigram entropy {info.unigram_entropy:.3f} nats a piece")
-    print(
-        f"  training    {info.train_pieces:,} pieces in {info.train_documents:,} documents"
-        + (f", dealt into {info.shards} shards" if info.shards > 1 else "")
-    )
-    print(f"  held out    {info.held_out_pieces:,} pieces in {info.held_out_documents:,} documents")
+PROGRAM = "python -m tools.corpus"
 
 
-def main() -> int:
-    """Exit status 2 for what the user can mend, said in one line."""
+@dataclass(frozen=True)
+class Entry:
+    """Where a step is found. Its module is imported when it is asked for: reading text needs no torch."""
+
+    summary: str
+    module: str
+    options: str
+    function: str
+
+
+STEPS: Mapping[str, Entry] = MappingProxyType(
+    {
+        "prepare": Entry(
+            "a small corpus in one go, as pre-training does it", "tools.corpus.prepare_step", "PrepareCommand", "run"
+        ),
+        "download": Entry(
+            "a Wikipedia dump, or files by their URLs", "tools.corpus.download.step", "DownloadOptions", "download"
+        ),
+        "extract": Entry(
+            "documents of plain text, from dumps and files", "tools.corpus.extract.step", "ExtractOptions", "extract"
+        ),
+        "tokenizer": Entry(
+            "a tokenizer, trained or taken over",
+            "tools.corpus.tokenizing.tokenizer_step",
+            "TokenizerOptions",
+            "tokenizer",
+        ),
+        "tokenize": Entry(
+            "sentences as ids, in Megatron's .bin and .idx",
+            "tools.corpus.tokenizing.tokenize_step",
+            "TokenizeOptions",
+            "tokenize",
+        ),
+        "samples": Entry(
+            "packed training sequences in shards", "tools.corpus.samples.step", "SamplesOptions", "samples"
+        ),
+        "inspect": Entry("what any of these folders holds", "tools.corpus.inspection", "InspectOptions", "inspect"),
+    }
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 2 for what the user can mend, said in one line; 130 after an interrupt."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in STEPS:
+        print(f"error: there is no step {name!r}.\n\n{usage()}", file=sys.stderr)
+        return 2
     try:
-        app.cli(prog="python -m tools.corpus")
-    except (ValueError, OSError) as error:
+        return run(name, rest)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Runs a step with the arguments behind its name."""
+    entry = STEPS[name]
+    module = import_module(entry.module)
+    options = tyro.cli(getattr(module, entry.options), args=list(arguments), prog=f"{PROGRAM} {name}")
+    do: Callable[..., Any] = getattr(module, entry.function)
+    if not isinstance(options, Options):
+        return _told(lambda: print(do(options)))
+    try:
+        team = options.team()
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    speaks = team.rank == 0
+    try:
+        return _told(lambda: _print(do(options, team), speaks), speaks)
+    except Exception:
+        # The other ranks wait for this one, and it has nothing to tell them.
+        if isinstance(team, MpiTeam):
+            team.abort()
+        raise
+
+
+def usage() -> str:
+    """The steps, in the order in which they follow one another."""
+    lines = [f"  {name:<10} {entry.summary}" for name, entry in STEPS.items()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} STEP [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "Each step reads the folder that the one before it wrote; `STEP --help` lists its options.",
+            "Under `mpirun -n N` the ranks share the work; the output is the same whatever their number.",
+        ]
+    )
+
+
+def _told(do: Callable[[], None], speaks: bool = True) -> int:
+    try:
+        do()
+    except (ValueError, OSError) as error:
+        if speaks:
+            print(f"error: {in_words(error)}", file=sys.stderr)
+        return 2
     return 0
+
+
+def in_words(error: Exception) -> str:
+    """What has happened, and what to do."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"no space left on the disk{where}. Free some and run the same command again: what is done is kept."
+    return str(error)
+
+
+def _print(manifest: Manifest, speaks: bool) -> None:
+    if not speaks:
+        return
+    print(f"{manifest.folder}: {manifest.step} is done")
+    for name, value in manifest.counts.items():
+        if isinstance(value, int | float | str):
+            print(f"  {name.replace('_', ' '):<24} {value:,}" if isinstance(value, int) else f"  {name:<24} {value}")
+    if manifest.left_out:
+        print(f"  left out as bad          {manifest.left_out:,}, listed in {manifest.folder / LEFT_OUT}")
 
 
 if __name__ == "__main__":
