@@ -15,6 +15,8 @@ from tensor3d.data.schedule import Schedule, StepPlan
 from tensor3d.data.segments import Segments
 from tensor3d.data.sources import Drawing, ShardedPairs, Source
 from tensor3d.data.special import SpecialTokens
+from tensor3d.data.stored import ExchangedSamples, StoredSamples, StoredShard
+from tensor3d.data.texts import sample_texts
 
 __all__ = [
     "BatchLayout",
@@ -25,6 +27,7 @@ __all__ = [
     "Exchange",
     "ExchangeOptions",
     "ExchangedPairs",
+    "ExchangedSamples",
     "IndexedDataset",
     "IndexedWriter",
     "Loader",
@@ -41,9 +44,12 @@ __all__ = [
     "SpecialTokens",
     "Step",
     "StepPlan",
+    "StoredSamples",
+    "StoredShard",
     "collate",
     "evaluation_batches",
     "mask_tokens",
     "masked_count",
     "sample_pairs",
+    "sample_texts",
 ]

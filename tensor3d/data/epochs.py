@@ -96,6 +96,8 @@ class PackingRules:
     bins: Bins | None = None
     plans: Path | None = None
     """Folder of plan files; an epoch that has one there is not planned again."""
+    plan: Plan | None = None
+    """A plan of this method that was made before; it serves every epoch and group whose lengths it holds."""
 
     def __post_init__(self) -> None:
         known = (*PLANNERS, STREAM)
@@ -169,7 +171,9 @@ class Epochs:
         rules = self.rules
         histogram = np.bincount(lengths, minlength=rules.capacity + 1)
         path = self.plan_path(number, group)
-        if path is not None and path.exists():
+        if rules.plan is not None and rules.plan.limits == rules.limits and _holds(rules.plan, histogram):
+            plan = rules.plan
+        elif path is not None and path.exists():
             plan = load_plan(path, fingerprint_of(histogram, rules.limits, rules.method))
         else:
             limits = rules.limits
@@ -267,3 +271,7 @@ class Epochs:
         per_group = self.source.shards // self.rules.groups
         first, end = drawing.offsets[group * per_group], drawing.offsets[(group + 1) * per_group]
         return slice(int(first), int(end))
+
+
+def _holds(plan: Plan, histogram: NDArray[np.integer]) -> bool:
+    return np.array_equal(plan.histogram(), histogram)

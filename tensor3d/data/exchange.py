@@ -19,54 +19,45 @@ from numpy.typing import NDArray
 
 from tensor3d.data.indexed import IndexedDataset
 from tensor3d.data.segments import Segments, encoded_sizes
-from tensor3d.data.sources import PairsByShard, ShardSampler, in_order
+from tensor3d.data.sources import ByShard, PairSampler, Sampler, in_order
 from tensor3d.peers import Peers
 
 
-class ExchangedPairs:
+class ExchangedSource:
     """A `Source` of which each data rank reads a part: shard `s` of `S` belongs to data rank `s * data // S`.
 
     `draw` is collective: every member of `everyone` draws the same epochs in the same order.
 
     Args:
-        shards: documents whose items are sentences; those of other ranks are not touched and may be None.
+        sampler: draws the shards of this rank; those of other ranks are not touched and may be missing.
         everyone: the peers along the data axis.
-        max_length, seed, short_probability: see `ShardedPairs`.
 
     Raises:
-        ValueError: a shard of this rank is None, or shards that do not divide among the data ranks.
+        ValueError: a shard of this rank is missing, or shards that do not divide among the data ranks.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[IndexedDataset | None],
-        everyone: Peers,
-        *,
-        max_length: int,
-        seed: int,
-        short_probability: float = 0.1,
-    ) -> None:
-        own = shards_of(len(shards), everyone.size, everyone.index)
-        missing = [shard for shard in own if shards[shard] is None]
+    def __init__(self, sampler: Sampler, everyone: Peers) -> None:
+        own = shards_of(sampler.shards, everyone.size, everyone.index)
+        missing = [shard for shard in own if shard in sampler.missing]
         if missing:
             raise ValueError(
                 f"data rank {everyone.index} of {everyone.size} needs shards {own.start} to {own.stop - 1} of "
-                f"{len(shards)}, and shard {', '.join(map(str, missing))} is not on its machine. Copy its files there."
+                f"{sampler.shards}, and shard {', '.join(map(str, missing))} is not on its machine. Copy its files "
+                "there."
             )
-        if max(max_length, 2) >= 2**31:
-            raise ValueError(f"max_length must be below 2**31. Got {max_length}.")
-        self._own, self._everyone = own, everyone
-        self._sampler = ShardSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability)
-        self._wire = np.dtype(np.uint16 if max_length < 2**16 else np.int32)
+        if max(sampler.max_length, 2) >= 2**31:
+            raise ValueError(f"max_length must be below 2**31. Got {sampler.max_length}.")
+        self._own, self._everyone, self._sampler = own, everyone, sampler
+        self._wire = np.dtype(np.uint16 if sampler.max_length < 2**16 else np.int32)
 
     @property
     def shards(self) -> int:
         return self._sampler.shards
 
     def draw(self, epoch: int) -> ExchangedDrawing:
-        """The own shards' pairs, and everybody's lengths. PeerError where another rank could not draw its own."""
+        """The own shards' sequences, and everybody's lengths. PeerError where another rank could not draw its own."""
         try:
-            own = PairsByShard([self._sampler.draw(shard, epoch) for shard in self._own])
+            own = ByShard([self._sampler.draw(shard, epoch) for shard in self._own])
         except Exception as error:
             self._everyone.abort(f"{type(error).__name__}: {error}")
             raise
@@ -92,6 +83,31 @@ class ExchangedPairs:
             )
 
 
+class ExchangedPairs(ExchangedSource):
+    """Sentence pairs of which each data rank draws those of its own shards.
+
+    Args:
+        shards: documents whose items are sentences; those of other ranks may be None.
+        everyone: the peers along the data axis.
+        max_length, seed, short_probability: see `ShardedPairs`.
+
+    Raises:
+        ValueError: see `ExchangedSource`.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[IndexedDataset | None],
+        everyone: Peers,
+        *,
+        max_length: int,
+        seed: int,
+        short_probability: float = 0.1,
+    ) -> None:
+        sampler = PairSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability)
+        super().__init__(sampler, everyone)
+
+
 def shards_of(shards: int, ranks: int, index: int) -> range:
     """The shards of data rank `index`. Raises ValueError where they do not divide among the ranks."""
     if shards % ranks:
@@ -111,7 +127,7 @@ class ExchangedDrawing:
     offsets: NDArray[np.int64]
     owners: NDArray[np.int64]
     """int64 (data ranks + 1,): data rank `d` has the sequences `owners[d]` to `owners[d + 1] - 1`."""
-    own: PairsByShard
+    own: ByShard
     first: int
     """Number of the first own sequence."""
 

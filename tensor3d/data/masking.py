@@ -7,12 +7,15 @@ alone, and all sequences of a batch are masked in a few array operations.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tensor3d.data.chance import random_bits
 from tensor3d.data.ragged import first_rows, ranges
 from tensor3d.data.special import SpecialTokens
+from tensor3d.data.words import choose_words
 from tensor3d.seeds import mix
 
 MASKED_SHARE = 0.15
@@ -52,6 +55,7 @@ def mask_tokens(
     special: SpecialTokens,
     seed: int,
     epoch: int,
+    continuations: NDArray[np.bool_] | None = None,
 ) -> Masked:
     """Chooses `masked_count(length)` rows of each sequence; 80 % become [MASK], 10 % another token, 10 % stay.
 
@@ -61,6 +65,8 @@ def mask_tokens(
         lengths: (sequences,) tokens of each sequence.
         sequences: (sequences,) number of each sequence in the epoch.
         special: the replacing token is any but these.
+        continuations: bool (vocab_size,), True for a piece that goes on with the word of the piece before; words are
+            then chosen whole (see `choose_words`). None: single tokens.
 
     Raises:
         ValueError: a sequence has fewer tokens to guess from than it must give.
@@ -69,10 +75,7 @@ def mask_tokens(
     position = ranges(np.zeros_like(lengths), lengths)
     key = mix(seed, epoch, _STREAM)
 
-    # Within each sequence the candidates are put in random order, and the first few are taken.
     candidates = np.flatnonzero(guessable)
-    order = _random_bits(key, sequences[owner[candidates]], position[candidates], draw=0)
-    candidates = candidates[np.lexsort((order, owner[candidates]))]
     available = np.bincount(owner[candidates], minlength=len(lengths))
     wanted = masked_counts(lengths)
     if (available < wanted).any():
@@ -81,34 +84,48 @@ def mask_tokens(
             f"sequence {sequences[short]} has {available[short]} tokens of text and {lengths[short]} in all, "
             f"of which {wanted[short]} must be guessed; it needs more text."
         )
-    rows = np.sort(candidates[ranges(first_rows(available), wanted)])
+
+    def chance(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return random_bits(key, sequences[owner[rows]], position[rows], draw=0)
+
+    if continuations is None:
+        # Within each sequence the candidates are put in random order, and the first few are taken.
+        candidates = candidates[np.lexsort((chance(candidates), owner[candidates]))]
+        rows = np.sort(candidates[ranges(first_rows(available), wanted)])
+    else:
+        rows = np.sort(choose_words(ids, candidates, owner, wanted, continuations, chance))
 
     number, place = sequences[owner[rows]], position[rows]
-    fate = _random_bits(key, number, place, draw=1) >> np.uint64(11)
+    fate = random_bits(key, number, place, draw=1) >> np.uint64(11)
     fate = fate.astype(np.float64) * 2.0**-53
-    other = special.ordinary[_random_bits(key, number, place, draw=2) % np.uint64(len(special.ordinary))]
+    other = special.ordinary[random_bits(key, number, place, draw=2) % np.uint64(len(special.ordinary))]
     labels = ids[rows]
     seen = ids.copy()
     seen[rows] = np.where(fate < 0.8, special.mask, np.where(fate < 0.9, other, labels))
     return Masked(ids=seen, rows=rows, labels=labels)
 
 
-def _random_bits(
-    key: int, sequence: NDArray[np.integer], position: NDArray[np.integer], *, draw: int
-) -> NDArray[np.uint64]:
-    """uint64 (n,): 64 random bits for each (sequence, position, draw).
+class StoredMasks(NamedTuple):
+    """What is guessed in sequences that were masked once and for all: `masked_count(length)` tokens of each."""
 
-    Every sequence has its own SplitMix64 stream (Steele, Lea and Flood, 2014, "Fast splittable pseudorandom number
-    generators"), which can be read at any place because its state is a counter.
-    """
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    stream = _scramble(np.uint64(key) + golden * (sequence.astype(np.uint64) + np.uint64(1)))
-    place = np.uint64(3) * position.astype(np.uint64) + np.uint64(draw + 1)
-    return _scramble(stream + golden * place)
+    places: NDArray[np.int64]
+    """int64 (masked,): place of each in its sequence, ascending."""
+    seen: NDArray[np.int64]
+    """int64 (masked,): what the model sees there."""
 
+    @classmethod
+    def of(cls, masked: Masked, lengths: NDArray[np.integer]) -> StoredMasks:
+        first = np.repeat(first_rows(lengths), masked_counts(lengths))
+        return cls(places=masked.rows - first, seen=masked.ids[masked.rows])
 
-def _scramble(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64: every bit of the result depends on every bit of the argument."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+    def apply(self, ids: NDArray[np.int64], lengths: NDArray[np.integer]) -> Masked:
+        """Masks sequences as it was stored.
+
+        Args:
+            ids: int64 (tokens,), the sequences one after another.
+            lengths: (sequences,) tokens of each.
+        """
+        rows = self.places + np.repeat(first_rows(lengths), masked_counts(lengths))
+        seen = ids.copy()
+        seen[rows] = self.seen
+        return Masked(ids=seen, rows=rows, labels=ids[rows])

@@ -9,23 +9,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data.indexed import IndexedDataset
 from tensor3d.data.ragged import ranges
-from tensor3d.data.segments import SPECIAL_TOKENS, Segments
+from tensor3d.data.segments import SPECIAL_TOKENS, Segments, full_lengths
 from tensor3d.seeds import mix
 
 IS_NEXT, IS_RANDOM = 0, 1
 _STREAM = 1
 
 
+class Sentences(Protocol):
+    """Documents of sentences: an `IndexedDataset`, or a run of its documents."""
+
+    @property
+    def prefix(self) -> Path:
+        """Where they are from, for messages."""
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """int32 (sentences,): ids of each sentence."""
+
+    @property
+    def documents(self) -> NDArray[np.int64]:
+        """int64 (documents + 1,): sentences `documents[i]` to `documents[i + 1] - 1` are document `i`."""
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """int64 (sentences + 1,): where each sentence begins in `ids`, then the number of ids."""
+
+    @property
+    def ids(self) -> NDArray[np.integer]:
+        """(ids,): all ids, sentences one after another."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pairs:
-    """The pairs of an epoch, as ranges of a dataset's ids."""
+    """The pairs of an epoch, as ranges of a dataset's ids. A single text has no B."""
 
     a_start: NDArray[np.int64]
     """int64 (pairs,): first id of A."""
@@ -34,7 +58,7 @@ class Pairs:
     b_start: NDArray[np.int64]
     b_length: NDArray[np.int32]
     label: NDArray[np.int8]
-    """int8 (pairs,): 0 where B follows A, 1 where it was drawn at random."""
+    """int8 (pairs,): 0 where B follows A, 1 where it was drawn at random, -100 for a single text."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -42,9 +66,9 @@ class Pairs:
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
         """int32 (pairs,): tokens of each pair, the special ones counted."""
-        return self.a_length + self.b_length + np.int32(SPECIAL_TOKENS)
+        return full_lengths(self.a_length, self.b_length).astype(np.int32)
 
-    def segments(self, dataset: IndexedDataset, chosen: NDArray[np.integer]) -> Segments:
+    def segments(self, dataset: Sentences, chosen: NDArray[np.integer]) -> Segments:
         """What the chosen pairs consist of, read from the dataset."""
         starts = np.stack([self.a_start[chosen], self.b_start[chosen]], axis=1).reshape(-1)
         lengths = np.stack([self.a_length[chosen], self.b_length[chosen]], axis=1).astype(np.int64)
@@ -57,7 +81,7 @@ class Pairs:
 
 
 def sample_pairs(
-    dataset: IndexedDataset, *, max_length: int, seed: int, epoch: int, short_probability: float = 0.1
+    dataset: Sentences, *, max_length: int, seed: int, epoch: int, short_probability: float = 0.1
 ) -> Pairs:
     """Draws the pairs of an epoch; every sentence is in at least one A or B that was taken in order.
 
@@ -79,17 +103,9 @@ def sample_pairs(
     room = max_length - SPECIAL_TOKENS
     if room < 2:
         raise ValueError(f"max_length must be at least 5: 3 special tokens and one of each segment. Got {max_length}.")
-    if not 0 <= short_probability <= 1:
-        raise ValueError(f"short_probability must lie between 0 and 1. Got {short_probability}.")
-    if len(dataset) == 0:
-        raise ValueError(f"{dataset.prefix} holds no sentence; there is nothing to train on.")
-    if (dataset.lengths == 0).any():
-        raise ValueError(
-            f"{dataset.prefix}: sentence {int(np.argmin(dataset.lengths))} has no token; "
-            "prepare it without empty sentences."
-        )
+    check_sentences(dataset, short_probability)
     rng = np.random.default_rng(mix(seed, epoch, _STREAM))
-    documents = _Documents.of(dataset)
+    documents = Documents.of(dataset)
     position = documents.first.copy()
     active = np.arange(len(position))
     parts: list[_Runs] = []
@@ -104,7 +120,20 @@ def sample_pairs(
     return _cut(dataset.starts, _Runs(*map(np.concatenate, zip(*parts, strict=True))), room, rng)
 
 
-class _Documents(NamedTuple):
+def check_sentences(dataset: Sentences, short_probability: float) -> None:
+    """Raises ValueError for a share out of range, a dataset without sentences or with an empty one."""
+    if not 0 <= short_probability <= 1:
+        raise ValueError(f"short_probability must lie between 0 and 1. Got {short_probability}.")
+    if len(dataset.lengths) == 0:
+        raise ValueError(f"{dataset.prefix} holds no sentence; there is nothing to train on.")
+    if (dataset.lengths == 0).any():
+        raise ValueError(
+            f"{dataset.prefix}: sentence {int(np.argmin(dataset.lengths))} has no token; "
+            "prepare it without empty sentences."
+        )
+
+
+class Documents(NamedTuple):
     """Documents that have sentences."""
 
     first: NDArray[np.int64]
@@ -113,7 +142,7 @@ class _Documents(NamedTuple):
     """First id of each sentence, then the number of ids."""
 
     @classmethod
-    def of(cls, dataset: IndexedDataset) -> _Documents:
+    def of(cls, dataset: Sentences) -> Documents:
         first, end = dataset.documents[:-1], dataset.documents[1:]
         filled = end > first
         return cls(first=first[filled], end=end[filled], starts=dataset.starts)
@@ -121,6 +150,11 @@ class _Documents(NamedTuple):
     def reach(self, first: NDArray[np.int64], tokens: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sentence after the one with which a run that begins at `first` has `tokens` ids; at most `end`."""
         return np.minimum(np.searchsorted(self.starts, self.starts[first] + tokens), end)
+
+    def within(self, first: NDArray[np.int64], tokens: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same for a run that has `tokens` ids at most, but one sentence at least."""
+        fitting = np.searchsorted(self.starts, self.starts[first] + tokens, side="right") - 1
+        return np.minimum(np.maximum(fitting, first + 1), end)
 
 
 class _Runs(NamedTuple):
@@ -134,7 +168,7 @@ class _Runs(NamedTuple):
 
 
 def _draw(
-    documents: _Documents,
+    documents: Documents,
     active: NDArray[np.int64],
     position: NDArray[np.int64],
     target: NDArray[np.int64],

@@ -16,16 +16,17 @@ from tensor3d.data.masking import MASKED_SHARE, mask_tokens, masked_count
 from tensor3d.data.segments import Segments
 from tensor3d.data.sources import Source, sequences_of
 from tensor3d.data.special import SpecialTokens
+from tensor3d.packing import Plan
 
 PADDED = "padded"
 """The method of one sequence a pack."""
 
 
 class PretrainingData:
-    """Packs of masked sentence pairs for BERT, by epoch and number. Every method may be called from any thread.
+    """Packs of masked pairs or single texts for BERT, by epoch and number. Every method may be called from any thread.
 
     Args:
-        source: where the pairs come from.
+        source: where the sequences come from.
         special: vocabulary and special ids of the tokenizer that prepared them.
         capacity: token slots of a pack.
         max_length: tokens of a sequence, at most.
@@ -37,9 +38,12 @@ class PretrainingData:
         groups: see `PackingRules`; the shards of the source divide among them.
         bins: batches of like length, for the method "padded".
         plans: folder of plan files.
+        plan: a plan of this method that was made before, used where it fits the lengths and limits.
+        continuations: bool (vocab_size,), True for a piece that goes on with the word of the piece before: whole words
+            are then masked. None: single tokens. Sequences that come with stored masks keep those.
 
     Raises:
-        ValueError: limits that contradict one another.
+        ValueError: limits that contradict one another, or `continuations` of another vocabulary.
     """
 
     def __init__(
@@ -56,22 +60,17 @@ class PretrainingData:
         groups: int = 1,
         bins: Bins | None = None,
         plans: Path | None = None,
+        plan: Plan | None = None,
+        continuations: NDArray[np.bool_] | None = None,
     ) -> None:
-        if max_length > capacity:
+        if continuations is not None and continuations.shape != (special.vocab_size,):
             raise ValueError(
-                f"max_length={max_length} does not fit a pack of {capacity} slots; lower it or raise the capacity."
+                f"continuations are needed for each of the {special.vocab_size} pieces of the vocabulary. Got "
+                f"{continuations.shape}; prepare the samples again with their tokenizer."
             )
-        if max_sequences < 1:
-            raise ValueError(f"max_sequences must be at least 1. Got {max_sequences}.")
         if method == PADDED:
             max_sequences = 1
-        if masked_per_pack is None:
-            masked_per_pack = default_masked_per_pack(capacity, max_sequences)
-        elif masked_per_pack < masked_count(max_length):
-            raise ValueError(
-                f"a sequence of max_length={max_length} has {masked_count(max_length)} tokens to guess, more than "
-                f"masked_per_pack={masked_per_pack}; raise that or lower max_length."
-            )
+        masked_per_pack = masked_budget(capacity, max_length, max_sequences, masked_per_pack)
         self.rules = PackingRules(
             method=method,
             capacity=capacity,
@@ -81,9 +80,11 @@ class PretrainingData:
             groups=groups,
             bins=bins,
             plans=plans,
+            plan=plan,
         )
         self.epochs = Epochs(source, self.rules)
         self.special = special
+        self._continuations = continuations
 
     @property
     def capacity(self) -> int:
@@ -130,15 +131,19 @@ class PretrainingData:
             segments = drawn.drawing.segments(sequences)
         tokens = segments.tokens(self.special)
         lengths = segments.lengths
-        masked = mask_tokens(
-            tokens.ids,
-            tokens.guessable,
-            lengths,
-            sequences=sequences,
-            special=self.special,
-            seed=self.rules.seed,
-            epoch=drawn.number,
-        )
+        if segments.masks is not None:
+            masked = segments.masks.apply(tokens.ids, lengths)
+        else:
+            masked = mask_tokens(
+                tokens.ids,
+                tokens.guessable,
+                lengths,
+                sequences=sequences,
+                special=self.special,
+                seed=self.rules.seed,
+                epoch=drawn.number,
+                continuations=self._continuations,
+            )
 
         last_sequence = np.cumsum(drawn.sequences[np.asarray(indices, dtype=np.int64)])
         last_token = np.cumsum(lengths)[last_sequence - 1]
@@ -157,6 +162,24 @@ class PretrainingData:
                 first_token, _slices(last_token), _slices(last_sequence), _slices(last_masked), strict=True
             )
         ]
+
+
+def masked_budget(capacity: int, max_length: int, max_sequences: int, masked_per_pack: int | None) -> int:
+    """Tokens to guess in a pack, at most, as it was asked for or by default. ValueError for limits that contradict."""
+    if max_length > capacity:
+        raise ValueError(
+            f"max_length={max_length} does not fit a pack of {capacity} slots; lower it or raise the capacity."
+        )
+    if max_sequences < 1:
+        raise ValueError(f"max_sequences must be at least 1. Got {max_sequences}.")
+    if masked_per_pack is None:
+        return default_masked_per_pack(capacity, max_sequences)
+    if masked_per_pack < masked_count(max_length):
+        raise ValueError(
+            f"a sequence of max_length={max_length} has {masked_count(max_length)} tokens to guess, more than "
+            f"masked_per_pack={masked_per_pack}; raise that or lower max_length."
+        )
+    return masked_per_pack
 
 
 def default_masked_per_pack(capacity: int, max_sequences: int) -> int:

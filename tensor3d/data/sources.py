@@ -47,7 +47,64 @@ class Source(Protocol):
         this source have come to something else."""
 
 
-class ShardedPairs:
+class ShardDrawing(Protocol):
+    """The sequences of one shard in an epoch, numbered from 0."""
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """int32 (sequences,): tokens of each, the special ones counted."""
+
+    def segments(self, chosen: NDArray[np.integer]) -> Segments:
+        """The content of the chosen sequences, in their order."""
+
+
+class Sampler(Protocol):
+    """Draws the sequences of one shard at a time, so that whoever has a shard can draw it and nobody else need to."""
+
+    @property
+    def shards(self) -> int: ...
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """The shards that are not on this machine."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a sequence, at most."""
+
+    def draw(self, shard: int, epoch: int) -> ShardDrawing:
+        """ValueError for a shard that is not here."""
+
+
+class LocalSource:
+    """A `Source` that reads all shards here.
+
+    Raises:
+        ValueError: no shard at all, or one that is not here.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        if sampler.missing or not sampler.shards:
+            raise ValueError(
+                f"of {sampler.shards} shards, shard {', '.join(map(str, sampler.missing)) or 0} is not on this "
+                "machine. Copy its files here, or exchange sequences between data ranks that have all shards among "
+                "them."
+            )
+        self._sampler = sampler
+
+    @property
+    def shards(self) -> int:
+        return self._sampler.shards
+
+    def draw(self, epoch: int) -> ByShard:
+        """The sequences of every shard."""
+        return ByShard([self._sampler.draw(shard, epoch) for shard in range(self.shards)])
+
+    def confirm(self, epoch: int, digest: str) -> None:
+        """Every rank draws for itself, and this one asks nobody."""
+
+
+class ShardedPairs(LocalSource):
     """Sentence pairs, drawn from the documents of each shard by themselves.
 
     Args:
@@ -65,34 +122,17 @@ class ShardedPairs:
     ) -> None:
         if seed < 0:
             raise ValueError(f"seed must be at least 0. Got {seed}.")
-        missing = [number for number, shard in enumerate(shards) if shard is None]
-        if missing or not shards:
-            raise ValueError(
-                f"of {len(shards)} shards, shard {', '.join(map(str, missing)) or 0} is not on this machine. Copy its "
-                "files here, or exchange sequences between data ranks that have all shards among them."
-            )
-        self._sampler = ShardSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability)
-
-    @property
-    def shards(self) -> int:
-        return self._sampler.shards
-
-    def draw(self, epoch: int) -> PairsByShard:
-        """The pairs of every shard."""
-        return PairsByShard([self._sampler.draw(shard, epoch) for shard in range(self.shards)])
-
-    def confirm(self, epoch: int, digest: str) -> None:
-        """Every rank draws for itself, and this one asks nobody."""
+        super().__init__(PairSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability))
 
 
-class ShardSampler:
-    """Draws the pairs of one shard at a time, so that whoever has a shard can draw it and nobody else need to."""
+class PairSampler:
+    """A `Sampler` of sentence pairs; see `ShardedPairs`."""
 
     def __init__(
         self, datasets: Sequence[IndexedDataset | None], *, max_length: int, seed: int, short_probability: float
     ) -> None:
         self._datasets = tuple(datasets)
-        self._max_length = max_length
+        self.max_length = max_length
         self._short_probability = short_probability
         # A single shard is drawn as a corpus that was never cut into shards.
         several = len(self._datasets) > 1
@@ -102,13 +142,17 @@ class ShardSampler:
     def shards(self) -> int:
         return len(self._datasets)
 
+    @property
+    def missing(self) -> list[int]:
+        return [number for number, dataset in enumerate(self._datasets) if dataset is None]
+
     def draw(self, shard: int, epoch: int) -> ShardPairs:
         dataset = self._datasets[shard]
         if dataset is None:
             raise ValueError(f"shard {shard} of {self.shards} is not on this machine.")
         pairs = sample_pairs(
             dataset,
-            max_length=self._max_length,
+            max_length=self.max_length,
             seed=self._seeds[shard],
             epoch=epoch,
             short_probability=self._short_probability,
@@ -123,22 +167,29 @@ class ShardPairs:
     dataset: IndexedDataset
     pairs: Pairs
 
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        return self.pairs.lengths
 
-class PairsByShard:
+    def segments(self, chosen: NDArray[np.integer]) -> Segments:
+        return self.pairs.segments(self.dataset, chosen)
+
+
+class ByShard:
     """A `Drawing` of which every shard is at hand."""
 
-    def __init__(self, shards: Sequence[ShardPairs]) -> None:
+    def __init__(self, shards: Sequence[ShardDrawing]) -> None:
         self._shards = tuple(shards)
-        counts = [len(shard.pairs) for shard in shards]
-        self.offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        self.lengths = np.concatenate([shard.pairs.lengths for shard in shards])
+        lengths = [shard.lengths for shard in shards]
+        self.offsets = np.concatenate(([0], np.cumsum([len(of_shard) for of_shard in lengths], dtype=np.int64)))
+        self.lengths = np.concatenate(lengths)
 
     def segments(self, chosen: NDArray[np.integer]) -> Segments:
         if len(self._shards) == 1:
-            return self._shards[0].pairs.segments(self._shards[0].dataset, chosen)
+            return self._shards[0].segments(chosen)
         shard_of = np.searchsorted(self.offsets, chosen, side="right") - 1
         parts = [
-            shard.pairs.segments(shard.dataset, chosen[shard_of == number] - self.offsets[number])
+            shard.segments(chosen[shard_of == number] - self.offsets[number])
             for number, shard in enumerate(self._shards)
         ]
         return in_order(parts, shard_of)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensor3d.data import IndexedDataset, IndexedWriter
+from tensor3d.data import IndexedDataset, IndexedWriter, indexed
 from tests.data.samples import write
 
 # Two documents, [[1, 2], [3]] and [[4, 5, 6]], in ids of two bytes, as the format's definition has them.
@@ -33,6 +33,47 @@ def test_writes_the_format_byte_for_byte(tmp_path: Path) -> None:
     write(tmp_path / "set", [[[1, 2], [3]], [[4, 5, 6]]])
     assert (tmp_path / "set.idx").read_bytes() == INDEX
     assert (tmp_path / "set.bin").read_bytes() == DATA
+
+
+def test_writes_many_documents_at_once_byte_for_byte(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "set", vocab_size=100) as writer:
+        writer.add_documents(np.array([1, 2, 3, 4, 5, 6], dtype=np.uint16), [2, 1, 3], np.array([2, 1]))
+        writer.add_documents(np.array([], dtype=np.uint16), [], [])
+    assert (tmp_path / "set.idx").read_bytes() == INDEX
+    assert (tmp_path / "set.bin").read_bytes() == DATA
+
+
+def test_an_index_of_many_blocks_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [[[number] * (1 + number % 3) for number in range(first, 20)] for first in range(8)]
+    write(tmp_path / "one", documents)
+    monkeypatch.setattr(indexed, "_BLOCK", 7)
+    dataset = write(tmp_path / "many", documents)
+    for kind in ("idx", "bin"):
+        assert (tmp_path / f"many.{kind}").read_bytes() == (tmp_path / f"one.{kind}").read_bytes()
+    assert [dataset[item].tolist() for item in range(len(dataset))] == [item for items in documents for item in items]
+    index = bytearray((tmp_path / "many.idx").read_bytes())
+    index[34 + 4 * 9] += 1
+    (tmp_path / "many.idx").write_bytes(index)
+    with pytest.raises(ValueError, match=r"many.idx is damaged: its items do not lie one after another"):
+        IndexedDataset(tmp_path / "many")
+
+
+@pytest.mark.parametrize(
+    ("ids", "lengths", "items", "message"),
+    [
+        ([1, 2, 3], [2, 2], [2], "the lengths of 2 items add up to 4, and 3 ids are given"),
+        ([1, 2, 3], [2, 1], [1], "the documents' items add up to 1"),
+        ([1, 2], [1, 1, 0], [1, 2], "item 1 of document 1 is empty"),
+        ([1, 100], [1, 1], [2], "between 0 and 99. Got 100"),
+        ([1, -1], [1, 1], [2], "between 0 and 99. Got -1"),
+    ],
+)
+def test_refuses_many_documents_that_do_not_fit(
+    tmp_path: Path, ids: list[int], lengths: list[int], items: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message), IndexedWriter(tmp_path / "set", vocab_size=100) as writer:
+        writer.add_documents(np.array(ids), lengths, items)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_reads_the_format(tmp_path: Path) -> None:

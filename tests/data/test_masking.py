@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tensor3d.data.masking import Masked, mask_tokens, masked_count, masked_counts
+from tensor3d.data.masking import Masked, StoredMasks, mask_tokens, masked_count, masked_counts
+from tensor3d.data.words import choose_words, word_rows
 from tests.data.samples import VOCABULARY
 
 
@@ -26,7 +29,7 @@ def sequences(lengths: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray
     return ids, (ids != 2) & (ids != 3)
 
 
-def mask(ids: np.ndarray, guessable: np.ndarray, lengths: list[int], numbers: list[int], **where: int) -> Masked:
+def mask(ids: np.ndarray, guessable: np.ndarray, lengths: list[int], numbers: list[int], **where: Any) -> Masked:
     where = {"seed": 1, "epoch": 0, **where}
     return mask_tokens(ids, guessable, np.array(lengths), sequences=np.array(numbers), special=VOCABULARY, **where)
 
@@ -101,3 +104,87 @@ def test_too_little_text_is_named() -> None:
     guessable[3] = True
     with pytest.raises(ValueError, match="sequence 17 has 1 tokens of text and 10 in all, of which 2 must be guessed"):
         mask(np.full(10, 9), guessable, [10], [17])
+
+
+def flags(*continuations: int) -> np.ndarray:
+    return np.isin(np.arange(100), continuations)
+
+
+def test_words_end_where_the_next_begins_and_at_special_tokens() -> None:
+    #                CLS  10  51  52 SEP  51  11 SEP
+    ids = np.array([  2,  10, 51, 52,  3, 51, 11,  3])  # fmt: skip
+    row, size = word_rows(ids, np.array([1, 2, 3, 5, 6]), flags(51, 52))
+    assert row.tolist() == [1, 5, 6]
+    assert size.tolist() == [3, 1, 1]
+
+
+def chosen(words: list[list[int]], wanted: int, turns: list[int]) -> list[list[int]]:
+    """Which rows of each word of one sequence are taken, when the words' turns come in this order."""
+    ids = np.array([50 if n else 10 for word in words for n in range(len(word))])
+    first = np.cumsum([0, *map(len, words)])[:-1].tolist()
+    turn_of = np.zeros(len(ids), dtype=np.uint64)
+    turn_of[first] = np.argsort(turns)
+    rows = choose_words(
+        ids,
+        np.arange(len(ids)),
+        np.zeros(len(ids), dtype=np.int64),
+        np.array([wanted]),
+        flags(50),
+        lambda asked: turn_of[asked],
+    )
+    flat = [token for word in words for token in word]
+    taken = {flat[row] for row in rows.tolist()}
+    assert len(taken) == wanted
+    return [[token for token in word if token in taken] for word in words]
+
+
+def test_whole_words_are_taken_in_turn_as_they_fit() -> None:
+    words = [[1], [2, 3], [4, 5, 6], [7]]
+    assert chosen(words, 3, turns=[1, 0, 2, 3]) == [[1], [2, 3], [], []]
+    assert chosen(words, 3, turns=[1, 2, 0, 3]) == [[1], [2, 3], [], []]  # the third is passed over
+    assert chosen(words, 4, turns=[2, 1, 0, 3]) == [[1], [], [4, 5, 6], []]
+    assert chosen(words, 7, turns=[2, 1, 0, 3]) == words
+
+
+def test_a_part_of_a_word_is_taken_where_no_word_fits() -> None:
+    assert chosen([[1, 2, 3], [4, 5]], 1, turns=[1, 0]) == [[], [4]]
+    # Three of the last word, then the second and the first do not fit the one that is left.
+    assert chosen([[1, 2], [3, 4, 5], [6, 7, 8]], 4, turns=[2, 1, 0]) == [[], [3], [6, 7, 8]]
+    assert chosen([[1, 2, 3], [4, 5, 6]], 4, turns=[0, 1]) == [[1, 2, 3], [4]]
+
+
+def test_whole_words_keep_the_number_and_are_the_same_alone_and_among_others() -> None:
+    lengths = [20, 50, 31, 5]
+    ids, guessable = sequences(lengths)
+    goes_on = np.arange(100) % 2 == 0
+    together = mask(ids, guessable, lengths, [7, 8, 9, 10], continuations=goes_on)
+    owner = np.repeat(range(4), lengths)[together.rows]
+    assert np.bincount(owner).tolist() == [masked_count(length) for length in lengths]
+    assert guessable[together.rows].all()
+    middle = slice(20, 70)
+    alone = mask(ids[middle], guessable[middle], [50], [8], continuations=goes_on)
+    np.testing.assert_array_equal(alone.ids, together.ids[middle])
+    assert mask(ids, guessable, lengths, [7, 8, 9, 10]).rows.tolist() != together.rows.tolist()
+
+
+def test_short_words_are_preferred_only_to_fill_a_gap() -> None:
+    """Words of one and of two ids in turn. Nine ids are guessed: where one is missing, only a short word fits."""
+    ids = np.tile([2, *[10, 11, 50] * 20, 3], 4000)
+    lengths = [62] * 4000
+    result = mask(ids, (ids != 2) & (ids != 3), lengths, list(range(4000)), continuations=flags(50))
+    counts = np.bincount(result.rows % 62, minlength=62)[1:61].reshape(20, 3)
+    assert (counts[:, 1] == counts[:, 2]).all()
+    assert 0.8 < counts[:, 1].mean() / counts[:, 0].mean() < 1
+    assert np.ptp(counts[:, 0]) < 12 * counts[:, 0].mean() ** 0.5
+
+
+def test_stored_masks_are_put_back() -> None:
+    lengths = np.array([12, 30])
+    ids, guessable = sequences(lengths.tolist())
+    masked = mask(ids, guessable, lengths.tolist(), [0, 1])
+    stored = StoredMasks.of(masked, lengths)
+    assert len(stored.places) == 2 + 4
+    assert (stored.places[:2] < 12).all()
+    again = stored.apply(ids, lengths)
+    for name in ("ids", "rows", "labels"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(masked, name))

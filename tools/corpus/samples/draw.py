@@ -1,0 +1,174 @@
+"""The first phase: sequences of each run of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensor3d.data import Pairs, SpecialTokens, mask_tokens, sample_pairs, sample_texts
+from tensor3d.data.masking import StoredMasks, masked_counts
+from tensor3d.data.ragged import first_rows, ranges
+from tensor3d.data.segments import Segments
+from tensor3d.seeds import mix
+from tools.corpus.samples.parts import Sequences, write_part
+from tools.corpus.samples.runs import Choice, DocumentRun, IndexView
+from tools.corpus.tokenizers.base import smallest
+from tools.corpus.work import Context, Unit
+
+CONTINUATIONS, PARTS = "continuations.npy", "parts"
+"""Names in the output and in its scratch folder."""
+_DRAW_STREAM, _SHUFFLE_STREAM, _MASK_STREAM = 21, 22, 23
+_TOKENS_AT_ONCE = 1 << 19
+"""Bounds the memory of a worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawRules:
+    """How sequences are drawn."""
+
+    max_length: int
+    short_probability: float
+    single: bool
+    static: bool
+    """Masks are drawn now."""
+    whole_words: bool
+    special: SpecialTokens
+    seed: int
+
+    @property
+    def largest(self) -> int:
+        """Above every id, and above every place in a sequence."""
+        return max(self.special.vocab_size, self.max_length)
+
+    @property
+    def id_type(self) -> np.dtype[np.integer]:
+        return smallest(self.largest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawUnit(Unit):
+    """A run of documents in one of the cuts of its corpus."""
+
+    corpus: int
+    cut: int
+    """0, 1, ...: the same documents are drawn anew in every one."""
+    run: int
+    """Its number in the corpus."""
+    prefix: Path
+    first: int
+    end: int
+    """Documents `first` to `end - 1`, of which only those count that `choice` says."""
+    choice: Choice
+    held_out: bool
+
+
+def draw(rules: DrawRules, unit: DrawUnit, context: Context) -> dict[str, Any]:
+    """Draws the sequences of a run, shuffles them and writes them as a part."""
+    run = IndexView(unit.prefix).read(
+        unit.first,
+        unit.end,
+        unit.choice,
+        held_out=unit.held_out,
+        vocab_size=rules.special.vocab_size,
+        context=context if unit.cut == 0 else None,
+    )
+    place = (unit.corpus, unit.cut, unit.run, int(unit.held_out))
+    drawn = _sample(rules, run, place)
+    order = np.random.default_rng(mix(rules.seed, _SHUFFLE_STREAM, *place)).permutation(len(drawn))
+    continuations = None
+    if rules.static and rules.whole_words:
+        continuations = np.load(context.folder / CONTINUATIONS)
+    ids, masks = [], []
+    for first, segments in _blocks(rules, run, drawn, order):
+        # Sequences are masked by their places in the part.
+        numbers = np.arange(first, first + len(segments))
+        ids.append(segments.ids.astype(rules.id_type))
+        masks.append(_masks(rules, segments, numbers, place, continuations))
+    write_part(context.scratch / PARTS, unit.name, _sequences(rules, drawn, order, ids, masks))
+    return {
+        "sequences": len(drawn),
+        "tokens": int(drawn.lengths.sum(dtype=np.int64)),
+        "random": int((drawn.label == 1).sum()),
+    }
+
+
+def _sample(rules: DrawRules, run: DocumentRun, place: tuple[int, ...]) -> Pairs:
+    if not len(run.lengths):
+        nothing = np.empty(0, dtype=np.int64)
+        return Pairs(
+            a_start=nothing,
+            a_length=nothing.astype(np.int32),
+            b_start=nothing,
+            b_length=nothing.astype(np.int32),
+            label=nothing.astype(np.int8),
+        )
+    corpus, cut, number, held_out = place
+    sample = sample_texts if rules.single else sample_pairs
+    return sample(
+        run,
+        max_length=rules.max_length,
+        seed=mix(rules.seed, _DRAW_STREAM, corpus, number, held_out),
+        epoch=cut,
+        short_probability=rules.short_probability,
+    )
+
+
+def _blocks(
+    rules: DrawRules, run: DocumentRun, drawn: Pairs, order: NDArray[np.int64]
+) -> Iterator[tuple[int, Segments]]:
+    """The sequences in their new order, some at a time, and the place of the first of them."""
+    size = max(1, _TOKENS_AT_ONCE // rules.max_length)
+    for first in range(0, len(order), size):
+        yield first, drawn.segments(run, order[first : first + size])
+
+
+def _masks(
+    rules: DrawRules,
+    segments: Segments,
+    numbers: NDArray[np.int64],
+    place: tuple[int, ...],
+    continuations: NDArray[np.bool_] | None,
+) -> NDArray[np.integer]:
+    """Of each sequence the places that are guessed, then what is seen there; nothing if masks are drawn at load."""
+    if not rules.static:
+        return np.empty(0, dtype=rules.id_type)
+    tokens = segments.tokens(rules.special)
+    masked = mask_tokens(
+        tokens.ids,
+        tokens.guessable,
+        segments.lengths,
+        sequences=numbers,
+        special=rules.special,
+        seed=mix(rules.seed, _MASK_STREAM, *place),
+        epoch=0,
+        continuations=continuations,
+    )
+    stored = StoredMasks.of(masked, segments.lengths)
+    counts = masked_counts(segments.lengths)
+    flat = np.empty(2 * len(stored.places), dtype=rules.id_type)
+    first = first_rows(2 * counts)
+    flat[ranges(first, counts)] = stored.places
+    flat[ranges(first + counts, counts)] = stored.seen
+    return flat
+
+
+def _sequences(
+    rules: DrawRules,
+    drawn: Pairs,
+    order: NDArray[np.int64],
+    ids: list[NDArray[np.integer]],
+    masks: list[NDArray[np.integer]],
+) -> Sequences:
+    items = [drawn.a_length[order]] if rules.single else [drawn.a_length[order], drawn.b_length[order]]
+    nothing = np.empty(0, dtype=rules.id_type)
+    return Sequences(
+        ids=np.concatenate([nothing, *ids]),
+        items=np.stack(items, axis=1).astype("<i4"),
+        labels=np.empty(0, dtype=np.uint8) if rules.single else drawn.label[order].astype(np.uint8),
+        masks=np.concatenate([nothing, *masks]),
+    )
