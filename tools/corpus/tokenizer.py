@@ -8,7 +8,7 @@ import re
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import sentencepiece
 
@@ -19,22 +19,42 @@ THREADS = 4
 """Fixed: the pieces depend on how the sums are split."""
 
 
-def train_tokenizer(sentences: Iterable[str], path: Path, *, vocab_size: int) -> None:
-    """Trains a unigram model (Kudo, 2018, arXiv 1804.10959) and writes it to `path`.
+def train_tokenizer(
+    sentences: Iterable[str],
+    path: Path,
+    *,
+    vocab_size: int,
+    model: Literal["unigram", "bpe"] = "unigram",
+    lowercase: bool = False,
+    character_coverage: float = 0.9995,
+) -> None:
+    """Trains a sentencepiece model and writes it to `path`.
 
     The ids 0 to 4 are padding, the unknown piece, [CLS], [SEP] and [MASK]. The same sentences give the same pieces.
+
+    Args:
+        sentences: what it learns from; those of more than 4,192 bytes are passed over.
+        path: the file.
+        vocab_size: pieces.
+        model: "unigram" (Kudo, 2018, arXiv 1804.10959) or "bpe" (Sennrich et al., 2016, arXiv 1508.07909).
+        lowercase: the model folds case, also in the text that it is given later.
+        character_coverage: share of the characters of the text that have pieces of their own.
 
     Raises:
         ValueError: no sentence, or a vocabulary that the text is too small or has too many characters for.
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size must be at least 1. Got {vocab_size}.")
-    model = io.BytesIO()
+    if not 0.9 <= character_coverage <= 1:
+        raise ValueError(f"character_coverage is a share of the characters, 0.9 to 1. Got {character_coverage}.")
+    trained = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
-            model_writer=model,
-            model_type="unigram",
+            model_writer=trained,
+            model_type=model,
+            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            character_coverage=character_coverage,
             vocab_size=vocab_size,
             pad_id=PAD,
             unk_id=UNKNOWN,
@@ -48,7 +68,7 @@ def train_tokenizer(sentences: Iterable[str], path: Path, *, vocab_size: int) ->
     except RuntimeError as error:
         _explain(error, vocab_size)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    draft.write_bytes(model.getvalue())
+    draft.write_bytes(trained.getvalue())
     os.replace(draft, path)
 
 
@@ -71,6 +91,8 @@ def special_tokens(vocab_size: int) -> SpecialTokens:
 def _explain(error: RuntimeError, vocab_size: int) -> NoReturn:
     """Says in the user's words what sentencepiece says in its own."""
     message = str(error)
+    if "!sentences_.empty()" in message:
+        raise ValueError("there is no sentence to train a tokenizer on; name a source with text in it.") from error
     if match := re.search(r"too high \(\d+\).*<= (\d+)", message, re.DOTALL):
         raise ValueError(
             f"the corpus is too small for a vocabulary of {vocab_size} pieces; the largest that works is {match[1]}. "

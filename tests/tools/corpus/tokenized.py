@@ -1,0 +1,38 @@
+"""Documents, a vocabulary and tokenizers for the tests of `tokenizer` and `tokenize`."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.tools.stories import STORIES
+from tools.corpus.work import Options, Step, local_team
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = ("story", "fox", "hill", "tells", "of", "a", "the", "went", "to", "in", "morning", "##s", "##ing")
+LETTERS = (*string.ascii_lowercase[1:], *string.digits, *(f"##{letter}" for letter in string.ascii_lowercase[:18]))
+MARKS = (*string.punctuation, "漢", "é", "ß")
+PIECES = (*SPECIAL, *WORDS, *LETTERS, *MARKS)
+CASED = (*PIECES, "The", "Fox", *string.ascii_uppercase)
+TEXTS = [f"{story}\n\nAn end." for story in STORIES.split("\n\n")]
+
+
+def write_vocabulary(file: Path, pieces: Sequence[str] = PIECES) -> Path:
+    file.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    return file
+
+
+def write_documents(output: Path, *files: Sequence[str | bytes]) -> Path:
+    """What the step `extract` would leave: files of texts; bytes stand for a line as it is."""
+    with Step.open(Options(output=output), "extract", {"files": len(files)}, local_team(1)) as step:
+        for number, texts in enumerate(files):
+            lines = [text if isinstance(text, bytes) else line(text) for text in texts]
+            (step.folder / f"documents-{number:05d}.jsonl").write_bytes(b"".join(lines))
+        step.finish({})
+    return output
+
+
+def line(text: str) -> bytes:
+    return json.dumps({"id": "", "title": "Not text.", "text": text}, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,193 @@
+"""`bench tokenize`: the step `tokenize` from end to end, beside the tokenizers library alone on the same sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tyro
+
+from tensor3d.data import IndexedDataset
+from tools.bench.machine import Machine, aligned, check_output, usable_cores, write_json
+from tools.bench.subcommand import Subcommand
+from tools.corpus.sentences import split_sentences
+from tools.corpus.tokenizers import FILES, load_tokenizer
+from tools.corpus.tokenizers.base import flatten
+from tools.corpus.tokenizers.jsonfile import JsonTokenizer
+from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
+from tools.corpus.tokenizing.documents import document_files, parse_text, ranges_of, read_lines
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SLICE = 20_000
+"""Sentences that the library is given at a time: what it returns takes some hundred bytes a token."""
+HEADER = ("", "seconds", "fastest", "MB/s", "ratio")
+
+
+class Encoder(Protocol):
+    """What is measured of the tokenizers library."""
+
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeCommand(Subcommand):
+    """Time `python -m tools.corpus tokenize`, the whole command, and `encode_batch_fast` of the tokenizers library on
+    the sentences that it finds, by turns; check that both give the same ids."""
+
+    docs: Path
+    """Output of the step extract."""
+    tokenizer: Path
+    """Output of the step tokenizer: a WordPiece vocabulary or a tokenizer.json."""
+    rounds: int = 3
+    """Turns of each."""
+    language: str = "en"
+    """Whose rules say where a sentence ends."""
+    output: Path | None = None
+    """JSON file for all figures."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Any:
+        return cls(docs=tyro.MISSING, tokenizer=tyro.MISSING)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        if self.rounds < 1:
+            raise ValueError(f"--rounds must be at least 1. Got {self.rounds}.")
+        check_output(self.output)
+        library = open_library(self.tokenizer)
+        sentences = read_sentences(self.docs, self.language)
+        size = sum(len(sentence.encode()) for sentence in sentences)
+        machine = Machine.here()
+        print(f"{machine}\n{len(sentences):,} sentences, {size / 1e6:.1f} MB", flush=True)
+        raw, whole, is_same = measure(self, library, sentences)
+        figures = TokenizeFigures(bytes=size, raw_seconds=tuple(raw), whole_seconds=tuple(whole), ids_equal=is_same)
+        print("\n".join(aligned(HEADER, rows(figures))), flush=True)
+        if self.output is not None:
+            content = {
+                "benchmark": "tokenize",
+                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
+                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "machine": dataclasses.asdict(machine),
+                "figures": {**dataclasses.asdict(figures), "ratio": figures.ratio},
+            }
+            write_json(self.output, content)
+            print(f"written: {self.output}", flush=True)
+        if not is_same:
+            print("tools.bench: the step writes other ids than the library gives", file=sys.stderr)
+        return 0 if is_same else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeFigures:
+    """Both rates are of the same text."""
+
+    bytes: int
+    """Of the sentences, in UTF-8, without what stands between them."""
+    raw_seconds: tuple[float, ...]
+    """Of the library alone, on all cores, by round; nothing is done with the ids."""
+    whole_seconds: tuple[float, ...]
+    """Of the command, by round: from starting Python to the finished folder."""
+    ids_equal: bool
+
+    @property
+    def ratio(self) -> float:
+        """Rate of the command over that of the library: above 1, the command is faster."""
+        return statistics.median(self.raw_seconds) / statistics.median(self.whole_seconds)
+
+
+def rows(figures: TokenizeFigures) -> list[tuple[str, ...]]:
+    """The table under `HEADER`."""
+    cases = (
+        ("encode_batch_fast", figures.raw_seconds, 1.0),
+        ("tools.corpus tokenize", figures.whole_seconds, figures.ratio),
+    )
+    return [
+        (
+            name,
+            f"{statistics.median(seconds):.2f}",
+            f"{min(seconds):.2f}",
+            f"{figures.bytes / 1e6 / statistics.median(seconds):.2f}",
+            f"{ratio:.2f}",
+        )
+        for name, seconds, ratio in cases
+    ]
+
+
+def open_library(folder: Path) -> Encoder:
+    """The library's own object.
+
+    Raises:
+        ValueError: no folder of the step tokenizer, or a sentencepiece model, which is not the library's.
+    """
+    tokenizer = load_tokenizer(folder)
+    if not isinstance(tokenizer, WordPieceTokenizer | JsonTokenizer):
+        raise ValueError(
+            f"{folder} holds a sentencepiece model; what is measured against is the tokenizers library, so take "
+            f"{FILES['wordpiece']} or {FILES['json']}."
+        )
+    return tokenizer.library
+
+
+def read_sentences(docs: Path, language: str) -> list[str]:
+    """The sentences of all documents, as the step finds them."""
+    lines = ((unit.file, at, line) for unit in ranges_of(document_files([docs])) for at, line in read_lines(unit))
+    texts = (parse_text(line, file, at) for file, at, line in lines)
+    return [sentence for text in texts for sentence in split_sentences(text, language)]
+
+
+def measure(
+    command: TokenizeCommand, library: Encoder, sentences: Sequence[str]
+) -> tuple[list[float], list[float], bool]:
+    """Seconds of the library and of the command in each round, and whether both give the same ids."""
+    raw, whole = [], []
+    slices = [list(sentences[start : start + _SLICE]) for start in range(0, len(sentences), _SLICE)]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "round-0")
+        run_step(command, output)  # the disk's cache and the library's threads are warm in every round
+        is_same = _is_same(library, slices, IndexedDataset(output / "documents"))
+        for number in range(1, command.rounds + 1):
+            start = time.perf_counter()
+            for part in slices:
+                library.encode_batch_fast(part, add_special_tokens=False)
+            raw.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            run_step(command, Path(folder, f"round-{number}"))
+            whole.append(time.perf_counter() - start)
+    return raw, whole, is_same
+
+
+def run_step(command: TokenizeCommand, output: Path) -> None:
+    """Raises ValueError with what the step has said where it fails."""
+    options = {
+        "docs": command.docs.absolute(),
+        "tokenizer": command.tokenizer.absolute(),
+        "language": command.language,
+        "output": output,
+        "workers": usable_cores(),
+    }
+    parts = [sys.executable, "-m", "tools.corpus", "tokenize"]
+    parts += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    done = subprocess.run(parts, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"the step failed:\n{done.stderr.strip()}")
+
+
+def _is_same(library: Encoder, slices: Sequence[list[str]], dataset: IndexedDataset) -> bool:
+    at = 0
+    for part in slices:
+        found = [item.ids for item in library.encode_batch_fast(part, add_special_tokens=False)]
+        ids = flatten(found, vocab_size=2**31 - 1).ids
+        if not np.array_equal(ids, dataset.ids[at : at + len(ids)]):
+            return False
+        at += len(ids)
+    return at == len(dataset.ids)

@@ -1,0 +1,83 @@
+"""A folder with a tokenizer in it: how it is written, and how it is opened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tools.corpus.tokenizers.base import Tokenizer
+from tools.corpus.tokenizers.jsonfile import JsonTokenizer
+from tools.corpus.tokenizers.kinds import FILES, SETTINGS, Kind
+from tools.corpus.tokenizers.sentencepieces import SentencePieceTokenizer
+from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
+from tools.corpus.work import draft
+
+
+def open_tokenizer(kind: Kind, file: Path, *, lowercase: bool = False) -> Tokenizer:
+    """A tokenizer by its file. Only a WordPiece vocabulary needs to be told whether it lowercases."""
+    if kind == "sentencepiece":
+        return SentencePieceTokenizer(file)
+    if kind == "wordpiece":
+        return WordPieceTokenizer(file, lowercase=lowercase)
+    return JsonTokenizer(file)
+
+
+def install_tokenizer(kind: Kind, file: Path, folder: Path, *, lowercase: bool = False) -> Tokenizer:
+    """Checks a tokenizer's file and copies it into `folder`, with its settings; `load_tokenizer` opens it there.
+
+    Raises:
+        ValueError: the file is missing, damaged or lacks a special token.
+    """
+    tokenizer = open_tokenizer(kind, file, lowercase=lowercase)
+    settings: dict[str, Any] = {"kind": kind, "file": FILES[kind], "fingerprint": tokenizer.fingerprint}
+    if kind == "wordpiece":
+        settings["lowercase"] = lowercase
+    with draft(folder / FILES[kind]) as output:
+        output.write(file.read_bytes())
+    with draft(folder / SETTINGS) as output:
+        output.write(json.dumps(settings, indent=1, sort_keys=True).encode() + b"\n")
+    return tokenizer
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder that the step `tokenizer` has written, or of a copy of it.
+
+    Raises:
+        ValueError: there is none, it is damaged, or its file is not the one that was put there.
+    """
+    kind, settings = _read_settings(folder)
+    tokenizer = open_tokenizer(kind, folder / FILES[kind], lowercase=bool(settings.get("lowercase", False)))
+    if tokenizer.fingerprint != settings["fingerprint"]:
+        raise ValueError(
+            f"{folder / FILES[kind]} is not the file that {SETTINGS} speaks of: it has been changed. Run "
+            "`python -m tools.corpus tokenizer` again, and the steps after it."
+        )
+    return tokenizer
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copies a tokenizer from one folder into another, which is made where it is not there."""
+    kind, _ = _read_settings(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (FILES[kind], SETTINGS):
+        with draft(folder / name) as output:
+            output.write((source / name).read_bytes())
+
+
+def _read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_bytes())
+        kind: Kind = settings["kind"]
+        if kind not in FILES or not isinstance(settings["fingerprint"], str):
+            raise KeyError(kind)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"{folder} holds no tokenizer: there is no {SETTINGS}. Make one: python -m tools.corpus tokenizer."
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged: {error!r}. Make the folder again: python -m tools.corpus tokenizer."
+        ) from error
+    return kind, settings

@@ -1,0 +1,160 @@
+"""WordPiece vocabularies as BERT has them (Devlin et al., 2019, arXiv 1810.04805): a `vocab.txt`, cased or not."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tools.corpus.tokenizers.base import FlatIds, Tokenizer, find_special, smallest
+from tools.corpus.tokenizers.kinds import fingerprint, missing, read
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+UNKNOWN, PREFIX = "[UNK]", "##"
+LONGEST_WORD = 100
+"""Characters; a longer word is unknown, as in BERT's own code."""
+MOST_CASED = 0.01
+"""Share of pieces with capital letters from which on a vocabulary is a cased one."""
+MOST_KNOWN = 1 << 19
+"""Words whose ids are remembered at a time; they take some 150 bytes each."""
+_parts = re.compile(r"[!-/:-@\[-`{-~]|[^ !-/:-@\[-`{-~]+").findall
+"""A mark of ASCII, or what stands between spaces and such marks: BERT's rules never look across these borders, so that
+each part has its ids wherever it stands."""
+
+
+class WordPieceTokenizer(Tokenizer):
+    """A `vocab.txt`: a piece a line, its id is the line's number from 0; "##" begins what goes on a word.
+
+    Args:
+        file: the vocabulary.
+        lowercase: an uncased vocabulary: text is lowercased and its accents are dropped.
+
+    Raises:
+        ValueError: the file is missing, no such vocabulary, lacks a special token, or is cased where `lowercase` says
+            that it is not, or the other way round.
+    """
+
+    library: Library
+    """The tokenizers library's own object."""
+
+    def __init__(self, file: Path, *, lowercase: bool) -> None:
+        content = read(file)
+        self._names = read_vocabulary(content, file)
+        _check_case(self._names, lowercase, file)
+        ids = {piece: number for number, piece in enumerate(self._names)}
+        if UNKNOWN not in ids:
+            raise ValueError(f"{file} has no {UNKNOWN}, which a WordPiece vocabulary needs. Take another vocabulary.")
+        self.vocab_size = len(ids)
+        self.unknown: int | None = ids[UNKNOWN]
+        self.special_ids = find_special(ids.get, file)
+        self.fingerprint = fingerprint("wordpiece", content, lowercase=lowercase)
+        self.library = make_library(ids, lowercase=lowercase)
+        self._lowercase = lowercase
+        self._dtype = smallest(self.vocab_size)
+        self._code = "H" if self._dtype.itemsize == 2 else "i"
+        self._whole = {
+            piece: self._to_bytes([number])
+            for piece, number in ids.items()
+            if piece.isascii() and piece.isalnum() and len(piece) <= LONGEST_WORD
+        }
+        self._known: dict[str, bytes] = {}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [found.ids for found in self.library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_flat(self, texts: Sequence[str]) -> FlatIds:
+        """As `encode`, some times faster: a word is looked up in the vocabulary once, and remembered."""
+        words = list(map(_parts, texts))
+        self._learn(set(chain.from_iterable(words)))
+        ids_of = self._known.__getitem__
+        found = [b"".join(map(ids_of, parts)) for parts in words]
+        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // self._dtype.itemsize
+        return FlatIds(ids=np.frombuffer(b"".join(found), dtype=self._dtype), lengths=lengths)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        found = self.library.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.library.decode([int(number) for number in ids], skip_special_tokens=False))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._names[number] for number in ids]
+
+    @cached_property
+    def continuations(self) -> NDArray[np.bool_]:
+        return np.array([piece.startswith(PREFIX) and piece != PREFIX for piece in self._names], dtype=np.bool_)
+
+    def _learn(self, words: set[str]) -> None:
+        """Makes `_known` hold these words."""
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        fresh = words - self._known.keys()
+        # In these BERT's rules have nothing to do but to lowercase: the model itself is asked.
+        plain = {word for word in fresh if word.isascii() and word.isalnum()}
+        tokenize = self.library.model.tokenize
+        for word in plain:
+            name = word.lower() if self._lowercase else word
+            found = self._whole.get(name)
+            self._known[word] = self._to_bytes([token.id for token in tokenize(name)]) if found is None else found
+        others = list(fresh - plain)
+        self._known.update(zip(others, map(self._to_bytes, self.encode(others)), strict=True))
+
+    def _to_bytes(self, ids: list[int]) -> bytes:
+        return array(self._code, ids).tobytes()
+
+
+def read_vocabulary(content: bytes, file: Path) -> list[str]:
+    """The pieces of a vocab.txt, in the order of their ids.
+
+    Raises:
+        ValueError: not UTF-8, an empty line, or a piece twice.
+    """
+    try:
+        lines = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 at byte {error.start}; a vocab.txt has one piece a line.") from error
+    pieces = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+    seen: dict[str, int] = {}
+    for number, piece in enumerate(pieces, start=1):
+        if not piece.strip():
+            raise ValueError(f"{file} has an empty line {number}; every line of a vocab.txt is a piece.")
+        if piece in seen:
+            raise ValueError(f"{file} has {piece!r} in line {seen[piece]} and in line {number}; a piece has one id.")
+        seen[piece] = number
+    return pieces
+
+
+def make_library(ids: dict[str, int], *, lowercase: bool) -> Library:
+    """BERT's own way to the ids. Its special tokens are not made known: no text may turn into one."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    except ImportError as error:
+        raise missing("tokenizers", error) from error
+    library = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
+    library.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix=PREFIX)
+    return library
+
+
+def _check_case(pieces: Sequence[str], lowercase: bool, file: Path) -> None:
+    cased = sum(piece != piece.lower() for piece in pieces if not (piece.startswith("[") and piece.endswith("]")))
+    if lowercase and cased > MOST_CASED * len(pieces):
+        raise ValueError(
+            f"{file} is a cased vocabulary: {cased} of its {len(pieces)} pieces have capital letters, which lowercased "
+            "text never meets. Say --cased."
+        )
+    if not lowercase and not cased:
+        raise ValueError(
+            f"{file} is an uncased vocabulary: none of its {len(pieces)} pieces has capital letters. Leave out --cased."
+        )

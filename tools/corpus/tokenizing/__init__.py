@@ -1,0 +1,1 @@
+"""The steps `tokenizer` and `tokenize`: a vocabulary, and documents as ids."""
