@@ -1,0 +1,169 @@
+"""One file, from its server to the disk: resumed where it was cut, checked, and tried again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from tools.corpus.download.partial import Partial, Version
+from tools.corpus.download.patience import Patience
+from tools.corpus.download.server import CutError, connect, describe, judge
+from tools.corpus.download.source import Source
+from tools.corpus.work.bad import BadInput
+
+_BLOCK = 1 << 16  # what a cut may cost: urllib3 drops the block that it was filling
+_CHECK_URL = "Check the URL in a browser"
+_WHOLE_TRIES = 2
+"""A file that came whole but wrong is fetched once more."""
+
+
+def fetch(source: Source, target: Path, partial: Partial, patience: Patience, progress: Callable[[int], None]) -> None:
+    """Fetches a file. What has come of it stays in `partial` when this fails, unless it is known to be wrong.
+
+    Args:
+        source: where it is, and what is known of it.
+        target: where it goes; appears when the file is whole and right.
+        progress: hears the bytes that have come, of earlier runs too; fewer than none where they were thrown away.
+
+    Raises:
+        BadInput: the server refuses, fails for too long, or sends what is not expected.
+        OSError: the disk is full or failing.
+    """
+    progress(partial.size)
+    with connect(patience) as session:
+        for attempt in range(_WHOLE_TRIES):
+            _bring(session, source, partial, patience, progress)
+            wrong = _wrong(source, partial)
+            if not wrong:
+                partial.publish(target)
+                return
+            size = partial.size
+            partial.clear()
+            if attempt + 1 < _WHOLE_TRIES:
+                progress(-size)
+    raise BadInput(
+        source.public_url,
+        f"byte {size}",
+        f"{wrong}, in {_WHOLE_TRIES} attempts; the file was removed",
+        "The file on the server, or what is expected of it, has changed or is damaged: correct the one that is wrong",
+    )
+
+
+def _bring(
+    session: requests.Session, source: Source, partial: Partial, patience: Patience, progress: Callable[[int], None]
+) -> None:
+    """Adds to the partial file until it is whole, over as many connections as it takes."""
+    failures, furthest = 0, partial.size
+    while not partial.is_whole:
+        try:
+            if _attempt(session, source, partial, patience, progress):
+                return
+            continue  # what was here is not what the server has now: from the first byte on
+        except CutError as cut:
+            reached = partial.size
+            # Beyond where it ever was: else a server without ranges that always cuts would never be given up.
+            failures = 1 if reached > furthest else failures + 1
+            furthest = max(furthest, reached)
+            if failures > patience.retries:
+                raise BadInput(
+                    source.public_url,
+                    f"byte {reached}",
+                    f"{cut}, {failures} times in a row",
+                    f"{_CHECK_URL}, and run the same command again: it goes on from this byte if the server lets it",
+                ) from cut
+            patience.pause(failures, cut.wait, progress)
+
+
+def _attempt(
+    session: requests.Session, source: Source, partial: Partial, patience: Patience, progress: Callable[[int], None]
+) -> bool:
+    """One connection: True when it brought the file to its end, False when the partial file had to be thrown away.
+
+    Raises:
+        CutError: it ended before.
+        BadInput: the server has no such file for us.
+    """
+    headers = _range_headers(source, partial)
+    try:
+        answer = session.get(source.url, headers=headers, stream=True, timeout=patience.timeout)
+    except (requests.ConnectionError, requests.Timeout) as error:
+        raise CutError(describe(error)) from error
+    except requests.RequestException as error:
+        raise BadInput(source.public_url, "", describe(error), _CHECK_URL) from error
+    with closing(answer):
+        if refusal := judge(answer):
+            raise BadInput(source.public_url, "", refusal, _CHECK_URL)
+        if answer.status_code != 200 and not _continues(answer, partial):
+            if not headers:
+                raise CutError(f"the server answers {answer.status_code} to a request for the whole file")
+            progress(-partial.size)
+            partial.clear()
+            return False
+        if answer.status_code == 200:
+            progress(-partial.size)
+            partial.begin(Version.of_whole(source.public_url, answer.headers))
+        _check_size(source, partial)
+        for size in partial.append(_blocks(answer)):
+            progress(size)
+    total = partial.version.total if partial.version else None
+    if total is not None and partial.size != total:
+        raise CutError(f"the connection ended after {partial.size} of {total} bytes")
+    return True
+
+
+def _range_headers(source: Source, partial: Partial) -> dict[str, str]:
+    """What asks for the rest; nothing where the bytes here could belong to another version and nobody would notice."""
+    tag = partial.version.tag if partial.version else ""
+    if partial.size == 0 or not (tag or source.checksum):
+        return {}
+    return {"Range": f"bytes={partial.size}-", **({"If-Range": tag} if tag else {})}
+
+
+def _continues(answer: requests.Response, partial: Partial) -> bool:
+    """Whether a 206 goes on where the partial file ends, with the same version. Not every server looks at If-Range."""
+    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", "").strip())
+    if answer.status_code != 206 or found is None or partial.version is None:
+        return False
+    total = None if found[2] == "*" else int(found[2])
+    now, before = Version.of(partial.version.url, answer.headers, total), partial.version
+    # A 206 need not repeat what an earlier answer said.
+    same = all(
+        not new or not old or new == old
+        for new, old in ((now.etag, before.etag), (now.modified, before.modified), (now.total, before.total))
+    )
+    return same and int(found[1]) == partial.size
+
+
+def _blocks(answer: requests.Response) -> Iterator[bytes]:
+    """The body as it is sent: a file that is compressed stays so."""
+    try:
+        yield from answer.raw.stream(_BLOCK, decode_content=False)
+    except HTTPError as error:
+        raise CutError(describe(error)) from error
+
+
+def _check_size(source: Source, partial: Partial) -> None:
+    """Before gigabytes of the wrong file have come."""
+    total = partial.version.total if partial.version else None
+    if source.size is not None and total is not None and total != source.size:
+        partial.clear()
+        raise BadInput(
+            source.public_url, "", f"the server has {total} bytes where {source.size} are expected", _CHECK_URL
+        )
+
+
+def _wrong(source: Source, partial: Partial) -> str:
+    """What is wrong with a file that has come to its end; "" if nothing is."""
+    if source.size is not None and partial.size != source.size:
+        return f"{partial.size} bytes came where {source.size} are expected"
+    if source.checksum:
+        kind, _, expected = source.checksum.partition(":")
+        found = partial.digest(kind)
+        if found != expected:
+            return f"its {kind} is {found} where {expected} is expected"
+    return ""
