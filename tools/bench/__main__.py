@@ -12,7 +12,9 @@ from typing import Annotated, Any, Union
 import tyro
 
 from tools.bench.checkpoint import CheckpointCommand
+from tools.bench.corpus import CorpusCommand
 from tools.bench.exchange import ExchangeCommand
+from tools.bench.extract import ExtractCommand
 from tools.bench.groups import RankFailedError
 from tools.bench.loss import LossCommand
 from tools.bench.packing import PackingCommand
@@ -20,6 +22,7 @@ from tools.bench.padding import PaddingCommand
 from tools.bench.precision import PrecisionCommand
 from tools.bench.step import StepCommand
 from tools.bench.subcommand import Subcommand
+from tools.bench.tokenize import TokenizeCommand
 
 SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "step": StepCommand,
@@ -29,6 +32,9 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "packing": PackingCommand,
     "precision": PrecisionCommand,
     "checkpoint": CheckpointCommand,
+    "corpus": CorpusCommand,
+    "tokenize": TokenizeCommand,
+    "extract": ExtractCommand,
 }
 
 

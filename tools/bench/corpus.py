@@ -1,0 +1,152 @@
+"""`bench corpus`: every step of the preparation on one input: time, rate and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from time import perf_counter
+from typing import Literal
+
+from tools.bench.generated_text import write_dump, write_jsonl
+from tools.bench.machine import Machine, aligned, check_output, write_json
+from tools.bench.subcommand import Subcommand
+from tools.bench.tree_memory import TreeMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusCommand(Subcommand):
+    """Prepare a corpus step by step, each in a process of its own, and watch its memory."""
+
+    input: tuple[Path, ...] = ()
+    """Files or folders that `extract` can read. Default: generated text."""
+    megabytes: int = 200
+    """Of generated text."""
+    kind: Literal["jsonl", "dump"] = "jsonl"
+    """Of generated text: JSON lines, or a MediaWiki dump in bzip2."""
+    vocab_file: Path | None = None
+    """A WordPiece vocabulary. Default: a tokenizer of 8,192 pieces is trained."""
+    workers: int | None = None
+    """Of each step. Default: as many as there are cores."""
+    shards: int = 4
+    directory: Path | None = None
+    """Where to work; a folder of its own is made there and taken away. Default: the system's temporary folder."""
+    output: Path | None = None
+    """JSON file for all figures."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> CorpusCommand:
+        return cls()
+
+    def run(self, arguments: Sequence[str]) -> int:
+        check_output(self.output)
+        if self.megabytes < 1:
+            raise ValueError(f"--megabytes must be at least 1. Got {self.megabytes}.")
+        machine = Machine.here()
+        with tempfile.TemporaryDirectory(prefix="tensor3d-", dir=self.directory, ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            inputs = self.input or (self._generate(folder),)
+            measured = [measure(step, size_of(path), folder / out) for step, path, out in self._steps(folder, inputs)]
+        print(f"{machine}\n")
+        print("\n".join(aligned(HEADER, [row(step) for step in measured])))
+        if self.output is not None:
+            head = {
+                "benchmark": arguments[0],
+                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
+                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "machine": dataclasses.asdict(machine),
+            }
+            write_json(self.output, head | {"steps": [dataclasses.asdict(step) for step in measured]})
+            print(f"written: {self.output}")
+        return 0
+
+    def _generate(self, folder: Path) -> Path:
+        if self.kind == "jsonl":
+            path = folder / "generated.jsonl"
+            write_jsonl(path, self.megabytes * 10**6)
+        else:
+            path = folder / "generated.xml.bz2"
+            write_dump(path, self.megabytes * 10**6)
+        return path
+
+    def _steps(self, folder: Path, inputs: Sequence[Path]) -> list[tuple[list[str], Sequence[Path], str]]:
+        """Command, what it reads, and the name of its folder."""
+        docs, vocabulary, ids, samples = (str(folder / name) for name in ("docs", "tokenizer", "ids", "samples"))
+        learnt = ["--docs", docs, "--vocab-size", "8192"]
+        taken = ["--vocab-file", str(self.vocab_file)]
+        steps: list[tuple[list[str], Sequence[Path], str]] = [
+            (["extract", *map(str, inputs), "--output", docs], inputs, "docs"),
+            (
+                ["tokenizer", *(learnt if self.vocab_file is None else taken), "--output", vocabulary],
+                [folder / "docs"],
+                "tokenizer",
+            ),
+            (["tokenize", "--docs", docs, "--tokenizer", vocabulary, "--output", ids], [folder / "docs"], "ids"),
+            (
+                ["samples", "--corpora", ids, "--shards", str(self.shards), "--output", samples],
+                [folder / "ids"],
+                "samples",
+            ),
+        ]
+        workers = [] if self.workers is None else ["--workers", str(self.workers)]
+        return [([*command, *workers], reads, name) for command, reads, name in steps]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a step took."""
+
+    step: str
+    input_bytes: int
+    output_bytes: int
+    seconds: float
+    peak_bytes: int
+    """Of all its processes together."""
+    megabytes_per_second: float = field(init=False)
+    """Of input."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "megabytes_per_second", self.input_bytes / 1e6 / self.seconds)
+
+
+HEADER = ("step", "input MB", "output MB", "seconds", "MB/s", "peak MiB")
+
+
+def row(step: Measured) -> tuple[str, ...]:
+    """What the table shows, under `HEADER`."""
+    sizes = (f"{size / 1e6:,.1f}" for size in (step.input_bytes, step.output_bytes))
+    rate, peak = f"{step.megabytes_per_second:,.2f}", f"{step.peak_bytes / 2**20:,.0f}"
+    return (step.step, *sizes, f"{step.seconds:,.1f}", rate, peak)
+
+
+def measure(arguments: Sequence[str], input_bytes: int, output: Path) -> Measured:
+    """Runs a step. Raises ValueError, with what it said, where it fails."""
+    start = perf_counter()
+    command = [sys.executable, "-m", "tools.corpus", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        with TreeMemory(process.pid) as memory:
+            assert process.stderr is not None
+            said = process.stderr.read()
+        status = process.wait()
+    seconds = perf_counter() - start
+    if status:
+        raise ValueError(f"{shlex.join(command)} ended with status {status}:\n{said.strip()}")
+    return Measured(
+        step=arguments[0],
+        input_bytes=input_bytes,
+        output_bytes=size_of([output]),
+        seconds=seconds,
+        peak_bytes=memory.peak,
+    )
+
+
+def size_of(paths: Sequence[Path]) -> int:
+    """Bytes of the files, and of all files below the folders."""
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+    return sum(file.stat().st_size for file in files if file.is_file())
