@@ -36,6 +36,7 @@ setup(
             "tyro",
         ],
         "corpus": [
+            "matplotlib",
             "mwparserfromhell>=0.6",
             "pyarrow",
             "requests",

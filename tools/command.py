@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from tensor3d import CubeShape, checkpoint
 from tensor3d.data import ExchangeOptions
 from tensor3d.data.exchange import check_within, shards_of
 from tensor3d.data.layout import check_rows, fit_packs_per_rank
+from tools.corpus.training import is_samples, read_samples_info
 from tools.profiler import Profile
 from tools.recipe import DataRecipe, Recipe, read_recipe
 
@@ -71,7 +73,31 @@ def parse(arguments: Sequence[str]) -> Command:
     command = tyro.cli(Command, args=list(arguments), default=default, prog="python -m tools.pretrain")
     if command.recipe != path:
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")
-    return command
+    folder = corpus_folder(command)
+    if not is_samples(folder):
+        return command
+    return dataclasses.replace(command, settings=fitted(command.settings, folder))
+
+
+def fitted(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with what samples have decided already: vocabulary, shards and what is held out.
+
+    Raises:
+        ValueError: the recipe asks for another vocabulary, or for shorter sequences than there are.
+    """
+    facts, data, default = read_samples_info(folder), recipe.data, DataRecipe()
+    if data.vocab_size not in (default.vocab_size, facts.vocab_size):
+        raise ValueError(
+            f"the recipe says data.vocab_size = {data.vocab_size}, the samples in {folder} were made with a vocabulary "
+            f"of {facts.vocab_size}. Leave it out of the recipe, or set it so."
+        )
+    if data.max_length < facts.max_length:
+        raise ValueError(
+            f"the recipe says data.max_length = {data.max_length}, the samples in {folder} have up to "
+            f"{facts.max_length} tokens. Raise data.max_length, and data.capacity with it, or prepare shorter samples."
+        )
+    data = dataclasses.replace(data, vocab_size=facts.vocab_size, shards=facts.shards, held_out=facts.held_out)
+    return dataclasses.replace(recipe, data=data)
 
 
 def check(command: Command, shape: CubeShape) -> None:
@@ -153,6 +179,8 @@ def traced_ranks(text: str, shape: CubeShape) -> list[int]:
 
 def corpus_folder(command: Command) -> Path:
     data = command.settings.data
+    if command.corpus is None and is_samples(Path(data.source)):
+        return Path(data.source)
     seed = command.settings.run.seed
     parts = [
         f"{Path(data.source).stem}-{data.vocab_size}",

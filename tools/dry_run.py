@@ -9,7 +9,7 @@ import torch
 
 from models.bert.saved import Device
 from tensor3d import CubeShape
-from tools.corpus.info import CorpusInfo
+from tools.corpus.training import CorpusFacts
 from tools.expectation import Expectation, expect
 from tools.metrics import table
 from tools.recipe import Recipe
@@ -19,7 +19,7 @@ Rows = list[tuple[str, str]]
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def report(recipe: Recipe, shape: CubeShape, corpus_info: CorpusInfo | None = None) -> str:
+def report(recipe: Recipe, shape: CubeShape, corpus_info: CorpusFacts | None = None) -> str:
     """Of a run of `recipe` on a cube, as text. One process makes it; nothing is started, read or written.
 
     Args:
@@ -107,11 +107,11 @@ def _traffic(expected: Expectation) -> Rows:
     return [*rows, ("together", in_bytes(sum(by_axis.values())))] if rows else [("nothing", "one rank, no wire")]
 
 
-def _run(recipe: Recipe, corpus: CorpusInfo | None, expected: Expectation, speed: Speed) -> Rows:
+def _run(recipe: Recipe, corpus: CorpusFacts | None, expected: Expectation, speed: Speed) -> Rows:
     steps, run = recipe.run.steps, recipe.run
     seconds = expected.hardware_flops / speed.flops
     tokens = steps * expected.tokens
-    epochs = f", {tokens / corpus.train_pieces:,.2f} times the corpus" if corpus is not None else ""
+    epochs = f", {tokens / corpus.train_tokens:,.2f} times the corpus" if corpus is not None else ""
     rows = [
         ("steps", f"{steps:,}, {expected.sequences * steps:,} sequences, {_counted(tokens)} tokens{epochs}"),
         ("time of a step", f"about {in_time(seconds)} of computing"),
@@ -126,7 +126,7 @@ def _run(recipe: Recipe, corpus: CorpusInfo | None, expected: Expectation, speed
     return rows
 
 
-def _remarks(recipe: Recipe, shape: CubeShape, corpus: CorpusInfo | None, expected: Expectation) -> list[str]:
+def _remarks(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None, expected: Expectation) -> list[str]:
     """What the figures are worth."""
     remarks = [
         "Exact: sizes, weights, gradients, optimiser, traffic, and what is kept for packs of the longest sequences.",
@@ -138,7 +138,7 @@ def _remarks(recipe: Recipe, shape: CubeShape, corpus: CorpusInfo | None, expect
             "Guessed from the recipe: lengths of sequences, and what follows from them. No corpus is prepared."
         )
     else:
-        remarks.append("Estimated from the corpus' mean document: lengths of sequences. Packing tells them exactly.")
+        remarks.append("Estimated from the corpus' mean lengths: how packs are filled. Packing tells it exactly.")
     if not expected.surely_divides:
         unit = shape.planes * shape.z * (recipe.batch.packs_per_rank or 1)
         remarks.append(

@@ -17,7 +17,7 @@ from tensor3d.data.masking import MASKED_SHARE, masked_count
 from tensor3d.data.pretraining import default_masked_per_pack
 from tensor3d.packing import packs_per_step
 from tensor3d.planning.traffic import Bytes, Wire
-from tools.corpus.info import CorpusInfo
+from tools.corpus.training import CorpusFacts
 from tools.recipe import DataRecipe, Recipe
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -66,7 +66,7 @@ class Expectation:
     """Bytes that rank 0 receives."""
 
 
-def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusInfo | None = None, device: Device = "cpu") -> Expectation:
+def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, device: Device = "cpu") -> Expectation:
     """Raises ValueError where the recipe's sizes or its batch do not divide on the cube, as the run would."""
     config, data = recipe.model.config(recipe.data), recipe.data
     config.check(shape)
@@ -110,18 +110,12 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusInfo | None = None, d
     )
 
 
-def expected_contents(data: DataRecipe, corpus: CorpusInfo | None) -> Contents:
-    """From the recipe's lengths and the corpus' mean document, if there is one.
-
-    A document of n tokens is cut into pairs of `max_length`, of which the last is half as long on average; the share
-    `short_probability` of pairs has a random length.
-    """
-    content = data.max_length - _SPECIAL
-    mean = content * (1 - data.short_probability / 2)
+def expected_contents(data: DataRecipe, corpus: CorpusFacts | None) -> Contents:
+    """From the recipe's lengths, and from those of the corpus if there is one."""
     if corpus is not None:
-        document = corpus.train_pieces / corpus.train_documents
-        mean *= document / (document + content / 2)
-    mean += _SPECIAL
+        mean = corpus.mean_length(data.max_length, data.short_probability)
+    else:
+        mean = (data.max_length - _SPECIAL) * (1 - data.short_probability / 2) + _SPECIAL
     if data.packing in ("padded", "binned"):
         return Contents(mean_length=mean, packing_factor=1.0, fill=mean / data.capacity)
     factor = max(1.0, min(_FILL * data.capacity / mean, float(data.max_sequences)))

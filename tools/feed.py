@@ -8,26 +8,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from models.bert.flops import work
 from tensor3d import Cube
 from tensor3d.data import (
     BatchLayout,
     Bins,
     Exchange,
-    ExchangedPairs,
     ExchangeOptions,
     Loader,
     PretrainingData,
     Schedule,
-    ShardedPairs,
     Source,
     SpecialTokens,
 )
 from tensor3d.data.layout import fit_packs_per_rank
-from tensor3d.packing import packed_betas, packs_per_step
+from tensor3d.packing import Plan, packed_betas, packs_per_step
 from tensor3d.peers import Peers
 from tools.agree import check_equal, on_every_rank
-from tools.corpus.info import Corpus
+from tools.corpus.training import TrainingCorpus
 from tools.recipe import BatchRecipe, Recipe
 
 BINNED, PADDED = "binned", "padded"
@@ -39,6 +40,8 @@ class Feed:
     Args:
         source: where sequences come from.
         special: vocabulary and special ids of their tokenizer.
+        plan: of the packs of an epoch, if it was made before.
+        continuations: bool (vocab_size,), for masking whole words; see `PretrainingData`.
         exchange: brings sequences that other data ranks read, if the source needs one.
         every: steps of which the sequences are exchanged together.
 
@@ -53,12 +56,14 @@ class Feed:
         source: Source,
         special: SpecialTokens,
         *,
+        plan: Plan | None = None,
+        continuations: NDArray[np.bool_] | None = None,
         exchange: Exchange | None = None,
         every: int = 1,
     ) -> None:
         self._recipe, self._cube = recipe, cube
         self.exchange, self._every = exchange, every
-        self.data = pretraining_data(recipe, source, special)
+        self.data = pretraining_data(recipe, source, special, plan=plan, continuations=continuations)
         digest = on_every_rank(cube, self._pack_first_epoch)
         check_equal(cube, "the packing of epoch 0", digest)
         # Of epoch 0, which is not kept for ever.
@@ -67,8 +72,10 @@ class Feed:
         on_every_rank(cube, lambda: check_steps(recipe, self.data, self.global_batch, **place(cube)))
 
     @classmethod
-    def of_corpus(cls, recipe: Recipe, cube: Cube, corpus: Corpus, options: ExchangeOptions | None = None) -> Feed:
-        """The training documents of a prepared corpus.
+    def of_corpus(
+        cls, recipe: Recipe, cube: Cube, corpus: TrainingCorpus, options: ExchangeOptions | None = None
+    ) -> Feed:
+        """The training sequences of a prepared corpus.
 
         Args:
             options: data ranks read their own shards only, and get the rest from one another. None: each reads all.
@@ -76,10 +83,10 @@ class Feed:
         Raises:
             ValueError: on every rank: shards that are missing or do not divide, and what the constructor refuses.
         """
-        special = corpus.special
+        special, plan = corpus.special, on_every_rank(cube, lambda: corpus.plan(recipe.data.packing))
+        make = partial(cls, recipe, cube, special=special, plan=plan, continuations=corpus.continuations)
         if options is None:
-            source = on_every_rank(cube, partial(training_source, corpus, recipe, None))
-            return cls(recipe, cube, source, special)
+            return make(on_every_rank(cube, partial(training_source, corpus, recipe, None)))
         with ExitStack() as stack:
             everyone = stack.enter_context(Peers.along(cube, "data"))
             near = None
@@ -87,7 +94,7 @@ class Feed:
                 near = stack.enter_context(Peers.along(cube, "data", within=options.within))
             source = on_every_rank(cube, partial(training_source, corpus, recipe, everyone))
             exchange = Exchange(everyone, near, vocab_size=special.vocab_size)
-            feed = cls(recipe, cube, source, special, exchange=exchange, every=options.every)
+            feed = make(source, exchange=exchange, every=options.every)
             stack.pop_all()  # the feed closes the peers now
         return feed
 
@@ -138,45 +145,48 @@ class Feed:
             self.exchange.close()
 
 
-def training_source(corpus: Corpus, recipe: Recipe, everyone: Peers | None) -> Source:
-    """The training documents' pairs, all of them to be read here, or by exchange."""
+def training_source(corpus: TrainingCorpus, recipe: Recipe, everyone: Peers | None) -> Source:
+    """The training sequences, all of them to be read here, or by exchange."""
     data = recipe.data
-    if len(corpus.train) != data.shards:
+    if corpus.info.shards != data.shards:
         raise ValueError(
-            f"the corpus has {len(corpus.train)} shards, the recipe says data.shards={data.shards}. Prepare it again, "
+            f"the corpus has {corpus.info.shards} shards, the recipe says data.shards={data.shards}. Prepare it again, "
             "or change the recipe."
         )
-    if everyone is not None:
-        return ExchangedPairs(
-            corpus.train,
-            everyone,
-            max_length=data.max_length,
-            seed=recipe.run.seed,
-            short_probability=data.short_probability,
-        )
-    return ShardedPairs(
-        corpus.train, max_length=data.max_length, seed=recipe.run.seed, short_probability=data.short_probability
-    )
+    return corpus.training(everyone=everyone, **_drawing(recipe))
 
 
-def held_out_data(recipe: Recipe, corpus: Corpus) -> PretrainingData:
-    """The held-out documents, in packs like those of training."""
-    data = recipe.data
-    source = ShardedPairs(
-        [corpus.held_out], max_length=data.max_length, seed=recipe.run.seed, short_probability=data.short_probability
-    )
-    return _packed(recipe, source, corpus.special, groups=1, bins=None, plans=None)
+def held_out_data(recipe: Recipe, corpus: TrainingCorpus) -> PretrainingData:
+    """The held-out sequences, in packs like those of training."""
+    source = corpus.evaluation(**_drawing(recipe))
+    return _packed(recipe, source, corpus.special, continuations=corpus.continuations)
 
 
-def pretraining_data(recipe: Recipe, source: Source, special: SpecialTokens) -> PretrainingData:
-    """The packs that a recipe makes of the training documents' pairs."""
+def pretraining_data(
+    recipe: Recipe,
+    source: Source,
+    special: SpecialTokens,
+    *,
+    plan: Plan | None = None,
+    continuations: NDArray[np.bool_] | None = None,
+) -> PretrainingData:
+    """The packs that a recipe makes of the training sequences."""
     data = recipe.data
     bins = None
     if data.packing == BINNED:
         # One sequence a pack: the packing factor is 1.
         bins = Bins(width=data.bin_width, batch=global_batch(recipe.batch, 1.0))
     plans = None if data.plans is None else Path(data.plans)
-    return _packed(recipe, source, special, groups=data.groups, bins=bins, plans=plans)
+    return _packed(
+        recipe,
+        source,
+        special,
+        groups=data.groups,
+        bins=bins,
+        plans=plans,
+        plan=plan,
+        continuations=continuations,
+    )
 
 
 def global_batch(batch: BatchRecipe, packing_factor: float) -> int:
@@ -202,6 +212,12 @@ def place(cube: Cube) -> dict[str, Any]:
         "x_index": coordinate["x"],
         "z_index": coordinate["z"],
     }
+
+
+def _drawing(recipe: Recipe) -> dict[str, Any]:
+    """How sequences are drawn, where they are not drawn yet."""
+    data = recipe.data
+    return {"max_length": data.max_length, "seed": recipe.run.seed, "short_probability": data.short_probability}
 
 
 def _packed(recipe: Recipe, source: Source, special: SpecialTokens, **ordered: Any) -> PretrainingData:

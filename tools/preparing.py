@@ -6,20 +6,20 @@ from tqdm import tqdm
 
 from tensor3d import CubeShape
 from tools.command import Command, corpus_folder
-from tools.corpus.info import Corpus, CorpusInfo, load_corpus, read_info
 from tools.corpus.prepare import prepare
+from tools.corpus.training import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
 from tools.feed import check_steps, global_batch, pretraining_data, training_source
 
 
-def prepare_corpus(command: Command, *, shown: bool) -> CorpusInfo:
+def prepare_corpus(command: Command, *, shown: bool) -> CorpusFacts:
     """The corpus of the recipe; fast where it is prepared already. With an exchange a machine need not have all shards,
-    so a folder that is there is not prepared again."""
-    data = command.settings.data
-    if command.exchange and corpus_folder(command).is_dir():
-        return read_info(corpus_folder(command))
+    so a folder that is there is not prepared again. Samples are taken as they are."""
+    data, folder = command.settings.data, corpus_folder(command)
+    if is_samples(folder) or (command.exchange and folder.is_dir()):
+        return read_facts(folder)
     return prepare(
         data.source,
-        corpus_folder(command),
+        folder,
         vocab_size=data.vocab_size,
         held_out=data.held_out,
         seed=command.settings.run.seed,
@@ -34,10 +34,12 @@ def prepare_packs(command: Command, shape: CubeShape) -> None:
 
     With an exchange this machine may lack shards; then the ranks check, and plan, for themselves.
     """
-    recipe, corpus = command.settings, load_corpus(corpus_folder(command))
-    if command.exchange and None in corpus.train:
+    recipe, corpus = command.settings, open_corpus(corpus_folder(command))
+    if command.exchange and corpus.missing:
         return
-    data = pretraining_data(recipe, training_source(corpus, recipe, None), corpus.special)
+    source = training_source(corpus, recipe, None)
+    plan = corpus.plan(recipe.data.packing)
+    data = pretraining_data(recipe, source, corpus.special, plan=plan, continuations=corpus.continuations)
     if recipe.data.plans is not None:
         data.epochs.save_plan(0)
     packs = global_batch(recipe.batch, data.packing_factor)
@@ -50,10 +52,10 @@ def prepare_packs(command: Command, shape: CubeShape) -> None:
         print(f"plans of {epochs} epochs in {recipe.data.plans}")
 
 
-def load_same_corpus(command: Command, info: CorpusInfo) -> Corpus:
+def load_same_corpus(command: Command, info: CorpusFacts) -> TrainingCorpus:
     """The corpus of this machine. Raises ValueError unless it is the one that rank 0 sees, and the recipe's."""
     folder, data = corpus_folder(command), command.settings.data
-    corpus = load_corpus(folder)
+    corpus = open_corpus(folder)
     if corpus.info != info:
         raise ValueError(
             f"{folder} is not the corpus that rank 0 sees: it was replaced while this run began, or this machine has "

@@ -37,7 +37,7 @@ from tools.command import (
     to_resume,
     traced_ranks,
 )
-from tools.corpus.info import Corpus, CorpusInfo, load_corpus
+from tools.corpus.training import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
 from tools.environment import environment
 from tools.feed import Feed, held_out_data
 from tools.metrics import Display, summary, table
@@ -100,13 +100,13 @@ def dry_run(command: Command, shape: CubeShape) -> str:
     from tools.dry_run import report
 
     folder = corpus_folder(command)
-    known = (folder / "corpus.json").exists()
-    return report(command.settings, shape, load_corpus(folder).info if known else None)
+    known = is_samples(folder) or (folder / "corpus.json").exists()
+    return report(command.settings, shape, read_facts(folder) if known else None)
 
 
 def check_checkpoint(command: Command) -> None:
     """Raises ValueError where `--resume` or `--start-from` names a checkpoint that does not fit the recipe."""
-    corpus = load_corpus(corpus_folder(command))
+    corpus = open_corpus(corpus_folder(command))
     candidates = to_resume(command)
     for number, found in enumerate(candidates, start=1):
         try:
@@ -168,7 +168,7 @@ def run(command: Command, cube: Cube, watch: Watch) -> int:
         return loop(command, cube, trainer, mllog, folder, info)
 
 
-def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folder: Path, info: CorpusInfo) -> int:
+def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folder: Path, info: CorpusFacts) -> int:
     """Trains, with all that is written on the way."""
     recipe, first = command.settings.run, cube.rank == 0
 
@@ -258,7 +258,7 @@ def make_run_folder(command: Command, found: Path | None) -> Path:
     return folder
 
 
-def write_facts(command: Command, info: CorpusInfo, around: dict[str, Any], folder: Path) -> None:
+def write_facts(command: Command, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
     """Puts what was asked for, and where it runs, into the folder of the run."""
     facts = {
         "recipe": command.settings.to_dict(),
@@ -272,10 +272,10 @@ def write_facts(command: Command, info: CorpusInfo, around: dict[str, Any], fold
     os.replace(draft, folder / "run.json")
 
 
-def settings_of(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
+def settings_of(trainer: Trainer, corpus: TrainingCorpus) -> dict[str, Any]:
     """What MLPerf asks a log to say of a run."""
     recipe, feed, shape = trainer.recipe, trainer.feed, trainer.cube.shape
-    data, held_out = feed.data, corpus.info.held_out_documents
+    data, held_out = feed.data, corpus.info.has_held_out
     sizes = (shape.data, shape.x, shape.y, shape.z)
     k = fit_packs_per_rank(feed.global_batch, sizes, recipe.batch.packs_per_rank)
     return settings(
@@ -291,7 +291,7 @@ def settings_of(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
 
 
 def describe(
-    command: Command, cube: Cube, trainer: Trainer, info: CorpusInfo, around: dict[str, Any], folder: Path
+    command: Command, cube: Cube, trainer: Trainer, info: CorpusFacts, around: dict[str, Any], folder: Path
 ) -> None:
     """What is about to happen, with the resolved recipe."""
     config = trainer.model.config
@@ -301,7 +301,7 @@ def describe(
             f"{config.layers} layers, hidden {config.hidden}, {config.heads} heads, {trainer.parameters:,} weights",
         ),
         ("cube", f"{cube.shape} = {cube.shape.ranks} processes on {cube.device.type}"),
-        ("corpus", f"{info.pieces:,} pieces of {info.vocab_size:,}, unigram entropy {info.unigram_entropy:.3f} nats"),
+        ("corpus", info.in_words()),
         ("environment", ", ".join(f"{name} {value}" for name, value in around.items() if name != "command")),
         ("run", str(folder)),
     ]
@@ -314,7 +314,7 @@ def describe(
 
 
 def conclude(
-    display: Display, trainer: Trainer, ending: Ending, info: CorpusInfo, folder: Path, traces: Sequence[Path]
+    display: Display, trainer: Trainer, ending: Ending, info: CorpusFacts, folder: Path, traces: Sequence[Path]
 ) -> None:
     """What was done, and where things are."""
     standing, found = trainer.standing, checkpoint.latest(folder / "checkpoints")

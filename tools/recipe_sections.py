@@ -14,7 +14,8 @@ class DataRecipe:
     """Where text comes from, and how it becomes packs."""
 
     source: str = "embedded"
-    """"embedded", or a text file or a folder of *.txt files (UTF-8, a blank line between documents)."""
+    """"embedded", or a text file or a folder of *.txt files (UTF-8, a blank line between documents), or the folder of
+    `tools.corpus samples`, which decides vocab_size, shards and held_out."""
     vocab_size: int = 2048
     """Pieces of the tokenizer."""
     held_out: float = 0.02

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from tools.corpus.info import Corpus
+from tools.corpus.training import TrainingCorpus
 from tools.recipe import Recipe
 from tools.typed_table import from_table
 
@@ -17,7 +17,7 @@ _FREE_MODEL = ("recompute", "keep_gathered", "positions")  # positions are compa
 _SIZES = ("layers", "hidden", "heads", "inner", "norm")
 
 
-def facts_of(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
+def facts_of(recipe: Recipe, corpus: TrainingCorpus) -> dict[str, Any]:
     """What a checkpoint says of its run, for the two checks below."""
     return {
         "recipe": recipe.to_dict(),
@@ -40,7 +40,7 @@ def ended(progress: dict[str, Any], recipe: Recipe) -> str | None:
     return "steps" if progress["step"] >= recipe.run.steps and not _evaluation_due(progress) else None
 
 
-def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
+def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpus) -> None:
     """Raises ValueError where a checkpoint belongs to another model, corpus or order of packs."""
     if progress.get("corpus") != corpus.info.fingerprint:
         raise ValueError(
@@ -92,7 +92,7 @@ def differences(progress: dict[str, Any], recipe: Recipe) -> list[str]:
     ]
 
 
-def check_start(progress: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
+def check_start(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpus) -> None:
     """Raises ValueError where a recipe cannot start from a checkpoint's weights: another model, or other pieces."""
     old, new = _sizes(progress.get("recipe", {})), _sizes(recipe.to_dict())
     for name in (*_SIZES, "vocab_size"):

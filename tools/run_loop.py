@@ -107,7 +107,7 @@ class Run:
         last = done >= run.steps and run.evaluate_every_samples > 0
         due = trainer.samples_due or last or _is_due(done, run.evaluate_every, run.steps)
         trainer.samples_due = False
-        return due and trainer.needed_corpus.info.held_out_documents > 0
+        return due and trainer.needed_corpus.info.has_held_out
 
     def _save_if_due(self, *, keep_best: bool) -> None:
         """A signal is followed by a checkpoint even where the recipe wants none: nothing is lost by it."""

@@ -19,7 +19,7 @@ from tensor3d.seeds import mix
 from tensor3d.watch import Watch
 from tools.agree import check_equal, gathered, on_every_rank, on_first_rank
 from tools.building import learning_rate, make_optimizer, make_scaler, peak_type, precision
-from tools.corpus.info import Corpus
+from tools.corpus.training import TrainingCorpus
 from tools.divergence import LossWatch, first_non_finite
 from tools.feed import Feed
 from tools.metrics import Best, StepMetrics, by_axis
@@ -51,7 +51,7 @@ class Trainer:
         recipe: Recipe,
         cube: Cube,
         feed: Feed,
-        corpus: Corpus | None,
+        corpus: TrainingCorpus | None,
         *,
         watch: Watch | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class Trainer:
         return self.standing.step
 
     @property
-    def needed_corpus(self) -> Corpus:
+    def needed_corpus(self) -> TrainingCorpus:
         assert self.corpus is not None, "a trainer without a corpus can neither evaluate nor save"
         return self.corpus
 

@@ -13,8 +13,8 @@ from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tests.ranks import run_ranks
 from tests.twins import error, full
-from tools.corpus.info import load_corpus
 from tools.corpus.prepare import prepare
+from tools.corpus.training import open_corpus
 from tools.feed import Feed
 from tools.recipe import BatchRecipe, DataRecipe, ModelRecipe, OptimizerRecipe, Recipe, RunRecipe
 from tools.trainer import Trainer
@@ -39,7 +39,7 @@ def trained(shape: str, kind: str, corpus_folder: Path, run: Path, first: int, l
     sizes, _, copies = shape.partition(" x")
     box = CubeShape.parse(sizes, int(copies or 1))
     cube = Cube(box.x, box.y, box.z, box.data)
-    corpus, recipe = load_corpus(corpus_folder), recipe_of(kind)
+    corpus, recipe = open_corpus(corpus_folder), recipe_of(kind)
     with Feed.of_corpus(recipe, cube, corpus) as feed:
         trainer = Trainer(recipe, cube, feed, corpus)
         found = checkpoint.latest(run)

@@ -14,8 +14,9 @@ from models.bert.traffic import step_traffic
 from tensor3d import Cube, CubeShape
 from tensor3d.planning.traffic import Wire
 from tools import dry_run, pretrain, speed
-from tools.corpus.info import CorpusInfo, load_corpus
+from tools.corpus.info import CorpusInfo
 from tools.corpus.prepare import prepare
+from tools.corpus.training import open_corpus
 from tools.dry_run import in_bytes, in_time, report
 from tools.expectation import expect, expected_contents
 from tools.feed import Feed
@@ -83,7 +84,7 @@ def test_steps_are_laid_out_as_the_run_lays_them_out(recipe: Path, tmp_path: Pat
     """Against the loader's own batches, on one device: packs, micro-batches, slots."""
     settings = read_recipe(recipe)
     prepare(settings.data.source, tmp_path / "corpus", vocab_size=67, held_out=0.1)
-    corpus = load_corpus(tmp_path / "corpus")
+    corpus = open_corpus(tmp_path / "corpus")
     for masked in (None, 9):
         data = replace(settings.data, masked_per_pack=masked)
         changed = replace(settings, data=data, batch=BatchRecipe(global_batch=8, packs_per_rank=2))

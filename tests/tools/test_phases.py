@@ -19,7 +19,7 @@ from tensor3d.optim import Lamb, decay_groups
 from tests.ranks import run_ranks
 from tests.tools.runs import on_rank
 from tools import pretrain
-from tools.corpus.info import load_corpus
+from tools.corpus.training import open_corpus
 from tools.recipe import Recipe, read_recipe
 from tools.resume import check_start
 from tools.typed_table import from_table
@@ -142,7 +142,7 @@ def test_what_cannot_follow_is_refused(
     recipe = resolved(first)
     other = replace(recipe, **{section: replace(getattr(recipe, section), **change)})
     with pytest.raises(ValueError, match=message):
-        check_start(checkpoint.read_progress(newest(first)), other, load_corpus(corpus))
+        check_start(checkpoint.read_progress(newest(first)), other, open_corpus(corpus))
 
 
 def test_a_position_table_cannot_shrink(

@@ -20,8 +20,8 @@ from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
 from tools.agree import check_equal, on_every_rank
-from tools.corpus.info import load_corpus
 from tools.corpus.prepare import prepare
+from tools.corpus.training import open_corpus
 from tools.feed import Feed, pretraining_data, training_source
 from tools.recipe import Recipe, read_recipe
 
@@ -50,7 +50,7 @@ def feed(recipe: Path, **changes: dict[str, Any]) -> Feed:
     settings: Recipe = read_recipe(recipe)
     for section, values in changes.items():
         settings = dataclasses.replace(settings, **{section: dataclasses.replace(getattr(settings, section), **values)})
-    return Feed.of_corpus(settings, Cube.single(), load_corpus(recipe.parent / "corpus"))
+    return Feed.of_corpus(settings, Cube.single(), open_corpus(recipe.parent / "corpus"))
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_ranks_that_plan_differently_do_not_begin(recipe: Path, corpora: list[Pa
     worse = dataclasses.replace(
         settings, data=dataclasses.replace(settings.data, capacity=96, shards=4, plans=str(plans[1]))
     )
-    corpus = load_corpus(corpora[0])
+    corpus = open_corpus(corpora[0])
     data = pretraining_data(worse, training_source(corpus, worse, None), corpus.special)
     lengths = data.epochs.source.draw(0).lengths
     histogram = np.bincount(lengths, minlength=97)

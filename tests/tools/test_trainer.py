@@ -22,8 +22,8 @@ from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses
 from tests.twins import full
 from tools import pretrain
-from tools.corpus.info import load_corpus
 from tools.corpus.prepare import prepare
+from tools.corpus.training import open_corpus
 from tools.feed import Feed
 from tools.recipe import PrecisionRecipe, Recipe, read_recipe
 from tools.trainer import POSITIONS, Trainer
@@ -55,7 +55,7 @@ def _weights(trainer: Trainer) -> list[Tensor]:
 def _skipping(recipe: Recipe, corpus: Path, bad: int) -> list[dict[str, Any]]:
     """Four steps, of which the second overflows on one rank alone, in what the ranks have copies of."""
     cube = Cube(1, 2, 2)
-    loaded = load_corpus(corpus)
+    loaded = open_corpus(corpus)
     told = []
     with Feed.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
@@ -115,7 +115,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(recipe: Path, corpus: Pat
 def _nan_loss(recipe: Recipe, corpus: Path, bad: int) -> list[tuple[bool, list[str]]]:
     """Labels that are none give a loss of nan and finite gradients: on a device nobody has looked at them. Here
     one member of y alone has such a loss, of which each has a copy."""
-    cube, loaded = Cube(1, 2, 1), load_corpus(corpus)
+    cube, loaded = Cube(1, 2, 1), open_corpus(corpus)
     found = []
     with Feed.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
@@ -142,7 +142,7 @@ def test_a_loss_that_is_not_finite_skips_the_step(recipe: Path, corpus: Path) ->
 
 
 def _diverged(recipe: Recipe, corpus: Path) -> str:
-    cube, loaded = Cube.single(), load_corpus(corpus)
+    cube, loaded = Cube.single(), open_corpus(corpus)
     with Feed.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
         with torch.no_grad():

@@ -8,7 +8,7 @@ from pathlib import Path
 from tensor3d import Cube
 from tensor3d.data import ExchangeOptions
 from tools.bench.training import Training
-from tools.corpus.info import load_corpus
+from tools.corpus.training import open_corpus
 from tools.feed import Feed
 from tools.recipe import Recipe
 
@@ -25,7 +25,7 @@ class RankExchange:
 
 
 def corpus_feed(recipe: Recipe, cube: Cube, *, corpus: Path, options: ExchangeOptions | None) -> Feed:
-    return Feed.of_corpus(recipe, cube, load_corpus(corpus), options)
+    return Feed.of_corpus(recipe, cube, open_corpus(corpus), options)
 
 
 def exchanged(training: Training) -> RankExchange:

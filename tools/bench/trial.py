@@ -13,7 +13,7 @@ from models.bert.traffic import step_traffic
 from tensor3d import Cube
 from tensor3d.planning.traffic import Bytes, Wire
 from tools.bench.memory import PeakMemory
-from tools.corpus.info import load_corpus
+from tools.corpus.training import open_corpus
 from tools.feed import Feed
 from tools.recipe import Recipe
 from tools.trainer import Trainer
@@ -58,7 +58,7 @@ class StepTrial:
     def __init__(self, cube: Cube, recipe: Recipe, corpus: Path, warmup: int) -> None:
         self._cube = cube
         memory = PeakMemory(cube.device)
-        prepared = load_corpus(corpus)
+        prepared = open_corpus(corpus)
         self._feed = Feed.of_corpus(recipe, cube, prepared)
         self._trainer = Trainer(recipe, cube, self._feed, prepared)
         self._loader = self._trainer.loader()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,9 @@ def usage() -> str:
 def _told(do: Callable[[], None], speaks: bool = True) -> int:
     try:
         do()
+    except BrokenPipeError:
+        # Whoever read what was printed has seen enough; the interpreter's last flush would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         if speaks:
             print(f"error: {in_words(error)}", file=sys.stderr)
@@ -139,9 +143,9 @@ def _print(manifest: Manifest, speaks: bool) -> None:
     print(f"{manifest.folder}: {manifest.step} is done")
     for name, value in manifest.counts.items():
         if isinstance(value, int | float | str):
-            print(f"  {name.replace('_', ' '):<24} {value:,}" if isinstance(value, int) else f"  {name:<24} {value}")
+            print(f"  {name.replace('_', ' '):<26} {f'{value:,}' if isinstance(value, int) else value}")
     if manifest.left_out:
-        print(f"  left out as bad          {manifest.left_out:,}, listed in {manifest.folder / LEFT_OUT}")
+        print(f"  left out as bad            {manifest.left_out:,}, listed in {manifest.folder / LEFT_OUT}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensor3d.data import IndexedDataset, SpecialTokens
+from tensor3d.data.segments import SPECIAL_TOKENS
 from tools.corpus.shards import open_shards
 from tools.corpus.tokenizer import load_tokenizer, special_tokens
 
@@ -43,6 +44,28 @@ class CorpusInfo:
     """Nats a piece of the training documents: the loss of a model that knows the frequencies only."""
     fingerprint: str
     """Hash of the source's text and of the settings."""
+
+    @property
+    def has_held_out(self) -> bool:
+        return self.held_out_documents > 0
+
+    @property
+    def train_tokens(self) -> int:
+        return self.train_pieces
+
+    def mean_length(self, max_length: int, short_probability: float) -> float:
+        """Tokens of a pair, the special ones counted, estimated from the mean document.
+
+        A document of n tokens is cut into pairs of `max_length`, of which the last is half as long on average; the
+        share `short_probability` of pairs has a random length.
+        """
+        content, document = max_length - SPECIAL_TOKENS, self.train_pieces / self.train_documents
+        mean = content * (1 - short_probability / 2)
+        return mean * document / (document + content / 2) + SPECIAL_TOKENS
+
+    def in_words(self) -> str:
+        """A line for the user."""
+        return f"{self.pieces:,} pieces of {self.vocab_size:,}, unigram entropy {self.unigram_entropy:.3f} nats"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -190,3 +190,18 @@ def test_units_are_dealt_by_size() -> None:
 def test_a_team_needs_a_worker(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"workers must be at least 1. Got 0."):
         dataclasses.replace(Shout(output=tmp_path), workers=0).team()
+
+
+def test_skip_bad_goes_on_with_what_was_done_without_it(tmp_path: Path) -> None:
+    words = ("one", "two", "bad")
+    with pytest.raises(BadInput):
+        shout(Shout(output=tmp_path / "out", words=words), local_team(1))
+    (tmp_path / ".out.partial" / "scratch" / "00000.txt").write_text("kept")
+    manifest = shout(Shout(output=tmp_path / "out", words=words, skip_bad=True), local_team(1))
+    assert (tmp_path / "out" / "shouted.txt").read_text() == "kept TWO"
+    assert manifest.left_out == 1
+    with pytest.raises(ValueError, match=r"with other settings or input \(skip_bad: true there, false now\)"):
+        shout(Shout(output=tmp_path / "out", words=words), local_team(1))
+    # Where nothing was bad it does not matter.
+    fine = shout(Shout(output=tmp_path / "fine", words=("one",)), local_team(1))
+    assert shout(Shout(output=tmp_path / "fine", words=("one",), skip_bad=True), local_team(1)) == fine

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tools.corpus.work.bad import BadInput
 from tools.corpus.work.team import do_unit
-from tools.corpus.work.units import Task, Unit
+from tools.corpus.work.units import Outcome, Task, Unit
 
 T = TypeVar("T")
 _STOP = 1
@@ -34,17 +34,20 @@ class MpiTeam:
         self.rank: int = communicator.Get_rank()
         self.workers: int = communicator.Get_size()
 
-    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> None:
+    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
+        own: dict[str, Outcome] = {}
         error: Exception | None = None
         try:
             for unit in deal(units, self.workers)[self.rank]:
                 if self._is_stopped():
                     break
-                do_unit(task, unit, lambda size: seen(size * self.workers))
+                own[unit.name] = do_unit(task, unit, lambda size: seen(size * self.workers))
         except Exception as failure:
             error = failure
             self._stop_others()
         self._agree(error)
+        # Not read from the marks: another machine may see a new file late.
+        return {name: outcome for rank in self._world.allgather(own) for name, outcome in rank.items()}
 
     def on_first(self, do: Callable[[], T]) -> T:
         result: T | None = None

@@ -19,7 +19,7 @@ from tools.corpus.work.files import draft
 from tools.corpus.work.manifest import LEFT_OUT, STEP, Manifest, read_manifest, write_manifest
 from tools.corpus.work.options import Options
 from tools.corpus.work.team import Team
-from tools.corpus.work.units import Context, Task, U, Unit
+from tools.corpus.work.units import Context, Outcome, Task, U
 
 T = TypeVar("T")
 SETTINGS, MARKS = "settings.json", "marks"
@@ -43,7 +43,7 @@ class Step:
         self._settings: dict[str, Any] = json.loads(json.dumps({**settings, "skip_bad": skip_bad}))
         self.folder = output.with_name(f".{output.name}.partial")
         self.scratch = self.folder / "scratch"
-        self._tasks: list[tuple[Task, Sequence[Unit]]] = []
+        self._outcomes: list[Outcome] = []
         self._lock = ExitStack()
         try:
             found = team.on_first(self._open)
@@ -78,19 +78,18 @@ class Step:
         marks = self.folder / MARKS / phase
         task = Task(work=work, folder=self.folder, scratch=self.scratch, marks=marks, skip_bad=self._skip_bad)
         self._team.on_first(lambda: marks.mkdir(parents=True, exist_ok=True))
-        left = [unit for unit in units if not task.is_done(unit)]
-        # Nobody finishes a unit before all have looked.
-        self._team.on_first(lambda: None)
-        total = sum(unit.size for unit in units)
-        done = total - sum(unit.size for unit in left)
+        done = self._team.on_first(lambda: {unit.name: found for unit in units if (found := task.earlier(unit))})
+        left = [unit for unit in units if unit.name not in done]
+        total, before = sum(unit.size for unit in units), sum(unit.size for unit in units if unit.name in done)
         interval = 0.1 if sys.stderr.isatty() else 10.0
         with tqdm(
-            desc=f"{self.name}: {phase}", total=total, initial=done, unit="B", unit_scale=True,
+            desc=f"{self.name}: {phase}", total=total, initial=before, unit="B", unit_scale=True,
             disable=self._team.rank != 0, mininterval=interval,
         ) as bar:  # fmt: skip
-            self._team.do(task, left, bar.update)
-        self._tasks.append((task, units))
-        return [task.outcome(unit).result for unit in units]
+            done.update(self._team.do(task, left, bar.update))
+        outcomes = [done[unit.name] for unit in units]
+        self._outcomes += outcomes
+        return [outcome.result for outcome in outcomes]
 
     def on_first(self, do: Callable[[], T]) -> T:
         """What rank 0 makes of it, on every rank; or what it raises."""
@@ -128,7 +127,11 @@ class Step:
 
     def _check_done(self) -> Manifest:
         manifest = read_manifest(self.output)
-        if manifest.step != self.name or manifest.settings != self._settings:
+        same = manifest.settings == self._settings or (
+            # Where nothing was bad, it makes no difference what was to be done about it.
+            not manifest.left_out and {**manifest.settings, "skip_bad": self._skip_bad} == self._settings
+        )
+        if manifest.step != self.name or not same:
             raise ValueError(
                 f"{self.output} was made by the step {manifest.step!r} with other settings or input "
                 f"({_difference(manifest.settings, self._settings)}). Remove it, or choose another --output."
@@ -139,12 +142,12 @@ class Step:
     def _check_begun(self) -> None:
         path = self.folder / SETTINGS
         mine = {"step": self.name, **self._settings}
-        if not path.exists():
+        begun = json.loads(path.read_bytes()) if path.exists() else None
+        if begun is None or begun == {**mine, "skip_bad": False}:
+            # The second: units that are done had nothing bad in them, so they are what --skip-bad makes of them.
             with draft(path) as file:
                 file.write(json.dumps(mine).encode())
-            return
-        begun = json.loads(path.read_bytes())
-        if begun != mine:
+        elif begun != mine:
             raise ValueError(
                 f"{self.folder} holds what a run with other settings or input has begun ({_difference(begun, mine)}). "
                 "Go on with the same ones, or remove that folder to begin afresh."
@@ -185,11 +188,10 @@ class Step:
     def _write_left_out(self) -> int:
         count = 0
         with draft(self.folder / LEFT_OUT) as file:
-            for task, units in self._tasks:
-                for outcome in map(task.outcome, units):
-                    count += outcome.skipped
-                    for place in outcome.left_out:
-                        file.write(json.dumps(place, ensure_ascii=False).encode() + b"\n")
+            for outcome in self._outcomes:
+                count += outcome.skipped
+                for place in outcome.left_out:
+                    file.write(json.dumps(place, ensure_ascii=False).encode() + b"\n")
         if not count:
             (self.folder / LEFT_OUT).unlink()
         return count

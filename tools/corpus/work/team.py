@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import connection
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from tools.corpus.work.units import Task, Unit
+from tools.corpus.work.units import Outcome, Task, Unit
 
 T = TypeVar("T")
 
@@ -28,8 +29,9 @@ class Team(Protocol):
     def workers(self) -> int:
         """Units that are worked on at a time."""
 
-    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> None:
-        """Does the units. `seen` hears the bytes that are done. What fails in one is raised on every rank."""
+    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
+        """Does the units; what has become of each, by name. `seen` hears the bytes that are done. What fails in one is
+        raised on every rank."""
 
     def on_first(self, do: Callable[[], T]) -> T:
         """What rank 0 makes, on every rank; or what it raises."""
@@ -45,16 +47,18 @@ class LocalTeam:
             raise ValueError(f"workers must be at least 1. Got {workers}.")
         self.workers = workers
 
-    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> None:
+    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         if self.workers == 1 or len(units) < 2:
-            for unit in units:
-                do_unit(task, unit, seen)
-            return
+            return {unit.name: do_unit(task, unit, seen) for unit in units}
+        outcomes: dict[str, Outcome] = {}
         # A fork of this process would copy its threads' locks; a server forks from a clean one.
         context = multiprocessing.get_context("forkserver")
+        # The server imports what the work needs once, and all workers have it.
+        context.set_forkserver_preload([_module_of(task.work)])
         pool = ProcessPoolExecutor(min(self.workers, len(units)), mp_context=context, initializer=_begin_worker)
         try:
-            for unit in _done(pool, 2 * self.workers, task, units):
+            for unit, outcome in _done(pool, 2 * self.workers, task, units):
+                outcomes[unit.name] = outcome
                 seen(unit.size)
         except BrokenProcessPool as error:
             raise OSError(
@@ -63,12 +67,13 @@ class LocalTeam:
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+        return outcomes
 
     def on_first(self, do: Callable[[], T]) -> T:
         return do()
 
 
-def do_unit(task: Task, unit: Unit, seen: Callable[[int], None]) -> None:
+def do_unit(task: Task, unit: Unit, seen: Callable[[int], None]) -> Outcome:
     """Does a unit in this process; what it has not reported as progress is reported at its end."""
     told = 0
 
@@ -77,8 +82,9 @@ def do_unit(task: Task, unit: Unit, seen: Callable[[int], None]) -> None:
         told += size
         seen(size)
 
-    task(unit, progress)
+    outcome = task(unit, progress)
     seen(unit.size - told)
+    return outcome
 
 
 def local_team(workers: int | None = None) -> LocalTeam:
@@ -86,9 +92,15 @@ def local_team(workers: int | None = None) -> LocalTeam:
     return LocalTeam(len(os.sched_getaffinity(0)) if workers is None else workers)
 
 
-def _done(pool: ProcessPoolExecutor, at_once: int, task: Task, units: Sequence[Unit]) -> Iterator[Unit]:
+def _module_of(work: Callable[..., Any]) -> str:
+    """Where a function is defined, the function of a `partial`, or the class of a callable object."""
+    function = work.func if isinstance(work, partial) else work
+    return str(getattr(function, "__module__", type(function).__module__))
+
+
+def _done(pool: ProcessPoolExecutor, at_once: int, task: Task, units: Sequence[Unit]) -> Iterator[tuple[Unit, Outcome]]:
     """The units as they are done, the largest begun first; raises what fails first and begins no other."""
-    doing: dict[Future[None], Unit] = {}
+    doing: dict[Future[Outcome], Unit] = {}
     left = iter(sorted(units, key=lambda unit: (-unit.size, unit.name)))
     while True:
         # Few at a time: nothing waits in a queue that would still be done after a failure.
@@ -99,8 +111,7 @@ def _done(pool: ProcessPoolExecutor, at_once: int, task: Task, units: Sequence[U
         finished, _ = wait(doing, return_when=FIRST_COMPLETED)
         for future in finished:
             unit = doing.pop(future)
-            future.result()
-            yield unit
+            yield unit, future.result()
 
 
 def _begin_worker() -> None:

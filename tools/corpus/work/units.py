@@ -75,19 +75,23 @@ class Task:
     """Holds NAME.json of every unit that is done."""
     skip_bad: bool
 
-    def is_done(self, unit: Unit) -> bool:
-        return self.mark(unit).exists()
-
     def mark(self, unit: Unit) -> Path:
         return self.marks / f"{unit.name}.json"
 
-    def __call__(self, unit: Unit, on_progress: Callable[[int], None] = lambda size: None) -> None:
+    def __call__(self, unit: Unit, on_progress: Callable[[int], None] = lambda size: None) -> Outcome:
         """Does a unit. The mark comes last: where there is one, the unit's files are complete."""
         context = Context(folder=self.folder, scratch=self.scratch, skip_bad=self.skip_bad, on_progress=on_progress)
         result = self.work(unit, context)
         left_out = [dataclasses.asdict(place) for place in context.left_out]
+        text = json.dumps({"result": result, "left_out": left_out, "skipped": context.skipped})
         with draft(self.mark(unit)) as file:
-            file.write(json.dumps({"result": result, "left_out": left_out, "skipped": context.skipped}).encode())
+            file.write(text.encode())
+        # As a later run would read it.
+        return Outcome(**json.loads(text))
 
-    def outcome(self, unit: Unit) -> Outcome:
-        return Outcome(**json.loads(self.mark(unit).read_bytes()))
+    def earlier(self, unit: Unit) -> Outcome | None:
+        """What an earlier run has made of a unit, if it was done then."""
+        try:
+            return Outcome(**json.loads(self.mark(unit).read_bytes()))
+        except FileNotFoundError:
+            return None

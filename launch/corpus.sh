@@ -1,0 +1,198 @@
+#!/usr/bin/env bash
+# From dumps or text to what pre-training reads: all steps of tools.corpus, one after another. See --help.
+# Kept to bash 3.2, which is what macOS has.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: launch/corpus.sh --output DIR [OPTIONS] INPUT...
+
+Runs the steps of `python -m tools.corpus` into the folders documents, tokenizer, ids and samples below DIR, and shows
+what has come out. Called again, it goes on where it was stopped or killed, and does nothing twice.
+
+  INPUT               files or folders: MediaWiki dumps (.xml, .xml.bz2, .xml.gz), WikiExtractor's output, text, JSON
+                      lines, Parquet, folders of books
+  --wikipedia LANG    instead of INPUT: download the latest dump of this language, or that of LANG/YYYYMMDD
+  --output DIR        where the folders are made
+  --vocab-file FILE   a WordPiece vocabulary; --cased if it is a cased one (default: uncased)
+  --vocab-size N      without --vocab-file: pieces of a sentencepiece model to be trained (default 30522)
+  --max-length N      tokens of a sequence, at most (default 512)
+  --shards N          file pairs of sequences (default 1)
+  --workers N         processes on this machine (default: as many as there are cores)
+  --mpi N             run every step as N ranks under mpirun, instead of --workers
+  --mpi-options TEXT  for mpirun, such as "--hostfile hosts"
+  --skip-bad          leave damaged input out, count and list it, instead of stopping there
+  --STEP.OPTION ...   for one step: --extract.min-characters 200, --samples.whole-words, --download.mirror URL.
+                      What follows up to the next word that begins with -- are its values, so INPUT comes before these
+  --dry-run           print the commands and run nothing
+  --help              print this
+
+Relative paths are looked for in the current directory; the steps themselves run in the repository's root.
+`python -m tools.corpus STEP --help` lists the options of a step.
+
+Exit status: 0 if every step ended well; 2 for a wrong call or for input that a step refuses; else that of the step.
+TEXT
+}
+
+refuse() {
+    printf 'launch/corpus.sh: %s\n' "$1" >&2
+    exit 2
+}
+
+# The value of an option written as two words; $1 is the option, $2 how many words are left.
+need_value() {
+    [ "$2" -ge 2 ] || refuse "$1 needs a value. See --help."
+}
+
+output=
+wikipedia=
+vocab_file=
+cased=no
+vocab_size=30522
+max_length=512
+shards=1
+workers=
+ranks=
+mpi_options=
+skip_bad=no
+dry_run=no
+inputs=()
+for_download=()
+for_extract=()
+for_tokenizer=()
+for_tokenize=()
+for_samples=()
+for_inspect=()
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --output) need_value "$1" $# && output=$2 && shift ;;
+    --output=*) output=${1#*=} ;;
+    --wikipedia) need_value "$1" $# && wikipedia=$2 && shift ;;
+    --wikipedia=*) wikipedia=${1#*=} ;;
+    --vocab-file) need_value "$1" $# && vocab_file=$2 && shift ;;
+    --vocab-file=*) vocab_file=${1#*=} ;;
+    --cased) cased=yes ;;
+    --vocab-size) need_value "$1" $# && vocab_size=$2 && shift ;;
+    --vocab-size=*) vocab_size=${1#*=} ;;
+    --max-length) need_value "$1" $# && max_length=$2 && shift ;;
+    --max-length=*) max_length=${1#*=} ;;
+    --shards) need_value "$1" $# && shards=$2 && shift ;;
+    --shards=*) shards=${1#*=} ;;
+    --workers) need_value "$1" $# && workers=$2 && shift ;;
+    --workers=*) workers=${1#*=} ;;
+    --mpi) need_value "$1" $# && ranks=$2 && shift ;;
+    --mpi=*) ranks=${1#*=} ;;
+    --mpi-options) need_value "$1" $# && mpi_options=$2 && shift ;;
+    --mpi-options=*) mpi_options=${1#*=} ;;
+    --skip-bad) skip_bad=yes ;;
+    --dry-run) dry_run=yes ;;
+    -h | --help) usage && exit 0 ;;
+    --download.* | --extract.* | --tokenizer.* | --tokenize.* | --samples.* | --inspect.*)
+        step=${1%%.*}
+        words=("--${1#*.}")
+        while [ $# -gt 1 ] && [ "${2#--}" = "$2" ]; do
+            words+=("$2")
+            shift
+        done
+        case ${step#--} in
+        download) for_download+=("${words[@]}") ;;
+        extract) for_extract+=("${words[@]}") ;;
+        tokenizer) for_tokenizer+=("${words[@]}") ;;
+        tokenize) for_tokenize+=("${words[@]}") ;;
+        samples) for_samples+=("${words[@]}") ;;
+        inspect) for_inspect+=("${words[@]}") ;;
+        esac
+        ;;
+    -*) refuse "unknown option '$1'. See --help." ;;
+    *) inputs+=("$1") ;;
+    esac
+    shift
+done
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+start=$(pwd -P)
+python=python3
+[ ! -x "$root/.venv/bin/python" ] || python=$root/.venv/bin/python
+
+# A path as it is found from the repository's root.
+from_root() {
+    case $1 in
+    /*) printf '%s' "$1" ;;
+    *) printf '%s' "$start/$1" ;;
+    esac
+}
+
+[ -n "$output" ] || refuse "--output DIR is needed: where the folders are made. See --help."
+output=$(from_root "$output")
+number='^[1-9][0-9]{0,8}$'
+for pair in "vocab-size $vocab_size" "max-length $max_length" "shards $shards" "workers ${workers:-1}" "mpi ${ranks:-1}"; do
+    [[ ${pair#* } =~ $number ]] || refuse "--${pair% *} must be a whole number of at least 1. Got '${pair#* }'."
+done
+[ -z "$workers" ] || [ -z "$ranks" ] || refuse "--workers and --mpi exclude each other. Choose one."
+[ "$cased" = no ] || [ -n "$vocab_file" ] || refuse "--cased is about a --vocab-file. Name one, or drop --cased."
+if [ -n "$wikipedia" ]; then
+    [ "${#inputs[@]}" -eq 0 ] || refuse "--wikipedia and INPUT exclude each other. Got '${inputs[0]}' too."
+else
+    [ "${#inputs[@]}" -gt 0 ] || refuse "an INPUT is needed, or --wikipedia LANG. See --help."
+    for index in "${!inputs[@]}"; do
+        [ -e "${inputs[$index]}" ] || refuse "input '${inputs[$index]}' does not exist (looked for in $start)."
+        inputs[index]=$(from_root "${inputs[$index]}")
+    done
+fi
+if [ -n "$vocab_file" ]; then
+    [ -f "$vocab_file" ] || refuse "--vocab-file '$vocab_file' does not exist (looked for in $start)."
+    vocab_file=$(from_root "$vocab_file")
+fi
+
+common=()
+[ "$skip_bad" = no ] || common+=(--skip-bad)
+[ -z "$workers" ] || common+=(--workers "$workers")
+launcher=()
+if [ -n "$ranks" ]; then
+    mpirun=mpirun
+    [ ! -x "$root/.venv/bin/mpirun" ] || mpirun=$root/.venv/bin/mpirun
+    launcher=("$mpirun" -n "$ranks")
+    # Split on purpose: several options in one word.
+    # shellcheck disable=SC2206
+    launcher+=($mpi_options)
+fi
+
+# Runs a step: its name, and its options.
+run() {
+    local line='' word
+    local command=(${launcher[@]+"${launcher[@]}"} "$python" -m tools.corpus "$@")
+    for word in "${command[@]}"; do
+        line+="$(printf '%q' "$word") "
+    done
+    printf '%s\n' "${line% }"
+    [ "$dry_run" = no ] || return 0
+    (cd "$root" && exec "${command[@]}")
+}
+
+# The "+" forms below: bash before 4.4 calls an empty array unbound.
+if [ -n "$wikipedia" ]; then
+    language=${wikipedia%%/*}
+    date=latest
+    [ "$language" = "$wikipedia" ] || date=${wikipedia#*/}
+    run download --language "$language" --date "$date" --output "$output/download" \
+        ${common[@]+"${common[@]}"} ${for_download[@]+"${for_download[@]}"}
+    inputs=("$output/download")
+fi
+run extract "${inputs[@]}" --output "$output/documents" \
+    ${common[@]+"${common[@]}"} ${for_extract[@]+"${for_extract[@]}"}
+if [ -n "$vocab_file" ]; then
+    vocabulary=(--vocab-file "$vocab_file")
+    [ "$cased" = no ] || vocabulary+=(--cased)
+else
+    vocabulary=(--docs "$output/documents" --vocab-size "$vocab_size")
+fi
+run tokenizer "${vocabulary[@]}" --output "$output/tokenizer" \
+    ${common[@]+"${common[@]}"} ${for_tokenizer[@]+"${for_tokenizer[@]}"}
+run tokenize --docs "$output/documents" --tokenizer "$output/tokenizer" --output "$output/ids" \
+    ${common[@]+"${common[@]}"} ${for_tokenize[@]+"${for_tokenize[@]}"}
+run samples --corpora "$output/ids" --max-length "$max_length" --shards "$shards" --output "$output/samples" \
+    ${common[@]+"${common[@]}"} ${for_samples[@]+"${for_samples[@]}"}
+launcher=() # one process shows what there is
+run inspect "$output/samples" ${for_inspect[@]+"${for_inspect[@]}"}
+printf 'train on it: launch/local.sh RECIPE --data.source %q\n' "$output/samples"

@@ -1,0 +1,144 @@
+"""The whole preparation: the same bytes whoever works and however often it is killed; a full disk loses nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.tools.corpus.pipeline import FOLDERS, command, content, moments, prepare, run, steps, write_input
+from tools.bench.tree_memory import descendants
+
+pytestmark = pytest.mark.slow
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs") / "raw"
+    write_input(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What one worker writes."""
+    output = tmp_path_factory.mktemp("reference")
+    prepare(inputs, output, workers=1)
+    found = content(output)
+    assert len([name for name in found if name.startswith("documents/documents-")]) > 5
+    assert {name.split("/")[0] for name in found} == set(FOLDERS)
+    return found
+
+
+@pytest.mark.parametrize("how", [{"workers": 2}, {"workers": 4}, {"ranks": 1}, {"ranks": 2}, {"ranks": 4}])
+def test_the_same_bytes_whoever_works(
+    inputs: Path, reference: dict[str, bytes], tmp_path: Path, how: dict[str, int]
+) -> None:
+    prepare(inputs, tmp_path, **how)
+    assert content(tmp_path) == reference
+
+
+def test_kills_at_random_moments(inputs: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
+    """Of a random process of the step, or all at once; by turns with workers and under MPI."""
+    chance = random.Random(11)
+    left = list(steps(inputs, tmp_path))
+    killed: Counter[str] = Counter()
+    for number, moment in enumerate(moments(KILLS, longest=6.0)):
+        how = [{"workers": 1}, {"workers": 2}, {"ranks": 2}][number % 3]
+        while left and not _killed(left[0], moment, chance, **how):
+            left.pop(0)  # it was done before
+        if not left:
+            # All done: the last step is killed once more, from its beginning.
+            shutil.rmtree(tmp_path / "samples")
+            left = list(steps(inputs, tmp_path))[-1:]
+            assert _killed(left[0], 0.5, chance, **how)
+        killed[left[0][0]] += 1
+        for name in FOLDERS:
+            # What is to be seen is whole.
+            if (tmp_path / name).exists():
+                assert content(tmp_path / name) == _below(reference, name)
+    print(f"killed {sum(killed.values())} times: {dict(killed)}")
+    prepare(inputs, tmp_path, workers=2)
+    assert content(tmp_path) == reference
+
+
+def _below(found: dict[str, bytes], folder: str) -> dict[str, bytes]:
+    return {name.partition("/")[2]: data for name, data in found.items() if name.startswith(f"{folder}/")}
+
+
+def _killed(arguments: list[str], moment: float, chance: random.Random, **how: int) -> bool:
+    """Runs a step and kills a process of it, or all, after so many seconds; False where it had ended well before."""
+    with subprocess.Popen(
+        command(arguments, **how), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=moment)
+        except subprocess.TimeoutExpired:
+            members = descendants(process.pid)
+            for victim in members if chance.random() < 0.5 else [chance.choice(members)]:
+                _kill(victim)
+            # What is left alone must end by itself.
+            process.communicate(timeout=120)
+            _wait_for(members)
+            return True
+    assert process.returncode == 0, said
+    return False
+
+
+def _kill(victim: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+
+
+def _wait_for(members: list[int]) -> None:
+    """Until none of the processes is left: nobody goes on working on what the next run works on."""
+    deadline = time.monotonic() + 60
+    while alive := [member for member in members if _runs(member)]:
+        assert time.monotonic() < deadline, f"processes {alive} outlived the step"
+        time.sleep(0.05)
+
+
+def _runs(member: int) -> bool:
+    try:
+        return Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small file system needs the right to mount one")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("how", [{"workers": 1}, {"workers": 2}, {"ranks": 2}])
+def test_a_full_disk_is_said_and_loses_nothing(
+    inputs: Path, reference: dict[str, bytes], small_disk: Path, how: dict[str, int]
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(900_000))
+    arguments = next(iter(steps(inputs, small_disk)))
+    done = run(arguments, **how)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no space left on the disk" in done.stderr
+    assert "run the same command again: what is done is kept" in done.stderr
+    assert not (small_disk / "documents").exists()
+    ballast.unlink()
+    assert run(arguments, **how).returncode == 0
+    assert content(small_disk / "documents") == _below(reference, "documents")
