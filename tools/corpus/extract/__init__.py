@@ -1,0 +1,1 @@
+"""Documents of plain text out of dumps, books, tables and text files."""
