@@ -32,7 +32,7 @@ def test_both_are_timed_and_give_the_same_ids(tmp_path: Path, capsys: pytest.Cap
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
     assert figures["ids_equal"] is True
     assert figures["bytes"] == sum(len(sentence) for sentence in read_sentences(tmp_path / "docs", "en"))
-    assert len(figures["raw_seconds"]) == len(figures["whole_seconds"]) == 1
+    assert len(figures["raw_seconds"]) == len(figures["step_seconds"]) == len(figures["whole_seconds"]) == 1
 
 
 def test_a_bad_call_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,10 +47,16 @@ def test_a_bad_call_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_the_ratio_is_of_rates() -> None:
     figures = TokenizeFigures(
-        bytes=12_000_000, raw_seconds=(2.0, 9.0, 3.0), whole_seconds=(4.0, 1.0, 2.0), ids_equal=True
+        bytes=12_000_000,
+        raw_seconds=(2.0, 9.0, 3.0),
+        step_seconds=(4.0, 1.0, 2.0),
+        whole_seconds=(4.0, 6.0, 7.0),
+        ids_equal=True,
     )
-    assert figures.ratio == 1.5
+    assert figures.ratio(figures.step_seconds) == 1.5
+    assert figures.ratio(figures.whole_seconds) == 0.5
     assert rows(figures) == [
-        ("encode_batch_fast", "3.00", "2.00", "4.00", "1.00"),
-        ("tools.corpus tokenize", "2.00", "1.00", "6.00", "1.50"),
+        ("encode_batch_fast alone", "3.00", "2.00", "4.00", "1.00"),
+        ("the step tokenize", "2.00", "1.00", "6.00", "1.50"),
+        ("with the start of Python", "6.00", "4.00", "2.00", "0.50"),
     ]
