@@ -22,12 +22,12 @@ from tools.corpus.work.team import Team
 from tools.corpus.work.units import Context, Outcome, Task, U
 
 T = TypeVar("T")
-SETTINGS, MARKS = "settings.json", "marks"
+SETTINGS = "settings.json"
 
 
 class Step:
-    """The output folder of a step while it is made: `.NAME.partial` beside it. Every rank makes one and calls the same
-    methods in the same order. A context manager.
+    """A step while its output is made, in `.NAME.partial` beside it: the folder to be, marks of units that are done, and
+    what lies between two phases. Every rank makes one and calls the same methods in the same order. A context manager.
 
     Raises:
         ValueError: the output is there, made with other settings or by something else; work on it was begun with
@@ -41,8 +41,8 @@ class Step:
         self.name, self.output, self._team, self._skip_bad = name, output, team, skip_bad
         # As it comes back from JSON, so that it can be compared.
         self._settings: dict[str, Any] = json.loads(json.dumps({**settings, "skip_bad": skip_bad}))
-        self.folder = output.with_name(f".{output.name}.partial")
-        self.scratch = self.folder / "scratch"
+        self._partial = output.with_name(f".{output.name}.partial")
+        self.folder, self.scratch = self._partial / "output", self._partial / "scratch"
         self._outcomes: list[Outcome] = []
         self._lock = ExitStack()
         try:
@@ -75,7 +75,7 @@ class Step:
         """
         if len({unit.name for unit in units}) < len(units):
             raise ValueError(f"two units of the phase {phase!r} have one name; their files would overwrite each other.")
-        marks = self.folder / MARKS / phase
+        marks = self._partial / "marks" / phase
         task = Task(work=work, folder=self.folder, scratch=self.scratch, marks=marks, skip_bad=self._skip_bad)
         self._team.on_first(lambda: marks.mkdir(parents=True, exist_ok=True))
         done = self._team.on_first(lambda: {unit.name: found for unit in units if (found := task.earlier(unit))})
@@ -119,9 +119,10 @@ class Step:
                 f"{self.output} exists and was not made by `python -m tools.corpus {self.name}`; it is not "
                 "overwritten. Choose another --output."
             )
-        self.scratch.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, self.scratch):
+            folder.mkdir(parents=True, exist_ok=True)
         self._check_begun()
-        for left in self.folder.rglob("*.tmp"):
+        for left in self._partial.rglob("*.tmp"):
             left.unlink()
         return None
 
@@ -136,11 +137,11 @@ class Step:
                 f"{self.output} was made by the step {manifest.step!r} with other settings or input "
                 f"({_difference(manifest.settings, self._settings)}). Remove it, or choose another --output."
             )
-        self._tidy(self.output)  # a run may have been killed between its last two acts
+        shutil.rmtree(self._partial, ignore_errors=True)  # a run may have been killed between its last two acts
         return manifest
 
     def _check_begun(self) -> None:
-        path = self.folder / SETTINGS
+        path = self._partial / SETTINGS
         mine = {"step": self.name, **self._settings}
         begun = json.loads(path.read_bytes()) if path.exists() else None
         if begun is None or begun == {**mine, "skip_bad": False}:
@@ -149,8 +150,8 @@ class Step:
                 file.write(json.dumps(mine).encode())
         elif begun != mine:
             raise ValueError(
-                f"{self.folder} holds what a run with other settings or input has begun ({_difference(begun, mine)}). "
-                "Go on with the same ones, or remove that folder to begin afresh."
+                f"{self._partial} holds what a run with other settings or input has begun "
+                f"({_difference(begun, mine)}). Go on with the same ones, or remove that folder to begin afresh."
             )
 
     def _take_lock(self) -> None:
@@ -158,6 +159,8 @@ class Step:
         file = self._lock.enter_context(path.open("a"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise BlockingIOError  # whoever had it has just taken it away, and somebody may have made another
         except BlockingIOError as error:
             raise ValueError(
                 f"{self.output} is being written by another process. Wait for it, or choose another --output. (Under "
@@ -172,7 +175,7 @@ class Step:
         files = {
             path.relative_to(self.folder).as_posix(): path.stat().st_size
             for path in sorted(self.folder.rglob("*"))
-            if path.is_file() and path != self.folder / SETTINGS and not self._is_passing(path)
+            if path.is_file()
         }
         files.pop(STEP, None)
         manifest = Manifest(
@@ -182,7 +185,7 @@ class Step:
         with suppress(FileNotFoundError):
             self.output.rmdir()  # an empty folder is in nobody's way
         os.rename(self.folder, self.output)
-        self._tidy(self.output)
+        shutil.rmtree(self._partial, ignore_errors=True)
         return read_manifest(self.output)
 
     def _write_left_out(self) -> int:
@@ -195,14 +198,6 @@ class Step:
         if not count:
             (self.folder / LEFT_OUT).unlink()
         return count
-
-    def _is_passing(self, path: Path) -> bool:
-        return path.is_relative_to(self.scratch) or path.is_relative_to(self.folder / MARKS)
-
-    def _tidy(self, folder: Path) -> None:
-        for name in ("scratch", MARKS):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / SETTINGS).unlink(missing_ok=True)
 
 
 def _difference(one: dict[str, Any], other: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ class Context:
     """What the work on a unit needs to know of the step, and what it reports."""
 
     folder: Path
-    """Of the output, before it has its name."""
+    """The output, before it has its name."""
     scratch: Path
     """For files between two phases; removed with the end of the step."""
     skip_bad: bool
