@@ -188,7 +188,7 @@ def test_a_connection_that_falls_silent_counts_as_cut(tmp_path: Path, web: Web) 
 def test_a_run_killed_between_the_last_byte_and_the_note_fetches_nothing(tmp_path: Path, web: Web) -> None:
     url = web.add("/a", CONTENT)
     begin_file(tmp_path / "out", web, "/a")
-    (kept(tmp_path / "out") / "a").write_bytes(CONTENT)
+    (kept(tmp_path / "out") / "output" / "a").write_bytes(CONTENT)
     fetch(tmp_path / "out", url)
     assert web.ranges("/a") == []
 

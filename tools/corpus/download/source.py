@@ -10,11 +10,10 @@ from types import MappingProxyType
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tools.corpus.work.manifest import LEFT_OUT, STEP
-from tools.corpus.work.step import MARKS, SETTINGS
 
 DIGITS = MappingProxyType({"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128})
 """Hexadecimal digits of a checksum, by its kind."""
-_TAKEN = frozenset({STEP, LEFT_OUT, SETTINGS, MARKS, "scratch"})
+_TAKEN = frozenset({STEP, LEFT_OUT})
 _LONGEST_NAME = 200
 _FORM = "A line is a URL, then perhaps its size in bytes and a checksum such as sha256:HEX."
 

@@ -26,7 +26,7 @@ SETTINGS = "settings.json"
 
 
 class Step:
-    """A step while its output is made, in `.NAME.partial` beside it: the folder to be, marks of units that are done, and
+    """A step while its output is made, in `.NAME.partial` beside it: the folder to be, marks of units done, and
     what lies between two phases. Every rank makes one and calls the same methods in the same order. A context manager.
 
     Raises:
