@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -81,9 +80,3 @@ def prepare(inputs: Path, output: Path, **how: int) -> None:
 def content(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def moments(count: int, longest: float) -> list[float]:
-    """Seconds after which to kill."""
-    chance = random.Random(5)
-    return [chance.uniform(0.2, longest) for _ in range(count)]
