@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from tqdm import tqdm
 from models.bert import BertConfig
 from tensor3d import CubeShape, checkpoint, rendezvous
 from tools.bench.groups import LocalGroup
-from tools.bench.machine import Machine, aligned, check_output, usable_cores, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, usable_cores, write_json
 from tools.bench.saving import AsideSample, SavingTrial, SyncSample
 from tools.bench.subcommand import Subcommand
 
@@ -65,12 +63,7 @@ class CheckpointCommand(Subcommand):
         print("\n".join(aligned(HEADER, rows(result))))
         print(verdict(result))
         if self.output is not None:
-            head = {
-                "benchmark": arguments[0],
-                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
-                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "machine": dataclasses.asdict(machine),
-            }
+            head = heading(arguments, machine)
             write_json(self.output, head | dataclasses.asdict(result))
             print(f"written: {self.output}")
         sys.stdout.flush()

@@ -9,13 +9,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
 from tools.bench.generated_text import write_dump, write_jsonl
-from tools.bench.machine import Machine, aligned, check_output, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.subcommand import Subcommand
 from tools.bench.tree_memory import TreeMemory
 
@@ -56,12 +55,7 @@ class CorpusCommand(Subcommand):
         print(f"{machine}\n")
         print("\n".join(aligned(HEADER, [row(step) for step in measured])))
         if self.output is not None:
-            head = {
-                "benchmark": arguments[0],
-                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
-                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "machine": dataclasses.asdict(machine),
-            }
+            head = heading(arguments, machine)
             write_json(self.output, head | {"steps": [dataclasses.asdict(step) for step in measured]})
             print(f"written: {self.output}")
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import dataclasses
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -13,13 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from tools.bench.machine import Machine, aligned, check_output, usable_cores, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, usable_cores, write_json
 from tools.bench.subcommand import Subcommand
 from tools.corpus.work import read_manifest
 
@@ -58,10 +56,7 @@ class ExtractCommand(Subcommand):
         print("\n".join(aligned(HEADER, rows(figures))), flush=True)
         if self.output is not None:
             content = {
-                "benchmark": "extract",
-                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
-                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "machine": dataclasses.asdict(machine),
+                **heading(arguments, machine),
                 "figures": {
                     **dataclasses.asdict(figures),
                     "ratios": {way: figures.ratio(way) for way in figures.seconds},

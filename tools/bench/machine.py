@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,20 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(cells)).rstrip()
         for cells in (list(zip(row, widths, strict=True)) for row in [header, *rows])
     ]
+
+
+def heading(arguments: Sequence[str], machine: Machine) -> dict[str, Any]:
+    """What every JSON file begins with: what was measured, by which command, when and where.
+
+    Args:
+        arguments: of `python -m tools.bench`, the subcommand first.
+    """
+    return {
+        "benchmark": arguments[0],
+        "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": dataclasses.asdict(machine),
+    }
 
 
 def check_output(path: Path | None) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from tqdm import tqdm
 
 from tensor3d.packing import PLANNERS, Plan, assign, lpfhp
 from tensor3d.packing.partitions import count_partitions
-from tools.bench.machine import Machine, aligned, check_output, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.memory import PeakMemory
 from tools.bench.random_histograms import Case, draw_case, faults
 from tools.bench.random_pairs import exponential_histogram
@@ -67,10 +65,7 @@ class PackingCommand(Subcommand):
             print(sentence(figures), flush=True)
         if self.output is not None:
             content = {
-                "benchmark": "packing",
-                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
-                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "machine": dataclasses.asdict(machine),
+                **heading(arguments, machine),
                 "planners": [dataclasses.asdict(figures) for figures in results],
                 "assign": [dataclasses.asdict(figures) for figures in dealt],
                 "problems": problems,

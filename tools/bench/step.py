@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +21,7 @@ from tools import pretrain
 from tools.agree import on_first_rank
 from tools.bench.figures import HEADER, LOSS_TOLERANCE, CubeFigures, Turn, figures, loss_difference, row
 from tools.bench.groups import Group, LocalGroup, World
-from tools.bench.machine import Machine, aligned, check_output, usable_cores, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, usable_cores, write_json
 from tools.bench.subcommand import Subcommand
 from tools.bench.trial import StepTrial
 from tools.recipe import Recipe, read_recipe
@@ -218,10 +216,7 @@ def report(command: StepCommand, results: Sequence[CubeFigures], machine: Machin
         print(f"largest relative difference of first losses: {difference:.1e} ({verdict})")
     if command.output is not None:
         content = {
-            "benchmark": "step",
-            "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": dataclasses.asdict(machine),
+            **heading(arguments, machine),
             "recipe": command.settings.to_dict(),
             "warmup": command.warmup,
             "rounds": deal(command.steps, command.rounds),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import statistics
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +17,7 @@ import numpy as np
 import tyro
 
 from tensor3d.data import IndexedDataset
-from tools.bench.machine import Machine, aligned, check_output, usable_cores, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, usable_cores, write_json
 from tools.bench.subcommand import Subcommand
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import FILES, load_tokenizer
@@ -75,10 +73,7 @@ class TokenizeCommand(Subcommand):
         print("\n".join(aligned(HEADER, rows(figures))), flush=True)
         if self.output is not None:
             content = {
-                "benchmark": "tokenize",
-                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
-                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "machine": dataclasses.asdict(machine),
+                **heading(arguments, machine),
                 "figures": {
                     **dataclasses.asdict(figures),
                     "step_ratio": figures.ratio(figures.step_seconds),

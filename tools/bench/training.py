@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +17,7 @@ from tqdm import tqdm
 from tensor3d import Cube, CubeShape, rendezvous
 from tools import pretrain
 from tools.bench.groups import Group, LocalGroup
-from tools.bench.machine import Machine, check_output, usable_cores, write_json
+from tools.bench.machine import Machine, check_output, heading, usable_cores, write_json
 from tools.bench.step import recipe_among
 from tools.bench.subcommand import Subcommand
 from tools.feed import Feed
@@ -75,10 +73,7 @@ class RecipeCommand(Subcommand):
         """The JSON file, if one is asked for: what was measured, and how and where."""
         if self.output is not None:
             head = {
-                "benchmark": arguments[0],
-                "command": shlex.join(["python", "-m", "tools.bench", *arguments]),
-                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "machine": dataclasses.asdict(machine),
+                **heading(arguments, machine),
                 "recipe": self.settings.to_dict(),
             }
             write_json(self.output, head | content)
