@@ -195,4 +195,5 @@ run samples --corpora "$output/ids" --max-length "$max_length" --shards "$shards
     ${common[@]+"${common[@]}"} ${for_samples[@]+"${for_samples[@]}"}
 launcher=() # one process shows what there is
 run inspect "$output/samples" ${for_inspect[@]+"${for_inspect[@]}"}
-printf 'train on it: launch/local.sh RECIPE --data.source %q\n' "$output/samples"
+printf 'train on it: launch/local.sh RECIPE --data.source %q --data.max-length %s --data.capacity %s\n' \
+    "$output/samples" "$max_length" "$max_length"

@@ -73,18 +73,21 @@ def parse(arguments: Sequence[str]) -> Command:
     command = tyro.cli(Command, args=list(arguments), default=default, prog="python -m tools.pretrain")
     if command.recipe != path:
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")
-    folder = corpus_folder(command)
-    if not is_samples(folder):
-        return command
-    return dataclasses.replace(command, settings=fitted(command.settings, folder))
+    return dataclasses.replace(command, settings=fitted(command.settings, command.corpus))
 
 
-def fitted(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with what samples have decided already: vocabulary, shards and what is held out.
+def fitted(recipe: Recipe, corpus: Path | None) -> Recipe:
+    """The recipe with what samples have decided already, if it reads samples: vocabulary, shards, what is held out.
+
+    Args:
+        corpus: folder of the prepared corpus, if one is named beside the recipe.
 
     Raises:
         ValueError: the recipe asks for another vocabulary, or for shorter sequences than there are.
     """
+    folder = Path(recipe.data.source) if corpus is None else corpus
+    if not is_samples(folder):
+        return recipe
     facts, data, default = read_samples_info(folder), recipe.data, DataRecipe()
     if data.vocab_size not in (default.vocab_size, facts.vocab_size):
         raise ValueError(

@@ -87,7 +87,10 @@ def _check_data(data: DataRecipe, model: ModelRecipe) -> None:
             "Raise positions or lower max_length."
         )
     if data.shards % data.groups or (data.packing == "binned" and data.groups > 1):
-        raise ValueError(f"data.groups={data.groups} must divide data.shards={data.shards}, and be 1 when binned.")
+        raise ValueError(
+            f"data.groups={data.groups} must divide data.shards={data.shards}, and be 1 when binned. (On samples, set "
+            "data.shards to theirs.)"
+        )
 
 
 def _check_schedule(optimizer: OptimizerRecipe) -> None:

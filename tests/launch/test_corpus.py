@@ -50,7 +50,7 @@ def test_the_steps_follow_one_another(checkout: Path) -> None:
         "tokenize --docs W/out/documents --tokenizer W/out/tokenizer --output W/out/ids --workers 2",
         "samples --corpora W/out/ids --max-length 512 --shards 4 --output W/out/samples --workers 2",
         "inspect W/out/samples",
-        "train on it: launch/local.sh RECIPE --data.source W/out/samples",
+        "train on it: launch/local.sh RECIPE --data.source W/out/samples --data.max-length 512 --data.capacity 512",
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Union
 
 import tyro
@@ -23,6 +24,7 @@ from tools.bench.precision import PrecisionCommand
 from tools.bench.step import StepCommand
 from tools.bench.subcommand import Subcommand
 from tools.bench.tokenize import TokenizeCommand
+from tools.command import fitted
 
 SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "step": StepCommand,
@@ -61,10 +63,14 @@ def parse(arguments: Sequence[str]) -> Subcommand:
     # Not shown: a union of one would be no choice, and the subcommand's name no part of the call.
     kinds.append(Annotated[None, tyro.conf.Suppress])
     union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
-    chosen: Subcommand = tyro.cli(
+    chosen: Any = tyro.cli(
         union, args=list(arguments), prog="python -m tools.bench", description="Measurements, side by side."
     )
-    return chosen
+    if isinstance(chosen, StepCommand | ExchangeCommand | LossCommand | PrecisionCommand):
+        # Samples have decided some of the recipe, as for training.
+        return replace(chosen, settings=fitted(chosen.settings, chosen.corpus))
+    command: Subcommand = chosen
+    return command
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 
 from tests.tools.corpus.pipeline import steps, write_input
 from tools import pretrain
+from tools.bench import __main__ as bench
 from tools.command import fitted, parse
 from tools.corpus.__main__ import main
 from tools.corpus.training import SampledCorpus, open_corpus, read_facts
@@ -91,12 +92,19 @@ def test_the_plan_of_the_samples_is_used_where_the_recipe_packs_alike(prepared: 
 def test_a_recipe_is_fitted_to_samples_or_refused(prepared: Path, tmp_path: Path) -> None:
     recipe = parse([str(recipe_in(tmp_path)), "--data.source", str(prepared / "samples")]).settings
     assert (recipe.data.vocab_size, recipe.data.shards, recipe.data.held_out) == (500, 3, 0.1)
-    assert fitted(recipe, prepared / "samples") == recipe
+    assert fitted(recipe, None) == recipe == fitted(recipe, prepared / "samples")
     more = [str(recipe_in(tmp_path)), "--data.source", str(prepared / "samples")]
     with pytest.raises(ValueError, match=r"data.vocab_size = 4000, the samples .* with a vocabulary of 500"):
         parse([*more, "--data.vocab-size", "4000"])
     with pytest.raises(ValueError, match=r"data.max_length = 32, the samples .* have up to 64 tokens"):
         parse([*more, "--data.max-length", "32"])
+
+
+def test_benchmarks_read_samples(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = str(prepared / "samples")
+    assert bench.parse(["step", str(recipe_in(tmp_path)), "--corpus", samples]).settings.data.vocab_size == 500
+    call = ["step", str(recipe_in(tmp_path)), "--data.source", samples, "--cubes", "1x1x1", "--steps", "2"]
+    assert bench.main([*call, "--warmup", "1", "--rounds", "1"]) == 0, capsys.readouterr().err
 
 
 def test_a_folder_of_another_step_is_refused(prepared: Path, tmp_path: Path) -> None:
