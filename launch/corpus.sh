@@ -27,7 +27,8 @@ what has come out. Called again, it goes on where it was stopped or killed, and 
   --dry-run           print the commands and run nothing
   --help              print this
 
-Relative paths are looked for in the current directory; the steps themselves run in the repository's root.
+INPUT, --output and --vocab-file are looked for in the current directory. The steps themselves run in the repository's
+root: a path given to one of them by --STEP.OPTION should be absolute.
 `python -m tools.corpus STEP --help` lists the options of a step.
 
 Exit status: 0 if every step ended well; 2 for a wrong call or for input that a step refuses; else that of the step.

@@ -6,10 +6,11 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import tyro
 
@@ -18,6 +19,7 @@ from tools.corpus.work.mpi import MpiTeam
 from tools.corpus.work.options import Options
 
 PROGRAM = "python -m tools.corpus"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options = tyro.cli(getattr(module, entry.options), args=list(arguments), prog=f"{PROGRAM} {name}")
     do: Callable[..., Any] = getattr(module, entry.function)
     if not isinstance(options, Options):
-        return _told(lambda: print(do(options)))
+        return _told(lambda: do(options), _show)
     try:
         team = options.team()
     except ValueError as error:
@@ -93,7 +95,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return 2
     speaks = team.rank == 0
     try:
-        return _told(lambda: _print(do(options, team), speaks), speaks)
+        return _told(lambda: do(options, team), lambda manifest: _show(in_lines(manifest)), speaks)
     except Exception:
         # The other ranks wait for this one, and it has nothing to tell them.
         if isinstance(team, MpiTeam):
@@ -116,17 +118,26 @@ def usage() -> str:
     )
 
 
-def _told(do: Callable[[], None], speaks: bool = True) -> int:
+def _told(do: Callable[[], T], show: Callable[[T], None], speaks: bool = True) -> int:
+    """Does it and shows what came of it, or says what is wrong; the exit status."""
     try:
-        do()
-    except BrokenPipeError:
-        # Whoever read what was printed has seen enough; the interpreter's last flush would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        result = do()
     except (ValueError, OSError) as error:
-        if speaks:
-            print(f"error: {in_words(error)}", file=sys.stderr)
+        with suppress(BrokenPipeError):
+            if speaks:
+                print(f"error: {in_words(error)}", file=sys.stderr, flush=True)
         return 2
+    if speaks:
+        show(result)
     return 0
+
+
+def _show(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Whoever read it has seen enough; the interpreter's last flush would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def in_words(error: Exception) -> str:
@@ -137,15 +148,18 @@ def in_words(error: Exception) -> str:
     return str(error)
 
 
-def _print(manifest: Manifest, speaks: bool) -> None:
-    if not speaks:
-        return
-    print(f"{manifest.folder}: {manifest.step} is done")
-    for name, value in manifest.counts.items():
-        if isinstance(value, int | float | str):
-            print(f"  {name.replace('_', ' '):<26} {f'{value:,}' if isinstance(value, int) else value}")
+def in_lines(manifest: Manifest) -> str:
+    """What a step has come to."""
+    rows = [
+        (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+        for name, value in manifest.counts.items()
+        if isinstance(value, int | float | str)
+    ]
+    lines = [f"  {name:<26} {value}" for name, value in rows]
     if manifest.left_out:
-        print(f"  left out as bad            {manifest.left_out:,}, listed in {manifest.folder / LEFT_OUT}")
+        lines.append(f"  left out as bad            {manifest.left_out:,}, listed in {manifest.folder / LEFT_OUT}.")
+        lines.append("  When that is mended, remove the folder and run the step again.")
+    return "\n".join([f"{manifest.folder}: {manifest.step} is done", *lines])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.corpus.counting import WORDS, Shout, shout
-from tools.corpus.work import BadInput, draft, local_team, read_manifest
+from tools.corpus.work import BadInput, draft, fingerprint_file, local_team, read_manifest
 from tools.corpus.work.mpi import deal
 from tools.corpus.work.step import Step
 from tools.corpus.work.units import Unit
@@ -205,3 +205,49 @@ def test_skip_bad_goes_on_with_what_was_done_without_it(tmp_path: Path) -> None:
     # Where nothing was bad it does not matter.
     fine = shout(Shout(output=tmp_path / "fine", words=("one",)), local_team(1))
     assert shout(Shout(output=tmp_path / "fine", words=("one",), skip_bad=True), local_team(1)) == fine
+
+
+def test_what_is_left_of_a_finished_run_is_not_taken_for_another(tmp_path: Path) -> None:
+    """A kill after the folder got its name and before the marks went; then the folder is removed."""
+    output = tmp_path / "out"
+    with pytest.raises(BadInput):
+        shout(Shout(output=output, words=("one", "bad")), local_team(1))
+    shutil.copytree(tmp_path / ".out.partial", tmp_path / "kept")
+    shout(Shout(output=output, words=("one", "bad"), skip_bad=True), local_team(1))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".out.p")] == []
+    shutil.copytree(tmp_path / "kept", tmp_path / ".out.partial")
+    shutil.rmtree(tmp_path / ".out.partial" / "output")
+    shutil.rmtree(output)
+    shout(Shout(output=output, words=("one", "bad"), skip_bad=True), local_team(1))
+    assert (output / "shouted.txt").read_text() == "ONE"
+
+
+def test_a_link_to_an_empty_folder_is_that_folder(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk", target_is_directory=True)
+    shout(Shout(output=tmp_path / "out"), local_team(1))
+    assert (tmp_path / "disk" / "shouted.txt").exists()
+    assert (tmp_path / "out").is_symlink()
+
+
+def test_a_change_in_the_middle_of_a_file_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(9 << 20))
+    before = fingerprint_file(path)
+    with path.open("r+b") as file:
+        file.seek((4 << 20) + 5)
+        file.write(b"x")
+    assert fingerprint_file(path) != before
+
+
+def test_nobody_reading_is_no_success(tmp_path: Path) -> None:
+    """Progress goes to a pipe that is closed: the step fails, and says so by its status."""
+    script = f"{sys.executable} -m tools.corpus extract {tmp_path}/in.txt --output {tmp_path}/out"
+    (tmp_path / "in.txt").write_text("One document.\n\nAnother one.\n")
+    done = subprocess.run(
+        ["bash", "-c", f"{script} > /dev/null 2> >(exec 0<&-; sleep 0.1); echo $?"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout.strip() == "0") == (tmp_path / "out").exists()

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_SAMPLE = 1 << 20
+_SAMPLE = 1 << 16
+_EVERY = 1 << 22
 
 
 @contextmanager
@@ -28,14 +29,14 @@ def draft(path: Path) -> Iterator[BinaryIO]:
 
 
 def fingerprint_file(path: Path) -> str:
-    """A hash of the file's name and size and of the first and last MiB: cheap, also for a dump of many GB.
+    """A hash of the file's name and size, of 64 KiB in every 4 MiB, and of its end: cheap, also for a dump of many GB.
 
-    A change in the middle that keeps the size is not noticed.
+    A change between the samples that keeps the size is not noticed.
     """
     size = path.stat().st_size
-    digest = hashlib.blake2b(f"{path.name}\0{size}\0".encode(), digest_size=16)
+    digest = hashlib.blake2b(os.fsencode(path.name) + f"\0{size}\0".encode(), digest_size=16)
     with path.open("rb") as file:
-        digest.update(file.read(_SAMPLE))
-        file.seek(max(0, size - _SAMPLE))
-        digest.update(file.read(_SAMPLE))
+        for place in (*range(0, size, _EVERY), max(0, size - _SAMPLE)):
+            file.seek(place)
+            digest.update(file.read(_SAMPLE))
     return digest.hexdigest()

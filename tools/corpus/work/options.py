@@ -22,7 +22,6 @@ class Options:
     """Processes of this machine. Default: as many as there are cores, or under mpirun the ranks of the job."""
 
     def team(self) -> Team:
-        """Who does the work. Under mpirun the ranks do, unless --workers says otherwise."""
-        if self.workers is not None:
-            return local_team(self.workers)
-        return connect() or local_team()
+        """Who does the work: processes of this machine, or under mpirun the ranks. ValueError for less than one."""
+        # With --workers MPI is not even looked for: on some machines it cannot be where no job is.
+        return local_team(self.workers) if self.workers is not None else connect() or local_team()

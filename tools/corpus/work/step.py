@@ -57,7 +57,8 @@ class Step:
     @classmethod
     def open(cls, options: Options, name: str, settings: dict[str, Any], team: Team) -> Step:
         """The step that makes `options.output`."""
-        return cls(Path(options.output).absolute(), name, settings, team, skip_bad=options.skip_bad)
+        # A link to an empty folder stands for that folder, also for what lies beside it.
+        return cls(Path(options.output).resolve(), name, settings, team, skip_bad=options.skip_bad)
 
     def run(self, phase: str, units: Sequence[U], work: Callable[[U, Context], dict[str, Any]]) -> list[dict[str, Any]]:
         """Does the units that are not done yet, each by one worker.
@@ -112,6 +113,9 @@ class Step:
     def _open(self) -> Manifest | None:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._take_lock()
+        if self._partial.exists() and not self.folder.exists():
+            # Its output has got its name; what is left of it says nothing about another one.
+            shutil.rmtree(self._partial)
         if (self.output / STEP).exists():
             return self._check_done()
         if self.output.exists() and not (self.output.is_dir() and not any(self.output.iterdir())):
@@ -119,9 +123,10 @@ class Step:
                 f"{self.output} exists and was not made by `python -m tools.corpus {self.name}`; it is not "
                 "overwritten. Choose another --output."
             )
-        for folder in (self.folder, self.scratch):
-            folder.mkdir(parents=True, exist_ok=True)
+        self._partial.mkdir(exist_ok=True)
         self._check_begun()
+        for folder in (self.scratch, self.folder):
+            folder.mkdir(exist_ok=True)
         for left in self._partial.rglob("*.tmp"):
             left.unlink()
         return None
@@ -137,7 +142,6 @@ class Step:
                 f"{self.output} was made by the step {manifest.step!r} with other settings or input "
                 f"({_difference(manifest.settings, self._settings)}). Remove it, or choose another --output."
             )
-        shutil.rmtree(self._partial, ignore_errors=True)  # a run may have been killed between its last two acts
         return manifest
 
     def _check_begun(self) -> None:
@@ -164,7 +168,7 @@ class Step:
         except BlockingIOError as error:
             raise ValueError(
                 f"{self.output} is being written by another process. Wait for it, or choose another --output. (Under "
-                "mpirun: install mpi4py, or every rank takes itself for the only one.)"
+                "mpirun every rank takes itself for the only one where mpi4py is missing, or --workers is given.)"
             ) from error
         except OSError:
             pass  # a file system without locks: one process at a time is up to the user
@@ -185,6 +189,7 @@ class Step:
         with suppress(FileNotFoundError):
             self.output.rmdir()  # an empty folder is in nobody's way
         os.rename(self.folder, self.output)
+        # What cannot be removed now, such as a file that another machine still maps, is removed by the next run.
         shutil.rmtree(self._partial, ignore_errors=True)
         return read_manifest(self.output)
 

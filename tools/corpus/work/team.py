@@ -89,7 +89,14 @@ def do_unit(task: Task, unit: Unit, seen: Callable[[int], None]) -> Outcome:
 
 def local_team(workers: int | None = None) -> LocalTeam:
     """Processes of this machine, by default as many as this one may use cores."""
-    return LocalTeam(len(os.sched_getaffinity(0)) if workers is None else workers)
+    return LocalTeam(_usable_cores() if workers is None else workers)
+
+
+def _usable_cores() -> int:
+    """Cores of this process: a container or a batch system may give it fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _module_of(work: Callable[..., Any]) -> str:
