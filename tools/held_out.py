@@ -10,13 +10,15 @@ from models.bert import BertForPreTraining
 from tensor3d import Cube
 from tensor3d.data import PretrainingData, evaluation_batches
 from tools.feed import place
+from tools.metrics import next_sentence_accuracy
 
 
 @torch.no_grad()
 def held_out_means(
     model: BertForPreTraining, data: PretrainingData, cube: Cube, packs_per_rank: int, goes_on: Callable[[int], bool]
 ) -> dict[str, float] | None:
-    """Means over all packs of `data`, under the names of `EvaluationMetrics`. Every rank calls it.
+    """Means over all packs of `data`, under the names of `EvaluationMetrics`, as far as there are any. Every rank calls
+    it.
 
     Args:
         goes_on: asked before each batch, from 1, with the same answer on every rank; where it is no, None is returned.
@@ -33,9 +35,10 @@ def held_out_means(
         targets, sequences = targets + batch.targets, sequences + batch.sequences
     model.train()
     _, mlm, nsp, correct, pairs = sums.tolist()
-    return {
+    means = {
         "loss": mlm / targets + nsp / sequences,
         "masked_lm_loss": mlm / targets,
         "masked_lm_accuracy": correct / targets,
-        "next_sentence_accuracy": pairs / sequences,
     }
+    accuracy = next_sentence_accuracy(pairs, nsp, sequences)
+    return means if accuracy is None else means | {"next_sentence_accuracy": accuracy}

@@ -22,7 +22,7 @@ from tools.building import learning_rate, make_optimizer, make_scaler, peak_type
 from tools.corpus.training import TrainingCorpus
 from tools.divergence import LossWatch, first_non_finite
 from tools.feed import Feed
-from tools.metrics import Best, StepMetrics, by_axis
+from tools.metrics import Best, StepMetrics, by_axis, next_sentence_accuracy
 from tools.peaks import peak
 from tools.profiler import Tracer
 from tools.recipe import Recipe
@@ -241,7 +241,9 @@ class Trainer:
             masked_lm_loss=numbers.masked_lm_loss,
             next_sentence_loss=numbers.next_sentence_loss,
             masked_lm_accuracy=numbers.masked_lm_correct / step.targets,
-            next_sentence_accuracy=numbers.next_sentence_correct / step.sequences,
+            next_sentence_accuracy=next_sentence_accuracy(
+                numbers.next_sentence_correct, numbers.next_sentence_loss, step.sequences
+            ),
             learning_rate=taken.learning_rate,
             gradient_norm=numbers.gradient_norm,
             loss_scale=numbers.loss_scale,

@@ -7,6 +7,7 @@ B, or the text alone; `PREFIX.labels.npy` with a byte for each pair; and, where 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ _AGAIN = "copy it again or prepare the samples again."
 
 
 class StoredShard:
-    """One shard, memory-mapped.
+    """One shard. Ids and index are memory-mapped, by two open files, and two more with masks; labels are read.
 
     Args:
         prefix: path of the files, without their endings.
@@ -36,11 +37,24 @@ class StoredShard:
         static: masks are stored with them.
 
     Raises:
-        ValueError: a file is missing, cut short, foreign or contradicts the others; the message names it.
+        ValueError: a file is missing, cut short, foreign or contradicts the others; the message names it. Or too many
+            files are open.
     """
 
     def __init__(self, prefix: Path, *, single: bool, static: bool) -> None:
         self.prefix, self.single, self.static = prefix, single, static
+        try:
+            self._open(prefix)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise ValueError(
+                f"{prefix} cannot be opened: this process has too many files open, and every shard keeps "
+                f"{4 if static else 2}. Raise its limit (ulimit -n), or prepare the samples in fewer shards."
+            ) from error
+
+    def _open(self, prefix: Path) -> None:
+        single, static = self.single, self.static
         self._text = _Items(IndexedDataset(prefix), 1 if single else 2)
         self._labels = None if single else _labels(prefix.with_name(f"{prefix.name}.{LABELS}"), len(self))
         self._masks = None
@@ -181,10 +195,12 @@ class _Items:
 def _labels(path: Path, sequences: int) -> NDArray[np.uint8]:
     """uint8 (sequences,): 0 where B follows A, 1 where it was drawn at random."""
     try:
-        labels = np.load(path, mmap_mode="r")
+        labels = np.load(path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; {_AGAIN}") from None
     except (ValueError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            raise
         raise ValueError(f"{path} is damaged: {error}; {_AGAIN}") from error
     if labels.dtype != np.uint8 or labels.shape != (sequences,) or (len(labels) and labels.max() > 1):
         raise ValueError(f"{path} is damaged: a 0 or 1 is needed for each of {sequences} pairs; {_AGAIN}")

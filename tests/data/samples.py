@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +41,16 @@ def pretraining(*shards: IndexedDataset, **limits: Any) -> PretrainingData:
     """Data of the sample vocabulary; the seed is that of the pairs too."""
     source = ShardedPairs(shards, max_length=limits["max_length"], seed=limits["seed"])
     return PretrainingData(source, VOCABULARY, **limits)
+
+
+@contextmanager
+def files_to_open(more: int) -> Iterator[None]:
+    """This process may open so many more files; it can still raise that limit itself."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir("/dev/fd")}
+    free = (number for number in count() if number not in used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, more, None)), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))

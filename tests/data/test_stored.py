@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tensor3d.data import (
 from tensor3d.data.masking import masked_count
 from tensor3d.data.sources import in_order
 from tensor3d.peers import Peers
-from tests.data.samples import VOCABULARY
+from tests.data.samples import VOCABULARY, files_to_open
 from tests.data.test_exchange import same_step
 from tests.ranks import run_ranks
 
@@ -251,6 +252,26 @@ def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
         StoredSamples([stored(fresh("fresh"))], max_length=7)
     with pytest.raises(ValueError, match="of 2 shards, shard 1 is not on this machine"):
         StoredSamples([stored(fresh("alone")), None], max_length=12)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_shard_keeps_few_files_open(tmp_path: Path, static: bool) -> None:
+    masks = [([3], [4]), ([2], [77]), ([3], [33])]
+    prefix = write_pairs(tmp_path / "shard", PAIRS, masks)
+    before = len(os.listdir("/dev/fd"))
+    shard = stored(prefix, static=static)
+    assert len(os.listdir("/dev/fd")) - before == (4 if static else 2)
+    assert shard.segments(np.array([0, 1])).label.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("more", [8, 9])  # the limit is met at the labels, or at the index
+def test_too_many_open_files_are_no_damage(tmp_path: Path, more: int) -> None:
+    prefix = write_pairs(tmp_path / "shard", PAIRS)
+    shards: list[StoredShard] = []
+    words = r"shard cannot be opened: this process has too many files open, and every shard keeps 2. .*\(ulimit -n\)"
+    with files_to_open(more), pytest.raises(ValueError, match=words):
+        shards.extend(stored(prefix) for _ in range(9))
+    assert 3 <= len(shards) <= 4
 
 
 def test_ids_of_another_vocabulary_are_noticed(tmp_path: Path) -> None:

@@ -15,7 +15,16 @@ import torch
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.tools.measured import STEP, evaluation, step
-from tools.metrics import Best, EvaluationMetrics, MemoryMetrics, StepMetrics, by_axis, peak_memory, summary
+from tools.metrics import (
+    Best,
+    EvaluationMetrics,
+    MemoryMetrics,
+    StepMetrics,
+    by_axis,
+    next_sentence_accuracy,
+    peak_memory,
+    summary,
+)
 from tools.metrics.memory import peak_resident
 from tools.metrics.records import EVALUATION_TAGS, STEP_TAGS
 
@@ -33,6 +42,17 @@ def test_every_number_of_a_step_is_in_tensorboard_and_in_the_journal() -> None:
     assert record["loss"] == 0.1 + 0.2
     assert record["bytes_received/y"] == 2**20
     assert set(record) == fields - {"traffic"} | {"bytes_received/y", "bytes_received/data+x+z"}
+
+
+def test_accuracy_without_labels_is_none_and_no_point() -> None:
+    assert next_sentence_accuracy(0.0, 0.0, 8) is None
+    assert next_sentence_accuracy(0.0, 0.7, 8) == 0.0, "all are wrong"
+    assert next_sentence_accuracy(8.0, 0.0, 8) == 1.0, "all are right, beyond doubt"
+    assert next_sentence_accuracy(0.0, math.nan, 8) == 0.0
+    for numbers in (STEP, evaluation(1, 2.0)):
+        bare = dataclasses.replace(numbers, next_sentence_accuracy=None)
+        assert bare.record()["next_sentence_accuracy"] is None
+        assert len(bare.scalars()) == len(numbers.scalars()) - 1
 
 
 def test_traffic_is_added_up_by_axis() -> None:

@@ -5,7 +5,7 @@ from tools.metrics.closing import summary, table
 from tools.metrics.display import Display
 from tools.metrics.journal import JOURNAL, read_journal
 from tools.metrics.memory import peak_memory
-from tools.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics, by_axis
+from tools.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics, by_axis, next_sentence_accuracy
 
 __all__ = [
     "JOURNAL",
@@ -15,6 +15,7 @@ __all__ = [
     "MemoryMetrics",
     "StepMetrics",
     "by_axis",
+    "next_sentence_accuracy",
     "peak_memory",
     "read_journal",
     "summary",

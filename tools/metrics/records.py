@@ -62,8 +62,8 @@ class StepMetrics:
     """Nats."""
     masked_lm_accuracy: float
     """0 to 1."""
-    next_sentence_accuracy: float
-    """0 to 1."""
+    next_sentence_accuracy: float | None
+    """0 to 1. None: single texts, which have no label."""
     learning_rate: float
     gradient_norm: float
     """Before clipping, without the loss scale."""
@@ -126,11 +126,13 @@ class EvaluationMetrics:
     loss: float
     masked_lm_loss: float
     masked_lm_accuracy: float
-    next_sentence_accuracy: float
+    next_sentence_accuracy: float | None = None
+    """None: single texts, which have no label."""
 
     def scalars(self) -> dict[str, float]:
         """Under the names that TensorBoard shows."""
-        return {tag: float(getattr(self, name)) for tag, name in EVALUATION_TAGS.items()}
+        values = {tag: getattr(self, name) for tag, name in EVALUATION_TAGS.items()}
+        return {tag: float(value) for tag, value in values.items() if value is not None}
 
     def record(self) -> dict[str, Any]:
         """The fields as they are, for JSON."""
@@ -155,6 +157,12 @@ class MemoryMetrics:
     def record(self) -> dict[str, Any]:
         """The fields as they are, for JSON."""
         return asdict(self)
+
+
+def next_sentence_accuracy(correct: float, loss: float, sequences: int) -> float | None:
+    """Share of the sequences whose label was predicted. None where there is no label at all: one that is predicted adds
+    1 to `correct`, any other at least log 2 to the sum of losses, of which `loss` is a multiple."""
+    return correct / sequences if correct or loss else None
 
 
 def by_axis(received: Mapping[tuple[str, Any], int]) -> dict[str, int]:

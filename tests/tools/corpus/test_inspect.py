@@ -28,7 +28,7 @@ from tools.corpus.work import Options, Step, local_team
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "sat", "ran", "##s", "."]
 THE, CAT, DOG, SAT, RAN, S, DOT = range(5, 12)
-UNKNOWN = 1
+UNKNOWN, MASK = 1, 4
 DOCUMENTS = [
     {"id": "7", "title": "Cats", "text": "The cat sat.\n\nThe cats ran."},
     {"id": "", "title": "", "text": "dog"},
@@ -276,6 +276,25 @@ def test_single_texts(tmp_path: Path) -> None:
         assert len(excerpt["text"]) == 1
         assert excerpt["text"][0].count("[SEP]") == 1
     assert any("none of which has several sequences" in heading for heading in found["excerpts"])
+
+
+def test_every_corpus_has_its_line(tmp_path: Path) -> None:
+    """Though all folders are called alike; and what was left out is counted."""
+    sentences = [[[THE, CAT, SAT, DOT]] * 3] * 20
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        make_ids(tmp_path / name / "ids", sentences if name == "a" else [*sentences[:9], [[CAT, MASK]]])
+    options = SamplesOptions(
+        output=tmp_path / "out", corpora=tuple(str(tmp_path / name / "ids") for name in "ab"), max_length=16,
+        held_out=0.0, skip_bad=True,
+    )  # fmt: skip
+    counts = samples(options, local_team(1)).counts
+    assert [corpus["documents"] for corpus in counts["corpora"]] == [20, 9]
+    figures = told(tmp_path / "out")["figures"]
+    of_corpora = [figures[f"sequences_from_corpus_{number}"] for number in (1, 2)]
+    assert of_corpora == [corpus["sequences"] for corpus in counts["corpora"]]
+    assert sum(of_corpora) == figures["sequences"]
+    assert figures["left_out_as_bad"] == 1
 
 
 def test_the_same_seed_shows_the_same(pairs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -107,6 +108,13 @@ def test_what_failed_halfway_ends_in_the_same_bytes(ids: Path, tmp_path: Path, m
     assert all_bytes(tmp_path / "whole") == all_bytes(tmp_path / "again")
 
 
+def test_the_same_bytes_wherever_the_corpus_lies(ids: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(ids, tmp_path / "another name")
+    made(tmp_path / "here", ids)
+    made(tmp_path / "there", moved)
+    assert all_bytes(tmp_path / "here") == all_bytes(tmp_path / "there")
+
+
 def test_shards_differ_by_one_sequence_at_most(ids: Path, tmp_path: Path) -> None:
     one = made(tmp_path / "one", ids)
     several = made(tmp_path / "several", ids, shards=7)
@@ -145,7 +153,7 @@ def test_corpora_are_mixed_by_weight(tmp_path: Path) -> None:
     about_large, about_small = opened.counts["corpora"]
     assert about_large["passes"] == 1
     assert about_small["passes"] == pytest.approx(2.1, abs=0.7)  # a fifth of the documents, times 3 / 7
-    assert (about_small["name"], about_small["sequences"]) == ("small", of_small)
+    assert about_small["sequences"] == of_small
     assert about_small["share"] == pytest.approx(0.3, abs=0.002)
     # Without weights both are as large as they are.
     plain = made(tmp_path / "plain", large, small)
@@ -200,7 +208,12 @@ def test_an_id_outside_the_vocabulary_is_named_or_left_out(ids: Path, tmp_path: 
         made(tmp_path / "samples", ids / "documents", tokenizer=small)
     opened = made(tmp_path / "left", ids / "documents", tokenizer=small, skip_bad=True, duplicates=2)
     assert documents_in(training(opened) + content(opened.held_out)) == set(range(120)) - outside
-    assert len((tmp_path / "left" / "left-out.jsonl").read_text().splitlines()) == len(outside)
+    assert len((tmp_path / "left" / "left-out.jsonl").read_text().splitlines()) == len(outside) == opened.left_out
+    # Those left out are not counted.
+    held = documents_in(content(opened.held_out))
+    assert opened.counts["held_out_documents"] == len(held)
+    assert opened.counts["documents"] == 120 - len(outside) - len(held)
+    assert opened.counts["corpora"][0]["documents"] == opened.counts["documents"]
 
 
 def test_an_index_of_other_data_is_refused(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def test_dealt_shards_are_even_and_hold_everything_once(counts: list[int], shard
 def runs(sizes: list[int]) -> list[Run]:
     cutter = _Cutter(10)
     for number, size in enumerate(sizes):
-        cutter.add(number, size)
+        if size:
+            cutter.add(number, size)
     return cutter.end(len(sizes))
 
 
@@ -66,3 +67,9 @@ def test_a_run_has_two_documents_at_least_and_small_rests_join() -> None:
     assert runs([5, 5, 2, 2]) == [Run(0, 4, 14)]
     assert runs([7]) == [Run(0, 1, 7)]
     assert runs([]) == []
+
+
+def test_documents_without_ids_are_of_a_run_too() -> None:
+    assert runs([0, 5, 0, 5, 0, 5, 5, 0, 0]) == [Run(0, 4, 10), Run(4, 9, 10)]
+    assert runs([5, 5, 2, 0]) == [Run(0, 4, 12)]
+    assert runs([0, 0]) == []

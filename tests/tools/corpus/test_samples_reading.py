@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,15 @@ import torch
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube
 from tensor3d.data import Loader, PretrainingData, StoredSamples
-from tests.tools.corpus.sampled import FIRST, content, made, unique_ids, write_ids
-from tools.corpus.samples.reading import Samples, open_samples, shard_names
+from tests.data.samples import files_to_open
+from tests.tools.corpus.sampled import FIRST, content, made, training, unique_ids, write_ids
+from tools.command import parse
+from tools.corpus.samples.reading import Samples, open_samples, read_step, shard_names
+from tools.corpus.training import open_corpus
+from tools.feed import Feed
 from tools.held_out import held_out_means
 from tools.packing.histogram import read_histogram
+from tools.trainer import Trainer
 
 PIECES = 900
 
@@ -106,7 +112,7 @@ def test_training_and_evaluation_on_samples(ids: Path, tmp_path: Path, single: b
     config = BertConfig(layers=1, hidden=16, heads=2, vocab=opened.vocab_size, positions=24, dropout=0.0)
     cube = Cube.single()
     model = BertForPreTraining(config, cube)
-    place = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}
+    place: dict[str, Any] = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}
     with Loader(packed(opened), global_batch=4, end_step=1, **place) as loader:
         step = next(loader)
     output = model(step.batches[0], step.targets, step.sequences)
@@ -119,9 +125,37 @@ def test_training_and_evaluation_on_samples(ids: Path, tmp_path: Path, single: b
     assert means is not None
     assert torch.tensor(list(means.values())).isfinite().all()
     assert means["masked_lm_loss"] == pytest.approx(np.log(opened.vocab_size), rel=0.05)
+    assert ("next_sentence_accuracy" in means) is not single
     if single:
-        assert means["next_sentence_accuracy"] == 0
         assert means["loss"] == means["masked_lm_loss"]
+
+
+RECIPE = """
+[data]
+capacity = 32
+max_length = 24
+[model]
+layers = 1
+hidden = 16
+heads = 2
+[batch]
+global_batch = 4
+[run]
+steps = 1
+"""
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_step_on_single_texts_has_no_next_sentence_accuracy(ids: Path, tmp_path: Path, single: bool) -> None:
+    made(tmp_path / "samples", ids, single_texts=single, max_length=24, capacity=32)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    recipe = parse([str(tmp_path / "recipe.toml"), "--data.source", str(tmp_path / "samples")]).settings
+    corpus, cube = open_corpus(tmp_path / "samples"), Cube.single()
+    with Feed.of_corpus(recipe, cube, corpus) as feed, feed.loader(0, 1) as loader:
+        (metrics,) = Trainer(recipe, cube, feed, corpus).steps(loader)
+    assert (metrics.next_sentence_accuracy is None) is single
+    assert ("accuracy/next_sentence" in metrics.scalars()) is not single
+    assert metrics.next_sentence_loss == (0 if single else pytest.approx(np.log(2), rel=0.05))
 
 
 def test_a_machine_may_lack_shards(folder: Path, tmp_path: Path) -> None:
@@ -162,6 +196,37 @@ def test_what_is_no_folder_of_samples_is_named(ids: Path, folder: Path, tmp_path
     (copy / "step.json").write_text(json.dumps(values)[:-9])
     with pytest.raises(ValueError, match=r"step.json is damaged"):
         open_samples(copy)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "words"),
+    [
+        ("version", None, "is damaged: KeyError"),
+        ("settings", None, "is damaged: it lacks settings"),
+        ("counts", None, "is damaged: it lacks counts"),
+        ("settings", "single_texts", "is damaged: it lacks single_texts"),
+        ("counts", "corpora", "is damaged: it lacks corpora"),
+    ],
+)
+def test_what_a_record_lacks_is_named(folder: Path, tmp_path: Path, part: str, name: str | None, words: str) -> None:
+    values = json.loads((folder / "step.json").read_text())
+    del (values if name is None else values[part])[name or part]
+    (tmp_path / "step.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=f"step.json {words}"):
+        read_step(tmp_path)
+
+
+def test_a_record_of_another_version_is_refused(folder: Path, tmp_path: Path) -> None:
+    values = json.loads((folder / "step.json").read_text())
+    (tmp_path / "step.json").write_text(json.dumps(values | {"version": 77}))
+    with pytest.raises(ValueError, match=r"step.json has version 77, this program reads \d+\. Copy it again, or run"):
+        read_step(tmp_path)
+
+
+def test_opening_raises_the_limit_of_open_files(folder: Path) -> None:
+    with files_to_open(6):  # of 16 that it takes
+        opened = open_samples(folder)
+        assert len(training(opened)) == opened.counts["sequences"]
 
 
 def test_names_of_shards() -> None:

@@ -37,8 +37,9 @@ def examine(options: InspectOptions) -> Report:
     report.add("what is guessed", ("stored" if samples.static else "drawn in training") + words)
     report.add("method of the plan", samples.packing)
     report.add("held-out sequences", 0 if samples.held_out is None else len(samples.held_out))
-    for corpus in samples.counts["corpora"]:
+    report.add("left out as bad", samples.left_out)
+    for number, corpus in enumerate(samples.counts["corpora"], start=1):
         passes = f"{100 * corpus['share']:.1f} %, {corpus['passes']:.2f} times gone through"
-        report.add(f"sequences from corpus {corpus['name']}", corpus["sequences"], passes)
+        report.add(f"sequences from corpus {number}", corpus["sequences"], passes)
     training.describe(report, samples=options.samples, packs=options.packs, seed=options.seed)
     return report

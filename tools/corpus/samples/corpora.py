@@ -66,9 +66,6 @@ class Survey(NamedTuple):
     limit: int
     """Hashes below it are held out."""
     cuts: list[Cut]
-    training_documents: list[int]
-    """Of each corpus; those without sentences are not counted."""
-    held_out_documents: list[int]
 
 
 def parse_corpora(texts: Sequence[str]) -> list[Corpus]:
@@ -145,7 +142,7 @@ def survey(corpora: Sequence[Corpus], *, seed: int, held_out: float, run_tokens:
                 "documents."
             )
     cuts = [_cut(v, c.choice(seed, limit), run_tokens) for v, c in zip(views, corpora, strict=True)]
-    return Survey(limit=limit, cuts=cuts, training_documents=training, held_out_documents=held)
+    return Survey(limit=limit, cuts=cuts)
 
 
 class _Count(NamedTuple):
@@ -198,14 +195,15 @@ class _Cutter:
         self._first, self._documents, self._ids = end, 0, 0
 
     def end(self, end: int) -> list[Run]:
-        """All runs. A small rest goes to the last one."""
+        """All runs. A small rest goes to the last one, and so do documents without ids behind it: somebody has to look
+        at their sentences."""
         if self._runs and self._documents and (self._documents < 2 or 2 * self._ids < self._run_tokens):
             last = self._runs.pop()
             self._first, self._ids = last.first, self._ids + last.ids
             self._documents += 1
         if self._documents:
             self._close(end)
-        return self._runs
+        return [*self._runs[:-1], *(last._replace(end=end) for last in self._runs[-1:])]
 
 
 def _cut(view: IndexView, choice: Choice, run_tokens: int) -> Cut:

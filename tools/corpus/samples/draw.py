@@ -13,16 +13,18 @@ from numpy.typing import NDArray
 from tensor3d.data import Pairs, SpecialTokens, mask_tokens, sample_pairs, sample_texts
 from tensor3d.data.masking import StoredMasks, masked_counts
 from tensor3d.data.ragged import first_rows, ranges
-from tensor3d.data.segments import Segments
+from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE, Segments
 from tensor3d.seeds import mix
 from tools.corpus.samples.parts import Sequences, write_part
-from tools.corpus.samples.runs import Choice, DocumentRun, IndexView
+from tools.corpus.samples.runs import Choice, DocumentRun, IndexView, cut_long
 from tools.corpus.tokenizers.base import smallest
 from tools.corpus.work import Context, Unit
 
 CONTINUATIONS, PARTS = "continuations.npy", "parts"
 """Names in the output and in its scratch folder."""
 _DRAW_STREAM, _SHUFFLE_STREAM, _MASK_STREAM = 21, 22, 23
+_PARTS_OF_TEXT = 8
+"""A long item is cut into such parts of a text, so that a text may also be shorter than the longest."""
 _TOKENS_AT_ONCE = 1 << 19
 """Bounds the memory of a worker."""
 
@@ -74,7 +76,7 @@ def draw(rules: DrawRules, unit: DrawUnit, context: Context) -> dict[str, Any]:
         unit.end,
         unit.choice,
         held_out=unit.held_out,
-        vocab_size=rules.special.vocab_size,
+        special=rules.special,
         context=context if unit.cut == 0 else None,
     )
     place = (unit.corpus, unit.cut, unit.run, int(unit.held_out))
@@ -91,6 +93,7 @@ def draw(rules: DrawRules, unit: DrawUnit, context: Context) -> dict[str, Any]:
         masks.append(_masks(rules, segments, numbers, place, continuations))
     write_part(context.scratch / PARTS, unit.name, _sequences(rules, drawn, order, ids, masks))
     return {
+        "documents": int(np.count_nonzero(np.diff(run.documents))),
         "sequences": len(drawn),
         "tokens": int(drawn.lengths.sum(dtype=np.int64)),
         "random": int((drawn.label == 1).sum()),
@@ -110,12 +113,22 @@ def _sample(rules: DrawRules, run: DocumentRun, place: tuple[int, ...]) -> Pairs
     corpus, cut, number, held_out = place
     sample = sample_texts if rules.single else sample_pairs
     return sample(
-        run,
+        _without_long_items(rules, run),
         max_length=rules.max_length,
         seed=mix(rules.seed, _DRAW_STREAM, corpus, number, held_out),
         epoch=cut,
         short_probability=rules.short_probability,
     )
+
+
+def _without_long_items(rules: DrawRules, run: DocumentRun) -> DocumentRun:
+    """Cuts items so that all their ids are used: in many corpora a document is one item, longer than a sequence."""
+    if rules.single:
+        room = rules.max_length - SPECIAL_TOKENS_OF_SINGLE
+        return cut_long(run, longest=room, room=room, parts=min(_PARTS_OF_TEXT, room))
+    # Halves: two fill a pair to the last id, and one is never cut to make place for a random B.
+    room = rules.max_length - SPECIAL_TOKENS
+    return cut_long(run, longest=-(-room // 2), room=room, parts=2)
 
 
 def _blocks(

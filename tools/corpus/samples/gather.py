@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -30,13 +30,16 @@ def gather(rules: DrawRules, unit: GatherUnit, context: Context) -> dict[str, An
     pieces = np.zeros(rules.special.vocab_size, dtype=np.int64)
     prefix = context.folder / unit.name
     histogram = np.zeros(rules.max_length + 1, dtype=np.int64)
-    labels = [np.empty(0, dtype=np.uint8)]
     with ExitStack() as stack:
         text = stack.enter_context(IndexedWriter(prefix, vocab_size=rules.largest))
         masks = None
         if rules.static:
             beside = prefix.with_name(f"{prefix.name}.{MASKS}")
             masks = stack.enter_context(IndexedWriter(beside, vocab_size=rules.largest))
+        labels = None
+        if not rules.single:
+            labels = stack.enter_context(draft(prefix.with_name(f"{prefix.name}.{LABELS}")))
+            _begin_labels(labels, sum(piece.end - piece.begin for piece in unit.pieces))
         for piece in unit.pieces:
             sequences = read_piece(context.scratch / PARTS, piece)
             count, each = sequences.items.shape
@@ -44,17 +47,21 @@ def gather(rules: DrawRules, unit: GatherUnit, context: Context) -> dict[str, An
             if masks is not None:
                 counts = masked_counts(sequences.lengths)
                 masks.add_documents(sequences.masks, np.repeat(counts, 2), np.full(count, 2))
-            labels.append(sequences.labels)
+            if labels is not None:
+                labels.write(sequences.labels.tobytes())
             pieces += np.bincount(sequences.ids, minlength=len(pieces))
             histogram += np.bincount(sequences.lengths, minlength=len(histogram))
             context.progress(sequences.ids.nbytes)
-    if not rules.single:
-        with draft(prefix.with_name(f"{prefix.name}.{LABELS}")) as file:
-            np.save(file, np.concatenate(labels))
     with draft(_counts_path(context.scratch, unit.name)) as file:
         np.save(file, pieces)
     tokens = int(histogram @ np.arange(len(histogram)))
     return {"sequences": int(histogram.sum()), "tokens": tokens, "histogram": histogram.tolist()}
+
+
+def _begin_labels(file: BinaryIO, sequences: int) -> None:
+    """What stands before the bytes of an array of so many labels: they are written as they come."""
+    kind = np.lib.format.dtype_to_descr(np.dtype(np.uint8))
+    np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": (sequences,)})
 
 
 def unigram_entropy(scratch: Path, shards: Iterable[str]) -> float:

@@ -51,16 +51,16 @@ def write_part(folder: Path, name: str, sequences: Sequences) -> None:
 
 
 def read_piece(folder: Path, piece: Piece) -> Sequences:
-    """The sequences of a piece; of the rest of its part only the lengths are read."""
+    """The sequences of a piece, as copies: no file stays open. Of the rest of its part only the lengths are read."""
     ids, items, labels, masks = (np.load(_path(folder, piece.part, kind), mmap_mode="r") for kind in _NAMES)
     chosen = slice(piece.begin, piece.end)
     own_ids = _range(items.sum(axis=1, dtype=np.int64), chosen)
     own_masks = _range(2 * masked_counts(_lengths(items)), chosen) if len(masks) else slice(0, 0)
     return Sequences(
-        ids=np.asarray(ids[own_ids]),
-        items=np.asarray(items[chosen]),
-        labels=np.asarray(labels[chosen]),
-        masks=np.asarray(masks[own_masks]),
+        ids=np.array(ids[own_ids]),
+        items=np.array(items[chosen]),
+        labels=np.array(labels[chosen]),
+        masks=np.array(masks[own_masks]),
     )
 
 

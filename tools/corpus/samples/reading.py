@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +20,16 @@ from tensor3d.data.stored import LABELS, MASKS, StoredShard
 from tensor3d.packing import Limits, Plan, fingerprint_of, load_plan
 from tools.corpus.samples.draw import CONTINUATIONS
 from tools.corpus.samples.plan import HISTOGRAM, PLAN
-from tools.corpus.work.manifest import STEP
+from tools.corpus.work.manifest import STEP, VERSION
 
 HELD_OUT = "heldout"
 _COPY = "Copy it again, or run `python -m tools.corpus samples` again in a new folder."
+_SETTINGS = (
+    *("special", "held_out", "shards", "max_length", "single_texts", "masking", "whole_words"),
+    *("packing", "capacity", "max_sequences", "masked_per_pack"),
+)
+_COUNTS = ("sequences", "tokens", "held_out_sequences", "unigram_entropy", "corpora")
+"""Of step.json, what its readers ask for."""
 
 
 def shard_names(shards: int) -> list[str]:
@@ -36,6 +44,8 @@ class Samples:
     folder: Path
     settings: dict[str, Any]
     counts: dict[str, Any]
+    left_out: int
+    """Places left out because they were bad."""
     special: SpecialTokens
     shards: tuple[StoredShard | None, ...]
     """None for one that is not on this machine. For `tensor3d.data.StoredSamples` or `ExchangedSamples`."""
@@ -111,10 +121,12 @@ def open_samples(folder: Path) -> Samples:
         raise ValueError(
             f"{folder} has none of its {len(names)} shards; the first is {names[0]}.bin and .idx. Copy some here."
         )
+    _allow_open_files()
     return Samples(
         folder=folder,
         settings=settings,
         counts=values["counts"],
+        left_out=values["left_out"],
         special=SpecialTokens(**settings["special"]),
         shards=tuple(
             None if name in missing else StoredShard(folder / name, single=single, static=static) for name in names
@@ -126,12 +138,16 @@ def open_samples(folder: Path) -> Samples:
 
 
 def read_step(folder: Path) -> tuple[dict[str, Any], str]:
-    """The contents of step.json and their hash. Not every file need be there, as `read_manifest` has it."""
+    """The contents of step.json and their hash. Not every file need be there, as `read_manifest` has it.
+
+    Raises:
+        ValueError: there is none, it is damaged, or of another step or version.
+    """
     path = folder / STEP
     try:
         content = path.read_bytes()
         values = json.loads(content)
-        step = values["step"]
+        step, version = values["step"], values["version"]
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
             f"{folder} holds no samples: there is no {STEP}. Run `python -m tools.corpus samples` first."
@@ -140,7 +156,21 @@ def read_step(folder: Path) -> tuple[dict[str, Any], str]:
         raise ValueError(f"{path} is damaged: {error!r}. {_COPY}") from error
     if step != "samples":
         raise ValueError(f"{folder} is an output of the step {step!r}. Run `python -m tools.corpus samples` on it.")
+    if version != VERSION:
+        raise ValueError(f"{path} has version {version}, this program reads {VERSION}. {_COPY}")
+    lacking = [name for name in ("settings", "counts", "files", "left_out") if name not in values]
+    lacking = lacking or [name for name in _SETTINGS if name not in values["settings"]]
+    lacking = lacking or [name for name in _COUNTS if name not in values["counts"]]
+    if lacking:
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(lacking)}. {_COPY}")
     return values, hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _allow_open_files() -> None:
+    """Shards stay open all through training, a few files each: as many as this process may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems name a limit that they do not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _files(name: str, files: dict[str, int]) -> list[str]:

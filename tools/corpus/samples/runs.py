@@ -9,12 +9,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tensor3d.data import SpecialTokens
 from tensor3d.data.chance import random_bits
 from tensor3d.data.indexed import HEADER, TYPES
-from tensor3d.data.ragged import ranges
+from tensor3d.data.ragged import first_rows, ranges
 from tools.corpus.work import BadInput, Context
 
+_CHUNK = 1 << 16
+"""Documents that are looked at together: runs of held-out ones span many that are not."""
 _ANOTHER = "Tokenize the documents again with the tokenizer that the samples are made with"
+_WITHOUT = "Write the file without special tokens (Megatron: without --append-eod); the samples get theirs here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +78,15 @@ class IndexView:
         return first
 
     def read(
-        self, first: int, end: int, choice: Choice, *, held_out: bool, vocab_size: int, context: Context | None
+        self, first: int, end: int, choice: Choice, *, held_out: bool, special: SpecialTokens, context: Context | None
     ) -> DocumentRun:
         """The documents `first` to `end - 1` that are held out, or those that are not, without empty ones.
 
         Args:
-            context: hears of documents with ids outside the vocabulary or with empty sentences, which are left out.
-                None: it has heard before.
+            context: hears of documents with special tokens, ids outside the vocabulary or empty sentences, which are
+                left out. None: it has heard before.
         """
-        numbers = np.arange(first, end)
-        chosen = numbers[choice.held_out(numbers) == held_out]
+        chosen = _chosen(first, end, choice, held_out=held_out)
         begins, ends = (np.asarray(self.documents[chosen + after]) for after in (0, 1))
         items = ranges(begins, ends - begins)
         id_begins, id_ends = self.first_ids(begins), self.first_ids(ends)
@@ -93,7 +96,7 @@ class IndexView:
             documents=np.concatenate(([0], np.cumsum(ends - begins, dtype=np.int64))),
             ids=self._slices(id_begins, id_ends),
         )
-        return self._checked(run, items, id_begins, vocab_size, context)
+        return self._checked(run, items, id_begins, special, context)
 
     def _slices(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.integer]:
         """The ids of documents, those that follow one another in one go."""
@@ -109,10 +112,12 @@ class IndexView:
         run: DocumentRun,
         items: NDArray[np.int64],
         id_begins: NDArray[np.int64],
-        vocab_size: int,
+        special: SpecialTokens,
         context: Context | None,
     ) -> DocumentRun:
-        bad_ids = np.flatnonzero((run.ids < 0) | (run.ids >= vocab_size))
+        roles = {getattr(special, role): role for role in ("pad", "cls", "sep", "mask")}
+        outside = (run.ids < 0) | (run.ids >= special.vocab_size)
+        bad_ids = np.flatnonzero(outside | np.isin(run.ids, list(roles)))
         empty = np.flatnonzero(run.lengths == 0)
         if not len(bad_ids) and not len(empty):
             return run
@@ -122,14 +127,51 @@ class IndexView:
         for document, at in zip(documents.tolist(), bad_ids[first].tolist(), strict=True):
             if context is not None:
                 place = (int(id_begins[document]) + at - int(bounds[document])) * self.type.itemsize
-                reason = f"the id {run.ids[at]} is outside a vocabulary of {vocab_size}"
-                context.bad(BadInput(self.data, f"byte {place}", reason, _ANOTHER))
+                number = int(run.ids[at])
+                if number in roles:
+                    reason, remedy = f"the id {number} is the special token {roles[number]!r}", _WITHOUT
+                else:
+                    reason, remedy = f"the id {number} is outside a vocabulary of {special.vocab_size}", _ANOTHER
+                context.bad(BadInput(self.data, f"byte {place}", reason, remedy))
         for at in empty.tolist():
             if context is not None:
                 reason = "a sentence of no token"
                 context.bad(BadInput(self.index, f"item {items[at]}", reason, "Prepare the file without it"))
         holders = np.searchsorted(run.documents, empty, side="right") - 1
         return _without(run, np.union1d(documents, holders))
+
+
+def cut_long(run: DocumentRun, *, longest: int, room: int, parts: int) -> DocumentRun:
+    """The same ids, with items of more than `longest` of them cut into several.
+
+    The pieces are `parts`-ths of `room`, to the next id, and a rest: as many pieces that follow one another fill the
+    room exactly.
+
+    Args:
+        parts: from 1 to `room`.
+    """
+    long = run.lengths > longest
+    if not long.any():
+        return run
+    counts = np.where(long, -(-run.lengths.astype(np.int64) * parts // room), 1)
+    number = np.arange(int(counts.sum())) - np.repeat(first_rows(counts), counts)
+    lengths, is_long = np.repeat(run.lengths, counts), np.repeat(long, counts)
+    begins, ends = (np.where(is_long, (number + after) * room // parts, after * lengths) for after in (0, 1))
+    return DocumentRun(
+        prefix=run.prefix,
+        lengths=(np.minimum(ends, lengths) - begins).astype(np.int32),
+        documents=np.concatenate(([0], np.cumsum(counts)))[run.documents],
+        ids=run.ids,
+    )
+
+
+def _chosen(first: int, end: int, choice: Choice, *, held_out: bool) -> NDArray[np.int64]:
+    """int64 (documents,): the numbers of those that are held out, or of those that are not."""
+    chosen = []
+    for begin in range(first, end, _CHUNK):
+        numbers = np.arange(begin, min(begin + _CHUNK, end))
+        chosen.append(numbers[choice.held_out(numbers) == held_out])
+    return np.concatenate(chosen)
 
 
 def _without(run: DocumentRun, documents: NDArray[np.int64]) -> DocumentRun:

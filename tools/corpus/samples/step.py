@@ -62,6 +62,8 @@ class _Drawn:
     """A part, and the sequences in it."""
 
     name: str
+    documents: int
+    """Those it was drawn from: with sentences, and not left out."""
     sequences: int
     tokens: int
 
@@ -92,6 +94,7 @@ class _Samples:
             kept([[part.sequences for part in cut] for cut in cuts], target)
             for cuts, target in zip(drawn, wanted, strict=True)
         ]
+        documents = [sum(part.documents for part in cuts[0]) for cuts in drawn]
         total = sum(wanted)
         if total < options.shards:
             raise ValueError(f"{total} sequences cannot fill {options.shards} shards. Lower shards, or add documents.")
@@ -102,8 +105,8 @@ class _Samples:
         packing = self._step.on_first(partial(write_plan, self._step.folder, histogram, options))
         return self._step.finish(
             {
-                "documents": sum(self._survey.training_documents),
-                "held_out_documents": sum(self._survey.held_out_documents),
+                "documents": sum(documents),
+                "held_out_documents": sum(part.documents for part in held_out),
                 "sequences": total,
                 "tokens": sum(shard["tokens"] for shard in shards),
                 "unigram_entropy": entropy,
@@ -112,13 +115,12 @@ class _Samples:
                 "held_out_tokens": evaluation["tokens"] if evaluation else 0,
                 "corpora": [
                     {
-                        "name": corpus.prefix.parent.name if corpus.tokenizer else corpus.prefix.name,
-                        "documents": self._survey.training_documents[corpus.number],
+                        "documents": documents_here,
                         "sequences": target,
                         "share": target / total,
                         "passes": _passes(cuts, used_here),
                     }
-                    for corpus, target, cuts, used_here in zip(self._corpora, wanted, drawn, used, strict=True)
+                    for documents_here, target, cuts, used_here in zip(documents, wanted, drawn, used, strict=True)
                 ],
                 "packing": packing,
             }
@@ -185,7 +187,7 @@ class _Samples:
     def _draw(self, phase: str, units: Sequence[DrawUnit]) -> list[_Drawn]:
         results = self._step.run(phase, units, partial(draw, self._rules))
         return [
-            _Drawn(unit.name, result["sequences"], result["tokens"])
+            _Drawn(unit.name, result["documents"], result["sequences"], result["tokens"])
             for unit, result in zip(units, results, strict=True)
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -48,6 +48,8 @@ class Tokenizer(ABC):
     """The id of what has no piece; None where everything has one."""
     special_ids: dict[str, int]
     """Ids by the names of `SPECIAL_NAMES`."""
+    spelled: dict[int, tuple[int, ...]]
+    """The ids of the special tokens' names as text; empty where the library never takes a text for a special token."""
 
     @cached_property
     def special(self) -> SpecialTokens:
@@ -85,6 +87,23 @@ class Tokenizer(ABC):
         """What `encode` gives, in arrays."""
         return flatten(self.encode(texts), self.vocab_size)
 
+    def _as_text(self, ids: list[int]) -> list[int]:
+        """Spells what the library took for special tokens."""
+        if self.spelled.keys().isdisjoint(ids):
+            return ids
+        return [part for number in ids for part in self.spelled.get(number, (number,))]
+
+    def _as_text_with_offsets(
+        self, ids: list[int], offsets: list[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same; each part of a name has the place of the whole name."""
+        spelled = [
+            (part, place)
+            for number, place in zip(ids, offsets, strict=True)
+            for part in self.spelled.get(number, (number,))
+        ]
+        return [part for part, _ in spelled], [place for _, place in spelled]
+
 
 def flatten(encoded: Sequence[Sequence[int]], vocab_size: int) -> FlatIds:
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
@@ -118,3 +137,39 @@ def find_special(id_of: Callable[[str], int | None], file: object) -> dict[str, 
             )
         found[role] = number
     return found
+
+
+def spell_special(
+    id_of: Callable[[str], int | None], special_ids: Mapping[str, int], unknown: int | None, file: object
+) -> dict[int, tuple[int, ...]]:
+    """The names of special tokens as text, character by character, by the tokens' ids.
+
+    A library takes such a name in a text for the token where its model has the name among its pieces, or among those
+    that the user added to it. Looking at what it gives finds also those that come of another spelling.
+
+    Args:
+        id_of: the id of a piece; None where the vocabulary does not have it.
+        special_ids: what `find_special` found.
+        unknown: the id of what has no piece.
+        file: named in the error.
+
+    Raises:
+        ValueError: the unknown piece is a special token, so that text becomes one.
+    """
+    for role, number in special_ids.items():
+        if number == unknown:
+            raise ValueError(
+                f"{file} has the id {number} for unknown pieces and for {role!r}, so that text would turn into a "
+                "special token. Take another tokenizer."
+            )
+    names = {id_of(name): name for role in special_ids for name in SPECIAL_NAMES[role]}
+    return {
+        number: tuple(part for name in names[number] if (part := _spell(name, id_of, unknown)) is not None)
+        for number in special_ids.values()
+    }
+
+
+def _spell(character: str, id_of: Callable[[str], int | None], unknown: int | None) -> int | None:
+    """The id of a character, of the byte that it is (as sentencepiece names bytes), or of its small letter."""
+    ids = (id_of(piece) for piece in (character, f"<0x{ord(character):02X}>", character.lower()))
+    return next((number for number in ids if number is not None), unknown)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.corpus.tokenizers.base import Tokenizer, find_special
+from tools.corpus.tokenizers.base import Tokenizer, find_special, spell_special
 from tools.corpus.tokenizers.kinds import fingerprint, missing, read
 
 if TYPE_CHECKING:
@@ -36,14 +36,16 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = 1 + max(self.library.get_vocab(with_added_tokens=True).values(), default=0)
         self.special_ids = find_special(self.library.token_to_id, file)
         self.unknown = self._find_unknown()
+        self.spelled = spell_special(self.library.token_to_id, self.special_ids, self.unknown, file)
         self.fingerprint = fingerprint("json", content)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self.library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        encoded = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._as_text(found.ids) for found in encoded]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         found = self.library.encode(text, add_special_tokens=False)
-        return found.ids, found.offsets
+        return self._as_text_with_offsets(found.ids, found.offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.library.decode([int(number) for number in ids], skip_special_tokens=False))

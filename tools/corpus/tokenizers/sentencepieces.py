@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.corpus.tokenizers.base import Tokenizer, find_special
+from tools.corpus.tokenizers.base import Tokenizer, find_special, spell_special
 from tools.corpus.tokenizers.kinds import fingerprint, missing, read
 
 SPACE = "▁"
@@ -40,12 +40,13 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = int(self._model.vocab_size())
         self.unknown: int | None = int(self._model.unk_id())
         self.special_ids = find_special(self._id_of, file)
+        self.spelled = spell_special(self._id_of, self.special_ids, self.unknown, file)
         self.fingerprint = fingerprint("sentencepiece", content)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # One thread: the steps have a process on each core.
         encoded: list[list[int]] = self._model.encode(list(texts), out_type=int, num_threads=1)
-        return encoded
+        return list(map(self._as_text, encoded))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Raises ValueError where sentencepiece is older than 0.2.3 and does not tell them."""
@@ -53,7 +54,8 @@ class SentencePieceTokenizer(Tokenizer):
             found = self._model.encode(text, return_type="offset_mapping")
         except TypeError as error:
             raise ValueError("offsets need sentencepiece 0.2.3 or later: pip install -U sentencepiece") from error
-        return list(found["ids"]), [(int(start), int(end)) for start, end in found["offsets"]]
+        offsets = [(int(start), int(end)) for start, end in found["offsets"]]
+        return self._as_text_with_offsets(list(found["ids"]), offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Control symbols have no text of their own in sentencepiece; here their names stand between the others."""

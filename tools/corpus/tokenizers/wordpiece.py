@@ -56,6 +56,8 @@ class WordPieceTokenizer(Tokenizer):
         self.vocab_size = len(ids)
         self.unknown: int | None = ids[UNKNOWN]
         self.special_ids = find_special(ids.get, file)
+        # BERT's rules cut a text at each of the brackets, so that no name of a special token stays whole.
+        self.spelled: dict[int, tuple[int, ...]] = {}
         self.fingerprint = fingerprint("wordpiece", content, lowercase=lowercase)
         self.library = make_library(ids, lowercase=lowercase)
         self._lowercase = lowercase

@@ -1,0 +1,122 @@
+"""Names of special tokens in a text stay text, also where the tokenizer's own library takes them for the tokens."""
+
+from __future__ import annotations
+
+import io
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+from tools.corpus.tokenizers.base import find_special, spell_special
+from tools.corpus.tokenizers.folder import open_tokenizer
+
+ROBERTA, BERT = ("<pad>", "<s>", "</s>", "<mask>"), ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+CHARACTERS = [*string.ascii_lowercase, *"<>/[]", *string.ascii_uppercase]
+
+
+def unigram(unknown: int = 4) -> Tokenizer:
+    """Its model lists the special tokens among its pieces, as converted sentencepiece models do."""
+    pieces = [(name, 0.0) for name in (*ROBERTA, "<unk>")] + [("▁", -2.0)] + [(c, -3.0) for c in CHARACTERS]
+    made = Tokenizer(models.Unigram(pieces, unk_id=unknown))
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.add_special_tokens([*ROBERTA[:3], AddedToken("<mask>", lstrip=True)])
+    return made
+
+
+def words() -> Tokenizer:
+    """Between two spaces is a piece, and special tokens were added as words of the user."""
+    pieces = [*BERT, "[UNK]", "a", "b", *"[]", *string.ascii_lowercase[2:]]
+    made = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_tokens(list(BERT[:2]))
+    return made
+
+
+def write_sentencepiece(file: Path, *, vocab_size: int = 70, byte_fallback: bool = False) -> Path:
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(f"the quick brown fox jumps over a lazy dog {n} [MASKSEPCL" for n in range(300)),
+        model_writer=trained,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        user_defined_symbols=list(BERT[1:]),
+        minloglevel=2,
+        byte_fallback=byte_fallback,
+    )
+    file.write_bytes(trained.getvalue())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "text", "shown"),
+    [
+        (unigram, ROBERTA, "a <mask> b</s>", ["▁", "a", "▁", *"<mask>", "▁", "b", *"</s>"]),
+        # What normalises to such a name is one.
+        (unigram, ROBERTA, "\uff1cs\uff1e", ["▁", *"<s>"]),
+        # What has no piece of its own is a small letter, or unknown.
+        (words, BERT, "a [MASK] b [PAD]", ["a", "[", "m", "a", "s", "k", "]", "b", "[", "p", "a", "d", "]"]),
+    ],
+)
+def test_a_library_that_sees_tokens_in_a_text_is_not_followed(
+    tmp_path: Path, make: Callable[[], Tokenizer], names: tuple[str, ...], text: str, shown: list[str]
+) -> None:
+    library = make()
+    library.save(str(tmp_path / "tokenizer.json"))
+    library.encode_special_tokens = True
+    special = {library.token_to_id(name) for name in names}
+    assert special & set(library.encode(text, add_special_tokens=False).ids)  # else nothing is tested
+
+    tokenizer = open_tokenizer("json", tmp_path / "tokenizer.json")
+    assert set(tokenizer.special_ids.values()) == special
+    [ids] = tokenizer.encode([text])
+    assert tokenizer.pieces(ids) == shown
+    assert not special & set(ids)
+    assert tokenizer.encode_flat([text, "a"]).ids.tolist() == ids + tokenizer.encode(["a"])[0]
+    again, offsets = tokenizer.encode_with_offsets(text)
+    assert again == ids
+    assert len(offsets) == len(ids)
+    assert offsets[-1][1] == len(text)
+
+
+def test_symbols_that_the_user_of_sentencepiece_defined_stay_text(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer("sentencepiece", write_sentencepiece(tmp_path / "tokenizer.model"))
+    special = set(tokenizer.special_ids.values())
+    text = "a [MASK] fox[SEP]"
+    library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert special & set(library.encode(text))  # else nothing is tested
+    [ids] = tokenizer.encode([text])
+    assert tokenizer.pieces(ids)[-5:] == [*"[SEP", "<unk>"]  # "]" is not in what it was trained on
+    assert not special & set(ids)
+    assert tokenizer.encode_with_offsets(text)[0] == ids
+    assert tokenizer.encode_with_offsets(text)[1][-5:] == 5 * [(12, 17)]
+    assert tokenizer.decode([tokenizer.special.cls, *tokenizer.encode(["a fox"])[0]]).startswith("[CLS]")
+
+
+def test_bytes_spell_what_has_no_piece(tmp_path: Path) -> None:
+    file = write_sentencepiece(tmp_path / "tokenizer.model", vocab_size=340, byte_fallback=True)
+    tokenizer = open_tokenizer("sentencepiece", file)
+    [ids] = tokenizer.encode(["a [SEP]"])
+    assert tokenizer.pieces(ids)[-1] == "<0x5D>"
+    assert tokenizer.decode(ids) == "a [SEP]"
+
+
+def test_a_special_token_that_stands_for_the_unknown_is_refused(tmp_path: Path) -> None:
+    unigram(unknown=1).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"has the id 1 for unknown pieces and for 'cls'.* Take another tokenizer"):
+        open_tokenizer("json", tmp_path / "tokenizer.json")
+
+
+def test_what_cannot_be_said_at_all_is_left_out() -> None:
+    ids = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3, "S": 4, "p": 5}
+    special = find_special(ids.get, "x")
+    assert spell_special(ids.get, special, None, "x") == {0: (5,), 1: (4,), 2: (4, 5), 3: (4,)}
