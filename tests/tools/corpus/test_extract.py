@@ -172,6 +172,7 @@ def test_rows_of_json_and_parquet(tmp_path: Path) -> None:
 
 def test_of_equal_texts_the_first_of_the_corpus_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.corpus.extract.duplicates.BUCKET", 16)
+    monkeypatch.setattr("tools.corpus.extract.duplicates.RUN", 7)
     draw = random.Random(0)
     rows = [{"id": row, "text": f"a  text {draw.randrange(60)}" + " " * draw.randrange(3)} for row in range(200)]
     for row in rows[::3]:
@@ -231,11 +232,18 @@ def test_formats_are_told_by_the_beginning_or_the_name(tmp_path: Path, name: str
 def test_hidden_files_and_the_record_of_a_download_are_no_input(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     (folder / ".cache").mkdir(parents=True)
-    for name in ("b.txt", "a.txt", ".hidden.txt", "_SUCCESS", ".cache/c.txt"):
+    for name in ("b.txt", "a.txt", ".hidden.txt", "_part.txt", ".cache/c.txt"):
         (folder / name).write_text(name)
+    (folder / "_SUCCESS").touch()
     record = {"step": "download", "version": 1, "settings": {}, "counts": {}, "left_out": 0, "files": {"a.txt": 5}}
     (folder / "step.json").write_text(json.dumps(record))
-    assert texts(run(tmp_path / "out", folder)) == ["a.txt", "b.txt"]
+    manifest = run(tmp_path / "out", folder)
+    assert texts(manifest) == ["_part.txt", "a.txt", "b.txt"]
+    assert manifest.counts["files_passed_over"] == 2
+    # A download below the input has a record of its own.
+    (tmp_path / "in2").mkdir()
+    folder = folder.rename(tmp_path / "in2" / "in")
+    assert texts(run(tmp_path / "out2", tmp_path / "in2")) == texts(manifest)
     (folder / "a.txt").unlink()
     with pytest.raises(ValueError, match=r"a\.txt is missing where step\.json speaks of 5 bytes"):
         run(tmp_path / "again", folder)

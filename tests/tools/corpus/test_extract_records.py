@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -100,6 +101,38 @@ def test_an_element_cut_by_a_hole_is_left_out_by_whoever_owns_it() -> None:
     found, reports = elements(data, 9, len(data), [3], holes=(15,))
     assert found == [(b"<p>b</p>", 23)]
     assert not reports
+
+
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_what_lies_on_both_sides_of_a_hole_is_never_joined(size: int) -> None:
+    data = b"<p>no end <p>begun " + b"." * 20 + b"</p><p>b</p>"
+    found, reports = elements(data, 0, len(data), [size], holes=(data.index(b".") + 5,))
+    assert found == [(b"<p>b</p>", data.rindex(b"<p>b"))]
+    assert [(place, reason.split("begins here ")[1].split(" at ")[0]) for place, reason in reports] == [
+        ("byte 0", "has no </p>"),
+        ("byte 10", "is cut by the damage"),
+    ]
+
+
+def test_a_mark_that_straddles_the_end_of_one_that_is_too_long_is_seen() -> None:
+    data = b"<p>" + b"x" * 30 + b"<p>b</p>"
+    found, reports = elements(data, 0, len(data), [35], largest=30)
+    assert found == [(b"<p>b</p>", 33)]
+    assert [place for place, _ in reports] == ["byte 0"]
+
+
+def test_elements_that_all_lack_their_end_take_no_longer_than_others() -> None:
+    data = b"".join(b"<doc id=%d>" % number + b"text " * 100 for number in range(10_000))
+    chunks = (Chunk(data[at : at + 65_536], Place(at), True) for at in range(0, len(data), 65_536))
+    reports: list[str] = []
+    begun = time.process_time()
+    records = cut_elements(
+        Window(chunks), b"<doc ", b"</doc>", 16_000_000, lambda place, reason, remedy: reports.append(str(place)),
+        name="document",
+    )  # fmt: skip
+    assert not list(records)
+    assert len(reports) == 10_000
+    assert time.process_time() - begun < 2  # searching to the end for each of them takes ten times that
 
 
 def test_lines_that_are_lost_are_said_and_the_next_is_read() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from tools.corpus.extract.reading import Document, Reading, row_document
 
 _ROWS = 64
+_BUFFER = 1 << 20
 _REMEDY = "Fetch or make the file again"
 
 
@@ -25,6 +26,8 @@ def cut_row_groups(path: Path, unit_bytes: int) -> list[tuple[int, int, int]]:
         metadata = _open(path).metadata
     except _errors():
         return [(0, 0, size)]
+    if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
+        return [(0, 0, size)]  # "_metadata" beside a table's files: it lists their rows and has none
     runs: list[tuple[int, int, int]] = []
     begin = taken = 0
     for group in range(metadata.num_row_groups):
@@ -86,7 +89,8 @@ def _rows(batch: Any, first: int, reading: Reading) -> Iterator[dict[str, Any] |
 
 
 def _open(path: Path) -> Any:
-    return _pyarrow().ParquetFile(path, page_checksum_verification=True)
+    # Without these two the whole column of a row group is read at once, and that may be the whole file.
+    return _pyarrow().ParquetFile(path, page_checksum_verification=True, pre_buffer=False, buffer_size=_BUFFER)
 
 
 def _pyarrow() -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tools.corpus.extract.bzip2 import bzip2_chunks
 from tools.corpus.extract.chunks import Chunk, Place, gzip_chunks, plain_chunks
+from tools.corpus.extract.formats import printable
 from tools.corpus.extract.piece import Piece
 from tools.corpus.extract.records import RAISE, Window, too_long
 from tools.corpus.work import BadInput, Context
@@ -48,7 +49,7 @@ class Reading:
 
     def report(self, place: Place | str, reason: str, remedy: str) -> None:
         """Bad input: an error, or under --skip-bad a note."""
-        self.context.bad(BadInput(self.piece.path, str(place), reason, remedy))
+        self.context.bad(BadInput(printable(self.piece.path), str(place), reason, remedy))
 
     def chunks(self) -> Iterator[Chunk]:
         """The bytes of the piece and those after it."""
@@ -69,6 +70,13 @@ class Reading:
         except UnicodeDecodeError as error:
             self.report(place.after(error.start), f"this is not UTF-8 ({error.reason})", _UTF8)
             return None
+
+
+def read_damaged(reading: Reading) -> Iterator[Document]:
+    """A packed file whose beginning is damaged, and nothing else tells its format: no document."""
+    reason = f"the {reading.piece.packing} data that begins here is damaged, and so the format cannot be told"
+    reading.report(Place(0), reason, "Fetch or pack the file again")
+    yield from ()
 
 
 def tidy(text: str) -> str:

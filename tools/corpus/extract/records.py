@@ -47,7 +47,7 @@ class Window:
         self.owned = 0
         """So many of its first bytes are owned. Negative: the owned bytes ended before the window."""
         self.hole: Place | None = None
-        """Where the hole is that `more` has just come upon."""
+        """Where the hole is that follows the window. Nothing more comes before it is passed."""
         self.past = False
         """Whether a chunk has come that is not owned."""
         self._chunks = chunks
@@ -56,7 +56,8 @@ class Window:
 
     def more(self) -> bool:
         """Takes in the next chunk. False at a hole and at the end of the stream, which `hole` tells apart."""
-        self.hole = None
+        if self.hole is not None:
+            return False
         chunk = next(self._chunks, None)
         if chunk is None:
             return False
@@ -81,6 +82,11 @@ class Window:
         unneeded = max(0, bisect_right(self._starts, 0) - 1)
         del self._starts[:unneeded], self._places[:unneeded]
 
+    def pass_hole(self) -> None:
+        """Forgets the window, so that what lies before a hole is never joined to what lies after it."""
+        self.drop(len(self.data))
+        self.hole = None
+
     def place(self, index: int) -> Place:
         """Where a byte of the window lies in the file."""
         number = bisect_right(self._starts, index) - 1
@@ -101,22 +107,19 @@ def cut_elements(
     at = 0
     while (start := _find(window, begin, at)) is not None:
         place = window.place(start)
-        start, length = _measure(window, start, end, largest)
-        inner = window.data.find(begin, start + len(begin), start + (length or len(window.data)))
-        if inner >= 0:
-            report(place, f"the {name} that begins here has no {end.decode()}", "Mend the file")
-            at = inner
-        elif length is None:
-            reason = f"is cut by the damage at {window.hole}" if window.hole else f"has no {end.decode()}"
-            report(place, f"the {name} that begins here {reason}", AGAIN)
-            window.drop(len(window.data))
-            at = 0
-        elif length > largest:
-            report(place, f"the {name} that begins here {too_long(largest)}, or no {end.decode()}", RAISE)
-            at = start + length
-        else:
-            yield Record(bytes(window.data[start : start + length]), place)
-            at = start + length
+        start, length, ended = _measure(window, start, begin, end, largest)
+        at = start + length
+        if ended and length <= largest:
+            yield Record(bytes(window.data[start:at]), place)
+            continue
+        reason, remedy = f"has no {end.decode()}", "Mend the file"
+        if length > largest:
+            reason, remedy = f"{too_long(largest)}, or no {end.decode()}", RAISE
+            # The next one's first bytes may have come already.
+            at = at if ended else max(start + len(begin), at - len(begin) + 1)
+        elif at == len(window.data):
+            reason, remedy = f"is cut by the damage at {window.hole}" if window.hole else reason, AGAIN
+        report(place, f"the {name} that begins here {reason}", remedy)
 
 
 def _find(window: Window, begin: bytes, at: int) -> int | None:
@@ -132,21 +135,28 @@ def _find(window: Window, begin: bytes, at: int) -> int | None:
         if not window.more():
             if window.hole is None:
                 return None
-            window.drop(len(window.data))
+            window.pass_hole()
 
 
-def _measure(window: Window, start: int, end: bytes, largest: int) -> tuple[int, int | None]:
-    """The start of the element, which moves when chunks come in, and its length; or, where that is above `largest`, how
-    much of it has come. None: a hole or the end of the file comes first."""
-    searched = start
-    while (stop := window.data.find(end, searched)) < 0:
-        if len(window.data) - start > largest:
-            return start, len(window.data) - start
+def _measure(window: Window, start: int, begin: bytes, end: bytes, largest: int) -> tuple[int, int, bool]:
+    """The start of the element, which moves when chunks come in; its length up to what stops it; whether that is `end`.
+
+    What stops it otherwise: another `begin`, the end of what is there up to a hole or the end of the file, or more
+    bytes than `largest`. `end` is never looked for behind the next `begin`, or a file without ends would take for ever.
+    """
+    overlap = max(len(begin), len(end)) - 1
+    searched = start + len(begin)
+    while True:
+        inner = window.data.find(begin, searched)
+        stop = window.data.find(end, searched, inner if inner >= 0 else len(window.data))
+        if stop >= 0:
+            return start, stop + len(end) - start, True
+        if inner >= 0 or len(window.data) - start > largest:
+            return start, (inner if inner >= 0 else len(window.data)) - start, False
         window.drop(start)
-        start, searched = 0, max(0, len(window.data) - len(end) + 1)
+        start, searched = 0, max(len(begin), len(window.data) - overlap)
         if not window.more():
-            return start, None
-    return start, stop + len(end) - start
+            return start, len(window.data), False
 
 
 def cut_lines(window: Window, *, first: bool, largest: int) -> Iterator[Line]:
@@ -179,7 +189,7 @@ def cut_lines(window: Window, *, first: bool, largest: int) -> Iterator[Line]:
                 return
             reason = f"is cut by the damage at {window.hole}"
             yield Line(None, 0, owned, begun=bool(window.data), reason=reason, remedy=AGAIN)
-            window.drop(len(window.data))
+            window.pass_hole()
             start = searched = _after_newline(window, 0)
 
 
@@ -191,4 +201,5 @@ def _after_newline(window: Window, at: int) -> int | None:
         while not window.more():
             if window.hole is None:
                 return None
+            window.pass_hole()
     return newline + 1

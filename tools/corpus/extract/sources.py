@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from tools.corpus.extract.formats import Format, tell_format, tell_packing
+from tools.corpus.extract.formats import Format, printable, tell_format, tell_packing
 from tools.corpus.extract.parquet import cut_row_groups
 from tools.corpus.extract.piece import Piece
 from tools.corpus.work import Unit, read_manifest
@@ -33,43 +33,66 @@ class Pieces(Unit):
 class Source:
     path: Path
     name: str
+    """Below the input that it was found in; may be printed and written whatever bytes it has."""
 
 
-def find_sources(inputs: Iterable[Path], wanted: str) -> list[Source]:
+def find_sources(inputs: Iterable[Path], wanted: str) -> tuple[list[Source], int]:
     """The files of the corpus in its order: as the inputs are given, within a folder by their names.
 
     Args:
-        inputs: files, or folders that are searched to all depths. Names that begin with "." or "_" are passed over.
+        inputs: files, or folders that are searched to all depths and through links. Names that begin with "." are
+            passed over.
         wanted: a format or "auto". Where it has suffixes of its own, other files of a folder are passed over.
 
+    Returns:
+        The files, and how many files and folders were passed over.
+
     Raises:
-        ValueError: an input is missing, or no file is found.
+        ValueError: an input is missing, a link leads nowhere, or no file is found.
     """
     sources: list[Source] = []
+    passed_over = 0
     for path in inputs:
         if path.is_file():
-            sources.append(Source(path=path, name=path.name))
+            sources.append(Source(path=path, name=printable(Path(path.name))))
         elif path.is_dir():
-            sources += _walk(path, _SUFFIXES.get(wanted, ()))
+            for found in _walk(path, _SUFFIXES.get(wanted, ())):
+                if found is None:
+                    passed_over += 1
+                else:
+                    sources.append(Source(path=found, name=printable(found.relative_to(path))))
         else:
-            raise ValueError(f"{path} does not exist. Name files or folders with the text of the corpus.")
+            raise ValueError(f"{printable(path)} does not exist. Name files or folders with the text of the corpus.")
     if not sources:
         what = f"{' or '.join(_SUFFIXES[wanted])} file" if wanted in _SUFFIXES else "file"
-        names = ", ".join(map(str, inputs)) or "nothing"
+        names = ", ".join(map(printable, inputs)) or "nothing"
         raise ValueError(f"there is no {what} in the input ({names}). Name files, or folders that hold some.")
-    return sources
+    return sources, passed_over
 
 
-def _walk(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Source]:
+def _walk(folder: Path, suffixes: tuple[str, ...], above: tuple[Path, ...] = ()) -> Iterator[Path | None]:
+    """The files of a folder and those below it, by their names; None for what is passed over."""
+    real = folder.resolve()
+    if real in above:
+        yield None  # a link to a folder that it lies in
+        return
     known: frozenset[str] = frozenset()
     if (folder / "step.json").is_file():
         read_manifest(folder, "download")  # complete, or an error
         known = ENGINE_FILES
-    files = ((path.relative_to(folder), path) for path in folder.rglob("*") if path.is_file())
-    for relative, path in sorted(files, key=lambda file: file[0].parts):
-        hidden = any(part.startswith((".", "_")) for part in relative.parts)
-        if not hidden and relative.as_posix() not in known and relative.name.endswith(suffixes or ("",)):
-            yield Source(path=path, name=relative.as_posix())
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        if path.name in known:
+            continue
+        if path.name.startswith("."):
+            yield None
+        elif path.is_dir():
+            yield from _walk(path, suffixes, (*above, real))
+        elif path.is_file():
+            yield path if path.name.endswith(suffixes or ("",)) else None
+        elif path.is_symlink():
+            raise ValueError(f"{printable(path)} is a link to nothing. Remove it, or fetch what it stands for.")
+        else:
+            yield None
 
 
 def cut_sources(sources: Iterable[Source], wanted: str, unit_bytes: int) -> list[Pieces]:
@@ -106,7 +129,7 @@ def _cut(source: Source, wanted: str, unit_bytes: int) -> Iterator[Piece]:
     size = source.path.stat().st_size
     if format_ == "parquet":
         ranges = cut_row_groups(source.path, unit_bytes)
-    elif format_ == "books" or packing == "gz" or not size:
+    elif format_ in ("books", "damaged") or packing == "gz" or not size:
         ranges = [(0, size, size)]
     else:
         step = max(1, unit_bytes // BZIP2_SHARE) if packing == "bz2" else unit_bytes

@@ -7,28 +7,31 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from tools.corpus.extract.duplicates import documents_name, hash_text, hashes_name, remove_duplicates, write_hashes
+from tools.corpus.extract.duplicates import Hashes, documents_name, hashes_name, remove_duplicates
 from tools.corpus.extract.filters import Filters
+from tools.corpus.extract.formats import printable
 from tools.corpus.extract.jsonl import read_jsonl
 from tools.corpus.extract.mediawiki import load_parser, read_mediawiki
 from tools.corpus.extract.parquet import read_parquet
 from tools.corpus.extract.prose import read_books, read_text, read_wikiextractor
-from tools.corpus.extract.reading import Document, Fields, Reading
+from tools.corpus.extract.reading import Document, Fields, Reading, read_damaged
 from tools.corpus.extract.sources import Pieces, Source, cut_sources, find_sources
 from tools.corpus.work import Context, Manifest, Options, Step, Team, draft, fingerprint_file
 
 MEGABYTE = 1_000_000
 COUNTS = (
-    "read", "redirects", "other_namespaces", "other_content", "disambiguations", "empty", "too_short", "too_long",
-    "few_letters", "other_language", "duplicates", "documents", "characters", "bytes",
+    "files_passed_over", "read", "redirects", "other_namespaces", "other_content", "disambiguations", "empty",
+    "too_short", "too_long", "few_letters", "other_language", "duplicates", "documents", "characters", "bytes",
 )  # fmt: skip
-"""What step.json counts: pages or documents read, those left out by reason, then what is in the output."""
+"""What step.json counts: files and folders that are no input, pages or documents read, those left out by reason, then
+what is in the output."""
 _READERS: dict[str, Callable[[Reading], Iterator[Document]]] = {
     "mediawiki": read_mediawiki,
     "wikiextractor": read_wikiextractor,
@@ -36,6 +39,7 @@ _READERS: dict[str, Callable[[Reading], Iterator[Document]]] = {
     "jsonl": read_jsonl,
     "parquet": read_parquet,
     "books": read_books,
+    "damaged": read_damaged,
 }
 
 
@@ -45,11 +49,13 @@ class ExtractOptions(Options):
 
     input: Positional[tuple[Path, ...]]
     """Files and folders, in the order of the corpus. .bz2 and .gz are unpacked on the way. A .bz2 of any size is read
-    by all workers at once, a .gz by one."""
+    by all workers at once, a .gz by one. Folders are searched to all depths, through links too; names that begin with
+    a dot are passed over, and counted."""
     format: Literal["auto", "mediawiki", "wikiextractor", "text", "jsonl", "parquet", "books"] = "auto"
     """auto: told from how each file begins, then from its name. mediawiki: an XML dump, of which the articles are read.
     wikiextractor: its <doc> blocks; its --json form is jsonl. text: a blank line ends a document. books: a file is a
-    document, and blank lines separate its paragraphs."""
+    document, and blank lines separate its paragraphs. With text, books and parquet said here, files of a folder that
+    do not end in .txt (packed or not) or .parquet are passed over too."""
     text_field: str = "text"
     """Field of the text in JSON lines, or column in Parquet files."""
     title_field: str = "title"
@@ -99,11 +105,12 @@ def extract(options: ExtractOptions, team: Team) -> Manifest:
     """
     rules = _rules(options)
     unit_bytes = int(options.unit_megabytes * MEGABYTE)
-    units, settings = team.on_first(lambda: _plan(options, unit_bytes))
+    units, settings, passed_over = team.on_first(lambda: _plan(options, unit_bytes))
     with Step.open(options, "extract", settings, team) as step:
         if step.done:
             return step.manifest
         counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        counts["files_passed_over"] = passed_over
         results = step.run("read", units, functools.partial(read_unit, rules=rules))
         for result in results:
             counts.update(result)
@@ -118,18 +125,19 @@ def extract(options: ExtractOptions, team: Team) -> Manifest:
 def read_unit(unit: Pieces, context: Context, *, rules: Rules) -> dict[str, Any]:
     """Writes the documents of a unit, into the output or, with their hashes, where duplicates are looked for first."""
     counts: Counter[str] = Counter()
-    hashes: list[bytes] = []
     folder = context.scratch if rules.deduplicate else context.folder
     encode = json.JSONEncoder(ensure_ascii=False).encode
-    with draft(folder / documents_name(unit.name)) as file:
+    with ExitStack() as files:
+        file = files.enter_context(draft(folder / documents_name(unit.name)))
+        hashes = Hashes(files.enter_context(draft(folder / hashes_name(unit.name)))) if rules.deduplicate else None
         for document in _documents(unit, context, rules, counts):
             line = encode({"id": document.id, "title": document.title, "text": document.text}).encode() + b"\n"
             file.write(line)
             counts.update(documents=1, characters=len(document.text), bytes=len(line))
-            if rules.deduplicate:
-                hashes.append(hash_text(document.text))
-    if rules.deduplicate:
-        write_hashes(context.scratch / hashes_name(unit.name), hashes)
+            if hashes:
+                hashes.add(document.text)
+        if hashes:
+            hashes.write_run()
     return dict(counts)
 
 
@@ -163,9 +171,9 @@ def _rules(options: ExtractOptions) -> Rules:
     )
 
 
-def _plan(options: ExtractOptions, unit_bytes: int) -> tuple[list[Pieces], dict[str, Any]]:
-    """The units, and what decides the output."""
-    sources = find_sources(options.input, options.format)
+def _plan(options: ExtractOptions, unit_bytes: int) -> tuple[list[Pieces], dict[str, Any], int]:
+    """The units, what decides the output, and how many files are passed over."""
+    sources, passed_over = find_sources(options.input, options.format)
     units = cut_sources(sources, options.format, unit_bytes)
     names = (
         "format", "text_field", "title_field", "id_field", "encoding", "min_characters", "max_characters",
@@ -174,7 +182,7 @@ def _plan(options: ExtractOptions, unit_bytes: int) -> tuple[list[Pieces], dict[
     settings = {name: getattr(options, name) for name in names}
     has_markup = any(piece.format == "mediawiki" for unit in units for piece in unit.pieces)
     settings["parser_version"] = load_parser()[1] if has_markup else None
-    return units, {**settings, "input": _fingerprint(sources)}
+    return units, {**settings, "input": _fingerprint(sources)}, passed_over
 
 
 def _fingerprint(sources: Sequence[Source]) -> dict[str, Any]:
@@ -188,7 +196,7 @@ def _fingerprint(sources: Sequence[Source]) -> dict[str, Any]:
 def _check_some(counts: Counter[str], options: ExtractOptions) -> None:
     if not counts["documents"]:
         found = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in COUNTS if counts[name])
-        names = ", ".join(map(str, options.input))
+        names = ", ".join(map(printable, options.input))
         raise ValueError(
             f"the input ({names}) has no document that stays ({found or 'none was read'}). "
             "Check --format and the filters."

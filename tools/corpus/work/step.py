@@ -199,7 +199,7 @@ class Step:
             for outcome in self._outcomes:
                 count += outcome.skipped
                 for place in outcome.left_out:
-                    file.write(json.dumps(place, ensure_ascii=False).encode() + b"\n")
+                    file.write(json.dumps(place).encode() + b"\n")
         if not count:
             (self.folder / LEFT_OUT).unlink()
         return count
