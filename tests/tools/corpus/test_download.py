@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import random
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.tools.corpus.pipeline import ROOT, command
 from tests.tools.corpus.web import Fault, Web, serving
 from tools.corpus.download import patience
 from tools.corpus.download.partial import Partial
@@ -23,7 +25,7 @@ from tools.corpus.download.server import retry_after
 from tools.corpus.download.source import Source
 from tools.corpus.download.step import DownloadOptions, download
 from tools.corpus.download.threads import ThreadTeam
-from tools.corpus.work import BadInput, Manifest, local_team
+from tools.corpus.work import BadInput, Manifest, local_team, read_manifest
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 HASTY = Patience(retries=3, first_wait=0.0, timeout=5.0)
@@ -53,7 +55,7 @@ def kept(output: Path) -> Path:
 def begin_file(output: Path, web: Web, path: str) -> None:
     """A run that fails after 400,000 bytes and keeps them."""
     web.files[path].faults = [Fault(cut=400_000), *[Fault(status=503)] * 2]
-    with pytest.raises(BadInput):
+    with pytest.raises(ConnectionError):
         fetch(output, web.url(path), patience=dataclasses.replace(HASTY, retries=2))
     web.log.clear()
 
@@ -130,6 +132,32 @@ def test_without_requests_it_says_what_to_install(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tools.corpus.download.step.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'tensor3d\[corpus\]'"):
         fetch(tmp_path / "out", "http://a.org/x")
+
+
+def test_a_server_sends_no_more_than_two_files_at_once(tmp_path: Path, web: Web) -> None:
+    urls = [web.add(f"/{number}", CONTENT[:1000], faults=[Fault(delay=0.1)]) for number in range(6)]
+    with serving() as other:
+        urls += [other.add(f"/other-{number}", CONTENT[:1000], faults=[Fault(delay=0.1)]) for number in range(3)]
+        assert fetch(tmp_path / "out", *urls, workers=8).counts["files"] == 9
+        assert (web.most_at_once, other.most_at_once) == (2, 2)
+
+
+def test_more_workers_than_a_server_allows_are_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    DownloadOptions(output=tmp_path / "out").team()
+    assert capsys.readouterr().err == ""
+    assert DownloadOptions(output=tmp_path / "out", workers=16).team().workers == 16
+    assert capsys.readouterr().err == "of one server at most 2 files are fetched at once\n"
+    with pytest.raises(ValueError, match=r"workers must be at least 1\. Got 0"):
+        DownloadOptions(output=tmp_path / "out", workers=0).team()
+
+
+def test_under_mpirun_the_first_rank_fetches_for_all(tmp_path: Path, web: Web) -> None:
+    urls = [web.add(f"/{number}", CONTENT[:1000], faults=[Fault(delay=0.1)]) for number in range(6)]
+    arguments = ["download", "--output", str(tmp_path / "out"), *urls]
+    done = subprocess.run(command(arguments, ranks=4), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_manifest(tmp_path / "out", "download").counts["files"] == 6
+    assert 1 <= web.most_at_once <= 2
 
 
 # --- cuts ----------------------------------------------------------------------------------------------------------
@@ -255,7 +283,7 @@ def test_a_checksum_serves_where_nothing_tells_versions_apart(tmp_path: Path, we
 
 def test_a_server_that_always_cuts_at_the_same_place_is_given_up(tmp_path: Path, web: Web) -> None:
     url = web.add("/a", CONTENT, ranges=False, faults=[Fault(cut=300_000)] * 100)
-    with pytest.raises(BadInput, match=r"/a, byte \d+: .*times in a row.*it goes on from this byte"):
+    with pytest.raises(ConnectionError, match=r"/a, byte \d+: .*times in a row.*it goes on from this byte"):
         fetch(tmp_path / "out", url)
     assert len(web.ranges("/a")) < 10
 
@@ -290,7 +318,7 @@ def test_retry_after_is_a_number_or_a_date() -> None:
 
 def test_a_server_that_stays_busy_is_given_up(tmp_path: Path, web: Web) -> None:
     url = web.add("/a", CONTENT, faults=[Fault(status=503)] * 50)
-    with pytest.raises(BadInput, match="the server says 503 Service Unavailable, 4 times in a row"):
+    with pytest.raises(ConnectionError, match="the server says 503 Service Unavailable, 4 times in a row"):
         fetch(tmp_path / "out", url)
     assert len(web.ranges("/a")) == 4
 
@@ -306,7 +334,7 @@ def test_a_missing_file_is_not_asked_for_twice(tmp_path: Path, web: Web) -> None
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with serving() as gone:
         url = gone.url("/a")
-    with pytest.raises(BadInput, match=r"(?i)connection refused.*4 times in a row"):
+    with pytest.raises(ConnectionError, match=r"(?i)connection refused.*4 times in a row"):
         fetch(tmp_path / "out", url)
 
 
@@ -365,6 +393,18 @@ def test_a_full_disk_is_no_fault_of_the_server(tmp_path: Path, web: Web, monkeyp
         fetch(tmp_path / "out", url, skip_bad=True)
     monkeypatch.undo()
     assert fetch(tmp_path / "out", url, skip_bad=True).files == {"a": len(CONTENT)}
+
+
+def test_an_outage_is_no_bad_input(tmp_path: Path, web: Web) -> None:
+    """Else a network that is down for a while would leave out all that was not there yet, and end well."""
+    url = web.add("/a", CONTENT, faults=[Fault(cut=400_000), *[Fault(status=503)] * 4])
+    with pytest.raises(ConnectionError, match=r"in a row\. Check the network"):
+        fetch(tmp_path / "out", url, web.url("/none"), skip_bad=True)
+    assert not (tmp_path / "out").exists()
+    web.log.clear()
+    manifest = fetch(tmp_path / "out", url, web.url("/none"), skip_bad=True)
+    assert (manifest.counts["files"], manifest.left_out) == (1, 1)
+    assert int(web.ranges("/a")[0].removeprefix("bytes=").removesuffix("-")) > 300_000
 
 
 def test_one_failure_stops_the_others_soon(tmp_path: Path, web: Web) -> None:

@@ -218,7 +218,7 @@ def test_a_killed_run_may_go_on_from_another_mirror(tmp_path: Path, web: Web) ->
     content = b"abc" * 100_000
     web.add(f"/enwiki/20261101/enwiki-20261101-{SUMS}", f"{sha1(content)}  {path.rpartition('/')[2]}\n".encode())
     web.add(path, content, faults=[Fault(cut=200_000), *[Fault(status=503)] * 9])
-    with pytest.raises(ValueError, match="in a row"):
+    with pytest.raises(ConnectionError, match="in a row"):
         fetch_dump(tmp_path / "out", web, "en", "20261101")
     with serving() as other:
         other.add(path, content)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.corpus.extract.wikitext import MOST_PARSED, clean_page
+from tools.corpus.extract.wikitext.cut import cut_web_links
+from tools.corpus.extract.wikitext.tidy import swept
 
 PIECES = st.sampled_from([
     "[[", "]]", "{{", "}}", "{|", "|}", "|", "\n", "\n\n", "=", "==", "''", "'''", "'", "<ref>", "</ref>", "<b>",
@@ -18,7 +20,7 @@ PIECES = st.sampled_from([
     "(", ")", ";", ",", " ", "&nbsp;", "&#9;", "&", "*", ":", "#", "!", "File:", "Category:", "lang|fr|",
     "convert|5|km", "quote|", "nowrap|", "ndash", "a", "word. ", "\ufdd0", "\ufdd1", "\x00", "é",
     "語。", "1=",
-    "-", "__TOC__", "x\u2028",
+    "-", "__TOC__", "x\u2028", "[", "]", "{", "}", "[ ", "( )", "\u200b", "&#8203;", "_", "(;)'",
 ])  # fmt: skip
 MARKUP = re.compile(r"\[\[|\]\]|\{\{|\}\}|\{\||''|</?(?:ref|b|math|sup|table)\b[^<>]*>|__TOC__|[\ufdd0-\ufdef\x00]")
 
@@ -61,6 +63,72 @@ def test_time_grows_with_the_length_alone(piece: str) -> None:
         clean_page(piece * count, "T")
         seconds.append(time.process_time() - start)
     assert seconds[1] < 0.25 or seconds[1] < 40 * seconds[0]
+
+
+@pytest.mark.parametrize(
+    "wikitext",
+    [
+        "x [//" + "a" * 200_000,
+        "x [//" + "a" * 200_000 + "[",
+        "[http://aaa" * 20_000,
+        "[http://aaa " * 20_000,
+        "[http://e.org/aaa" + " b" * 100_000,
+        "[http://e.org/" + "[b] " * 50_000,
+        "[http://e.org/" + "[//b] " * 40_000,
+        "[mailto:a" + " " * 200_000 + "b",
+        "{{convert|5|km|" + "1" * 200_000 + "x|in}}",
+        "{{convert|5|km|" + "1 " * 100_000 + "x|in}}",
+        "[[a" * 60_000 + "|",
+        "{{{a|" + "b|" * 100_000,
+        "<a" + " b" * 100_000,
+        "<sup>" + " " * 200_000 + "1",
+        "<ref>" + "</ref " * 30_000,
+        "It was." + "\"" * 200_000 + "x",
+        "_" * 200_000,
+        "__" + "A" * 200_000,
+        "{[" * 50_000 + "[{" * 50_000,
+        "It (" + ";" * 200_000,
+        "\n" + " " * 200_000 + "x",
+        "a|" * 100_000 + "{{nowrap|b}}",
+    ],
+    ids=lambda wikitext: wikitext[:12],
+)  # fmt: skip
+def test_long_pages_are_done_soon(wikitext: str) -> None:
+    """Where an expression tries each place as an end anew, these take minutes."""
+    start = time.process_time()
+    clean_page(wikitext, "T")
+    assert time.process_time() - start < 5
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["[", "]", "//", "http:", "a", " ", "\n", "<", "[//a", "[b]"]), max_size=14).map("".join)
+)
+def test_links_to_the_web_are_read_as_by_one_expression(text: str) -> None:
+    whole = r"\[(?:https?:)?//[^\s\[\]<>]*[^\S\n]*((?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]"
+    assert cut_web_links(text) == re.sub(whole, r"\1", text)
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "text"),
+    [
+        ("The MS [ [ here.", "The MS here."),
+        ("The MS [ ( ) [ here.", "The MS here."),
+        ("The '(;)' here.", "The here."),
+        ("The [\u200b[ here.", "The here."),
+        ("The [&#8203;[ here.", "The here."),
+        ("The ''['' [ here.", "The here."),
+        ("The _( )_TOC__ here.", "The here."),
+        ("The <nowiki>[[x]]</nowiki> and &#91;&#91;y&#93;&#93; here ( ).", "The [[x]] and [[y]] here."),
+    ],
+)
+def test_closing_gaps_leaves_no_markup_but_what_is_meant(wikitext: str, text: str) -> None:
+    assert clean_page(wikitext, "T") == text
+
+
+@pytest.mark.parametrize("depth", range(1, 12))
+def test_a_heap_of_brackets_is_swept_whole(depth: int) -> None:
+    assert swept("a " + "{[" * depth + "[{" * depth + " b") == "a  b"
 
 
 @pytest.mark.parametrize(

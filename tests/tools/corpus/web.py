@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ class Fault:
     """Say nothing more after that, and keep the connection."""
     spoil: bool = False
     """Send zeros."""
+    delay: float = 0.0
+    """Seconds before the answer."""
 
 
 @dataclass(kw_only=True)
@@ -50,6 +53,9 @@ class Web(ThreadingHTTPServer):
         self.closing = threading.Event()
         self.log: list[tuple[str, str, dict[str, str]]] = []
         """Method, path and headers of every request."""
+        self.most_at_once = 0
+        """GETs that were answered at the same time."""
+        self._at_once, self._turn = 0, threading.Lock()
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{path}"
@@ -58,6 +64,16 @@ class Web(ThreadingHTTPServer):
         """Puts a file there; its URL."""
         self.files[path] = File(content=content, **how)
         return self.url(path)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Around the answer to a GET."""
+        with self._turn:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        yield
+        with self._turn:
+            self._at_once -= 1
 
     def ranges(self, path: str) -> list[str]:
         """The Range header of every GET of a file, "" where there was none."""
@@ -82,6 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         fault = file.faults.pop(0) if file.faults else Fault()
+        if fault.delay:  # counted before the body goes out: the next request may come as soon as it is there
+            with self.server.counted():
+                time.sleep(fault.delay)
         if fault.status is not None:
             self._answer(fault.status, fault.headers)
             return

@@ -31,8 +31,9 @@ def fetch(source: Source, target: Path, partial: Partial, patience: Patience, pr
         progress: hears the bytes that have come, of earlier runs too; fewer than none where they were thrown away.
 
     Raises:
-        BadInput: the server refuses, fails for too long, or sends what is not expected.
-        OSError: the disk is full or failing.
+        BadInput: the server refuses, or sends what is not expected.
+        OSError: the server cannot be reached or fails for too long, which says nothing of the file; or the disk is full
+            or failing.
     """
     progress(partial.size)
     with connect(patience) as session:
@@ -70,11 +71,10 @@ def _bring(
             failures = 1 if reached > furthest else failures + 1
             furthest = max(furthest, reached)
             if failures > patience.retries:
-                raise BadInput(
-                    source.public_url,
-                    f"byte {reached}",
-                    f"{cut}, {failures} times in a row",
-                    f"{_CHECK_URL}, and run the same command again: it goes on from this byte if the server lets it",
+                # No BadInput: with the network down, --skip-bad would leave out whatever was not there yet.
+                raise ConnectionError(
+                    f"{source.public_url}, byte {reached}: {cut}, {failures} times in a row. Check the network and the "
+                    "URL, and run the same command again: it goes on from this byte if the server lets it."
                 ) from cut
             patience.pause(failures, cut.wait, progress)
 

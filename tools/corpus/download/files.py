@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,12 @@ from tools.corpus.download.fetch import fetch
 from tools.corpus.download.partial import Partial
 from tools.corpus.download.patience import Patience
 from tools.corpus.download.server import ask_size, connect
-from tools.corpus.download.source import Source
+from tools.corpus.download.source import FileUnit, Source
 from tools.corpus.download.wikipedia import find_files
-from tools.corpus.work import BadInput, Context, Unit, draft
+from tools.corpus.work import BadInput, Context, draft
 
 _ASKED = 100
 """Files whose size is asked for beforehand; a longer list would take longer than the bar is worth."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileUnit(Unit):
-    """One file."""
-
-    source: Source
 
 
 def fetch_unit(unit: FileUnit, context: Context, *, patience: Patience) -> dict[str, Any]:

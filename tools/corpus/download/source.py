@@ -10,6 +10,7 @@ from types import MappingProxyType
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tools.corpus.work.manifest import LEFT_OUT, STEP
+from tools.corpus.work.units import Unit
 
 DIGITS = MappingProxyType({"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128})
 """Hexadecimal digits of a checksum, by its kind."""
@@ -57,10 +58,22 @@ class Source:
         return unquote(urlsplit(self.url).path).rpartition("/")[2]
 
     @property
+    def server(self) -> str:
+        """Whom a request goes to: host and port."""
+        return urlsplit(self.url).netloc.rpartition("@")[2].lower()
+
+    @property
     def public_url(self) -> str:
         """Without user and password, which belong into no record and no message."""
         parts = urlsplit(self.url)
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileUnit(Unit):
+    """A file as a unit of work."""
+
+    source: Source
 
 
 def read_list(path: Path) -> list[Source]:

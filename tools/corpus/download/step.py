@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +14,12 @@ import tyro
 
 from tools.corpus.download.dump import LATEST, Dump
 from tools.corpus.download.patience import Patience
-from tools.corpus.download.source import Source, check_names, read_list
-from tools.corpus.download.threads import ThreadTeam
+from tools.corpus.download.source import FileUnit, Source, check_names, read_list
+from tools.corpus.download.threads import OF_ONE_SERVER, FirstRankTeam, ThreadTeam
 from tools.corpus.work import Manifest, Options, Step, Team
-from tools.corpus.work.mpi import connect as connect_ranks
+from tools.corpus.work.mpi import MpiTeam
 
 WIKIMEDIA = "https://dumps.wikimedia.org"
-_AT_ONCE = 2  # what Wikimedia allows an address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +42,21 @@ class DownloadOptions(Options):
     mirror: str = WIKIMEDIA
     """Where dumps lie."""
     workers: int | None = None
-    """Files fetched at once. Default: 2, which is what Wikimedia allows, or under mpirun the ranks of the job."""
+    """Files fetched at once; default: 2. More serve for a list of several servers: of one server there are never more
+    than 2, which is what Wikimedia allows. Under mpirun the first rank fetches for all."""
     patience: Annotated[Patience, tyro.conf.arg(name="")] = field(default_factory=Patience)
 
     def team(self) -> Team:
-        """Threads, or ranks under mpirun."""
-        ranks = connect_ranks() if self.workers is None else None
-        return ranks or ThreadTeam(_AT_ONCE if self.workers is None else self.workers)
+        """Threads, under mpirun those of the first rank.
+
+        Raises:
+            ValueError: less than one worker, or workers of a rank.
+        """
+        ranks = super().team()
+        workers = self.workers or OF_ONE_SERVER
+        if workers > OF_ONE_SERVER:
+            print(f"of one server at most {OF_ONE_SERVER} files are fetched at once", file=sys.stderr)
+        return FirstRankTeam(ranks, ThreadTeam(workers)) if isinstance(ranks, MpiTeam) else ThreadTeam(workers)
 
 
 def download(options: DownloadOptions, team: Team) -> Manifest:
@@ -61,7 +69,7 @@ def download(options: DownloadOptions, team: Team) -> Manifest:
     if find_spec("requests") is None:
         raise ValueError("download needs the package requests: pip install 'tensor3d[corpus]'.")
     # Imported here, where it is known that they can be.
-    from tools.corpus.download.files import FileUnit, fetch_unit, find_once, sizes_of
+    from tools.corpus.download.files import fetch_unit, find_once, sizes_of
 
     # Every rank reads the options, one reads the list: the others may not see it.
     sources = team.on_first(lambda: requested(options))

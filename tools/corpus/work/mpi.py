@@ -98,6 +98,8 @@ def _portable(error: Exception) -> Exception:
     """The error as it can be raised on another rank."""
     if isinstance(error, BadInput | ValueError):
         return error
+    if isinstance(error, OSError) and error.errno is None:
+        return OSError(str(error))
     if isinstance(error, OSError):
         return OSError(error.errno, error.strerror or str(error), error.filename)
     return RuntimeError("".join(traceback.format_exception(error)))

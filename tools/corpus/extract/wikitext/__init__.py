@@ -14,11 +14,11 @@ from tools.corpus.extract.wikitext.blocks import is_prose, paragraphs
 from tools.corpus.extract.wikitext.cut import cut
 from tools.corpus.extract.wikitext.names import is_disambiguation_template, is_disambiguation_title
 from tools.corpus.extract.wikitext.nodes import needs_parser, parsed, unparsed
-from tools.corpus.extract.wikitext.tidy import close_gaps, drop_quotes, plain
+from tools.corpus.extract.wikitext.tidy import drop_quotes, tidied
 
 __all__ = ["PARSER_VERSION", "clean_page"]
 
-PARSER_VERSION = 1
+PARSER_VERSION = 2
 """Goes up with every change of these rules that changes a text."""
 
 MOST_PARSED = 1 << 20
@@ -53,7 +53,7 @@ def clean_page(wikitext: str, title: str) -> str | None:
             budget -= len(paragraph)
             paragraph = parsed(paragraph) if budget >= 0 else unparsed(paragraph)
         for part in _PARAGRAPH_END.split(drop_quotes(paragraph)):
-            text = close_gaps(plain(part))
+            text = tidied(part)
             if _LETTERS.search(text) and (not listed or is_prose(text)):
                 result.append(text)
     return "\n\n".join(result)

@@ -24,6 +24,8 @@ BREAK = "\ufdd0"
 """Stands for a line's end inside a template, so that a template is on one line; the cleaned input has none."""
 LOST = "\ufdd1"
 """Stands for a `{{` or `{|` that nothing closes."""
+LONE = "\ufdd2"
+"""Stands for a `[` that belongs to no other."""
 MOST_NESTED = 20
 """Brackets around brackets: what lies deeper is cut. Articles have up to ten."""
 
@@ -111,16 +113,27 @@ def _content(name: str, attributes: str, content: str) -> str:
 
 _FLAT_LINK = re.compile(r"\[\[([^\[\]{}|<>\n:#]+)(?:\|([^\[\]{}|\n]*))?\]\]")
 _FLAT_OTHER = re.compile(r"\[\[([^\[\]{}]*)\]\]")
-_WEB_LINK = re.compile(
-    r"\[(?:(?:https?|ftps?|irc|news|git|svn):)?(?://|mailto:)[^\s\[\]<>]*[^\S\n]*((?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]",
-    re.IGNORECASE,
-)
+_WEB_LINK = re.compile(r"\[(?:(?:https?|ftps?|irc|news|git|svn):)?(?://|mailto:)[^\s\[\]<>]*[^\S\n]*", re.IGNORECASE)
+_WEB_LABEL = re.compile(r"(?:[^\[\]\n]+|\[[^\[\]\n]*\])*")
 
 
 def cut_flat_links(text: str) -> str:
     """Links become their labels where nothing is nested in them; in two rounds, as captions of files hold links."""
-    text = _WEB_LINK.sub(r"\1", _FLAT_LINK.sub(_label, text))
-    return _FLAT_OTHER.sub(_flat_other, text)
+    return _FLAT_OTHER.sub(_flat_other, cut_web_links(_FLAT_LINK.sub(_label, text)))
+
+
+def cut_web_links(text: str) -> str:
+    """Links to the web become their labels, in which brackets may stand, but none in them."""
+    parts: list[str] = []
+    begin = place = 0  # of what is not in `parts` yet; of where the next link is looked for
+    while found := _WEB_LINK.search(text, place):
+        place = found.end()
+        # Apart from the address: one expression for both would try every place where that may end and this begin.
+        label = _WEB_LABEL.match(text, place)
+        if label is not None and text.startswith("]", label.end()):
+            parts += [text[begin : found.start()], label[0]]
+            begin = place = label.end() + 1
+    return "".join([*parts, text[begin:]])
 
 
 def _label(found: re.Match[str]) -> str:
@@ -185,7 +198,7 @@ def cut_brackets(text: str) -> Cut:
 
 def _escaped(found: re.Match[str]) -> str:
     # What is left of links to the web closes nowhere, and the parser would look for its end at each one anew.
-    return "&#91;" if len(found[0]) == 1 else "[["
+    return LONE if len(found[0]) == 1 else "[["
 
 
 def pair_brackets(text: str) -> tuple[array[int], array[int]]:

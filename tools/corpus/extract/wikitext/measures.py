@@ -36,6 +36,7 @@ _RANGES: Mapping[str, str] = MappingProxyType({
     "to(-)": " to ", "and(-)": " and ", "to about": " to about ", "+/-": " ± ", "±": " ± ", "+": " + ", "/": "/",
     ",": ", ", ", and": ", and ", ", or": ", or ", "xx": " × ",
 })  # fmt: skip
+_LONGEST_NUMBER = 40
 _NUMBER = re.compile(r"[-−+]?[\d,.\s/+⁄e-]*\d[\d,.]*|\.\d+")
 _MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -57,6 +58,7 @@ def convert(call: Arguments) -> str:
     # "6 ft 2 in" is the amount as it is given, "5 km mi" is not.
     while (
         len(values) >= 3
+        and len(values[1]) <= _LONGEST_NUMBER  # the expression tries every digit as the last
         and _NUMBER.fullmatch(values[1])
         and values[2] in ("in", "oz", "lb", "st", "yd", "ft", "furlong")
     ):

@@ -7,6 +7,8 @@ from __future__ import annotations
 import html
 import re
 
+from tools.corpus.extract.wikitext.cut import LONE
+
 # Bold and italic
 
 
@@ -50,19 +52,43 @@ _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u200e\u
                         "\ufdd0-\ufdef\ufffe\uffff]")  # fmt: skip
 """Controls, soft hyphens and marks of direction. Joiners (U+200C, U+200D) belong to the spelling of some languages."""
 _MARKUP = re.compile(r"\[\[|\]\]|\{\{|\}\}|\{\||\|\}|''+|__[A-Z]{3,}__")
+_IN_MARKUP = re.compile(r"[\[\]{}|_]")
+_MOST_SWEEPS = 4
+_MEANT = "[]{}|'_"
+_STANDS_FOR = {ord(character): chr(0xFDD8 + place) for place, character in enumerate(_MEANT)}
+_MEANS = {ord(stands): chr(character) for character, stands in _STANDS_FOR.items()}
+"""Characters that a writer has escaped, so that they are shown; others stand for them while markup is swept."""
 
 
-def plain(text: str) -> str:
-    """Without leftovers of markup, entities as the characters they stand for, any run of spaces as one."""
-    for _ in range(4):  # where one goes, its neighbours may make another
-        text, found = _MARKUP.subn("", text)
-        if not found:
-            break
-    if "&" in text:
-        text = _ENTITY.sub(lambda found: html.unescape(found[0]), text)
+def tidied(text: str) -> str:
+    """A paragraph as it is read: no markup but what was written as entities, no gaps, any run of spaces as one."""
+    text = text.replace(LONE, "[")
     if not text.isascii() or not text.isprintable():
         text = _INVISIBLE.sub("", text)
-    return " ".join(text.split())
+    escaped = "&" in text
+    text = swept(_ENTITY.sub(_character, text) if escaped else text)
+    if escaped:
+        # Among gaps a bracket is a bracket, however it was written; two that look like markup stay disguised.
+        text = _MARKUP.sub(lambda found: found[0].translate(_STANDS_FOR), text.translate(_MEANS))
+    text = " ".join(text.split())
+    closed = close_gaps(text)
+    if closed != text:
+        closed = " ".join(swept(closed).split())  # it may have brought brackets together
+    return closed.translate(_MEANS) if escaped else closed
+
+
+def _character(entity: re.Match[str]) -> str:
+    return _INVISIBLE.sub("", html.unescape(entity[0])).translate(_STANDS_FOR)
+
+
+def swept(text: str) -> str:
+    """Without leftovers of markup."""
+    for _ in range(_MOST_SWEEPS):  # where one goes, its neighbours may make another
+        text, found = _MARKUP.subn("", text)
+        if not found:
+            return text
+    # A heap of it, of which each round might take no more than the innermost.
+    return _APOSTROPHES.sub("", _IN_MARKUP.sub("", text)) if _MARKUP.search(text) else text
 
 
 # What a template leaves behind
