@@ -118,7 +118,7 @@ def usage() -> str:
     )
 
 
-def _told(do: Callable[[], T], show: Callable[[T], None], speaks: bool = True) -> int:
+def _told(do: Callable[[], T], show: Callable[[T], int], speaks: bool = True) -> int:
     """Does it and shows what came of it, or says what is wrong; the exit status."""
     try:
         result = do()
@@ -127,17 +127,20 @@ def _told(do: Callable[[], T], show: Callable[[T], None], speaks: bool = True) -
             if speaks:
                 print(f"error: {in_words(error)}", file=sys.stderr, flush=True)
         return 2
-    if speaks:
-        show(result)
-    return 0
+    return show(result) if speaks else 0
 
 
-def _show(text: str) -> None:
+def _show(text: str) -> int:
     try:
         print(text, flush=True)
-    except BrokenPipeError:
-        # Whoever read it has seen enough; the interpreter's last flush would fail again.
+    except OSError as error:
+        # The interpreter's last flush would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 0  # whoever read it has seen enough
+        print(f"error: the work is done, but cannot be shown: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def in_words(error: Exception) -> str:

@@ -411,3 +411,10 @@ def test_one_failure_stops_the_others_soon(tmp_path: Path, web: Web) -> None:
     slow = web.add("/slow", CONTENT, faults=[Fault(status=503, headers={"Retry-After": "300"})])
     with pytest.raises(BadInput, match="404"):
         fetch(tmp_path / "out", slow, web.url("/none"), workers=2)
+
+
+def test_a_server_that_is_gone_keeps_nothing_from_being_fetched(tmp_path: Path, web: Web) -> None:
+    gone, there = "http://127.0.0.1:1/gone.txt", web.add("/there", CONTENT)
+    with pytest.raises(ConnectionError, match=r"gone.txt"):
+        fetch(tmp_path / "out", gone, there)
+    assert (kept(tmp_path / "out") / "output" / "there").read_bytes() == CONTENT

@@ -117,9 +117,19 @@ def test_a_damaged_file_that_nothing_tells_is_left_out(tmp_path: Path, name: str
 
 
 def test_the_summary_of_a_table_of_many_files_has_no_rows(tmp_path: Path) -> None:
-    path = tmp_path / "part-0.parquet"
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = folder / "part-0.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["One.", "Two."]}), path)
     metadata = pyarrow.parquet.read_metadata(path)
     metadata.set_file_path(path.name)
-    metadata.write_metadata_file(tmp_path / "_metadata")
-    assert texts(run(tmp_path / "out", tmp_path)) == ["One.", "Two."]
+    metadata.write_metadata_file(folder / "_metadata")
+    assert texts(run(tmp_path / "out", folder)) == ["One.", "Two."]
+
+
+def test_an_output_inside_the_input_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("Some text.\n")
+    with pytest.raises(ValueError, match=r"in/out lies in the input folder .*in. Choose an --output outside of it"):
+        run(tmp_path / "in" / "out", tmp_path / "in")
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.txt"]

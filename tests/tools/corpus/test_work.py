@@ -251,3 +251,12 @@ def test_nobody_reading_is_no_success(tmp_path: Path) -> None:
         text=True,
     )
     assert (done.stdout.strip() == "0") == (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_shown_is_done_but_no_success(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("One document.\n\nAnother one.\n")
+    command = f"{sys.executable} -m tools.corpus extract {tmp_path}/in.txt --output {tmp_path}/out > /dev/full"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the work is done, but cannot be shown" in done.stderr
+    assert (tmp_path / "out").exists()

@@ -59,8 +59,8 @@ class Source:
 
     @property
     def server(self) -> str:
-        """Whom a request goes to: host and port."""
-        return urlsplit(self.url).netloc.rpartition("@")[2].lower()
+        """Whom a request goes to; its ports and the ways to write it are one."""
+        return urlsplit(self.url).hostname or ""
 
     @property
     def public_url(self) -> str:

@@ -24,7 +24,7 @@ class _StoppedError(Exception):
 
 class ThreadTeam:
     """Threads of this process. Units of a server begin in their order; when one fails, the others stop within a second
-    or so."""
+    or so. But where a server cannot be reached, the others are fetched first: the next run has that much less to do."""
 
     rank = 0
 
@@ -35,6 +35,7 @@ class ThreadTeam:
 
     def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
+        unreached: list[ConnectionError] = []
         queue, turn = _Queue(units), threading.Lock()
 
         def tell(size: int) -> None:
@@ -47,6 +48,8 @@ class ThreadTeam:
             while (unit := queue.take()) is not None:
                 try:
                     outcomes[unit.name] = do_unit(task, unit, tell)
+                except ConnectionError as error:
+                    unreached.append(error)
                 finally:
                     queue.give_back(unit)
 
@@ -58,6 +61,8 @@ class ThreadTeam:
                 queue.stop()  # after an interruption too: leaving the pool waits for its threads
         for future in done:
             future.result()
+        if unreached:
+            raise unreached[0]
         return outcomes
 
     def on_first(self, do: Callable[[], T]) -> T:

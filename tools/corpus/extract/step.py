@@ -173,6 +173,9 @@ def _rules(options: ExtractOptions) -> Rules:
 
 def _plan(options: ExtractOptions, unit_bytes: int) -> tuple[list[Pieces], dict[str, Any], int]:
     """The units, what decides the output, and how many files are passed over."""
+    for path in options.input:
+        if path.is_dir() and Path(options.output).resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"{options.output} lies in the input folder {path}. Choose an --output outside of it.")
     sources, passed_over = find_sources(options.input, options.format)
     units = cut_sources(sources, options.format, unit_bytes)
     names = (

@@ -113,10 +113,11 @@ class Step:
     def _open(self) -> Manifest | None:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._take_lock()
+        is_done = (self.output / STEP).exists()
         if self._partial.exists() and not self.folder.exists():
-            # Its output has got its name; what is left of it says nothing about another one.
-            shutil.rmtree(self._partial)
-        if (self.output / STEP).exists():
+            # Its output has got its name; what is left of it says nothing about another one, and must be gone for that.
+            shutil.rmtree(self._partial, ignore_errors=is_done)
+        if is_done:
             return self._check_done()
         if self.output.exists() and not (self.output.is_dir() and not any(self.output.iterdir())):
             raise ValueError(
