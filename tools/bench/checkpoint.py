@@ -19,9 +19,10 @@ from tqdm import tqdm
 from models.bert import BertConfig
 from tensor3d import CubeShape, checkpoint, rendezvous
 from tools.bench.groups import LocalGroup
-from tools.bench.machine import Machine, aligned, check_output, heading, usable_cores, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.saving import AsideSample, SavingTrial, SyncSample
 from tools.bench.subcommand import Subcommand
+from tools.cores import usable_cores
 
 MOST_BLOCKED = 0.25
 """Of the time of a synchronous save, that an asynchronous one may hold training up."""

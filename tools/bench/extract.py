@@ -17,8 +17,9 @@ from typing import Any
 
 import tyro
 
-from tools.bench.machine import Machine, aligned, check_output, heading, usable_cores, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.subcommand import Subcommand
+from tools.cores import usable_cores
 from tools.corpus.work import read_manifest
 
 _ROOT = Path(__file__).resolve().parents[2]

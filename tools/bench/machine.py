@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from tools.cores import usable_cores
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -54,13 +56,6 @@ class Machine:
         if self.load is not None:
             parts.append(f"load {self.load} before")
         return ", ".join(parts)
-
-
-def usable_cores() -> int:
-    """Cores of this process: a container or a batch system may give it fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -21,9 +21,10 @@ from tools import pretrain
 from tools.agree import on_first_rank
 from tools.bench.figures import HEADER, LOSS_TOLERANCE, CubeFigures, Turn, figures, loss_difference, row
 from tools.bench.groups import Group, LocalGroup, World
-from tools.bench.machine import Machine, aligned, check_output, heading, usable_cores, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.subcommand import Subcommand
 from tools.bench.trial import StepTrial
+from tools.cores import usable_cores
 from tools.recipe import Recipe, read_recipe
 
 

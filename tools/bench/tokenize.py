@@ -17,8 +17,9 @@ import numpy as np
 import tyro
 
 from tensor3d.data import IndexedDataset
-from tools.bench.machine import Machine, aligned, check_output, heading, usable_cores, write_json
+from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.subcommand import Subcommand
+from tools.cores import usable_cores
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import FILES, load_tokenizer
 from tools.corpus.tokenizers.base import flatten

@@ -17,9 +17,10 @@ from tqdm import tqdm
 from tensor3d import Cube, CubeShape, rendezvous
 from tools import pretrain
 from tools.bench.groups import Group, LocalGroup
-from tools.bench.machine import Machine, check_output, heading, usable_cores, write_json
+from tools.bench.machine import Machine, check_output, heading, write_json
 from tools.bench.step import recipe_among
 from tools.bench.subcommand import Subcommand
+from tools.cores import usable_cores
 from tools.feed import Feed
 from tools.metrics import StepMetrics
 from tools.recipe import Recipe, read_recipe

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tools.corpus.work.bad import BadInput
 from tools.corpus.work.team import do_unit
 from tools.corpus.work.units import Outcome, Task, Unit
 
@@ -96,7 +95,7 @@ def deal(units: Sequence[Unit], ranks: int) -> list[list[Unit]]:
 
 def _portable(error: Exception) -> Exception:
     """The error as it can be raised on another rank."""
-    if isinstance(error, BadInput | ValueError):
+    if isinstance(error, ValueError):
         return error
     if isinstance(error, OSError) and error.errno is None:
         return OSError(str(error))

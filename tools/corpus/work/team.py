@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing import connection
 from typing import Any, Protocol, TypeVar
 
+from tools.cores import usable_cores
 from tools.corpus.work.units import Outcome, Task, Unit
 
 T = TypeVar("T")
@@ -89,14 +90,7 @@ def do_unit(task: Task, unit: Unit, seen: Callable[[int], None]) -> Outcome:
 
 def local_team(workers: int | None = None) -> LocalTeam:
     """Processes of this machine, by default as many as this one may use cores."""
-    return LocalTeam(_usable_cores() if workers is None else workers)
-
-
-def _usable_cores() -> int:
-    """Cores of this process: a container or a batch system may give it fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return LocalTeam(usable_cores() if workers is None else workers)
 
 
 def _module_of(work: Callable[..., Any]) -> str:
