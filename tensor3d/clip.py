@@ -8,11 +8,11 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tensor3d.collectives import all_reduce
 from tensor3d.cube import Cube
 from tensor3d.layout import is_counted_here, local
+from tensor3d.origin import refuse_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +95,7 @@ def clip_gradients(
 def check_parameters(parameters: Iterable[nn.Parameter], cube: Cube) -> None:
     """Raises ValueError if one is a plain tensor on a cube with a mesh: nothing would sum its gradients over ranks."""
     for parameter in parameters:
-        if cube.mesh is not None and not isinstance(parameter, DTensor):
-            raise ValueError(
-                f"a parameter of shape {tuple(parameter.shape)} is a plain tensor on {cube.shape}: its gradient would "
-                "differ from rank to rank. Make it with tensor3d.constant, normal or distribute, and take it into "
-                "your arithmetic with tensor3d.use, which states over which axes its gradient is summed."
-            )
+        refuse_plain(parameter, cube)
 
 
 def _norms(gradients: list[Tensor], dtype: torch.dtype, cube: Cube) -> Tensor:

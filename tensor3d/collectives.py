@@ -6,7 +6,8 @@
                                                       where those copies are used alike (see `sum_copies`)
     all_to_all      flat blocks -> flat blocks        dual: itself with the sizes swapped
 
-Each returns a `Pending`: issue early, `wait()` at the use. On an axis of one member nothing is sent or copied.
+Each returns a `Pending`: issue early, `wait()` at the use. On an axis of one member nothing is sent or copied. Inside
+`Traffic.dry` they are counted and send nothing; their results have the right shape alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tensor3d.graph import check_summed
 from tensor3d.traffic import Place, Traffic
 
 # torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
@@ -105,8 +107,10 @@ def all_gather(shard: Tensor, axis: Axis) -> Pending:
     if axis.size == 1:
         return Pending(shard)
     shard = shard.contiguous()
-    result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
     place = axis.traffic.add(axis.name, "all-gather", (axis.size - 1) * _bytes(shard))
+    if axis.traffic.is_dry:
+        return Pending(torch.cat([shard] * axis.size))
+    result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
     work = _all_gather(result, shard, group=axis.group, async_op=True)
     return Pending(result, work, shard, traffic=axis.traffic, place=place)
 
@@ -116,9 +120,11 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> Pending:
     if axis.size == 1:
         return Pending(parts)
     assert parts.shape[0] % axis.size == 0, f"{parts.shape[0]} rows cannot be scattered over {axis.name}={axis.size}"
-    parts = parts.contiguous()
-    result = parts.new_empty((parts.shape[0] // axis.size, *parts.shape[1:]))
-    place = axis.traffic.add(axis.name, "reduce-scatter", (axis.size - 1) * _bytes(result))
+    parts, rows = parts.contiguous(), parts.shape[0] // axis.size
+    place = axis.traffic.add(axis.name, "reduce-scatter", (axis.size - 1) * (_bytes(parts) // axis.size))
+    if axis.traffic.is_dry:
+        return Pending(parts.narrow(0, axis.index * rows, rows).clone())
+    result = parts.new_empty((rows, *parts.shape[1:]))
     work = _reduce_scatter(result, parts, group=axis.group, async_op=True)
     return Pending(result, work, parts, traffic=axis.traffic, place=place)
 
@@ -130,6 +136,8 @@ def all_reduce(part: Tensor, axis: Axis) -> Pending:
     part = part.contiguous()
     received = 2 * (axis.size - 1) * -(-part.numel() // axis.size) * part.element_size()
     place = axis.traffic.add(axis.name, "all-reduce", received)
+    if axis.traffic.is_dry:
+        return Pending(part)
     work = dist.all_reduce(part, group=axis.group, async_op=True)
     return Pending(part, work, traffic=axis.traffic, place=place)
 
@@ -139,9 +147,11 @@ def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis
     if axis.size == 1:
         return Pending(blocks)
     blocks = blocks.contiguous()
-    result = blocks.new_empty(sum(receive))
     received = (sum(receive) - receive[axis.index]) * blocks.element_size()
     place = axis.traffic.add(axis.name, "all-to-all", received)
+    if axis.traffic.is_dry:
+        return Pending(blocks.new_zeros(sum(receive)))
+    result = blocks.new_empty(sum(receive))
     work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=axis.group, async_op=True)
     return Pending(result, work, blocks, traffic=axis.traffic, place=place)
 
@@ -153,7 +163,8 @@ def _bytes(tensor: Tensor) -> int:
 class _SumCopies(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, axis: Axis) -> Tensor:
-        return all_reduce(part.clone(), axis).wait()
+        ctx.result_face, ctx.made = None, "a sum over ranks"  # copies, which lie on no face
+        return part.view_as(part) if axis.size == 1 else all_reduce(part.clone(), axis).wait()
 
     @staticmethod
     @once_differentiable
@@ -166,5 +177,10 @@ def sum_copies(part: Tensor, axis: Axis) -> Tensor:
 
     Since each copy's gradient is already the gradient of the one logical value, the backward is the identity: a second
     sum would count it `axis.size` times. Losses and the logits of narrow heads are such copies.
+
+    Raises:
+        ValueError: `part` is a mean over this rank's rows. A sum of means is no mean.
     """
-    return part if axis.size == 1 else _SumCopies.apply(part, axis)
+    check_summed(part)
+    # With one member too, where there is a graph: what follows must know that this is a sum (tensor3d.origin).
+    return _SumCopies.apply(part, axis) if axis.size > 1 or part.requires_grad else part

@@ -83,6 +83,7 @@ class Cube:
         self.traffic = Traffic()
         self.ledger = Ledger(precision)
         self.seeded = False
+        self.fills_parameters = True
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
         self.mesh = _mesh(shape, self.device) if connected else None
@@ -156,6 +157,11 @@ class Cube:
         """
         check_axes(names)
         wanted = tuple(name for name in AXES if name in names and self.shape.size(name) > 1)
+        if wanted not in self._axes and self.traffic.is_dry:  # this rank alone: nothing is sent, so it needs no group
+            ranks = self.shape.members(wanted, self.rank)
+            return Axis(
+                name="+".join(wanted), ranks=ranks, index=ranks.index(self.rank), group=None, traffic=self.traffic
+            )
         if wanted not in self._axes:
             self._axes[wanted] = self._combined(wanted)
         return self._axes[wanted]
@@ -195,6 +201,15 @@ class Cube:
         """The seed of the next parameter: a function of `manual_seed` and of how many came before, of nothing else."""
         self._parameters_made += 1
         return mix(self._seed, 0, self._parameters_made)
+
+    @contextmanager
+    def blank(self) -> Iterator[None]:
+        """Inside, new parameters are left unfilled, and take no seed: for weights that are loaded right after."""
+        before, self.fills_parameters = self.fills_parameters, False
+        try:
+            yield
+        finally:
+            self.fills_parameters = before
 
     # --- gradients ------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ A face is named after the axis that splits its columns; the other one of y and z
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from tensor3d.collectives import Axis, all_gather
 from tensor3d.cube import Cube
+from tensor3d.origin import check_origin
 
 Face = Literal["y", "z"]
 
@@ -42,6 +44,15 @@ def check_divides(what: str, number: int, cube: Cube, axis: Literal["y", "z"]) -
     return number // size
 
 
+def lies(columns: int, face: Face, cube: Cube) -> str:
+    """How a matrix of M rows, those of the cube, lies on this rank: for what layers say of themselves."""
+    cut = cube.shape.planes * cube.axis(other(face)).size
+    axis = cube.axis(face)
+    step = -(-columns // axis.size)
+    here = min((axis.index + 1) * step, columns) - min(axis.index * step, columns)
+    return f"face {face} ({'M' if cut == 1 else f'M/{cut}'}, {here})"
+
+
 def check_activation(tensor: Tensor, features: int, cube: Cube, face: Face, layer: str) -> None:
     """Raises ValueError unless `tensor` can be this rank's shard, on `face`, of a matrix with `features` columns."""
     columns = features // cube.axis(face).size
@@ -56,6 +67,49 @@ def check_activation(tensor: Tensor, features: int, cube: Cube, face: Face, laye
             f"{layer}: the {rows} rows of a plane must divide by {face}={scatter}, over which the result's rows are "
             f"split. Got {tensor.shape[0]} on each rank. Choose a number of rows that divides by both y and z."
         )
+
+
+def in_batch(layer: Callable[[Tensor], Tensor], batch: Tensor, what: str) -> Tensor:
+    """Calls `layer` on the one entry of a batch dim, and gives the dim back.
+
+    So models written for (batch, sequence, hidden) run on packs, as (1, rows, hidden).
+
+    Raises:
+        ValueError: a batch of several entries.
+    """
+    if batch.shape[0] != 1:
+        raise ValueError(
+            f"{what} reads the packed rows of a plane, alone or as a batch of one: (1, rows, ...). Got shape "
+            f"{tuple(batch.shape)}. Pack a padded batch first (tensor3d.pack_padded)."
+        )
+    return layer(batch.squeeze(0)).unsqueeze(0)
+
+
+def own_block(matrix: Tensor, cube: Cube, face: Face) -> Tensor:
+    """This rank's block, on `face`, of a plane's matrix that every rank of the plane holds whole.
+
+    For what comes from outside, such as patches of images or results of a layer that is not split: slices, so nothing
+    is sent, and each rank's gradient is that of its own block. (`shard` cuts the matrix of the whole cube.)
+
+    Args:
+        matrix: (M/x, H): the plane's rows, all columns. Rows divide by the other axis of the plane, columns by `face`.
+
+    Returns:
+        (M/xy, H/z) on face z; y and z swapped on face y.
+
+    Raises:
+        ValueError: not a matrix, or sizes that do not divide.
+    """
+    check_face(face)
+    if matrix.dim() == 3:
+        return in_batch(lambda one: own_block(one, cube, face), matrix, "own_block")
+    rows, columns = cube.axis(other(face)), cube.axis(face)
+    if matrix.dim() != 2 or matrix.shape[0] % rows.size or matrix.shape[1] % columns.size:
+        raise ValueError(
+            f"a plane's matrix needs rows that divide by {rows.name}={rows.size} and columns that divide by "
+            f"{columns.name}={columns.size} to lie on face {face}. Got shape {tuple(matrix.shape)}."
+        )
+    return matrix.chunk(rows.size, 0)[rows.index].chunk(columns.size, 1)[columns.index].contiguous()
 
 
 def shard(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
@@ -89,6 +143,7 @@ def gather(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
     check_face(face)
     if tensor.dim() != 2:
         raise ValueError(f"a shard is a matrix (rows, columns). Got shape {tuple(tensor.shape)}.")
+    check_origin(tensor, face, cube, "gather")
     return _Gather.apply(tensor, cube, face)
 
 
@@ -124,6 +179,7 @@ class _Shard(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
         members = cube.axis(face).size
         ctx.cube, ctx.face, ctx.widths = cube, face, [tensor.shape[1] // members] * members
+        ctx.result_face, ctx.made = face, "shard"
         return _shard(tensor, cube, face, ctx.widths).clone()
 
     @staticmethod

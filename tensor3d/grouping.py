@@ -7,7 +7,7 @@ micro-batch, on the host, such that the padded area is least.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -28,6 +28,29 @@ class LengthGroup:
     """Slots of each member: its longest member's length."""
     mask: Tensor | None
     """bool (members, 1, 1, length), True at real keys; None where nothing is padded."""
+    device: torch.device
+    _bands: dict[tuple[int, bool], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    """Masks of windows, once made."""
+
+    def band(self, window: int, causal: bool) -> Tensor:
+        """bool, True where a query (dim -2) sees a key (dim -1) that is less than `window` away; causal: not after it.
+
+        Of shape (length, length), or (members, 1, length, length) where padded keys are to be hidden. Made once for
+        all layers.
+        """
+        if (window, causal) not in self._bands:
+            self._bands[window, causal] = self._made_band(window, causal)
+        return self._bands[window, causal]
+
+    def _made_band(self, window: int, causal: bool) -> Tensor:
+        places = torch.arange(self.length, device=self.device)
+        distance = places[:, None] - places
+        if causal:  # padding stands at the end, where no real row looks
+            return (distance >= 0) & (distance < window)
+        near = distance.abs() < window
+        # A slot of padding sees itself: what a row without any key gives is up to the kernel, and may be nan, in
+        # gradients of the others too.
+        return near if self.mask is None else (near & self.mask) | (distance == 0)
 
     @property
     def slots(self) -> int:
@@ -59,7 +82,7 @@ def group_by_length(lengths: Sequence[int], starts: Sequence[int], device: torch
         gather.append(rows.reshape(-1))
         slot += rows.size
         mask = None if real.all() else torch.from_numpy(real)[:, None, None, :].to(device, non_blocking=True)
-        groups.append(LengthGroup(members=tuple(int(i) for i in chosen), length=longest, mask=mask))
+        groups.append(LengthGroup(members=tuple(int(i) for i in chosen), length=longest, mask=mask, device=device))
     slots = np.concatenate(gather) if gather else np.empty(0, dtype=np.int64)
     if np.array_equal(slots, np.arange(len(slots))):
         return Grouping(groups=tuple(groups), gather=None, restore=None)

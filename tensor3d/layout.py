@@ -50,6 +50,12 @@ class Layout:
     def dim_cut_by(self, axis: AxisName) -> int | None:
         return dict(self.cut).get(axis)
 
+    @property
+    def face(self) -> Face | None:
+        """The face whose columns it shares: of vectors and tables, which one of y and z cuts alone."""
+        cutting = [axis for axis, _ in self.cut if axis in ("y", "z")]
+        return other("z" if cutting == ["y"] else "y") if len(cutting) == 1 else None
+
     @cached_property
     def placements(self) -> tuple[Placement, ...]:
         """DTensor's, in the order of the cube's mesh."""
@@ -107,6 +113,12 @@ def copies(face: Face) -> Layout:
 def local(tensor: Tensor) -> Tensor:
     """This rank's block of a parameter or gradient, for DTensors and plain tensors alike. Not differentiable."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def block(parameter: Tensor) -> str:
+    """Logical and local shape, for what layers say of themselves."""
+    whole, here = tuple(parameter.shape), tuple(local(parameter).shape)
+    return f"weight {whole}" + ("" if here == whole else f" here {here}")
 
 
 def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:

@@ -17,6 +17,7 @@ from tensor3d.cube import Cube
 from tensor3d.faces import Face, other
 from tensor3d.layout import check_layout, chunk_bounds, local, matrix, vector
 from tensor3d.ledger import asked_for
+from tensor3d.origin import check_origin
 
 
 def matmul(
@@ -60,6 +61,7 @@ def matmul(
     check_layout(weight, matrix(face), cube)
     if bias is not None:
         check_layout(bias, vector(other(face)), cube)
+    check_origin(a, face, cube, f"the product with a weight of shape {tuple(weight.shape)}")
     a = a.to(cube.precision.computed(a.dtype))
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
@@ -79,6 +81,7 @@ class _Product(torch.autograd.Function):
         if bias is not None:
             c += local(bias).to(c.dtype)
         ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.reshard = weight, bias, cube, face, reshard
+        ctx.result_face, ctx.made = other(face), f"a product with a weight of shape {tuple(weight.shape)}"
         ctx.save_for_backward(*((a, weight) if reshard else (a_full, w_full)))
         return c
 

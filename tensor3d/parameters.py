@@ -21,6 +21,8 @@ _TILE = 256
 def normal(shape: tuple[int, int], layout: Layout, cube: Cube, std: float) -> nn.Parameter:
     """A matrix of normal(0, std) entries, drawn in fp32: the same on every cube for the same `Cube.manual_seed`."""
     rows, columns = layout.slices(shape, cube)
+    if not cube.fills_parameters:
+        return _finish(torch.empty(rows.stop - rows.start, columns.stop - columns.start), shape, layout, cube)
     block = _normal_block(shape, rows, columns, cube.next_seed()).mul_(std)
     return _finish(block, shape, layout, cube)
 
@@ -52,6 +54,7 @@ class _Use(torch.autograd.Function):
     def forward(ctx: Any, parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
         cube.ledger.forget_failed_passes()
         ctx.parameter, ctx.layout, ctx.cube = parameter, layout, cube
+        ctx.result_face, ctx.made = layout.face, f"a parameter of shape {tuple(parameter.shape)}"
         block = local(parameter)
         return block.view_as(block)
 

@@ -13,10 +13,11 @@ from torch.autograd.function import once_differentiable
 
 from tensor3d.collectives import Axis, all_gather, all_to_all, reduce_scatter
 from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_face, other
+from tensor3d.faces import Face, check_face, in_batch, other
+from tensor3d.origin import check_origin
 
 
-def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis) -> Tensor:
+def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis, made: str = "a lookup") -> Tensor:
     """Rows of a table whose rows are cut over `axis`, and the result's rows likewise.
 
         table    (T', H) on this rank: rows first .. first+T' of the whole table
@@ -25,8 +26,11 @@ def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis) -> Tensor:
         backward dY' = all-gather dY over axis; dTable = sum of its rows by row number
 
     Elements received: `(n-1)/n * R*H` each way. Saved for backward: `rows` and which are owned, never the table.
+
+    Args:
+        made: what the result is, for messages.
     """
-    return _Lookup.apply(table, rows, first, axis)
+    return _Lookup.apply(table, rows, first, axis, made)
 
 
 def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
@@ -46,9 +50,12 @@ def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor
         ValueError: R does not divide, or (on the CPU) there is no such row.
     """
     check_face(face)
+    if tensor.dim() == 3:
+        return in_batch(lambda one: select(one, rows, cube, face), tensor, "select")
     axis = cube.axis(other(face))
     check_numbers("selected rows", rows, tensor.shape[0] * axis.size, cube)
-    return lookup(tensor, rows, tensor.shape[0] * axis.index, axis)
+    check_origin(tensor, face, cube, "select")
+    return lookup(tensor, rows, tensor.shape[0] * axis.index, axis, "select")
 
 
 def own_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
@@ -86,11 +93,12 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor, first: int, axis: Axis) -> Tensor:
+    def forward(ctx: Any, table: Tensor, rows: Tensor, first: int, axis: Axis, made: str) -> Tensor:
         local_rows, owned = rows - first, (rows >= first) & (rows < first + table.shape[0])
         local_rows = torch.where(owned, local_rows, 0)
         ctx.save_for_backward(local_rows, owned)
         ctx.axis, ctx.table_rows = axis, table.shape[0]
+        ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", made
         if table.shape[0] == 0:  # a chunk of a vocabulary smaller than its axis
             return reduce_scatter(table.new_zeros(rows.shape[0], table.shape[1]), axis).wait()
         found = table.index_select(0, local_rows).mul_(owned.unsqueeze(1))
@@ -98,7 +106,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         local_rows, owned = ctx.saved_tensors
         full = all_gather(gradient, ctx.axis).wait()
         # A frequent token's row is a sum of thousands: in bf16 that would stop growing after some hundred.
@@ -106,7 +114,7 @@ class _Lookup(torch.autograd.Function):
         table = full.new_zeros(ctx.table_rows, full.shape[1], dtype=wide)
         if ctx.table_rows:
             table.index_add_(0, local_rows, full.to(wide) * owned.unsqueeze(1))
-        return table.to(full.dtype), None, None, None
+        return table.to(full.dtype), None, None, None, None
 
 
 def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
@@ -120,8 +128,11 @@ def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
         ValueError: no matrix, or rows of the plane or columns that do not divide by both y and z.
     """
     check_face(to)
+    if tensor.dim() == 3:
+        return in_batch(lambda one: turn(one, cube, to), tensor, "turn")
     if tensor.dim() != 2:
         raise ValueError(f"only a matrix (rows, columns) can change its face. Got shape {tuple(tensor.shape)}.")
+    check_origin(tensor, other(to), cube, f'turn(to="{to}")')
     return _Turn.apply(tensor, cube, to)
 
 
@@ -129,6 +140,7 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cube: Cube, to: Face) -> Tensor:
         ctx.cube, ctx.to = cube, to
+        ctx.result_face, ctx.made = to, "turn"
         return _turned(tensor, cube, to)
 
     @staticmethod

@@ -59,6 +59,13 @@ class Sequences:
         return tuple(starts)
 
     @cached_property
+    def positions(self) -> Tensor:
+        """int64 (rows,), on the device: the place of each row in its sequence, from 0. Made once for all layers."""
+        lengths = torch.tensor(self.lengths, dtype=torch.int64)
+        starts = torch.tensor(self.starts, dtype=torch.int64).repeat_interleave(lengths)
+        return (torch.arange(self.rows) - starts).to(self.device, non_blocking=True)
+
+    @cached_property
     def grouping(self) -> Grouping:
         """The sequences by length class. Made once for all layers."""
         return group_by_length(self.lengths, self.starts, self.device)

@@ -13,7 +13,7 @@ The ring model on `n` members, for a result of the stated size on each member:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -66,6 +66,7 @@ class Traffic:
         self._active: list[TrafficCount] = []
         self.issued = 0
         """Collectives of the cube that this rank has issued so far; the next one's number."""
+        self._note: Callable[[str, Kind, int], None] | None = None
         self.watched = False
         """Whether somebody wants to know where a device is; noting it costs an event a collective."""
         self._waiting: Place | None = None
@@ -81,6 +82,26 @@ class Traffic:
         finally:
             # By identity: two counts with the same content compare equal.
             self._active = [other for other in self._active if other is not count]
+
+    @contextmanager
+    def dry(self, note: Callable[[str, Kind, int], None]) -> Iterator[None]:
+        """Inside, collectives send nothing: this rank alone finds out what a block of code would send.
+
+        Each is told to `note` as (axis, kind, bytes), in the order of issue. Its result has the right shape and type
+        and no meaning: an all-gather gives copies of the own shard, a sum the own part, an all-to-all zeros. Counts
+        that were active before do not see it, and it gets no number: the other ranks may do nothing of the kind.
+        """
+        before = self._active, self._note
+        self._active, self._note = [], note
+        try:
+            yield
+        finally:
+            self._active, self._note = before
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether collectives send nothing now."""
+        return self._note is not None
 
     @property
     def waiting(self) -> Place | None:
@@ -102,7 +123,10 @@ class Traffic:
 
     def add(self, axis: str, kind: Kind, received: int) -> Place:
         """Notes one collective in every active count. Returns its number, axis and kind."""
-        self.issued += 1
+        if self._note is None:
+            self.issued += 1
+        else:
+            self._note(axis, kind, received)
         for count in self._active:
             count.received[axis, kind] += received
             count.calls[axis, kind] += 1

@@ -127,6 +127,73 @@ def test_causal_rows_see_nothing_after_them(backend: Backend) -> None:
     assert not torch.equal(before[10:], after[10:])
 
 
+# --- windows -------------------------------------------------------------------------------------------------------
+
+
+def seen(rows: int, window: int, causal: bool) -> Tensor:
+    """Which rows (dim 0) of one sequence see which (dim 1), one pair at a time."""
+    return torch.tensor([[abs(i - j) < window and (j <= i or not causal) for j in range(rows)] for i in range(rows)])
+
+
+def windowed_one_at_a_time(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], window: int, c: bool) -> Tensor:
+    parts = zip(*(t.transpose(0, 1).split(lengths, 1) for t in (q, k, v)), strict=True)
+    done = [F.scaled_dot_product_attention(*part, attn_mask=seen(part[0].shape[1], window, c)) for part in parts]
+    return torch.cat(done, 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 7, 40])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_window_hides_what_is_far_away(backend: Backend, window: int, causal: bool) -> None:
+    """The mixture has groups without and with padding, longer than the window and not."""
+    lengths = (5, 30, 1, 22, 1, 2, 29, 30, 7, 23, 40, 8, 6)
+    q, k, v, direction = rows(lengths)
+    ours, theirs = ([t.clone().requires_grad_() for t in (q, k, v)] for _ in range(2))
+    sequences = Sequences.from_lengths(lengths)
+    got = attention(*ours, sequences, backend=backend, causal=causal, window=window)
+    wanted = windowed_one_at_a_time(*theirs, lengths, window, causal)
+    for out in (got, wanted):
+        out.backward(direction)
+    assert torch.allclose(got, wanted, rtol=1e-11, atol=1e-11)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.allclose(a.grad, b.grad, rtol=1e-11, atol=1e-11)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12).map(tuple),
+    window=st.integers(1, 32),
+    causal=st.booleans(),
+)
+@settings(max_examples=30)
+def test_backends_agree_on_any_window(lengths: tuple[int, ...], window: int, causal: bool) -> None:
+    q, k, v = rows(lengths)[:3]
+    sequences = Sequences.from_lengths(lengths)
+    a, b = (attention(q, k, v, sequences, backend=each, causal=causal, window=window) for each in BACKENDS)
+    assert torch.allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_a_band_is_made_once_and_only_where_the_window_cuts() -> None:
+    sequences = Sequences.from_lengths([4, 4, 4, 90, 90])
+    short, long = sequences.grouping.groups
+    assert (short.length, long.length) == (4, 90)
+    q = torch.randn(192, 1, 2)
+    for _ in range(2):
+        attention(q, q, q, sequences, window=4)
+    assert long.band(4, False) is long.band(4, False), "made once for all layers"
+    assert list(long._bands) == [(4, False)]
+    assert not short._bands, "a sequence no longer than the window needs no mask"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_row_of_a_band_is_without_a_key(causal: bool) -> None:
+    """Not every kernel survives one: padding far behind the end of a short sequence still sees itself."""
+    (group,) = Sequences.from_lengths([8, 4, 8]).grouping.groups
+    assert group.mask is not None
+    assert bool(group.band(2, causal).any(-1).all())
+
+
 # --- dropout -------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +250,21 @@ def test_what_does_not_fit_is_refused() -> None:
         attention(q, q, q, Sequences.from_lengths([1, 2]))
     with pytest.raises(ValueError, match=r"at least 1\. Got 0"):
         Sequences.from_lengths([4, 0])
+    with pytest.raises(ValueError, match=r"window must be at least 1, the row itself; .* Got 0"):
+        attention(q, q, q, four, window=0)
+
+
+def test_the_layer_refuses_windows_and_rotary_positions_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"window must be at least 1.* Got -3"):
+        Attention3D(8, 2, Cube.single(), window=-3)
+    with pytest.raises(ValueError, match=r"head dimension must be even\. Got 3"):
+        Attention3D(6, 2, Cube.single(), rotary_base=10_000.0)
+    layer = Attention3D(8, 2, Cube.single(), rotary_base=10_000.0, window=5)
+    assert "rotary_base=10000, window=5" in repr(layer)
+    with pytest.raises(ValueError, match=r"cover the rows of this rank\. Got sequences of 3 rows for 4"):
+        layer(torch.zeros(4, 8), Sequences.from_lengths([3]))
+    with pytest.raises(ValueError, match=r"Attention3D reads the packed rows"):
+        layer(torch.zeros(2, 4, 8), Sequences.from_lengths([8]))
 
 
 # --- grouping ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, Face, gather, shard
-from tensor3d.faces import check_activation, check_divides, check_face, other
+from tensor3d.faces import check_activation, check_divides, check_face, other, own_block
 from tests.ranks import run_ranks
 from tests.twins import SHAPES, name_of, ranks_of
 
@@ -91,7 +91,7 @@ def test_what_does_not_divide_is_refused_on_every_rank() -> None:
 def test_a_gathered_matrix_is_not_its_shard() -> None:
     """On one device both are views or copies; the gradient must flow and the input stay as it is."""
     cube, x = Cube.single(), torch.ones(2, 3, requires_grad=True)
-    gather(shard(x, cube, "z").mul_(2), cube, "y").sum().backward()
+    gather(shard(x, cube, "z").mul_(2), cube, "z").sum().backward()
     assert torch.equal(x.detach(), torch.ones(2, 3))
     assert torch.equal(x.grad, torch.full((2, 3), 2.0))  # type: ignore[arg-type]
 
@@ -104,3 +104,23 @@ def test_checks_name_the_number_and_the_remedy() -> None:
         check_activation(torch.zeros(3, 9), 8, cube, "z", "layer")
     with pytest.raises(ValueError, match=r"Got 'x'"):
         check_face("x")
+
+
+def own_blocks(shape: tuple[int, int, int, int]) -> None:
+    cube = Cube(*shape)
+    plane = torch.arange(16.0 * 8).view(16, 8).requires_grad_()
+    for face in FACES:
+        block = own_block(plane, cube, face)
+        whole = gather(block.detach(), cube, face)
+        assert torch.equal(whole, plane.detach().repeat(cube.shape.planes, 1))
+        plane.grad = None
+        block.sum().backward()
+        assert plane.grad is not None
+        assert int(plane.grad.sum()) == block.numel()  # of its own block alone
+    with pytest.raises(ValueError, match=r"a plane's matrix needs rows that divide by y=2"):
+        own_block(plane[:15], cube, "z")
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2, 1), (1, 2, 4, 1)], ids=name_of)
+def test_a_plane_s_matrix_is_cut_as_the_face_says(shape: tuple[int, int, int, int]) -> None:
+    run_ranks(8, own_blocks, shape)

@@ -19,23 +19,26 @@ ROOTS = ("tensor3d", "models", "tools")
 # The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
 # a new module is given its place here.
 LEVELS = (
-    ("precision", "seeds", "shape", "traffic"),
+    ("graph", "precision", "seeds", "shape", "traffic"),
     ("collectives",),
     ("beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
     ("cube",),
     ("heartbeat", "peers"),
     ("watch",),
+    ("origin",),
     ("faces",),
     ("layout",),
     ("parameters",),
-    ("grouping", "matmul", "rows", "statistics"),
+    ("grouping", "matmul", "rotary", "rows", "statistics"),
     ("sequences",),
     ("attention",),
     ("layers",),
     ("checkpoint", "clip", "optim"),
     ("packing",),
+    ("padded", "parallel", "explain"),
     ("data",),
     ("planning",),
+    ("testing",),
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

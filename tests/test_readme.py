@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from tests.ranks import run_ranks
@@ -45,29 +44,6 @@ def test_the_example_is_about_twenty_lines() -> None:
     (code,) = python_blocks(README)
     model = code[code.index("class") : code.index("cube = ")]
     assert len([line for line in model.splitlines() if line.strip()]) <= 20
-
-
-def scale_twin() -> float:
-    """docs/custom-models.md's own parameter, on the cube."""
-    (code,) = python_blocks((ROOT / "docs" / "custom-models.md").read_text())
-    names: dict[str, Any] = {"torch": torch}
-    exec(compile(code, "custom-models.md", "exec"), names)
-    from tests.twins import compare
-
-    errors = compare(
-        lambda cube: names["Scale3D"](24, cube),
-        (2, 2, 2, 1),
-        rows=32,
-        columns=24,
-        face_in="z",
-        face_out="z",
-        dtype=torch.float64,
-    )
-    return max(errors.values())
-
-
-def test_the_documented_parameter_of_ones_own() -> None:
-    assert max(run_ranks(8, scale_twin)) <= 1e-9
 
 
 @pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])

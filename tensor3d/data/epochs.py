@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data.bins import Bins
 from tensor3d.data.masking import masked_counts
+from tensor3d.data.ragged import ranges
 from tensor3d.data.sources import Drawing, Source
 from tensor3d.packing import (
     PLANNERS,
@@ -62,6 +63,11 @@ class Epoch:
     """int64 (packs,): tokens to guess in each pack."""
     sequences: NDArray[np.int64]
     """int64 (packs,): sequences in each pack."""
+
+    def lengths_in(self, packs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 (sequences,): lengths of the sequences in these packs, one pack after another."""
+        held = ranges(self.packs.offsets[packs], self.sequences[packs])
+        return self.drawing.lengths[self.packs.sequences[held]].astype(np.int64)
 
     @cached_property
     def digest(self) -> str:

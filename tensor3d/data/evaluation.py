@@ -65,5 +65,6 @@ def _steps(data: PretrainingData, layout: BatchLayout, device: torch.device | st
             sequences=int(epoch.sequences[all_packs].sum()),
             tokens=tokens,
             squares=int(epoch.squares[all_packs].sum()),
+            lengths=np.bincount(epoch.lengths_in(all_packs)),
             fill=tokens / (layout.micro_batch * data.capacity),
         )

@@ -38,6 +38,8 @@ class Step:
     """Tokens in sequences; unused slots are not counted."""
     squares: int
     """Sum of the squared lengths of its sequences."""
+    lengths: NDArray[np.int64]
+    """int64 (longest + 1,): how many of its sequences have each length."""
     fill: float
     """Share of the token slots that hold a token, 0 to 1."""
     imbalance: float = 1.0
@@ -229,6 +231,7 @@ class Loader:
             sequences=plan.sequences,
             tokens=plan.tokens,
             squares=plan.squares,
+            lengths=plan.lengths,
             fill=plan.tokens / (self._global_batch * plan.capacity),
             imbalance=plan.imbalance,
             digests={epoch: drawn.digest for epoch, drawn in plan.drawn.items()},

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tensor3d.data.epochs import Epoch
 from tensor3d.data.layout import BatchLayout
 from tensor3d.data.pretraining import PretrainingData
-from tensor3d.packing import Work, deal, imbalance
+from tensor3d.packing import Work, attended, deal, imbalance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,6 +34,8 @@ class StepPlan:
     tokens: int
     squares: int
     """Sum of the squared lengths of its sequences: what attention costs."""
+    lengths: NDArray[np.int64]
+    """int64 (capacity + 1,): how many of its sequences have each length."""
     imbalance: float
     """Most over mean work of a rank, in the micro-batch where that is worst."""
 
@@ -100,12 +102,18 @@ class Schedule:
         packs = np.empty_like(number)
         sums = np.empty((4, len(number)), dtype=np.int64)
         drawn = {epoch: self._data.epochs[epoch] for epoch in np.unique(epochs).tolist()}
+        lengths = []
         for epoch, content in drawn.items():
             here = epochs == epoch
             packs[here] = chosen = content.order[number[here] % size]
             sums[:, here] = np.stack([values[chosen] for values in _per_pack(content)])
+            lengths.append(content.lengths_in(chosen))
         tokens, squares, targets, sequences = sums
-        slots, unevenness = self._deal(number % self._data.rules.groups, tokens, squares)
+        each = np.concatenate(lengths)
+        costs = (
+            None if self._work is None else self._costs(self._work, tokens, squares, _near(self._work, each, sequences))
+        )
+        slots, unevenness = self._deal(number % self._data.rules.groups, costs)
         return StepPlan(
             index=index,
             epochs=epochs[slots],
@@ -116,6 +124,7 @@ class Schedule:
             sequences=int(sequences.sum()),
             tokens=int(tokens.sum()),
             squares=int(squares.sum()),
+            lengths=np.bincount(each, minlength=self._layout.capacity + 1),
             imbalance=unevenness,
         )
 
@@ -130,18 +139,17 @@ class Schedule:
         data, x, _, z = self._layout.cube_shape
         return data, x, z, self._layout.packs_per_rank
 
-    def _deal(
-        self, group: NDArray[np.int64], tokens: NDArray[np.int64], squares: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], float]:
-        """int64 (packs,): which pack lies in each slot; and how uneven the ranks' work is."""
+    def _deal(self, group: NDArray[np.int64], costs: NDArray[np.float64] | None) -> tuple[NDArray[np.int64], float]:
+        """int64 (packs,): which pack lies in each slot; and how uneven the ranks' work is, if it is weighed."""
         data, x, z, k = self._sizes
         slots = np.arange(len(group)).reshape(-1, self._blocks, data // self._blocks, x, z, k)
         dealt = np.empty_like(slots)
-        costs = np.ones((len(group), 2)) if self._work is None else self._costs(self._work, tokens, squares)
+        weighed = costs is not None
+        costs = np.ones((len(group), 2)) if costs is None else costs
         for block in range(self._blocks):
             here = np.flatnonzero(group * self._blocks // self._data.rules.groups == block)
             place = dealt[:, block]
-            if self._work is not None:
+            if weighed:
                 bins = here[deal(costs[here], place.size // k)]
                 # Like beside like: what is uneven between bins then lies between micro-batches, where nobody waits.
                 here = bins[np.argsort(costs[bins, -1].sum(axis=1), kind="stable")]
@@ -150,10 +158,14 @@ class Schedule:
         worst = max(imbalance(costs[:, -1], micro_batch) for micro_batch in per_micro_batch)
         return dealt.reshape(-1), worst
 
-    def _costs(self, work: Work, tokens: NDArray[np.int64], squares: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _costs(
+        self, work: Work, tokens: NDArray[np.int64], squares: NDArray[np.int64], near: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
         """float64 (packs, 2): tokens, and the work of the device, for which the unused tail is a sequence too."""
         tail = self._layout.capacity - tokens
-        device = work.of(np.full_like(tokens, self._layout.capacity), squares + tail * tail)
+        device = work.of(
+            np.full_like(tokens, self._layout.capacity), squares + tail * tail, near + attended(tail, work.window)
+        )
         return np.stack([tokens.astype(np.float64), device], axis=1)
 
     def _capacity(self, longest: int) -> int:
@@ -163,3 +175,10 @@ class Schedule:
 
 def _per_pack(epoch: Epoch) -> tuple[NDArray[np.int64], ...]:
     return epoch.tokens, epoch.squares, epoch.targets, epoch.sequences
+
+
+def _near(work: Work, lengths: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 (packs,): pairs that attend to one another within the window, of packs of so many sequences each."""
+    before = np.concatenate(([0], np.cumsum(attended(lengths, work.window))))
+    ends = np.cumsum(sequences)
+    return np.asarray(before[ends] - before[ends - sequences])

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tensor3d.attention import Backend, attention
+from tensor3d.attention import Backend, attention, check_cover, check_window
 from tensor3d.cube import Cube
-from tensor3d.faces import check_divides
+from tensor3d.faces import check_divides, in_batch
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
+from tensor3d.rotary import check_rotary, rotary
 from tensor3d.sequences import Sequences
 
 Recompute = Literal["none", "layer", "attention"]
@@ -33,13 +34,16 @@ class Attention3D(nn.Module):
         heads: h, divides by y.
         causal: a token sees itself and what came before it in its sequence.
         dropout: of the attention probabilities.
+        rotary_base: turns queries and keys by their place in the sequence (`tensor3d.rotary`), with this base; 10,000
+            is usual. None: no positions here.
+        window: a token sees only tokens less than this far away in its sequence.
         recompute: `"attention"` keeps q, k and v alone for backward, and computes again what lies between them and the
             projection. `"layer"` is for the layer around this one.
         reshard_after_forward: as in `Linear3D`.
 
     Raises:
-        ValueError: sizes that do not divide, named with the axis; a dropout as `Dropout3D` refuses it; an unknown
-            `recompute`.
+        ValueError: sizes that do not divide, named with the axis; a dropout as `Dropout3D` refuses it; a window below
+            1; rotary positions of an odd head dimension; an unknown `recompute`.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class Attention3D(nn.Module):
         std: float = 0.02,
         recompute: Recompute = "none",
         reshard_after_forward: bool = True,
+        rotary_base: float | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         if recompute not in get_args(Recompute):
@@ -65,14 +71,20 @@ class Attention3D(nn.Module):
         if hidden % heads:
             raise ValueError(f"hidden must divide by heads={heads}. Got {hidden}.")
         check_dropout(dropout, cube)
+        check_window(window)
+        if rotary_base is not None:
+            check_rotary(hidden // heads, rotary_base)
         self.heads, self.head_dim, self.cube = heads, hidden // heads, cube
         self.causal, self.dropout, self.backend, self.recompute = causal, dropout, backend, recompute
+        self.rotary_base, self.window = rotary_base, window
         reshard = reshard_after_forward
         self.qkv = Linear3D(hidden, 3 * hidden, cube, "z", bias, std=std, reshard_after_forward=reshard)
         self.out = Linear3D(hidden, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y."""
+        if x.dim() == 3:
+            return in_batch(lambda rows: self.forward(rows, sequences), x, "Attention3D")
         qkv = self.qkv(x).view(-1, self.heads // self.cube.axis("y").size, 3, self.head_dim)
         if self.recompute == "attention" and torch.is_grad_enabled():
             return self.out(checkpoint(self._mixed, qkv, sequences, use_reentrant=False))
@@ -80,8 +92,17 @@ class Attention3D(nn.Module):
 
     def _mixed(self, qkv: Tensor, sequences: Sequences) -> Tensor:
         q, k, v = qkv.unbind(2)
+        if self.rotary_base is not None:
+            check_cover(sequences, q.shape[0])  # before positions meet rows that are not theirs
+            q, k = (rotary(t, sequences.positions, self.rotary_base) for t in (q, k))
         dropout = self.dropout if self.training else 0.0
-        return attention(q, k, v, sequences, backend=self.backend, dropout=dropout, causal=self.causal).flatten(1)
+        mixed = attention(
+            q, k, v, sequences, backend=self.backend, dropout=dropout, causal=self.causal, window=self.window
+        )
+        return mixed.flatten(1)
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, causal={self.causal}, dropout={self.dropout}, backend={self.backend}"
+        options = f"heads={self.heads}, causal={self.causal}, dropout={self.dropout}, backend={self.backend}"
+        if self.rotary_base is not None:
+            options += f", rotary_base={self.rotary_base:g}"
+        return options if self.window is None else f"{options}, window={self.window}"

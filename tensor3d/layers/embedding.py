@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tensor3d.cube import Cube
-from tensor3d.faces import check_activation, check_divides
-from tensor3d.layout import chunk_bounds, matrix, table, vector
+from tensor3d.faces import check_activation, check_divides, in_batch, lies
+from tensor3d.layout import block, chunk_bounds, matrix, table, vector
 from tensor3d.ledger import asked_for
 from tensor3d.matmul import gather_slab, matmul, scatter_slab
 from tensor3d.parameters import constant, normal, use
@@ -43,14 +43,16 @@ class Embedding3D(nn.Module):
         self.weight = normal((vocab, hidden), matrix("z"), cube, std)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids (M/x,) of the plane, -1 for a row of zeros, to (M/xy, H/z) on face z."""
+        """Ids (M/x,) of the plane, -1 for a row of zeros, to (M/xy, H/z) on face z. A batch dim of 1 is kept."""
+        if ids.dim() == 2:
+            return in_batch(self.forward, ids, "Embedding3D")
         check_numbers("ids", ids, self.vocab, self.cube)
         y = self.cube.axis("y")
         first, _ = chunk_bounds(self.vocab, y.size, y.index)
-        return lookup(_Slab.apply(self.weight, self.cube), ids, first, y)
+        return lookup(_Slab.apply(self.weight, self.cube), ids, first, y, f"Embedding3D of {self.vocab} entries")
 
     def extra_repr(self) -> str:
-        return f"{self.vocab}, {self.hidden} on face z, on {self.cube.shape}"
+        return f"{self.vocab}, {self.hidden}, ids -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
 
 
 class TableEmbedding3D(nn.Module):
@@ -69,14 +71,16 @@ class TableEmbedding3D(nn.Module):
         self.weight = normal((rows, hidden), table("z"), cube, std)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Row numbers (M/x,) of the plane to (M/xy, H/z) on face z."""
+        """Row numbers (M/x,) of the plane to (M/xy, H/z) on face z. A batch dim of 1 is kept."""
+        if numbers.dim() == 2:
+            return in_batch(self.forward, numbers, "TableEmbedding3D")
         check_numbers("row numbers", numbers, self.rows, self.cube, lowest=0)
         own = own_rows(numbers, self.cube, "z")
         chosen = F.embedding(own, use(self.weight, table("z"), self.cube))
         return chosen.to(self.cube.precision.computed(chosen.dtype))
 
     def extra_repr(self) -> str:
-        return f"{self.rows}, {self.hidden} on face z, on {self.cube.shape}"
+        return f"{self.rows}, {self.hidden}, numbers -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
 
 
 class TiedProjection3D(nn.Module):
@@ -93,6 +97,8 @@ class TiedProjection3D(nn.Module):
 
     def forward(self, x: Tensor, weight: nn.Parameter) -> Tensor:
         """(R/xy, H/z) on face z and `Embedding3D.weight`, to (R/xz, V/y) on face y."""
+        if x.dim() == 3:
+            return in_batch(lambda one: self.forward(one, weight), x, "TiedProjection3D")
         check_activation(x, self.hidden, self.cube, "z", "TiedProjection3D")
         if tuple(weight.shape) != (self.vocab, self.hidden):
             raise ValueError(
@@ -101,7 +107,8 @@ class TiedProjection3D(nn.Module):
         return matmul(x, weight, self.cube, "z", self.bias)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden} on face z -> {self.vocab} on face y, on {self.cube.shape}"
+        reads, gives = lies(self.hidden, "z", self.cube), lies(self.vocab, "y", self.cube)
+        return f"{self.hidden} -> {self.vocab}, {reads} -> {gives}"
 
 
 class _Slab(torch.autograd.Function):

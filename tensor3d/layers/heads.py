@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from tensor3d.collectives import sum_copies
 from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_divides, check_face
-from tensor3d.layout import copies, narrow
+from tensor3d.faces import Face, check_divides, check_face, in_batch, lies
+from tensor3d.layout import block, copies, narrow
+from tensor3d.origin import check_origin
 from tensor3d.parameters import constant, normal, use
 
 
@@ -41,11 +42,14 @@ class NarrowHead3D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(R', K/face) to logits (R', C), fp32 at least, the same on all members of the face's axis."""
+        if x.dim() == 3:
+            return in_batch(self.forward, x, "NarrowHead3D")
         columns = self.in_features // self.cube.axis(self.face).size
         if x.dim() != 2 or x.shape[1] != columns:
             raise ValueError(
                 f"NarrowHead3D on face {self.face} needs the local shape (rows, {columns}). Got {tuple(x.shape)}."
             )
+        check_origin(x, self.face, self.cube, f"NarrowHead3D ({self.in_features} -> {self.classes})")
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         weight = use(self.weight, narrow(self.face), self.cube).to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
@@ -53,4 +57,5 @@ class NarrowHead3D(nn.Module):
         return logits if self.bias is None else logits + use(self.bias, copies(self.face), self.cube).to(logits.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features} on face {self.face} -> {self.classes} copies, on {self.cube.shape}"
+        reads = lies(self.in_features, self.face, self.cube)
+        return f"{self.in_features} -> {self.classes}, {reads} -> copies over {self.face}, {block(self.weight)}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_activation, check_divides, check_face, other
-from tensor3d.layout import matrix, vector
+from tensor3d.faces import Face, check_activation, check_divides, check_face, in_batch, lies, other
+from tensor3d.layout import block, matrix, vector
 from tensor3d.matmul import matmul
 from tensor3d.parameters import constant, normal
 
@@ -46,12 +46,14 @@ class Linear3D(nn.Module):
         self.bias = constant((out_features,), vector(other(face)), cube, 0.0) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(M/xy, K/z) on face z to (M/xz, N/y) on face y; y and z swapped on face y."""
+        """(M/xy, K/z) on face z to (M/xz, N/y) on face y; y and z swapped on face y. A batch dim of 1 is kept."""
+        if x.dim() == 3:
+            return in_batch(self.forward, x, "Linear3D")
         check_activation(x, self.in_features, self.cube, self.face, "Linear3D")
         return matmul(x, self.weight, self.cube, self.face, self.bias, reshard_after_forward=self.reshard_after_forward)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.in_features} on face {self.face} -> {self.out_features} on face {other(self.face)}, "
-            f"bias={self.bias is not None}, on {self.cube.shape}"
-        )
+        bias = "" if self.bias is not None else ", bias=False"
+        reads = lies(self.in_features, self.face, self.cube)
+        gives = lies(self.out_features, other(self.face), self.cube)
+        return f"{self.in_features} -> {self.out_features}, {reads} -> {gives}, {block(self.weight)}{bias}"

@@ -16,6 +16,7 @@ from tensor3d.collectives import Axis
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_face
 from tensor3d.layout import chunk_bounds
+from tensor3d.origin import check_origin
 from tensor3d.statistics import gather_statistics
 
 IGNORED = -100
@@ -49,6 +50,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
             f"cross-entropy over {vocab} entries on face {face} needs logits (rows, {last - first}) and labels (rows,)"
             f". Got {tuple(logits.shape)} and {tuple(labels.shape)}."
         )
+    check_origin(logits, face, cube, "cross_entropy")
     if labels.device.type == "cpu":  # on a device this would wait for it
         wrong = labels[~_are_labels(labels, vocab)]
         if wrong.numel():
@@ -78,6 +80,7 @@ class _CrossEntropy(torch.autograd.Function):
         # The place inside the winner's slice; the slices before it are all of full size.
         place = places.gather(0, winner.unsqueeze(0))[0].long() + winner * -(-vocab // axis.size)
         ctx.save_for_backward(logits, log_sum, target, owned, counts)
+        ctx.result_face, ctx.made = None, "cross_entropy"  # one loss a row, on no face
         ctx.mark_non_differentiable(place)
         return losses, place
 

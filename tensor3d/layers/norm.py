@@ -13,9 +13,10 @@ from torch.autograd.function import once_differentiable
 
 from tensor3d.collectives import Axis, all_reduce
 from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_divides, check_face
+from tensor3d.faces import Face, check_divides, check_face, in_batch, lies
 from tensor3d.layout import local, vector
 from tensor3d.ledger import asked_for
+from tensor3d.origin import check_origin
 from tensor3d.parameters import constant
 from tensor3d.statistics import gather_statistics
 
@@ -29,26 +30,30 @@ class LayerNorm3D(nn.Module):
     Args:
         hidden: H, divides by the face's axis.
         eps: added to the variance.
+        bias: whether there is one beside the gain.
 
     Raises:
         ValueError: an unknown face, or an H that does not divide.
     """
 
-    def __init__(self, hidden: int, cube: Cube, face: Face = "z", *, eps: float = 1e-12) -> None:
+    def __init__(self, hidden: int, cube: Cube, face: Face = "z", *, eps: float = 1e-12, bias: bool = True) -> None:
         super().__init__()
         check_face(face)
         check_divides("hidden", hidden, cube, face)
         self.hidden, self.cube, self.face, self.eps = hidden, cube, face, eps
         self.weight = constant((hidden,), vector(face), cube, 1.0)
-        self.bias = constant((hidden,), vector(face), cube, 0.0)
+        self.bias = constant((hidden,), vector(face), cube, 0.0) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(M', H') on the layer's face, to the same."""
+        """(M', H') on the layer's face, to the same; a batch dim of 1 before them is kept."""
+        if x.dim() == 3:
+            return in_batch(self.forward, x, "LayerNorm3D")
         _check_columns(x, self.hidden, self.cube, self.face, "LayerNorm3D")
         return _LayerNorm.apply(x, self.weight, self.bias, self.cube, self.face, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden}, face={self.face}, eps={self.eps}"
+        bias = "" if self.bias is not None else ", bias=False"
+        return f"{self.hidden}, {lies(self.hidden, self.face, self.cube)}, eps={self.eps}{bias}"
 
 
 class RMSNorm3D(nn.Module):
@@ -65,12 +70,14 @@ class RMSNorm3D(nn.Module):
         self.weight = constant((hidden,), vector(face), cube, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(M', H') on the layer's face, to the same."""
+        """(M', H') on the layer's face, to the same; a batch dim of 1 before them is kept."""
+        if x.dim() == 3:
+            return in_batch(self.forward, x, "RMSNorm3D")
         _check_columns(x, self.hidden, self.cube, self.face, "RMSNorm3D")
         return _RMSNorm.apply(x, self.weight, self.cube, self.face, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden}, face={self.face}, eps={self.eps}"
+        return f"{self.hidden}, {lies(self.hidden, self.face, self.cube)}, eps={self.eps}"
 
 
 def _check_columns(x: Tensor, hidden: int, cube: Cube, face: Face, layer: str) -> None:
@@ -80,12 +87,13 @@ def _check_columns(x: Tensor, hidden: int, cube: Cube, face: Face, layer: str) -
             f"{layer} on face {face} needs the local shape (rows, {hidden}/{face}) = (rows, {columns}). Got "
             f"{tuple(x.shape)}."
         )
+    check_origin(x, face, cube, f"{layer} of {hidden} columns")
 
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter, cube: Cube, face: Face, eps: float
+        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, eps: float
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -94,7 +102,9 @@ class _LayerNorm(torch.autograd.Function):
         normal = _normalised(wide, center, offset, rstd)
         ctx.save_for_backward(x, weight, center, offset, rstd)
         ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
-        return (normal.mul_(local(weight)).add_(local(bias))).to(x.dtype)
+        ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
+        result = normal.mul_(local(weight))
+        return (result if bias is None else result.add_(local(bias))).to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -152,6 +162,7 @@ class _RMSNorm(torch.autograd.Function):
         rrms = (squares / (x.shape[1] * axis.size) + eps).rsqrt()
         ctx.save_for_backward(x, weight, rrms)
         ctx.weight, ctx.cube, ctx.face = weight, cube, face
+        ctx.result_face, ctx.made = face, f"RMSNorm3D of {weight.shape[0]} columns"
         return (wide * rrms).mul_(local(weight)).to(x.dtype)
 
     @staticmethod

@@ -1,11 +1,11 @@
-"""The feed-forward block and the transformer layer.
+"""The feed-forward block, the residual block and the transformer layer.
 
 M tokens of the cube, H hidden size, I inner size
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -56,17 +56,79 @@ class MLP3D(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class TransformerLayer3D(nn.Module):
-    """Attention and MLP, each with dropout, a residual and a LayerNorm, on face z.
+class Block3D(nn.Module):
+    """A transformer's residual block of given parts, on face z: attention and MLP, each with dropout and a norm.
+
+        post    x = attention_norm(x + dropout(attention(x)));    x = mlp_norm(x + dropout(mlp(x)))
+        pre     x = x + dropout(attention(attention_norm(x)));    x = x + dropout(mlp(mlp_norm(x)))
+
+    Sends nothing itself. Saves nothing of its own but what its two sums and dropouts keep.
+
+    Args:
+        attention: called with (x, sequences), face z to face z, as `Attention3D`.
+        mlp: called with x, face z to face z, as `MLP3D` and `GatedMLP3D`.
+        attention_norm, mlp_norm: on face z, as `LayerNorm3D("z")` and `RMSNorm3D`; `nn.Identity()` leaves one out.
+        norm: `"post"`: after the residual, as in BERT. `"pre"`: before each part.
+        dropout: of the output of each part.
+        recompute: what backward computes again instead of keeping it (Chen et al. 2016, arXiv 1604.06174):
+            `"layer"`: all of it; the input alone is saved, and the forward's collectives are issued again.
+            `"attention"`: what the attention, made with the same option, computes again by itself.
+
+    Raises:
+        ValueError: an unknown `norm` or `recompute`; recompute="attention" with an attention made without it.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        attention_norm: nn.Module,
+        mlp: nn.Module,
+        mlp_norm: nn.Module,
+        *,
+        norm: NormPlace = "post",
+        dropout: Dropout3D,
+        recompute: Recompute = "none",
+    ) -> None:
+        super().__init__()
+        if norm not in get_args(NormPlace):
+            raise ValueError(f'norm must be "post" or "pre". Got {norm!r}.')
+        if recompute not in get_args(Recompute):
+            raise ValueError(f"recompute must be one of {', '.join(get_args(Recompute))}. Got {recompute!r}.")
+        if recompute == "attention" and getattr(attention, "recompute", None) != "attention":
+            raise ValueError(
+                'recompute="attention" is the attention\'s own work. '
+                f'Got {type(attention).__name__} made without it; make it with recompute="attention".'
+            )
+        self.norm, self.recompute = norm, recompute
+        self.attention, self.attention_norm = attention, attention_norm
+        self.mlp, self.mlp_norm = mlp, mlp_norm
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y."""
+        if self.recompute == "layer" and torch.is_grad_enabled():
+            # Not reentrant: backward stays one pass, at whose end the ledger sums once.
+            result: Tensor = checkpoint(self._blocks, x, sequences, use_reentrant=False)
+            return result
+        return self._blocks(x, sequences)
+
+    def _blocks(self, x: Tensor, sequences: Sequences) -> Tensor:
+        if self.norm == "pre":
+            x = x + self.dropout(self.attention(self.attention_norm(x), sequences))
+            return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, sequences)))
+        return self.mlp_norm(x + self.dropout(self.mlp(x)))
+
+
+class TransformerLayer3D(Block3D):
+    """BERT's block: `Attention3D`, `MLP3D` and two `LayerNorm3D`, on face z.
 
     Args:
         hidden, heads, inner: as in `Attention3D` and `MLP3D`.
         norm: `"post"`: LayerNorm after the residual, as in BERT. `"pre"`: before each block.
         dropout: of each block's output; `attention_dropout`: of the attention probabilities.
-        recompute: what backward computes again instead of keeping it (Chen et al. 2016, arXiv 1604.06174):
-            `"layer"`: all of it; the input alone is saved, and the forward's collectives are issued again.
-            `"attention"`: the attention between QKV and projection (Korthikanti et al. 2022, arXiv 2205.05198, §5);
-            nothing is sent for it.
+        recompute: as in `Block3D`; `"attention"` computes what lies between QKV and projection again (Korthikanti et
+            al. 2022, arXiv 2205.05198, §5), and nothing is sent for it.
         reshard_after_forward: False keeps gathered inputs and weights of the products for backward.
 
     Raises:
@@ -90,37 +152,22 @@ class TransformerLayer3D(nn.Module):
         recompute: Recompute = "none",
         reshard_after_forward: bool = True,
     ) -> None:
-        super().__init__()
-        if norm not in ("post", "pre"):
-            raise ValueError(f'norm must be "post" or "pre". Got {norm!r}.')
-        self.norm, self.recompute = norm, recompute
-        self.attention = Attention3D(
-            hidden,
-            heads,
-            cube,
-            causal,
-            dropout=attention_dropout,
-            backend=backend,
-            std=std,
+        super().__init__(
+            Attention3D(
+                hidden,
+                heads,
+                cube,
+                causal,
+                dropout=attention_dropout,
+                backend=backend,
+                std=std,
+                recompute=recompute,
+                reshard_after_forward=reshard_after_forward,
+            ),
+            LayerNorm3D(hidden, cube, eps=eps),
+            MLP3D(hidden, cube, inner, std=std, reshard_after_forward=reshard_after_forward),
+            LayerNorm3D(hidden, cube, eps=eps),
+            norm=norm,
+            dropout=Dropout3D(dropout, cube),
             recompute=recompute,
-            reshard_after_forward=reshard_after_forward,
         )
-        self.attention_norm = LayerNorm3D(hidden, cube, eps=eps)
-        self.mlp = MLP3D(hidden, cube, inner, std=std, reshard_after_forward=reshard_after_forward)
-        self.mlp_norm = LayerNorm3D(hidden, cube, eps=eps)
-        self.dropout = Dropout3D(dropout, cube)
-
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y."""
-        if self.recompute == "layer" and torch.is_grad_enabled():
-            # Not reentrant: backward stays one pass, at whose end the ledger sums once.
-            result: Tensor = checkpoint(self._blocks, x, sequences, use_reentrant=False)
-            return result
-        return self._blocks(x, sequences)
-
-    def _blocks(self, x: Tensor, sequences: Sequences) -> Tensor:
-        if self.norm == "pre":
-            x = x + self.dropout(self.attention(self.attention_norm(x), sequences))
-            return x + self.dropout(self.mlp(self.mlp_norm(x)))
-        x = self.attention_norm(x + self.dropout(self.attention(x, sequences)))
-        return self.mlp_norm(x + self.dropout(self.mlp(x)))

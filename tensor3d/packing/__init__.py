@@ -5,7 +5,7 @@ A planner turns a histogram of lengths into a `Plan`; `assign` puts real sequenc
 """
 
 from tensor3d.packing.assign import Packs, assign
-from tensor3d.packing.balance import Work, deal, imbalance
+from tensor3d.packing.balance import Work, attended, deal, imbalance
 from tensor3d.packing.batch import pack_batch, restore_order
 from tensor3d.packing.bounds import LowerBound
 from tensor3d.packing.files import fingerprint_of, load_plan, save_plan
@@ -31,6 +31,7 @@ __all__ = [
     "StreamPacker",
     "Work",
     "assign",
+    "attended",
     "deal",
     "fingerprint_of",
     "imbalance",

@@ -34,31 +34,52 @@ class Work:
     """FLOPs of a token."""
     per_square: float
     """FLOPs of a squared length: of one query with one key."""
+    per_near: float = 0.0
+    """FLOPs of one query with one key less than `window` apart: of what attends to its neighbours alone."""
+    window: int | None = None
+    """Tokens, with `per_near`."""
 
     def __post_init__(self) -> None:
-        for name in ("per_token", "per_square"):
+        for name in ("per_token", "per_square", "per_near"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a finite number of at least 0. Got {value}.")
         if self.per_token == self.per_square == 0:
             raise ValueError("per_token and per_square are both 0; at least one of them must cost something.")
+        if (self.per_near > 0) != (self.window is not None):
+            raise ValueError(f"per_near and window belong together. Got {self.per_near} and {self.window}.")
 
-    def of(self, tokens: ArrayLike, squares: ArrayLike) -> NDArray[np.float64]:
+    def of(self, tokens: ArrayLike, squares: ArrayLike, near: ArrayLike | None = None) -> NDArray[np.float64]:
         """float64 (packs,): the work of packs.
 
         Args:
             tokens: (packs,): tokens of each pack.
             squares: (packs,): sums of the squared lengths of the sequences in each pack.
+            near: (packs,): sums of what `attended` says of them, where there is a window.
 
         Raises:
-            ValueError: shapes that differ.
+            ValueError: shapes that differ; a window, and no `near`.
         """
         tokens, squares = np.asarray(tokens, dtype=np.float64), np.asarray(squares, dtype=np.float64)
         if tokens.shape != squares.shape:
             raise ValueError(
                 f"tokens and squares are of the same packs. Got shapes {tokens.shape} and {squares.shape}."
             )
-        return np.asarray(self.per_token * tokens + self.per_square * squares)
+        cost = np.asarray(self.per_token * tokens + self.per_square * squares)
+        if self.window is None:
+            return cost
+        if near is None or np.shape(near) != tokens.shape:
+            got = "none" if near is None else f"shape {np.shape(near)}"
+            raise ValueError(f"work with window={self.window} needs near, of shape {tokens.shape}. Got {got}.")
+        return np.asarray(cost + self.per_near * np.asarray(near, dtype=np.float64))
+
+
+def attended(lengths: ArrayLike, window: int | None = None) -> NDArray[np.int64]:
+    """int64, of the shape of `lengths`: pairs of a query and a key in a sequence that are less than `window` apart."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    # Further apart than that, to either side, are 1 + 2 + ... + beyond pairs.
+    beyond = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
+    return np.asarray(lengths * lengths - beyond * (beyond + 1))
 
 
 def deal(costs: ArrayLike, bins: int, method: Method = "refined") -> NDArray[np.int64]:

@@ -162,25 +162,34 @@ def narrow_head(wire: Wire, rows: int, classes: int, face: Side = "y") -> Bytes:
 
 
 def transformer_layer(
-    wire: Wire, rows: int, hidden: int, inner: int, *, kept: bool = False, recomputed: bool = False
+    wire: Wire,
+    rows: int,
+    hidden: int,
+    inner: int,
+    *,
+    gated: bool = False,
+    norms: int = 2,
+    kept: bool = False,
+    recomputed: bool = False,
 ) -> Bytes:
-    """QKV, output, up, down and two LayerNorms; attention itself sends nothing.
+    """QKV, output, up, down and the LayerNorms; attention itself sends nothing.
 
     Args:
+        gated: up is the product of a `GatedMLP3D`, with the gate.
         kept: gathered operands of the products were kept for backward.
         recomputed: backward repeats the whole forward first.
     """
     products: list[tuple[int, int, Side]] = [
         (hidden, 3 * hidden, "z"),
         (hidden, hidden, "y"),
-        (hidden, inner, "z"),
+        (hidden, 2 * inner if gated else inner, "z"),
         (inner, hidden, "y"),
     ]
     total: Bytes = Counter()
     for k, n, face in products:
         total += product(wire, rows, k, n, face, kept=kept)
         total += product(wire, rows, k, n, face, forward_only=True) if recomputed else Counter()
-    for _ in range(2):
+    for _ in range(norms):
         total += layer_norm(wire, rows)
         total += layer_norm(wire, rows, forward_only=True) if recomputed else Counter()
     return total

@@ -67,6 +67,26 @@ def test_ranks_have_even_work_in_every_micro_batch(data: PretrainingData) -> Non
     assert worst < 1.03 < 1.04 < (random.max(1) / random.mean(1)).max()
 
 
+def test_windows_weigh_the_pairs_within_them_and_a_step_knows_its_lengths(data: PretrainingData) -> None:
+    """Across the end of an epoch, against each pack's own lengths; the unused tail attends to itself."""
+    work = Work(per_token=1.0, per_square=0.1, per_near=0.3, window=7)
+    index = data.packs_per_epoch // 48
+    plan = Schedule(data, layout((2, 2, 1, 1), 4), global_batch=48, work=work).step(index)
+    assert len(plan.drawn) == 2
+    packs = [data.pack(int(epoch), int(pack)).lengths for epoch, pack in zip(plan.epochs, plan.packs, strict=True)]
+    assert plan.lengths.tolist() == np.bincount(np.concatenate(packs), minlength=65).tolist()
+    costs = []
+    for lengths in packs:
+        slots = np.append(lengths, 64 - lengths.sum())
+        costs.append(64 + 0.1 * (slots**2).sum() + 0.3 * sum(near_by_hand(int(n), 7) for n in slots))
+    loads = np.array(costs).reshape(-1, 4, 4).sum(-1)
+    assert plan.imbalance == pytest.approx((loads.max(1) / loads.mean(1)).max())
+
+
+def near_by_hand(length: int, window: int) -> int:
+    return sum(min(length, i + window) - max(0, i - window + 1) for i in range(length))
+
+
 def test_packs_of_like_work_share_a_micro_batch_where_a_rank_has_one(data: PretrainingData) -> None:
     shape, k = (2, 2, 1, 1), 1
     even, random = (

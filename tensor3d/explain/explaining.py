@@ -1,0 +1,198 @@
+"""`explain`: a dry step of a model, on this rank alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensor3d.cube import Cube
+from tensor3d.explain.examples import example
+from tensor3d.explain.explanation import Explanation
+from tensor3d.explain.faces import faces_of
+from tensor3d.explain.recorder import LOSS, SHARED, Recorder, Tally
+from tensor3d.explain.row import Row
+from tensor3d.explain.tensors import cut_off, scalar_of
+from tensor3d.layout import local
+from tensor3d.ledger import Ledger
+
+Inputs = tuple[Any, ...] | dict[str, Any]
+
+
+def explain(
+    model: nn.Module,
+    tokens: int | None = None,
+    *,
+    inputs: Inputs | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+) -> Explanation:
+    """What one forward and backward pass of `model` sends and keeps on this rank, layer by layer.
+
+    A dry step: the model computes with its own weights, and its collectives are counted but send nothing. So any one
+    rank may call it, and no other needs to. It takes the memory and the computing time of a real step of this rank.
+    Nothing is left of it: gradients, gradients held back, random streams and buffers are as before. The model is looked
+    at in the mode it is in: `model.eval()` has no dropout masks to keep.
+
+    The bytes are those that `cube.traffic.counting()` shows of a real step, by axis and kind, and exact unless the
+    model decides by the values that it receives what to send next (as `gather` of unevenly cut columns does).
+
+    Args:
+        model: a model or a single layer on a cube. Layers outside of it are not looked at.
+        tokens: of the whole cube, in one forward pass. For a model that has a method `example(tokens)`, which returns
+            its forward arguments by name, and for a layer whose input is an activation or token ids (with
+            `Sequences` of 512, if it needs them). Not needed with `inputs`.
+        inputs: arguments of one forward call on this rank: a tuple, or a dict by name. Tensors are cut off from the
+            graph behind them.
+        loss: of the output. Default: its `.loss`, else the sum of its tensors that need a gradient.
+
+    Raises:
+        ValueError: no layer of the model lies on a cube, or layers lie on several; neither tokens nor inputs, tokens
+            that do not divide, or a model whose arguments are not known; nothing in the output needs a gradient.
+    """
+    cubes = _cubes(model)
+    cube, recorder = cubes[0], Recorder(model)
+    if inputs is None and tokens is None:
+        raise ValueError(
+            "explain needs tokens=N, those of the whole cube, or inputs= of one forward call. Got neither."
+        )
+    with ExitStack() as aside:
+        aside.enter_context(_state_aside(model, cube))
+        aside.enter_context(_ledgers_aside(cubes, recorder))
+        aside.enter_context(cube.traffic.dry(recorder.sent))
+        # Whatever the caller has switched off: a step has gradients.
+        aside.enter_context(torch.inference_mode(False))
+        aside.enter_context(torch.enable_grad())
+        arguments = cut_off(example(model, tokens, cube) if inputs is None else inputs)  # type: ignore[arg-type]
+        with recorder.listening():
+            with recorder.forward():
+                output = model(**arguments) if isinstance(arguments, dict) else model(*arguments)
+                total = scalar_of(output) if loss is None else loss(output)
+            with _gradients_aside(total):
+                total.backward()
+    return Explanation(
+        model=type(model).__name__,
+        cube=str(cube.shape),
+        rank=cube.rank,
+        ranks=cube.shape.ranks,
+        tokens=tokens,
+        rows=(*_layers(model, recorder), *_beside(recorder)),
+    )
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _layers(model: nn.Module, recorder: Recorder) -> Iterator[Row]:
+    """The modules that have parameters, or that send or keep something."""
+    counted: set[int] = set()
+    for name, module in model.named_modules():
+        own = [each for each in module.parameters(recurse=False) if id(each) not in counted]
+        counted.update(map(id, own))
+        tally = recorder.tallies.get(name, Tally())
+        told = faces_of(module)
+        tally.faces = told if any(told) else tally.faces
+        if any(True for _ in module.parameters(recurse=False)) or tally.forward or tally.backward or tally.saved:
+            yield _row(
+                name,
+                type(module).__name__,
+                tally,
+                parameters=sum(each.numel() for each in own),
+                parameters_here=sum(local(each).numel() for each in own),
+            )
+
+
+def _beside(recorder: Recorder) -> Iterator[Row]:
+    """What belongs to no module: the loss, and the ledger's sums of gradients, one row for each set of axes."""
+    for place in (SHARED, LOSS):
+        tally = recorder.tallies.get(place, Tally())
+        if tally.forward or tally.backward or tally.saved:
+            yield _row(place, "", tally)
+    for (axis, kind), count in sorted(recorder.sums.items()):
+        sums = Tally()
+        sums.backward[axis, kind] = count
+        yield _row("(sums of gradients)", f"over {axis}", sums)
+
+
+def _row(name: str, kind: str, tally: Tally, **more: Any) -> Row:
+    return Row(name=name, kind=kind, **vars(tally), **more)
+
+
+# --- what must be as before -----------------------------------------------------------------------------------------
+
+
+def _cubes(model: nn.Module) -> list[Cube]:
+    """The cubes of the model's layers: one, or some that share its processes and compute in different types."""
+    found: dict[int, Cube] = {}
+    for module in model.modules():
+        cube = getattr(module, "cube", None)
+        if isinstance(cube, Cube):
+            found[id(cube)] = cube
+    cubes = list(found.values())
+    if not cubes:
+        raise ValueError(
+            f"explain needs a model with layers on a cube, and found none in {type(model).__name__}. Layers of "
+            "tensor3d have one; a layer of your own keeps it as `self.cube`."
+        )
+    if any(cube.traffic is not cubes[0].traffic for cube in cubes):
+        raise ValueError(f"the layers of {type(model).__name__} lie on {len(cubes)} different cubes. Use one for all.")
+    return cubes
+
+
+@contextmanager
+def _state_aside(model: nn.Module, cube: Cube) -> Iterator[None]:
+    """Random streams and the model's buffers are afterwards what they were."""
+    held = [
+        (module, name, buffer) for module in model.modules() for name, buffer in module.named_buffers(recurse=False)
+    ]
+    values = [(buffer, buffer.detach().clone(), buffer._version) for _, _, buffer in held]
+    with torch.random.fork_rng(devices=[cube.device] if cube.device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            for module, name, buffer in held:
+                setattr(module, name, buffer)
+            for buffer, value, version in values:
+                if buffer._version != version:
+                    buffer.detach().copy_(value)
+
+
+@contextmanager
+def _ledgers_aside(cubes: list[Cube], recorder: Recorder) -> Iterator[None]:
+    """Each cube has a ledger of its own for this step: what the real one holds back stays where it is."""
+    before = [cube.ledger for cube in cubes]
+    try:
+        for cube in cubes:
+            cube.ledger = Ledger(cube.precision)
+            cube.ledger.observer = recorder.sums_begin_or_end
+        yield
+    finally:
+        for cube, ledger in zip(cubes, before, strict=True):
+            cube.ledger = ledger
+
+
+@contextmanager
+def _gradients_aside(total: Tensor) -> Iterator[None]:
+    """The `.grad` of everything that a backward pass from `total` gives one is afterwards what it was."""
+    leaves = _leaves(total)
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        yield
+    finally:
+        for leaf, gradient in zip(leaves, before, strict=True):
+            leaf.grad = gradient
+
+
+def _leaves(total: Tensor) -> list[Tensor]:
+    waiting: list[Any] = [total.grad_fn]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        new = [before for before, _ in node.next_functions if before is not None and before not in seen]
+        seen.update(new)
+        waiting.extend(new)
+    return [node.variable for node in seen if hasattr(node, "variable")]

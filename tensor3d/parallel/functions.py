@@ -1,0 +1,196 @@
+"""What a torch function does to the rows and columns of an activation, as far as the cube minds.
+
+Elementwise work may be left as it is: a rank does it on its own block. What takes rows or columns by their place, sums
+over them or names their number sees only this rank's block, and is told here in words, with the remedy.
+
+The last dim of an activation is its columns, all others are rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PRODUCTS = _words("matmul bmm mm mv einsum baddbmm addmm addbmm tensordot inner linear bilinear")
+ATTENTION = _words("scaled_dot_product_attention multi_head_attention_forward")
+_REDUCTIONS = _words(
+    "mean sum var std var_mean std_mean prod median amax amin max min argmax argmin aminmax norm vector_norm logsumexp "
+    "softmax log_softmax softmin normalize cumsum cumprod sort argsort topk any all quantile layer_norm rms_norm "
+    "group_norm batch_norm instance_norm cosine_similarity count_nonzero"
+)
+_PICKS = _words("getitem select index_select gather narrow masked_select take take_along_dim flip roll diagonal")
+_CUTS = _words("chunk split split_with_sizes tensor_split unbind glu")
+_JOINS = _words("cat concat concatenate stack hstack vstack repeat repeat_interleave tile pad")
+_RESHAPES = _words("view reshape flatten unflatten expand expand_as view_as reshape_as unfold")
+_MOVES = _words("transpose permute movedim moveaxis swapaxes swapdims t T mT")
+_WRITES = _words("setitem index_copy index_add index_fill scatter scatter_add index_put masked_scatter select_scatter")
+_VALUES = _words("item tolist numpy bool")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objection:
+    """Why code may not stay as it is on a cube, with the remedy.
+
+    `of_columns`: only because columns are cut; logits of a narrow head, whole in their columns, may pass.
+    """
+
+    text: str
+    of_columns: bool = False
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """`getitem` for Tensor.__getitem__, `add` for add_, `T` for the property."""
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(function, "__self__", None), "__name__", "")
+    name = name.strip("_")
+    return {"rmatmul": "matmul", "absolute": "abs"}.get(name, name)
+
+
+def objection(
+    name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
+) -> Objection | None:
+    """What speaks against leaving a call of the function `name` as it is; None where nothing does.
+
+    Args:
+        x: the activation, the first one among the arguments.
+        arguments, options: of the call.
+        result: what came out.
+    """
+    if name.endswith("_loss") or name in ("cross_entropy", "kl_div"):
+        return Objection(
+            text=f"computes a loss ({name}) over rows of which a rank holds its own: leave it out of the module, make "
+            "it by tensor3d.cross_entropy and sum_copies, and divide by the number of targets of the whole step"
+        )
+    if name in _REDUCTIONS and not _between_two(name, arguments):
+        return _reduction(name, x, arguments, options)
+    if name in _PICKS:
+        return _pick(name, x, arguments, options)
+    if name in _CUTS or name in _JOINS:
+        return _cut_or_joined(name, _dim(name, x, arguments, options) == x.dim() - 1)
+    if name in _RESHAPES:
+        return _reshape(name, x, result)
+    if name in _MOVES and isinstance(result, Tensor) and result.shape[-1:] != x.shape[-1:]:
+        return Objection(text=f"turns columns into rows ({name}), which are cut over other axes")
+    if name in _WRITES:
+        return Objection(text=f"writes at places ({name}), of which a rank holds only its share")
+    if name in _VALUES:
+        return Objection(text=f"decides by values ({name}), which differ from rank to rank")
+    return None
+
+
+def _between_two(name: str, arguments: tuple[Any, ...]) -> bool:
+    return name in ("max", "min") and len(arguments) > 1 and isinstance(arguments[1], Tensor)
+
+
+def _dim(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> int | None:
+    """The dim a function works along; None: all of them, or one that cannot be told."""
+    place = {"chunk": 2, "split": 2, "tensor_split": 2, "norm": 2, "vector_norm": 2, "normalize": 2, "topk": 2}.get(
+        name, 1
+    )
+    default = {"normalize": 1, "glu": -1, "sort": -1, "topk": -1, "argsort": -1}.get(
+        name, 0 if name in _CUTS | _JOINS else None
+    )
+    value = options.get("dim", options.get("axis", arguments[place] if len(arguments) > place else default))
+    if isinstance(value, (tuple, list)) and len(value) == 1:
+        (value,) = value
+    return value % x.dim() if isinstance(value, int) and not isinstance(value, bool) and x.dim() else None
+
+
+def _reduction(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Objection:
+    norm = name in ("layer_norm", "rms_norm")
+    if norm or _dim(name, x, arguments, options) == x.dim() - 1:
+        remedy = "LayerNorm3D and RMSNorm3D are for norms" if norm else "sum over the axis that cuts them by sum_copies"
+        return Objection(
+            text=f"reduces over columns ({name}), of which a rank holds a share: {remedy}", of_columns=True
+        )
+    return Objection(
+        text=f"reduces over rows ({name}), of which a rank holds a share: collect few rows by `select`, or sum with "
+        "sum_copies and divide by the number of the whole step"
+    )
+
+
+def _cut_or_joined(name: str, columns: bool) -> Objection:
+    if not columns and name != "glu":
+        verb = "joins" if name in _JOINS else "cuts"
+        return Objection(
+            text=f"{verb} rows ({name}), of which a rank holds only its share: see `select` and `own_block`"
+        )
+    if name in _JOINS:
+        text = f"joins columns ({name}), of which a rank holds a share of each: add up two products instead"
+    else:
+        text = (
+            f"cuts columns apart ({name}), of which a rank holds a share: order the rows of the linear before it so "
+            "that a cut takes all parts alike, as GatedMLP3D and Attention3D do, or use two linears"
+        )
+    return Objection(text=text, of_columns=True)
+
+
+def _pick(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Objection | None:
+    if name == "getitem":
+        index = arguments[1] if isinstance(arguments[1], tuple) else (arguments[1],)
+        dims = _indexed_dims(index, x.dim())
+        shown = f"[{', '.join(map(_spelled, index))}]"
+    else:
+        dim = _dim(name, x, arguments, options)
+        dims, shown = [0 if dim is None else dim], name
+    if any(dim < x.dim() - 1 for dim in dims):
+        text = f"takes rows by their place ({shown}), of which a rank holds its share: `tensor3d.select` takes them"
+        return Objection(text=text)
+    if dims:
+        return Objection(text=f"takes columns by their place ({shown}), of which a rank holds a share", of_columns=True)
+    return None
+
+
+def _indexed_dims(index: tuple[Any, ...], dims: int) -> list[int]:
+    """The dims of which an index leaves something out."""
+    taken = sum(
+        1 if not isinstance(part, Tensor) or part.dtype != torch.bool else part.dim() for part in index if _takes(part)
+    )
+    found, dim = [], 0
+    for part in index:
+        if part is Ellipsis:
+            dim += dims - taken
+        elif _takes(part):
+            if not (isinstance(part, slice) and _is_whole(part)):
+                found.append(dim)
+            dim += part.dim() if isinstance(part, Tensor) and part.dtype == torch.bool else 1
+    return found
+
+
+def _is_whole(part: slice) -> bool:
+    return part.start in (None, 0) and part.stop is None and part.step in (None, 1)
+
+
+def _takes(part: Any) -> bool:
+    return part is not None and part is not Ellipsis
+
+
+def _spelled(part: Any) -> str:
+    if isinstance(part, slice):
+        text = ":".join("" if bound is None else str(bound) for bound in (part.start, part.stop))
+        return text if part.step is None else f"{text}:{part.step}"
+    return "..." if part is Ellipsis else "rows" if isinstance(part, Tensor) else str(part)
+
+
+def _reshape(name: str, x: Tensor, result: Any) -> Objection | None:
+    if not isinstance(result, Tensor) or result.shape == x.shape:
+        return None
+    if result.shape[-1:] != x.shape[-1:]:
+        shape = tuple(result.shape)
+        return Objection(text=f"gives columns another shape ({name} to {shape}), of which a rank holds a share")
+    if name in ("flatten", "expand_as", "view_as", "reshape_as"):
+        return None
+    return Objection(
+        text=f"names sizes ({name} to {tuple(result.shape)}): right on a cube only where they are read off the "
+        "tensor's own shape, as a rank holds fewer rows and columns"
+    )

@@ -1,0 +1,236 @@
+"""Kinds for torch's own layers, one each: a layer of the library with the original's weights under the same names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tensor3d.cube import Cube
+from tensor3d.faces import Face, check_face, in_batch, other
+from tensor3d.layers.dropout import Dropout3D
+from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D
+from tensor3d.layers.heads import NarrowHead3D
+from tensor3d.layers.linear import Linear3D
+from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
+from tensor3d.layers.projection import Projection3D
+from tensor3d.layout import Layout, copies, matrix, narrow, table, vector
+from tensor3d.parallel.advice import advice, check_parameter_names, check_type
+from tensor3d.parallel.kind import Kind
+from tensor3d.parallel.workshop import Workshop
+from tensor3d.rows import own_rows, turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnFace(Kind):
+    """A kind that is told which face its module reads."""
+
+    face: Face
+
+    def __post_init__(self) -> None:
+        check_face(self.face)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(OnFace):
+    turn: bool = False
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_type(module, name, self, (nn.Linear,))
+        assert isinstance(module, nn.Linear)
+        make = TurnedLinear3D if self.turn else Linear3D
+        with workshop.cube.blank():
+            layer = make(module.in_features, module.out_features, workshop.cube, self.face, module.bias is not None)
+        return filled(layer, module, workshop, matrix(self.face), vector(other(self.face)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection(Kind):
+    turn: bool = False
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_type(module, name, self, (nn.Linear,))
+        assert isinstance(module, nn.Linear)
+        make = TurnedProjection3D if self.turn else Projection3D
+        weight = workshop.parameter(module.weight, matrix("z"))
+        with workshop.cube.blank():
+            layer = make(module.in_features, module.out_features, workshop.cube, module.bias is not None, weight=weight)
+        return filled(layer, module, workshop, matrix("z"), vector("y"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(OnFace):
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_type(module, name, self, (nn.Linear,))
+        assert isinstance(module, nn.Linear)
+        with workshop.cube.blank():
+            layer = NarrowHead3D(
+                module.in_features, module.out_features, workshop.cube, self.face, module.bias is not None
+            )
+        return filled(layer, module, workshop, narrow(self.face), copies(self.face))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(OnFace):
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and type(module).__name__.endswith("RMSNorm"):
+            check_parameter_names(module, name, self)
+        else:
+            check_type(module, name, self, (nn.LayerNorm, nn.RMSNorm))
+        weight, bias = module.get_parameter("weight"), getattr(module, "bias", None)
+        if weight.dim() != 1:
+            raise ValueError(
+                f"{self} normalises over columns, with a weight of one dim. {name!r} has one of {tuple(weight.shape)}."
+            )
+        layer: nn.Module
+        with workshop.cube.blank():
+            if isinstance(module, nn.LayerNorm):
+                has_bias = bias is not None
+                layer = LayerNorm3D(len(weight), workshop.cube, self.face, eps=module.eps, bias=has_bias)
+            else:
+                eps = check_rms(module, name, weight)
+                layer = RMSNorm3D(len(weight), workshop.cube, self.face, eps=eps)
+        return filled(layer, module, workshop, vector(self.face), vector(self.face))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Kind):
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        padding = check_embedding(module, name, self)
+        vocab, hidden = module.get_parameter("weight").shape
+        with workshop.cube.blank():
+            layer = (
+                Embedding3D(vocab, hidden, workshop.cube)
+                if padding is None
+                else PaddedEmbedding3D(vocab, hidden, workshop.cube, padding)
+            )
+        return filled(layer, module, workshop, matrix("z"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Kind):
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        padding = check_embedding(module, name, self)
+        rows, hidden = module.get_parameter("weight").shape
+        with workshop.cube.blank():
+            layer = (
+                TableEmbedding3D(rows, hidden, workshop.cube)
+                if padding is None
+                else PaddedTableEmbedding3D(rows, hidden, workshop.cube, padding)
+            )
+        return filled(layer, module, workshop, table("z"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout(Kind):
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        if type(module) is not nn.Dropout:
+            raise ValueError(f"{name!r} is a {type(module).__name__}, and {self} takes nn.Dropout. {advice(module)}.")
+        return Dropout3D(module.p, workshop.cube).train(module.training)
+
+
+def filled(
+    layer: nn.Module, module: nn.Module, workshop: Workshop, weight: Layout, bias: Layout | None = None
+) -> nn.Module:
+    """`layer` with the weights and the mode of the original."""
+    layer.weight = workshop.parameter(module.get_parameter("weight"), weight)
+    if bias is not None and getattr(module, "bias", None) is not None:
+        layer.bias = workshop.parameter(module.get_parameter("bias"), bias)
+    return layer.train(module.training)
+
+
+def check_embedding(module: nn.Module, name: str, kind: Kind) -> int | None:
+    """The padding index of what must be a plain nn.Embedding. Raises ValueError for what the 3-D ones cannot do."""
+    check_type(module, name, kind, (nn.Embedding,))
+    assert isinstance(module, nn.Embedding)
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(module, option):
+            raise ValueError(
+                f"an embedding on a cube has no {option}. Got {option}={getattr(module, option)} at {name!r}. Make the "
+                "original without it."
+            )
+    return module.padding_idx
+
+
+def check_rms(module: nn.Module, name: str, weight: Tensor) -> float:
+    """The eps of an RMSNorm. Raises ValueError where it cannot be found, or the module computes something else.
+
+    Classes of that name differ (some multiply by 1 + weight), so the module is asked for two rows.
+    """
+    names = [each for each in ("eps", "variance_epsilon", "epsilon") if hasattr(module, each)]
+    if not names:
+        raise ValueError(f"{name!r} ({type(module).__name__}) has no attribute eps. Use kinds.replace(build).")
+    eps = getattr(module, names[0])
+    eps = torch.finfo(weight.dtype).eps if eps is None else float(eps)
+    rows = torch.linspace(-2, 3, 2 * len(weight), dtype=weight.dtype, device=weight.device).view(2, -1)
+    with torch.no_grad():
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        wanted = wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight
+        got = module(rows).to(wanted.dtype)
+    if not torch.allclose(got, wanted, rtol=0.02 if weight.dtype.itemsize < 4 else 1e-4, atol=1e-6):
+        raise ValueError(
+            f"{name!r} ({type(module).__name__}) computes something else than x / sqrt(mean(x^2) + {eps:g}) * weight. "
+            "Say with kinds.replace(build) what takes its place."
+        )
+    return eps
+
+
+class TurnedLinear3D(Linear3D):
+    """A `Linear3D` whose input arrives on the other face than it reads, and is turned first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M/xz, K/y) on face y to the same face, (M/xz, N/y), where `face` is z; y and z swapped for face y."""
+        if x.dim() == 3:
+            return in_batch(self.forward, x, "Linear3D")
+        return super().forward(turn(x, self.cube, to=self.face))
+
+
+class TurnedProjection3D(Projection3D):
+    """A `Projection3D` whose input arrives on face y, and is turned first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(R/xz, H/y) on face y, to (R/xz, V/y) on the same."""
+        if x.dim() == 3:
+            return in_batch(self.forward, x, "Projection3D")
+        return super().forward(turn(x, self.cube, to="z"))
+
+
+class PaddedEmbedding3D(Embedding3D):
+    """An `Embedding3D` of which one row gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
+
+    def __init__(self, vocab: int, hidden: int, cube: Cube, padding_idx: int) -> None:
+        super().__init__(vocab, hidden, cube)
+        self.padding_idx = padding_idx
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """As `Embedding3D.forward`."""
+        if ids.dim() == 2:
+            return in_batch(self.forward, ids, "Embedding3D")
+        return without_gradient(super().forward(ids), ids, self.padding_idx, self.cube)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, padding_idx={self.padding_idx}"
+
+
+class PaddedTableEmbedding3D(TableEmbedding3D):
+    """A `TableEmbedding3D` of which one row gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
+
+    def __init__(self, rows: int, hidden: int, cube: Cube, padding_idx: int) -> None:
+        super().__init__(rows, hidden, cube)
+        self.padding_idx = padding_idx
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """As `TableEmbedding3D.forward`."""
+        if numbers.dim() == 2:
+            return in_batch(self.forward, numbers, "TableEmbedding3D")
+        return without_gradient(super().forward(numbers), numbers, self.padding_idx, self.cube)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, padding_idx={self.padding_idx}"
+
+
+def without_gradient(found: Tensor, ids: Tensor, padding_idx: int, cube: Cube) -> Tensor:
+    """`found` on face z, whose rows of `padding_idx` take no gradient back."""
+    padding = own_rows(ids, cube, "z") == padding_idx
+    return torch.where(padding.unsqueeze(-1), found.detach(), found)

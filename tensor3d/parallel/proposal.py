@@ -1,0 +1,85 @@
+"""What `propose_plan` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tensor3d.cube import Cube
+from tensor3d.parallel.kind import Kind
+from tensor3d.parallel.packed_rows import PackedRows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a plan: what the modules of a pattern become, as it is written by hand, and why."""
+
+    pattern: str
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """A size of a layer that must divide by an axis."""
+
+    layer: str
+    what: str
+    number: int
+    axis: Literal["y", "z"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A plan for `parallelize`, in words too. `str()` of it is a table and a list of what is left open.
+
+    Attributes:
+        plan: pattern to kind. It is complete where `unresolved` is empty.
+        lines: the plan's lines, with reasons.
+        remarks: on what face the arguments and results lie, which weights are tied, what happens by itself.
+        unresolved: what the module does that the plan cannot carry over, each with the module and the remedy. Until
+            it is mended, the module's result on a cube is an error or wrong.
+        rows: what the attention layers of the plan take their sequences from.
+    """
+
+    plan: dict[str, Kind]
+    lines: tuple[Line, ...]
+    remarks: tuple[str, ...]
+    unresolved: tuple[str, ...]
+    rows: PackedRows
+    module: str
+    divisions: tuple[Division, ...] = field(repr=False)
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Every choice in words: the plan's lines, then the remarks."""
+        return (*(f"{line.pattern}: {line.kind}, {line.why}" for line in self.lines), *self.remarks)
+
+    def check(self, cube: Cube) -> None:
+        """Raises ValueError, naming every layer and size at once, unless all sizes of the plan divide on `cube`."""
+        wrong: dict[tuple[str, int, str], list[str]] = {}
+        for each in self.divisions:
+            if each.number % cube.axis(each.axis).size:
+                wrong.setdefault((each.what, each.number, each.axis), []).append(each.layer)
+        if wrong:
+            lines = (
+                f"{what}={number} does not divide by {axis}={cube.axis(axis).size} in {_few(layers)}"  # type: ignore[arg-type]
+                for (what, number, axis), layers in wrong.items()
+            )
+            raise ValueError(
+                f"the plan does not fit {cube.shape}: {'; '.join(lines)}. Choose another cube or other sizes."
+            )
+
+    def __str__(self) -> str:
+        parts = [f"Plan for {self.module}"]
+        cells = [("pattern", "kind", "why"), *((repr(line.pattern), line.kind, line.why) for line in self.lines)]
+        first, second = (max(len(row[place]) for row in cells) for place in (0, 1))
+        parts += [f"  {pattern:<{first}}  {kind:<{second}}  {why}" for pattern, kind, why in cells]
+        if self.remarks:
+            parts += ["Remarks", *(f"  - {remark}" for remark in self.remarks)]
+        parts += ["Open", *(f"  - {point}" for point in self.unresolved)] if self.unresolved else ["Nothing is open."]
+        return "\n".join(parts)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,18 @@
+"""For the tests of layers of one's own: real ranks on the CPU, and a layer compared with one device on many cubes."""
+
+from tensor3d.testing.check import CUBES, check_layer
+from tensor3d.testing.inputs import on_face, per_row, whole
+from tensor3d.testing.ranks import RankError, run_ranks
+from tensor3d.testing.report import Report, TensorError
+
+__all__ = [
+    "CUBES",
+    "RankError",
+    "Report",
+    "TensorError",
+    "check_layer",
+    "on_face",
+    "per_row",
+    "run_ranks",
+    "whole",
+]

@@ -1,0 +1,215 @@
+"""From how a tensor differs on several cubes: which mistake makes exactly that difference.
+
+A sum too many or too few leaves a trace: a factor that is a product of axis sizes on every cube, or parts whose sum
+over some axes is what was wanted. Several cubes of unequal sizes tell which axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tensor3d.faces import Face, other
+from tensor3d.layout import chunk_bounds
+from tensor3d.shape import AXES, AxisName, CubeShape
+from tensor3d.testing.compare import Block, Returns
+from tensor3d.testing.expected import Expected, input_name
+from tensor3d.testing.report import Outcome, Report, largest_difference, wanted_of
+
+_NEAR = 1e-4  # of the largest entry: what still counts as the same numbers
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A mistake that would explain what was found."""
+
+    kind: Literal["too often", "divided", "not summed"]
+    axes: tuple[AxisName, ...]
+
+    def explains(self, outcome: Outcome, name: str, wanted: Tensor) -> bool:
+        """Whether the tensor differs on this cube just so."""
+        blocks = [rank[name] for rank in outcome.ranks if name in rank]
+        if len(blocks) != len(outcome.ranks) or any(block.values is None for block in blocks):
+            return False
+        if self.kind == "not summed":
+            return _adds_up(blocks, self.axes, outcome.shape, wanted)
+        factor = float(prod(outcome.shape.size(axis) for axis in self.axes))
+        factor = 1 / factor if self.kind == "divided" else factor
+        return all(_are_near(block, wanted[block.place] * factor, wanted) for block in blocks)
+
+
+def hints(report: Report, outcomes: Sequence[Outcome], expected: Expected, returns: Returns) -> list[str]:
+    """Sentences that say what to do, most likely the cause first."""
+    wrong = [name for name in dict.fromkeys(found.tensor for found in report.errors) if _fails(name, report)]
+    by_text: dict[str, list[str]] = {}
+    for name in wrong:
+        by_text.setdefault(_hint(name, report, outcomes, expected, returns), []).append(name)
+    return [f"{', '.join(names)}: {text}" for text, names in by_text.items()]
+
+
+def _fails(name: str, report: Report, cube: str | None = None) -> bool:
+    return any(
+        found.tensor == name and not found.error <= report.tolerance and cube in (None, found.cube)
+        for found in report.errors
+    )
+
+
+def _hint(name: str, report: Report, outcomes: Sequence[Outcome], expected: Expected, returns: Returns) -> str:
+    first = next(outcome for outcome in outcomes if _fails(name, report, str(outcome.shape)))
+    blocks, wanted = [rank[name] for rank in first.ranks if name in rank], wanted_of(name, expected)
+    if any(block.plain for block in blocks):
+        return (
+            "a plain tensor on a cube of several ranks; its gradient is this rank's own. Make it with "
+            "tensor3d.constant, normal or distribute, and read it with tensor3d.use."
+        )
+    if wanted is None:
+        return (
+            "a gradient arrived where the reference has none. Does the layer use something that the reference does not?"
+        )
+    if any(block.values is None for block in blocks):
+        return (
+            "no gradient arrived. A parameter must be read with tensor3d.use or passed to a layer (its local block, "
+            "`.data` or `.detach()` are no part of the graph); a function of your own must return the gradient of "
+            "its input and hand that of its parameter to the ledger."
+        )
+    if first.shape.ranks == 1:
+        return "wrong on one device already, so no sum over ranks is to blame: compare the arithmetic of the two."
+    if name == "output" and (text := _misplaced(first, blocks, wanted, returns)):
+        return text
+    for guess in _guesses():
+        if all(guess.explains(outcome, name, wanted) for outcome in outcomes):
+            return _advice(guess, name, first.shape, returns)
+    return _suspicion(name, report, outcomes)
+
+
+def _guesses() -> Iterator[Guess]:
+    """The simplest first."""
+    for number in range(1, len(AXES) + 1):
+        for axes in combinations(AXES, number):
+            yield Guess("too often", axes)
+            yield Guess("not summed", axes)
+            yield Guess("divided", axes)
+
+
+def _are_near(block: Block, target: Tensor, wanted: Tensor) -> bool:
+    assert block.values is not None
+    if block.values.shape != target.shape:
+        return False
+    return largest_difference(block.values, target) <= _NEAR * float(target.abs().max() if target.numel() else 1.0)
+
+
+def _adds_up(blocks: Sequence[Block], axes: tuple[AxisName, ...], shape: CubeShape, wanted: Tensor) -> bool:
+    for rank, block in enumerate(blocks):
+        members = [blocks[member] for member in shape.members(axes, rank)]
+        if any(member.place != block.place for member in members):
+            return False
+        parts = [member.values for member in members if member.values is not None]
+        target = wanted[block.place]
+        if any(part.shape != target.shape for part in parts):
+            return False
+        if largest_difference(torch.stack(parts).sum(0), target) > _NEAR * float(wanted.abs().max()):
+            return False
+    return True
+
+
+def _misplaced(outcome: Outcome, blocks: Sequence[Block], wanted: Tensor, returns: Returns) -> str:
+    """What is to be said where the output is another part of the right matrix, or none of its parts."""
+    values = [block.values for block in blocks if block.values is not None]
+    if returns in ("y", "z"):
+        elsewhere: Face = other("y" if returns == "y" else "z")
+        targets = [wanted[_place(outcome.shape, rank, elsewhere, wanted)] for rank in range(len(values))]
+        if all(
+            value.shape == target.shape and largest_difference(value, target) <= _NEAR * float(wanted.abs().max())
+            for value, target in zip(values, targets, strict=True)
+        ):
+            return (
+                f'it lies on face {elsewhere}. If that is meant, say check_layer(..., returns="{elsewhere}"); if not, '
+                f'let the last product read the other face, or end with `turn(h, cube, to="{returns}")`.'
+            )
+    for block, value in zip(blocks, values, strict=True):
+        if value.shape != wanted[block.place].shape:
+            return (
+                f"the local shape is {tuple(value.shape)}. Of {tuple(wanted.shape)}, which the reference returns, a "
+                f"rank of {outcome.shape} holds {tuple(wanted[block.place].shape)} as returns={returns!r} says. Is "
+                "that how the output lies (a face, its rows alone, a scalar)?"
+            )
+    return ""
+
+
+def _place(shape: CubeShape, rank: int, face: Face, wanted: Tensor) -> tuple[slice, slice]:
+    place, rows = shape.coordinate(rank), slice(0, wanted.shape[0])
+    for axis in ("data", "x", other(face)):
+        first, last = chunk_bounds(rows.stop - rows.start, shape.size(axis), place[axis])
+        rows = slice(rows.start + first, rows.start + last)
+    return rows, slice(*chunk_bounds(wanted.shape[1], shape.size(face), place[face]))
+
+
+def _advice(guess: Guess, name: str, shape: CubeShape, returns: Returns) -> str:
+    axes = _listed(guess.axes)
+    sizes = "*".join(guess.axes)
+    if guess.kind == "not summed":
+        return f"its sum over {axes} is missing: the parts of these ranks add up to the reference. " + (
+            f"Sum them with sum_copies(part, cube.over({_quoted(guess.axes)}))."
+            if name == "output"
+            else f"Read the parameter with tensor3d.use, and name {axes} in the `sum_over` of its layout."
+            if not _is_input(name)
+            else f"Its backward must add up what the members of {axes} got from their own part."
+        )
+    if guess.kind == "divided":
+        return (
+            f"the reference divided by {sizes}. Is a mean taken over {axes} where a sum is meant, or is the result "
+            "divided by the number of ranks?"
+        )
+    rows = {"data", "x", "y"}, {"data", "x", "z"}
+    if name == "output" and returns == "scalar" and any(set(guess.axes) <= axes for axes in rows):
+        return (
+            f"{sizes} times the reference: the loss was divided by the number of this rank's rows. Divide by the "
+            "number of the whole step, which is the same on every rank: sum_copies(losses.sum() / count, ...)."
+        )
+    if name == "output" or _is_input(name):
+        return (
+            f"{sizes} times the reference: it was summed over {axes} too often. What every member already holds whole "
+            "must not be summed again; in backward that is the gradient of a result that all of them use alike "
+            "(sum_copies leaves it as it is)."
+        )
+    return (
+        f"{sizes} times the reference: it was summed over {axes} too often. Leave {axes} out of the `sum_over` of the "
+        "parameter's layout: its members have equal gradients already, or the function has summed them itself. If "
+        "the output and the inputs are wrong too, look there first."
+    )
+
+
+def _suspicion(name: str, report: Report, outcomes: Sequence[Outcome]) -> str:
+    failing = {outcome.shape for outcome in outcomes if _fails(name, report, str(outcome.shape))}
+    for axis in AXES:
+        if failing == {outcome.shape for outcome in outcomes if outcome.shape.size(axis) > 1}:
+            if name != "output" and not _fails("output", report):
+                return (
+                    f"wrong exactly on the cubes with {axis} > 1, and the output is right: backward leaves out what "
+                    f"the other members of {axis} contribute. A value that is equal on all of them, and that each uses "
+                    f"in its own way (for its own columns), needs its gradient added over {axis}; sum_copies does not."
+                )
+            return (
+                f"wrong exactly on the cubes with {axis} > 1. Is something that needs all members of {axis} (a mean "
+                f"over columns, a row of another rank) computed from this rank's part alone? cube.axis({axis!r}) and "
+                "tensor3d.collectives reach the others."
+            )
+    return "no factor of axis sizes and no missing sum explains it. Does it depend on the order of rows or on the rank?"
+
+
+def _is_input(name: str) -> bool:
+    return name.startswith(input_name(0)[:-1])
+
+
+def _listed(axes: Sequence[str]) -> str:
+    return axes[0] if len(axes) == 1 else f"{', '.join(axes[:-1])} and {axes[-1]}"
+
+
+def _quoted(axes: Sequence[str]) -> str:
+    return ", ".join(f'"{axis}"' for axis in axes)

@@ -1,0 +1,179 @@
+"""What `check_layer` feeds: one full input, and the part of it that each rank of a cube is given.
+
+M tokens of the cube, H columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensor3d.cube import Cube
+from tensor3d.faces import Face, check_face, other
+from tensor3d.layout import chunk_bounds
+from tensor3d.sequences import Sequences
+from tensor3d.shape import AxisName, CubeShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """A full matrix (M, H) of which each rank is given its block on `face`, and whose gradient is compared."""
+
+    tensor: Tensor
+    face: Face
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRow:
+    """(M, ...): each rank is given the values of its plane's rows."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Anything that every rank is given as it is."""
+
+    value: Any
+
+
+def on_face(tensor: Tensor, face: Face) -> Activation:
+    """An input of `check_layer` that lies on a face of its own: a full matrix (rows, columns).
+
+    Raises:
+        ValueError: an unknown face, or no matrix of floating-point numbers.
+    """
+    check_face(face)
+    if tensor.dim() != 2 or not tensor.is_floating_point():
+        raise ValueError(
+            f"an activation is a matrix (rows, columns) of floating-point numbers. Got {_described(tensor)}. For "
+            "values of rows (ids, labels) use per_row, for what every rank is to get whole use whole."
+        )
+    return Activation(tensor=tensor, face=face)
+
+
+def per_row(tensor: Tensor) -> PerRow:
+    """An input of `check_layer` with a value for each row, (M, ...): a rank is given those of all rows of its plane.
+
+    As `Embedding3D` takes its ids. A layer finds its own rows among them by `own_rows`.
+
+    Raises:
+        ValueError: a scalar.
+    """
+    if tensor.dim() == 0:
+        raise ValueError(f"values of rows need a dim for the rows. Got {_described(tensor)}.")
+    return PerRow(tensor=tensor)
+
+
+def whole(value: Any) -> Whole:
+    """An input of `check_layer` that every rank is given as it is."""
+    return Whole(value=value)
+
+
+Input = Activation | PerRow | Whole | Sequences
+
+
+def read_inputs(inputs: Any, face: Face, dtype: torch.dtype) -> tuple[Input, ...]:
+    """What the caller wrote, as records; floating-point numbers in the type of the comparison.
+
+    Raises:
+        ValueError: a tensor that may be meant in several ways.
+    """
+    given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+    return tuple(_read(number, value, face, dtype) for number, value in enumerate(given))
+
+
+def _read(number: int, value: Any, face: Face, dtype: torch.dtype) -> Input:
+    if isinstance(value, Tensor):
+        if value.dim() != 2 or not value.is_floating_point():
+            raise ValueError(
+                f"input {number} is {_described(value)}, which is no activation (rows, columns). Wrap it: "
+                "per_row(...) for a value a row (ids, labels), whole(...) for what every rank is to get as it is."
+            )
+        value = Activation(tensor=value, face=face)
+    if isinstance(value, Activation):
+        return Activation(tensor=value.tensor.detach().to(dtype), face=value.face)
+    if isinstance(value, PerRow):
+        tensor = value.tensor.detach()
+        return PerRow(tensor=tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return value if isinstance(value, (Whole, Sequences)) else Whole(value=value)
+
+
+def check_inputs(inputs: Sequence[Input], shape: CubeShape, needed_rows: int, needed_columns: int) -> None:
+    """Raises ValueError where an input cannot be laid on the cube.
+
+    Args:
+        needed_rows, needed_columns: what the sizes would have to divide by for every cube, for the remedy.
+    """
+    planes = shape.planes
+    for number, given in enumerate(inputs):
+        if isinstance(given, (Activation, PerRow)):
+            high = given.tensor.shape[0]
+            if high % planes or (
+                isinstance(given, Activation) and (high % (planes * shape.y) or high % (planes * shape.z))
+            ):
+                raise ValueError(
+                    f"input {number} has {high} rows, which cannot be spread over the cube {shape}. Give it a number "
+                    f"of rows that divides by {needed_rows}: that does for all the cubes."
+                )
+        if isinstance(given, Activation) and given.tensor.shape[1] % shape.size(given.face):
+            raise ValueError(
+                f"input {number} has {given.tensor.shape[1]} columns, which must divide by "
+                f"{given.face}={shape.size(given.face)} on the cube {shape}. {needed_columns} does for all the cubes."
+            )
+        if isinstance(given, Sequences):
+            for rank in range(shape.ranks):
+                _own_lengths(given, shape, shape.coordinate(rank))
+
+
+def here(given: Input, cube: Cube) -> Any:
+    """What this rank is given of an input."""
+    if isinstance(given, Activation):
+        return given.tensor[block(given.tensor.shape, given.face, cube)].clone()
+    if isinstance(given, PerRow):
+        planes, x = cube.shape.planes, cube.axis("x")
+        return given.tensor.chunk(planes)[cube.axis("data").index * x.size + x.index]
+    if isinstance(given, Sequences):
+        return Sequences.from_lengths(_own_lengths(given, cube.shape, cube.coordinate), given.device)
+    return given.value
+
+
+def block(shape: Sequence[int], face: Face, cube: Cube) -> tuple[slice, ...]:
+    """Where this rank's block of a matrix on `face` lies; of a tensor of another rank its rows."""
+    rows = slice(0, shape[0])
+    for axis in (cube.axis("data"), cube.axis("x"), cube.axis(other(face))):
+        first, last = chunk_bounds(rows.stop - rows.start, axis.size, axis.index)
+        rows = slice(rows.start + first, rows.start + last)
+    if len(shape) != 2:
+        return (rows,)
+    return rows, slice(*chunk_bounds(shape[1], cube.axis(face).size, cube.axis(face).index))
+
+
+def _own_lengths(sequences: Sequences, shape: CubeShape, place: dict[AxisName, int]) -> list[int]:
+    """Lengths of the sequences in the rows of a rank on face y.
+
+    Raises:
+        ValueError: the rows do not divide, or a sequence crosses the border between two ranks.
+    """
+    parts = shape.planes * shape.z
+    part = (place["data"] * shape.x + place["x"]) * shape.z + place["z"]
+    ends = list(accumulate(sequences.lengths, initial=0))
+    first, last = ends[-1] * part // parts, ends[-1] * (part + 1) // parts
+    if ends[-1] % parts or first not in ends or last not in ends:
+        remedy = f"Choose lengths of which some end at every {ends[-1] // parts} rows."
+        if ends[-1] % parts:
+            remedy = f"Choose a number of rows that divides by {parts}."
+        raise ValueError(
+            f"on face y of the cube {shape} each of {parts} groups of ranks holds 1/{parts} of the rows, in whole "
+            f"sequences. Got the lengths {sequences.lengths}. {remedy}"
+        )
+    return list(sequences.lengths[ends.index(first) : ends.index(last)])
+
+
+def _described(tensor: Tensor) -> str:
+    return f"a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype}"

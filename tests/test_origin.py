@@ -1,0 +1,275 @@
+"""A layer that reads the wrong face says so, also where both faces have the same shapes, and on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tensor3d import (
+    Cube,
+    Embedding3D,
+    LayerNorm3D,
+    Linear3D,
+    NarrowHead3D,
+    RMSNorm3D,
+    TableEmbedding3D,
+    TransformerLayer3D,
+    constant,
+    cross_entropy,
+    gather,
+    select,
+    shard,
+    sum_copies,
+    turn,
+    use,
+)
+from tensor3d.layout import vector
+from tensor3d.origin import check_origin
+from tensor3d.sequences import Sequences
+from tests.ranks import run_ranks
+
+HIDDEN, ROWS = 16, 32
+
+
+def on_z(cube: Cube) -> Tensor:
+    return Embedding3D(11, HIDDEN, cube)(torch.arange(ROWS // cube.shape.planes) % 11)
+
+
+def on_y(cube: Cube) -> Tensor:
+    return Linear3D(HIDDEN, HIDDEN, cube, "z")(on_z(cube))
+
+
+def two_readers_of_z(cube: Cube) -> None:
+    Linear3D(HIDDEN, HIDDEN, cube, "z")(F.gelu(on_y(cube)))
+
+
+def residual_across_faces(cube: Cube) -> None:
+    LayerNorm3D(HIDDEN, cube)(on_z(cube) + on_y(cube))
+
+
+def norm_on_the_wrong_face(cube: Cube) -> None:
+    RMSNorm3D(HIDDEN, cube, "z")(on_y(cube))
+
+
+def head_on_the_wrong_face(cube: Cube) -> None:
+    NarrowHead3D(HIDDEN, 2, cube, "y")(on_z(cube))
+
+
+def loss_of_what_was_turned(cube: Cube) -> None:
+    logits = turn(on_y(cube), cube, to="z")
+    cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64), HIDDEN, cube, "y")
+
+
+def turn_to_where_it_is(cube: Cube) -> None:
+    turn(on_z(cube), cube, to="z")
+
+
+def selected_from_the_wrong_face(cube: Cube) -> None:
+    select(on_y(cube), torch.zeros(8, dtype=torch.int64), cube, "z")
+
+
+def gathered_from_the_wrong_face(cube: Cube) -> None:
+    gather(on_y(cube), cube, "z")
+
+
+def parameter_of_the_other_face(cube: Cube) -> None:
+    scale = constant((HIDDEN,), vector("y"), cube, 1.0)
+    LayerNorm3D(HIDDEN, cube, "z")(on_z(cube) * use(scale, vector("y"), cube))
+
+
+def table_on_the_other_face(cube: Cube) -> None:
+    table = TableEmbedding3D(5, HIDDEN, cube)
+    LayerNorm3D(HIDDEN, cube, "y")(on_y(cube) + table(torch.zeros(ROWS // cube.shape.planes, dtype=torch.int64)))
+
+
+MISTAKES: list[Callable[[Cube], None]] = [
+    two_readers_of_z,
+    residual_across_faces,
+    norm_on_the_wrong_face,
+    head_on_the_wrong_face,
+    loss_of_what_was_turned,
+    turn_to_where_it_is,
+    selected_from_the_wrong_face,
+    gathered_from_the_wrong_face,
+    parameter_of_the_other_face,
+    table_on_the_other_face,
+]
+
+
+def refusal(mistake: Callable[[Cube], None], cube: Cube) -> str:
+    cube.manual_seed(1)
+    with pytest.raises(ValueError, match=r"reads face [yz]\. Got what lies on face [yz]: it comes from") as refused:
+        mistake(cube)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_wrong_face_is_found_on_one_device(mistake: Callable[[Cube], None]) -> None:
+    assert "turn(h, cube, to=" in refusal(mistake, Cube(1, 1, 1))
+
+
+def refused_everywhere() -> list[tuple[str, int]]:
+    """Messages on a cube whose faces have the same local shapes, and the collectives issued after the last refusal."""
+    found = []
+    for mistake in MISTAKES:
+        cube = Cube(1, 2, 2)
+        found.append((refusal(mistake, cube), cube.traffic.issued))
+    return found
+
+
+def test_every_rank_refuses_at_the_same_place() -> None:
+    results = run_ranks(4, refused_everywhere)
+    assert all(result == results[0] for result in results)
+
+
+def test_the_message_names_both_ends_and_the_remedy() -> None:
+    message = refusal(two_readers_of_z, Cube(1, 1, 1))
+    assert message == (
+        "the product with a weight of shape (16, 16) reads face z. Got what lies on face y: it comes from a product "
+        'with a weight of shape (16, 16). Let one of the two use the other face (face="y"), or put `turn(h, cube, '
+        'to="z")` between them.'
+    )
+
+
+def test_right_models_pass_with_residuals_attention_and_recomputation() -> None:
+    cube = Cube(1, 1, 1)
+    cube.manual_seed(3)
+    h = on_z(cube)
+    for recompute in ("none", "layer", "attention"):
+        for norm in ("pre", "post"):
+            layer = TransformerLayer3D(HIDDEN, 2, cube, norm=norm, recompute=recompute)  # type: ignore[arg-type]
+            h = layer(h, Sequences.from_lengths([20, 12]))
+    back = turn(turn(h, cube, to="y"), cube, to="z")
+    loss = sum_copies(NarrowHead3D(HIDDEN, 3, cube, "z")(back).sum() / ROWS, cube.over("data", "x", "y"))
+    loss.backward()
+    assert loss.isfinite()
+
+
+def test_what_comes_from_outside_is_not_judged() -> None:
+    cube = Cube(1, 1, 1)
+    x = torch.randn(ROWS, HIDDEN, requires_grad=True)
+    Linear3D(HIDDEN, HIDDEN, cube, "y")(x)
+    Linear3D(HIDDEN, HIDDEN, cube, "z")(x)
+    with torch.no_grad():
+        two_readers_of_z(cube)
+    Linear3D(HIDDEN, HIDDEN, cube, "y")(shard(x, cube, "y"))
+    with pytest.raises(ValueError, match=r"comes from shard"):
+        Linear3D(HIDDEN, HIDDEN, cube, "y")(shard(x, cube, "z"))
+
+
+class Unmarked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Marked(Unmarked):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        ctx.result_face, ctx.made = "z", "my turn"  # type: ignore[attr-defined]
+        return x.clone()
+
+
+def test_functions_of_ones_own_are_believed_if_they_are_marked() -> None:
+    cube = Cube(1, 1, 1)
+    h = on_y(cube)
+    check_origin(Unmarked.apply(h), "z", cube, "a reader")
+    check_origin(Marked.apply(h), "z", cube, "a reader")
+    with pytest.raises(ValueError, match=r"a reader reads face y\. Got what lies on face z: it comes from my turn"):
+        check_origin(Marked.apply(h) * 2, "y", cube, "a reader")
+
+
+def test_a_long_residual_stream_is_walked_once() -> None:
+    cube = Cube(1, 1, 1)
+    h = on_z(cube)
+    for _ in range(700):  # more nodes than are looked at in one go
+        h = h + 0.0 * h
+        check_origin(h, "z", cube, "a norm")
+    with pytest.raises(ValueError, match=r"comes from Embedding3D of 11 entries"):
+        check_origin(h, "y", cube, "a norm")
+
+
+class Drifting(nn.Module):
+    def __init__(self, cube: Cube) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(HIDDEN // cube.axis("z").size))
+        self.linear = Linear3D(HIDDEN, HIDDEN, cube, "z")
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.linear(h * self.scale)
+
+
+def plain_parameter() -> str:
+    cube = Cube(1, 2, 2)
+    with pytest.raises(ValueError, match=r"is a plain tensor on 1x2x2") as refused:
+        Drifting(cube)(on_z(cube))
+    return str(refused.value)
+
+
+def test_a_plain_parameter_is_found_at_the_first_forward() -> None:
+    (message,) = set(run_ranks(4, plain_parameter))
+    assert message.startswith("a parameter of shape (8,) is a plain tensor on 1x2x2")
+    single = Cube(1, 1, 1)
+    Drifting(single)(on_z(single))  # one device keeps no copies
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda logits, labels: F.cross_entropy(logits, labels),
+        lambda logits, labels: F.cross_entropy(logits, labels, reduction="none").mean(),
+        lambda logits, labels: torch.stack([logits.sum(), (logits**2).mean()]),
+    ],
+    ids=["reduction", "mean", "stacked"],
+)
+def test_a_sum_over_ranks_refuses_means(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    cube = Cube(1, 1, 1)
+    logits, labels = NarrowHead3D(HIDDEN, 3, cube, "z")(on_z(cube)), torch.zeros(ROWS, dtype=torch.int64)
+    over = cube.over("data", "x", "y")
+    with pytest.raises(ValueError, match=r"a mean over the rows of this rank was passed to a sum over ranks"):
+        sum_copies(loss(logits, labels), over)
+    sum_copies(F.cross_entropy(logits, labels, reduction="sum") / ROWS, over)
+    sum_copies(F.cross_entropy(logits, labels) * ROWS / ROWS, over)  # who scales it, knows
+
+
+# --- a batch dim of one ------------------------------------------------------------------------------------------
+
+
+def batched_equals_plain() -> None:
+    cube = Cube(1, 2, 2)
+    cube.manual_seed(5)
+    ids = torch.arange(ROWS) % 11
+    embedding, table = Embedding3D(11, HIDDEN, cube), TableEmbedding3D(11, HIDDEN, cube)
+    h = embedding(ids)
+    same = [(embedding(ids[None]), h), (table(ids[None]), table(ids))]
+    for layer in (
+        Linear3D(HIDDEN, 2 * HIDDEN, cube, "z"),
+        LayerNorm3D(HIDDEN, cube),
+        RMSNorm3D(HIDDEN, cube),
+        NarrowHead3D(HIDDEN, 2, cube, "z"),
+    ):
+        same.append((layer(h[None]), layer(h)))
+    rows = torch.arange(8)
+    same += [(turn(h[None], cube, to="y"), turn(h, cube, to="y")), (select(h[None], rows, cube), select(h, rows, cube))]
+    for batched, plain in same:
+        assert torch.equal(batched, plain[None])
+
+
+def test_layers_keep_a_batch_dim_of_one() -> None:
+    run_ranks(4, batched_equals_plain)
+
+
+def test_a_padded_batch_is_refused_with_the_remedy() -> None:
+    cube = Cube(1, 1, 1)
+    with pytest.raises(ValueError, match=r"Linear3D reads the packed rows .* Got shape \(4, 8, 16\)\. Pack a padded"):
+        Linear3D(HIDDEN, HIDDEN, cube)(torch.zeros(4, 8, HIDDEN))
+    with pytest.raises(ValueError, match=r"Embedding3D reads .* Got shape \(4, 8\)"):
+        Embedding3D(11, HIDDEN, cube)(torch.zeros(4, 8, dtype=torch.int64))

@@ -1,0 +1,152 @@
+"""Layers for the tests of `check_layer`: right ones, and each with one mistake of the kind that people make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensor3d import Cube, Layout, Linear3D, constant, cross_entropy, local, normal, own_rows, sum_copies, use
+from tensor3d.collectives import all_reduce
+from tensor3d.layout import copies, narrow, vector
+
+
+class Scale(nn.Module):
+    """The reference: one gain a column."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.gain
+
+
+class Scale3D(nn.Module):
+    """Right for `vector("z")`; wrong for others."""
+
+    def __init__(self, hidden: int, cube: Cube, layout: Layout | None = None) -> None:
+        super().__init__()
+        self.cube, self.layout = cube, layout or vector("z")
+        self.gain = constant((hidden,), self.layout, cube, 1.0)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * use(self.gain, self.layout, self.cube)
+
+
+class DetachedScale3D(Scale3D):
+    """Reads its block past the graph."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * local(self.gain).detach()
+
+
+class PlainScale3D(nn.Module):
+    """Its parameter is torch's own."""
+
+    def __init__(self, hidden: int, cube: Cube) -> None:
+        super().__init__()
+        self.columns = vector("z").slices((hidden,), cube)
+        self.gain = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.gain[self.columns]
+
+
+class Head3D(nn.Module):
+    """A narrow head on face z, whose bias may be summed over other axes than it should."""
+
+    def __init__(self, hidden: int, classes: int, cube: Cube, bias: Layout | None = None) -> None:
+        super().__init__()
+        self.cube, self.layout = cube, bias or copies("z")
+        self.weight = normal((classes, hidden), narrow("z"), cube, 0.02)
+        self.bias = constant((classes,), self.layout, cube, 0.0)
+
+    def forward(self, h: Tensor) -> Tensor:
+        logits = self.joined(h @ use(self.weight, narrow("z"), self.cube).t())
+        return logits + use(self.bias, self.layout, self.cube)
+
+    def joined(self, part: Tensor) -> Tensor:
+        return sum_copies(part, self.cube.axis("z"))
+
+
+class ForgetfulHead3D(Head3D):
+    """The parts of the members of z are never added."""
+
+    def joined(self, part: Tensor) -> Tensor:
+        return part
+
+
+class TwiceSummedHead3D(Head3D):
+    """Its backward adds up gradients that every member of z has whole."""
+
+    def joined(self, part: Tensor) -> Tensor:
+        return _SumBothWays.apply(part, self.cube)
+
+
+class _SumBothWays(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, cube: Cube) -> Tensor:
+        ctx.cube = cube
+        return all_reduce(part.clone(), cube.axis("z")).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradient.clone(), ctx.cube.axis("z")).wait(), None
+
+
+class Centre(nn.Module):
+    """The reference: each row less its mean."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h - h.mean(1, keepdim=True)
+
+
+class HalfCentre3D(nn.Module):
+    """Takes the mean of its own columns for that of the row."""
+
+    def __init__(self, cube: Cube) -> None:
+        super().__init__()
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h - h.mean(1, keepdim=True)
+
+
+class Loss(nn.Module):
+    """The reference: a projection to a small vocabulary and its mean cross-entropy."""
+
+    def __init__(self, hidden: int, vocab: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(hidden, vocab)
+
+    def forward(self, h: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.project(h), labels)
+
+
+class Loss3D(nn.Module):
+    def __init__(self, hidden: int, vocab: int, cube: Cube) -> None:
+        super().__init__()
+        self.cube, self.vocab = cube, vocab
+        self.project = Linear3D(hidden, vocab, cube)
+
+    def forward(self, h: Tensor, labels: Tensor) -> Tensor:
+        losses, _ = cross_entropy(self.project(h), own_rows(labels, self.cube), self.vocab, self.cube)
+        return self.reduced(losses, len(labels) * self.cube.shape.planes)
+
+    def reduced(self, losses: Tensor, rows: int) -> Tensor:
+        return sum_copies(losses.sum() / rows, self.cube.over("data", "x", "z"))
+
+
+class LocalMeanLoss3D(Loss3D):
+    """Divides by the number of this rank's rows."""
+
+    def reduced(self, losses: Tensor, rows: int) -> Tensor:
+        return sum_copies(losses.sum() / len(losses), self.cube.over("data", "x", "z"))
+
+
+class OwnRowsLoss3D(Loss3D):
+    """Returns this rank's part."""
+
+    def reduced(self, losses: Tensor, rows: int) -> Tensor:
+        return losses.sum() / rows
