@@ -150,4 +150,5 @@ def _arrays(points: Points) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 def _model_name(model: dict[str, Any]) -> str:
     preset = PRESETS[model["preset"]]
     sizes = {name: model.get(name) or getattr(preset, name) for name in ("layers", "hidden", "heads")}
-    return f"BERT, {sizes['layers']} layers, hidden {sizes['hidden']}, {sizes['heads']} heads"
+    kind = "modern BERT" if model.get("encoder") == "modern" else "BERT"
+    return f"{kind}, {sizes['layers']} layers, hidden {sizes['hidden']}, {sizes['heads']} heads"

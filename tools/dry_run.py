@@ -7,6 +7,7 @@ from collections import Counter
 
 import torch
 
+from models.bert import BertConfig
 from models.bert.saved import Device
 from tensor3d import CubeShape
 from tools.corpus.training import CorpusFacts
@@ -53,11 +54,21 @@ def _model(recipe: Recipe, shape: CubeShape, expected: Expectation) -> Rows:
         (
             "sizes",
             f"{config.layers} layers, hidden {config.hidden}, inner {config.inner_size}, {config.heads} heads, "
-            f"vocabulary {config.vocab:,}, positions {config.positions}",
+            f"vocabulary {config.vocab:,}" + (f", positions {config.positions}" if config.encoder == "classic" else ""),
         ),
+        ("encoder", _encoder(config)),
         ("cube", f"{shape} = {shape.ranks} ranks"),
         ("types", f"compute {recipe.precision.compute}, sums of gradients {recipe.precision.reduce}, weights fp32"),
     ]
+
+
+def _encoder(config: BertConfig) -> str:
+    if config.encoder == "classic":
+        return f"classic: position table, GELU, LayerNorm {'after' if config.norm == 'post' else 'before'} each block"
+    told = "modern: rotary positions, GeGLU, LayerNorm before each block, no bias"
+    if not config.local_layers:
+        return told
+    return f"{told}; {config.local_layers} of {config.layers} layers see less than {config.window} tokens far"
 
 
 def _step(recipe: Recipe, expected: Expectation) -> Rows:

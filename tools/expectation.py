@@ -15,7 +15,7 @@ from tensor3d import CubeShape
 from tensor3d.data.layout import check_rows, fit_packs_per_rank
 from tensor3d.data.masking import MASKED_SHARE, masked_count
 from tensor3d.data.pretraining import default_masked_per_pack
-from tensor3d.packing import packs_per_step
+from tensor3d.packing import attended, packs_per_step
 from tensor3d.planning.traffic import Bytes, Wire
 from tools.corpus.training import CorpusFacts
 from tools.recipe import DataRecipe, Recipe
@@ -81,8 +81,9 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
     )
     load, tokens = _load(data, shape, k), round(packs * data.capacity * contents.fill)
     squares, planned, speed = tokens * data.max_length, parameters(config), recipe.model
+    near = tokens * int(attended(data.max_length, config.window)) // data.max_length
     sequences = round(packs * contents.packing_factor)
-    flops = model_flops(config, tokens, squares, round(MASKED_SHARE * tokens), sequences)
+    flops = model_flops(config, tokens, squares, round(MASKED_SHARE * tokens), sequences, near)
     return Expectation(
         config=config,
         parameters=sum(parameter.elements for parameter in planned),
@@ -95,7 +96,7 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
         tokens=tokens,
         sequences=sequences,
         flops=flops,
-        hardware_flops=flops + _again(recipe, config, tokens, squares),
+        hardware_flops=flops + _again(recipe, config, tokens, squares, near),
         memory=step_memory(
             config,
             wire,
@@ -167,10 +168,10 @@ def _load(data: DataRecipe, shape: CubeShape, k: int) -> Load:
     )
 
 
-def _again(recipe: Recipe, config: BertConfig, tokens: int, squares: int) -> int:
+def _again(recipe: Recipe, config: BertConfig, tokens: int, squares: int, near: int) -> int:
     """FLOPs of what the backward pass computes again: a forward pass, a third of both passes, of a part."""
     cost, recompute = work(config), recipe.model.recompute
     if recompute == "none":
         return 0
-    attention = int(cost.per_square) * squares
+    attention = int(cost.per_square) * squares + int(cost.per_near) * near
     return (attention + (int(cost.per_token) * tokens if recompute == "layer" else 0)) // 3

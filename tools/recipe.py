@@ -81,7 +81,7 @@ def _check_data(data: DataRecipe, model: ModelRecipe) -> None:
             f"data.max_length={data.max_length} is longer than a pack of data.capacity={data.capacity}. "
             "Raise the capacity or lower max_length."
         )
-    if model.positions is not None and model.positions < data.max_length:
+    if model.encoder == "classic" and model.positions is not None and model.positions < data.max_length:
         raise ValueError(
             f"model.positions={model.positions} has no rows for sequences of data.max_length={data.max_length} tokens. "
             "Raise positions or lower max_length."

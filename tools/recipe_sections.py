@@ -58,9 +58,17 @@ class ModelRecipe:
     heads: int | None = None
     """Attention heads, instead of the preset's."""
     inner: int | None = None
-    """Columns inside the MLP. Default: 4 * hidden."""
+    """Columns inside the MLP. Default: 4 * hidden; of the modern encoder 8/3 * hidden in whole 64s."""
+    encoder: Literal["classic", "modern"] = "classic"
+    """BERT's layers, or rotary positions, GeGLU, LayerNorm before each block and no bias."""
+    window: int | None = None
+    """Modern encoder alone: tokens of local layers see those less than this far away. Default: all layers see all."""
+    global_every: int | None = None
+    """With a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
+    rotary_base: float | None = None
+    """Modern encoder alone: base of the wave lengths of rotary positions. Default: 10,000."""
     norm: Literal["post", "pre"] = "post"
-    """LayerNorm after each residual, as in BERT, or before each block."""
+    """Classic encoder alone: LayerNorm after each residual, as in BERT, or before each block."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -68,7 +76,7 @@ class ModelRecipe:
     std: float = 0.02
     """Standard deviation of initial weights."""
     positions: int | None = None
-    """Rows of the position table. Default: data.max_length, which is also the least."""
+    """Classic encoder alone: rows of the position table. Default: data.max_length, which is also the least."""
     recompute: Literal["none", "layer", "attention"] = "none"
     """What the backward pass computes again instead of keeping it: whole layers (their input alone is kept), or
     attention alone. The gradients are the same bits."""
@@ -77,13 +85,24 @@ class ModelRecipe:
     memory."""
 
     def config(self, data: DataRecipe) -> BertConfig:
-        """The model's sizes, with the vocabulary and the longest sequence of the data."""
-        changed = {name: getattr(self, name) for name in ("layers", "hidden", "heads", "inner")}
+        """The model's sizes, with the vocabulary and the longest sequence of the data.
+
+        Raises:
+            ValueError: sizes that do not fit together, an option of the other encoder.
+        """
+        if self.encoder == "modern" and self.positions is not None:
+            raise ValueError(
+                f'model.positions={self.positions} are rows of a table that encoder="modern" does not have. Leave it '
+                "out."
+            )
+        names = ("layers", "hidden", "heads", "inner", "window", "global_every", "rotary_base")
+        changed = {name: getattr(self, name) for name in names}
         return dataclasses.replace(
             PRESETS[self.preset],
             **{name: value for name, value in changed.items() if value is not None},
             vocab=data.vocab_size,
             positions=data.max_length if self.positions is None else self.positions,
+            encoder=self.encoder,
             norm=self.norm,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,

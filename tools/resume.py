@@ -14,7 +14,7 @@ from tools.typed_table import from_table
 _FREE_DATA = ("source", "plans")
 _FREE_MODEL = ("recompute", "keep_gathered", "positions")  # positions are compared as they come out
 # What must stay for weights to mean the same in another run.
-_SIZES = ("layers", "hidden", "heads", "inner", "norm")
+_SIZES = ("encoder", "layers", "hidden", "heads", "inner", "norm", "window", "global_every", "rotary_base")
 
 
 def facts_of(recipe: Recipe, corpus: TrainingCorpus) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpu
             f"the checkpoint was trained on another corpus or tokenizer (fingerprint {progress.get('corpus')}, now "
             f"{corpus.info.fingerprint}). Resume with the source and data settings of that run."
         )
-    before, now = progress.get("recipe", {}), recipe.to_dict()
+    before, now, default = progress.get("recipe", {}), recipe.to_dict(), Recipe().to_dict()
     for section, names in {
         "model": [name for name in now["model"] if name not in _FREE_MODEL],
         "data": [name for name in now["data"] if name not in _FREE_DATA],
@@ -56,7 +56,8 @@ def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpu
         "run": ["seed"],
     }.items():
         for name in names:
-            old, new = before.get(section, {}).get(name), now[section][name]
+            # A key that is younger than the checkpoint had the default's effect.
+            old, new = before.get(section, {}).get(name, default[section][name]), now[section][name]
             if old != new:
                 raise ValueError(
                     f"the checkpoint was trained with {section}.{name} = {old!r}, the recipe says {new!r}. Resume with "
@@ -131,5 +132,5 @@ def _sizes(recipe: dict[str, Any]) -> dict[str, Any]:
     except ValueError as problem:
         raise ValueError(f"the checkpoint's own recipe cannot be read: {problem}") from None
     config = resolved.model.config(resolved.data)
-    sizes: dict[str, Any] = {name: getattr(config, name) for name in ("layers", "hidden", "heads", "norm", "positions")}
+    sizes: dict[str, Any] = {name: getattr(config, name) for name in (*_SIZES, "positions")}
     return sizes | {"inner": config.inner_size, "vocab_size": config.vocab}

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from models.bert import BertForPreTraining
-from models.bert.flops import model_flops
+from models.bert.flops import step_flops
 from tensor3d import Cube, check_parameters, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import Loader, Step
@@ -153,7 +153,8 @@ class Trainer:
             ValueError: `folder` is no checkpoint, is damaged, or one of another model or tokenizer.
         """
         on_every_rank(self.cube, lambda: check_start(checkpoint.read_progress(folder), self.recipe, self.needed_corpus))
-        checkpoint.load(folder, self.model, self.optimizer, self.cube, grows=(POSITIONS,))
+        grows = (POSITIONS,) if self.model.config.encoder == "classic" else ()
+        checkpoint.load(folder, self.model, self.optimizer, self.cube, grows=grows)
         self.cube.manual_seed(self.recipe.run.seed)  # this run's own streams
 
     def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:
@@ -233,8 +234,7 @@ class Trainer:
         self._judge(taken, numbers)
         times = taken.lap.seconds()
         seconds = sum(times.values())
-        flops = model_flops(self.model.config, step.tokens, step.squares, step.targets, step.sequences)
-        per_device = flops / seconds / self.cube.shape.ranks
+        per_device = step_flops(self.model.config, step) / seconds / self.cube.shape.ranks
         return StepMetrics(
             step=step.index + 1,
             loss=numbers.loss,

@@ -1,11 +1,15 @@
-"""The sizes of a BERT, and the presets of Devlin et al. 2018 and Turc et al. 2019."""
+"""The sizes of a BERT and its encoder, and the presets of Devlin et al. 2018 and Turc et al. 2019."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from tensor3d import CubeShape
+
+Encoder = Literal["classic", "modern"]
+_MODERN_ONLY = ("window", "global_every", "rotary_base")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +17,8 @@ class BertConfig:
     """One encoder. Sizes must also divide by the cube's axes; the layers check that.
 
     Raises:
-        ValueError: a size below 1, heads that do not divide the hidden size, a probability outside of [0, 1).
+        ValueError: a size below 1, heads that do not divide the hidden size, a probability outside of [0, 1), an option
+            of the other encoder.
     """
 
     layers: int
@@ -23,11 +28,12 @@ class BertConfig:
     heads: int
     """Attention heads of a layer; divides hidden."""
     inner: int | None = None
-    """Columns inside the MLP. Default: 4 * hidden."""
+    """Columns inside the MLP. Default: 4 * hidden; of the modern encoder, whose MLP has three matrices instead of two,
+    8/3 * hidden in whole 64s (Shazeer 2020, arXiv 2002.05202)."""
     vocab: int = 30522
     """Entries of the vocabulary."""
     positions: int = 512
-    """Rows of the position table: the longest sequence."""
+    """Rows of the position table: the longest sequence. The modern encoder has no such table."""
     types: int = 2
     """Token types: first and second sentence."""
     dropout: float = 0.1
@@ -35,18 +41,26 @@ class BertConfig:
     attention_dropout: float = 0.1
     """Probability, of attention weights."""
     norm: Literal["post", "pre"] = "post"
-    """LayerNorm after each residual, as in BERT, or before each block."""
+    """LayerNorm after each residual, as in BERT, or before each block. The modern encoder is always "pre"."""
     eps: float = 1e-12
     """Added to LayerNorm's variances."""
     std: float = 0.02
     """Standard deviation of initial weights."""
+    encoder: Encoder = "classic"
+    """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (models/bert/
+    modern.py)."""
+    window: int | None = None
+    """Of the modern encoder: tokens of local layers see those less than this far away. Default: all layers see all."""
+    global_every: int | None = None
+    """Of the modern encoder with a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
+    rotary_base: float | None = None
+    """Of the modern encoder: base of the rotary positions' wave lengths. Default: 10,000."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocab", "positions", "types"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
-        if self.inner is not None and self.inner < 1:
-            raise ValueError(f"inner must be at least 1. Got {self.inner}.")
+        for name in ("layers", "hidden", "heads", "vocab", "positions", "types", "inner", "window", "global_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1. Got {value}.")
         if self.hidden % self.heads:
             raise ValueError(f"hidden must divide by heads={self.heads}. Got {self.hidden}.")
         for name in ("dropout", "attention_dropout"):
@@ -54,10 +68,65 @@ class BertConfig:
                 raise ValueError(f"{name} must be at least 0 and below 1. Got {getattr(self, name)}.")
         if self.norm not in ("post", "pre"):
             raise ValueError(f'norm must be "post" or "pre". Got {self.norm!r}.')
+        if self.encoder not in get_args(Encoder):
+            raise ValueError(f'encoder must be "classic" or "modern". Got {self.encoder!r}.')
+        self._check_modern() if self.encoder == "modern" else self._check_classic()
+
+    def _check_classic(self) -> None:
+        for name in _MODERN_ONLY:
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f'{name} belongs to encoder="modern". Got {name}={getattr(self, name)} with encoder="classic". '
+                    "Leave it out, or choose the modern encoder."
+                )
+
+    def _check_modern(self) -> None:
+        if self.norm != "post":  # the default, which is to say that nothing was said
+            raise ValueError(
+                f'norm belongs to encoder="classic". Got norm={self.norm!r} with encoder="modern", which always has '
+                "its norms before each block. Leave it out."
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                "the modern encoder's rotary positions turn pairs, so hidden / heads must be even. Got "
+                f"{self.hidden} / {self.heads} = {self.head_dim}. Choose other heads."
+            )
+        if self.rotary_base is not None and not 0 < self.rotary_base < math.inf:
+            raise ValueError(f"rotary_base must be above 0 and finite. Got {self.rotary_base}.")
+        if self.global_every is not None and self.window is None:
+            raise ValueError(
+                f"global_every={self.global_every} says which layers have no window, but there is no window. "
+                "Set window, or leave global_every out."
+            )
 
     @property
     def inner_size(self) -> int:
-        return 4 * self.hidden if self.inner is None else self.inner
+        if self.inner is not None:
+            return self.inner
+        return 4 * self.hidden if self.encoder == "classic" else -(-8 * self.hidden // (3 * 64)) * 64
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def bias(self) -> bool:
+        """Whether linears and norms have one. What gives logits always does."""
+        return self.encoder == "classic"
+
+    @property
+    def pre_norm(self) -> bool:
+        return self.encoder == "modern" or self.norm == "pre"
+
+    def window_of(self, layer: int) -> int | None:
+        """The attention window of a layer, counted from 0; None: it sees whole sequences."""
+        every = 3 if self.global_every is None else self.global_every
+        return None if layer % every == 0 else self.window
+
+    @property
+    def local_layers(self) -> int:
+        """Layers whose attention has a window."""
+        return sum(self.window_of(layer) is not None for layer in range(self.layers))
 
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""

@@ -1,7 +1,7 @@
 """The floating-point operations of BERT in closed form: what a pack costs, and a whole step, for MFU.
 
 L layers, h hidden size, f size inside the MLP, V vocabulary; T tokens, S sum of the squared lengths of all sequences,
-R masked tokens, C sequences
+R masked tokens, C sequences; with windows, L' local layers and N pairs of tokens less than a window apart
 
 A multiplication with an addition is two operations. Products of matrices alone are counted: LayerNorm, GELU, softmax
 and biases do O(h) operations a token, where products do O(h²).
@@ -11,7 +11,8 @@ rows replaced by the sum over the sequences, since packed attention crosses no b
 
     QKV, output projection    2 (3h² + h²) T    a layer
     MLP                       2 · 2 h f T       a layer
-    q kᵀ and weights · v      2 · 2 h S         a layer
+    with a gate               2 · 3 h f T       a layer of the modern encoder
+    q kᵀ and weights · v      2 · 2 h S         a layer; 2 · 2 h N a local one
     masked-LM head            2 (h² + h V) R
     pooler, next sentence     2 (h² + 2h) C
 
@@ -22,27 +23,36 @@ computed again to save memory does not count: these are the FLOPs of the model, 
 
 from __future__ import annotations
 
+import numpy as np
+
 from models.bert.config import BertConfig
-from tensor3d.packing.balance import Work
+from tensor3d.data import Step
+from tensor3d.packing.balance import Work, attended
 
 _PASSES = 3  # forward, and twice that backward
 _NEXT_SENTENCE = 2  # classes
 
 
 def work(config: BertConfig) -> Work:
-    """FLOPs of the whole encoder, forward and backward, by tokens and by squared lengths: what packs are balanced by.
+    """FLOPs of the whole encoder, forward and backward, by tokens and attending pairs: what packs are balanced by.
 
-    Per token `6 L (4h² + 2hf)`, per squared length `12 L h`. The heads are left out: they go with the masked tokens,
-    which are a fixed share of the tokens.
+    Per token `6 L (4h² + 2hf)`, of the modern encoder `6 L (4h² + 3hf)`; per squared length `12 (L - L') h`, and per
+    pair within the window `12 L' h`. The heads are left out: they go with the masked tokens, which are a fixed share of
+    the tokens.
     """
-    hidden = config.hidden
+    hidden, local = config.hidden, config.local_layers
+    matrices = 2 if config.encoder == "classic" else 3
     return Work(
-        per_token=2 * _PASSES * config.layers * (4 * hidden**2 + 2 * hidden * config.inner_size),
-        per_square=4 * _PASSES * config.layers * hidden,
+        per_token=2 * _PASSES * config.layers * (4 * hidden**2 + matrices * hidden * config.inner_size),
+        per_square=4 * _PASSES * (config.layers - local) * hidden,
+        per_near=4 * _PASSES * local * hidden,
+        window=config.window if local else None,
     )
 
 
-def model_flops(config: BertConfig, tokens: int, squares: int, masked: int, sequences: int) -> int:
+def model_flops(
+    config: BertConfig, tokens: int, squares: int, masked: int, sequences: int, near: int | None = None
+) -> int:
     """FLOPs of a pre-training step with its heads, forward and backward, over all ranks and micro-batches.
 
     Args:
@@ -50,13 +60,17 @@ def model_flops(config: BertConfig, tokens: int, squares: int, masked: int, sequ
         squares: S.
         masked: R, positions that the masked-LM head predicts.
         sequences: C.
+        near: N, the sum of `attended(length, config.window)`; needed where there are local layers.
 
     Raises:
-        ValueError: a number below 0.
+        ValueError: a number below 0; local layers, and no `near`.
     """
-    for name, value in (("tokens", tokens), ("squares", squares), ("masked", masked), ("sequences", sequences)):
+    given = {"tokens": tokens, "squares": squares, "masked": masked, "sequences": sequences, "near": near or 0}
+    for name, value in given.items():
         if value < 0:
             raise ValueError(f"{name} must be at least 0. Got {value}.")
+    if config.local_layers and near is None:
+        raise ValueError(f"layers with window={config.window} need near: the pairs of tokens within it. Got none.")
     hidden, encoder = config.hidden, work(config)
     head = 2 * _PASSES * hidden * (hidden + config.vocab)
     pooler = 2 * _PASSES * hidden * (hidden + _NEXT_SENTENCE)
@@ -64,6 +78,13 @@ def model_flops(config: BertConfig, tokens: int, squares: int, masked: int, sequ
     return (
         int(encoder.per_token) * int(tokens)
         + int(encoder.per_square) * int(squares)
+        + int(encoder.per_near) * int(near or 0)
         + head * int(masked)
         + pooler * int(sequences)
     )
+
+
+def step_flops(config: BertConfig, step: Step) -> int:
+    """`model_flops` of a step that a loader has made."""
+    near = int(attended(np.arange(len(step.lengths)), config.window) @ step.lengths)
+    return model_flops(config, step.tokens, step.squares, step.targets, step.sequences, near)

@@ -44,26 +44,32 @@ class Planned:
 
 def parameters(config: BertConfig) -> list[Planned]:
     """All of them, in the model's order. A tied weight comes once."""
-    hidden, vocab = config.hidden, config.vocab
-    found = [
-        _matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z")),
-        _matrix("bert.embeddings.positions.weight", config.positions, hidden, table("z")),
+    hidden, vocab, bias = config.hidden, config.vocab, config.bias
+    found = [_matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z"))]
+    if config.encoder == "classic":
+        found.append(_matrix("bert.embeddings.positions.weight", config.positions, hidden, table("z")))
+    found += [
         _matrix("bert.embeddings.types.weight", config.types, hidden, table("z")),
-        *_norm("bert.embeddings.norm", hidden),
+        *_norm("bert.embeddings.norm", hidden, bias),
     ]
     for number in range(config.layers):
-        found += _layer(f"bert.layers.{number}", hidden, config.inner_size)
-    if config.norm == "pre":
-        found += _norm("bert.final_norm", hidden)
+        found += _layer(f"bert.layers.{number}", config, number)
+    if config.pre_norm:
+        found += _norm("bert.final_norm", hidden, bias)
     return [
         *found,
-        *_linear("masked_lm.dense", hidden, hidden),
-        *_norm("masked_lm.norm", hidden, on_y=True),
+        *_linear("masked_lm.dense", hidden, hidden, bias),
+        *_norm("masked_lm.norm", hidden, bias, on_y=True),
         Planned(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
-        *_linear("pooler.dense", hidden, hidden),
+        *_linear("pooler.dense", hidden, hidden, bias),
         _matrix("next_sentence.weight", _NEXT_SENTENCE, hidden, narrow("y")),
         Planned(name="next_sentence.bias", shape=(_NEXT_SENTENCE,), layout=copies("y")),
     ]
+
+
+def layer_norms(config: BertConfig, number: int) -> int:
+    """LayerNorms of layer `number`, counted from 0: the modern encoder's first layer has one less."""
+    return 1 if config.encoder == "modern" and number == 0 else 2
 
 
 def held_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
@@ -84,20 +90,24 @@ def _matrix(name: str, rows: int, columns: int, layout: Layout) -> Planned:
     return Planned(name=name, shape=(rows, columns), layout=layout)
 
 
-def _linear(name: str, inputs: int, outputs: int, *, from_y: bool = False) -> Iterator[Planned]:
+def _linear(name: str, inputs: int, outputs: int, bias: bool, *, from_y: bool = False) -> Iterator[Planned]:
     yield _matrix(f"{name}.weight", outputs, inputs, matrix("y" if from_y else "z"))
-    yield Planned(name=f"{name}.bias", shape=(outputs,), layout=vector("z" if from_y else "y"))
+    if bias:
+        yield Planned(name=f"{name}.bias", shape=(outputs,), layout=vector("z" if from_y else "y"))
 
 
-def _norm(name: str, hidden: int, *, on_y: bool = False) -> Iterator[Planned]:
-    for part in ("weight", "bias"):
+def _norm(name: str, hidden: int, bias: bool, *, on_y: bool = False) -> Iterator[Planned]:
+    for part in ("weight", "bias") if bias else ("weight",):
         yield Planned(name=f"{name}.{part}", shape=(hidden,), layout=vector("y" if on_y else "z"))
 
 
-def _layer(name: str, hidden: int, inner: int) -> Iterator[Planned]:
-    yield from _linear(f"{name}.attention.qkv", hidden, 3 * hidden)
-    yield from _linear(f"{name}.attention.out", hidden, hidden, from_y=True)
-    yield from _norm(f"{name}.attention_norm", hidden)
-    yield from _linear(f"{name}.mlp.up", hidden, inner)
-    yield from _linear(f"{name}.mlp.down", inner, hidden, from_y=True)
-    yield from _norm(f"{name}.mlp_norm", hidden)
+def _layer(name: str, config: BertConfig, number: int) -> Iterator[Planned]:
+    hidden, inner, bias = config.hidden, config.inner_size, config.bias
+    up, into = ("up", inner) if config.encoder == "classic" else ("gate_up", 2 * inner)
+    yield from _linear(f"{name}.attention.qkv", hidden, 3 * hidden, bias)
+    yield from _linear(f"{name}.attention.out", hidden, hidden, bias, from_y=True)
+    if layer_norms(config, number) == 2:
+        yield from _norm(f"{name}.attention_norm", hidden, bias)
+    yield from _linear(f"{name}.mlp.{up}", hidden, into, bias)
+    yield from _linear(f"{name}.mlp.down", inner, hidden, bias, from_y=True)
+    yield from _norm(f"{name}.mlp_norm", hidden, bias)

@@ -106,15 +106,22 @@ class _Work:
     def layer(self) -> int:
         """The worst of a layer's backward, in which what was saved is freed step by step."""
         hidden, rows, state = self.config.hidden, self.load.rows, self.state
+        modern = self.config.encoder == "modern"
         inner = state // hidden * self.config.inner_size
         wide = state // self.wire.compute * self.wire.statistic
         copied = 2 if self.wire.compute < self.wire.statistic else 0
-        freed = 2 * inner + 2 * state  # by the MLP
-        return 2 * state + max(  # two gradients of hidden states go through all of it
+        # Between its products the MLP frees GELU's input and output; or both factors, the gate and their product.
+        between = 4 * inner if modern else 2 * inner
+        into = 2 * self.config.inner_size if modern else self.config.inner_size
+        freed = between + 2 * state  # by the MLP
+        # Two gradients of hidden states go through all of it; with norms before the blocks, the stream's too.
+        passing = 3 if self.config.pre_norm else 2
+        return passing * state + max(
             (4 + copied) * wide,  # LayerNorm in fp32
             self.product(rows, self.config.inner_size, hidden, "y"),
-            inner,  # GELU: two gradients, and its output is gone
-            self.product(rows, hidden, self.config.inner_size, "z") - 2 * inner,
+            # GELU: two gradients, and its output is gone; or three, of the product and both factors
+            2 * inner if modern else inner,
+            self.product(rows, hidden, into, "z") - between,
             self.product(rows, hidden, hidden, "y") - freed,
             7 * state - freed,  # attention: gradients of q, k, v, and of QKV put together
             self.product(rows, hidden, 3 * hidden, "z") - freed - 4 * state,

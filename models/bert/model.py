@@ -7,12 +7,15 @@ h is always on face z, (M/xy, H/z), unless a comment says otherwise
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
+from models.bert.example import example_batch
+from models.bert.modern import modern_layer
 from tensor3d import (
     Cube,
     Dropout3D,
@@ -56,23 +59,53 @@ class PreTrainingOutput:
 
 
 class BertEmbeddings(nn.Module):
-    """Token, position and type embeddings, LayerNorm, dropout."""
+    """Token, position and type embeddings, LayerNorm, dropout. The modern encoder turns its positions in attention."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
         self.tokens = Embedding3D(config.vocab, config.hidden, cube, std=config.std)
-        self.positions = TableEmbedding3D(config.positions, config.hidden, cube, std=config.std)
+        self.positions = None
+        if config.encoder == "classic":
+            self.positions = TableEmbedding3D(config.positions, config.hidden, cube, std=config.std)
         self.types = TableEmbedding3D(config.types, config.hidden, cube, std=config.std)
-        self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps)
+        self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
         self.dropout = Dropout3D(config.dropout, cube)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
-        h = self.tokens(ids) + self.positions(positions) + self.types(types)
-        return self.dropout(self.norm(h))
+        h = self.tokens(ids)
+        if self.positions is not None:
+            h = h + self.positions(positions)
+        return self.dropout(self.norm(h + self.types(types)))
+
+
+def classic_layer(
+    config: BertConfig,
+    cube: Cube,
+    number: int,
+    *,
+    backend: Backend = "grouped",
+    recompute: Recompute = "none",
+    keep_gathered: bool = False,
+) -> TransformerLayer3D:
+    """A layer as Devlin et al. have it, face z to face z; they are all alike, whatever the `number`."""
+    return TransformerLayer3D(
+        config.hidden,
+        config.heads,
+        cube,
+        config.inner_size,
+        norm=config.norm,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        backend=backend,
+        eps=config.eps,
+        std=config.std,
+        recompute=recompute,
+        reshard_after_forward=not keep_gathered,
+    )
 
 
 class BertModel(nn.Module):
-    """The encoder: embeddings and transformer layers (Devlin et al. 2018, §3).
+    """The encoder: embeddings and transformer layers (Devlin et al. 2018, §3; the modern one: models/bert/modern.py).
 
     Every rank constructs it at the same time, after `cube.manual_seed`.
 
@@ -95,25 +128,15 @@ class BertModel(nn.Module):
         super().__init__()
         self.config, self.cube = config, cube
         self.embeddings = BertEmbeddings(config, cube)
+        layer = modern_layer if config.encoder == "modern" else classic_layer
         self.layers = nn.ModuleList(
-            TransformerLayer3D(
-                config.hidden,
-                config.heads,
-                cube,
-                config.inner_size,
-                norm=config.norm,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                backend=backend,
-                eps=config.eps,
-                std=config.std,
-                recompute=recompute,
-                reshard_after_forward=not keep_gathered,
-            )
-            for _ in range(config.layers)
+            layer(config, cube, number, backend=backend, recompute=recompute, keep_gathered=keep_gathered)
+            for number in range(config.layers)
         )
         # A residual stream that no LayerNorm has closed needs one at the end.
-        self.final_norm = LayerNorm3D(config.hidden, cube, eps=config.eps) if config.norm == "pre" else None
+        self.final_norm = None
+        if config.pre_norm:
+            self.final_norm = LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """One plane's micro-batch to hidden states (M/xy, H/z) on face z."""
@@ -129,8 +152,8 @@ class MaskedLMHead(nn.Module):
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
         self.cube = cube
-        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", std=config.std)
-        self.norm = LayerNorm3D(config.hidden, cube, "y", eps=config.eps)
+        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
+        self.norm = LayerNorm3D(config.hidden, cube, "y", eps=config.eps, bias=config.bias)
         self.projection = TiedProjection3D(config.vocab, config.hidden, cube)
 
     def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:
@@ -145,7 +168,7 @@ class Pooler(nn.Module):
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
         self.cube = cube
-        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", std=config.std)
+        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
 
     def forward(self, h: Tensor, rows: Tensor) -> Tensor:
         return torch.tanh(self.dense(select(h, rows, self.cube)))
@@ -200,3 +223,13 @@ class BertForPreTraining(nn.Module):
             mlm_correct=sums[2].detach(),
             nsp_correct=sums[3].detach(),
         )
+
+    def example(self, tokens: int) -> dict[str, Any]:
+        """Arguments of `forward` for a micro-batch of `tokens` tokens of the whole cube, all of id 0.
+
+        Raises:
+            ValueError: tokens that do not divide among the ranks' rows.
+        """
+        longest = min(512, self.config.positions) if self.config.encoder == "classic" else 512
+        batch, targets, sequences = example_batch(tokens, longest, self.cube)
+        return {"batch": batch, "targets": targets, "sequences": sequences}

@@ -10,6 +10,9 @@ A layer keeps, beside three numbers a row in each LayerNorm:
     the second sum                                                   1                 A c
     two dropout masks, if there is dropout                           2                 A (c on a CPU, 1 on a GPU)
 
+The modern encoder's layers keep gate and up, GELU's output and the product of it with up, 4 I/H instead of 2 I/H; the
+first one has a LayerNorm less. Windows have masks, one number for each pair of places.
+
 Parameters are kept too, but they are there anyway and not counted. Attention pads sequences to the longest of their
 group, so that q, k, v and its output may have more slots than rows. With dropout in it the CPU has no fused kernel and
 keeps the probabilities, three times, in fp32. All of it is checked to the byte on CPUs; what is said of GPUs is not.
@@ -24,7 +27,8 @@ from typing import Literal
 import torch
 
 from models.bert.config import BertConfig
-from tensor3d.grouping import Grouping, group_by_length
+from models.bert.inventory import layer_norms
+from tensor3d.grouping import Grouping, LengthGroup, group_by_length
 from tensor3d.layers.attention import Recompute
 from tensor3d.planning.traffic import Side, Wire, chunk, other
 
@@ -65,7 +69,7 @@ class Saved:
 
     embeddings: int
     layer: int
-    """Of one layer."""
+    """Of the layer that keeps the most."""
     layers: int
     """Of all of them, and what they share."""
     heads: int
@@ -92,13 +96,12 @@ def saved(
         device: they keep different masks of dropout, and different things of attention with dropout.
     """
     part = _Parts(config, wire, load, device)
-    shared = 0 if recompute != "none" or load.grouping.gather is None else _INDEX * (load.slots + sum(load.lengths))
-    layer = part.layer(recompute, keep_gathered)
-    final = part.norm(load.rows, "z") if config.norm == "pre" else 0
+    layers = [part.layer(number, recompute, keep_gathered) for number in range(config.layers)]
+    final = part.norm(load.rows, "z") if config.pre_norm else 0
     return Saved(
         embeddings=part.embeddings(),
-        layer=layer,
-        layers=config.layers * layer + shared,
+        layer=max(layers),
+        layers=sum(layers) + (part.shared() if recompute == "none" else 0),
         heads=final + part.masked_lm() + part.next_sentence(),
     )
 
@@ -126,26 +129,35 @@ class _Parts:
 
     def embeddings(self) -> int:
         rows = self.load.rows
-        lookups = (_INDEX + 1 + 2 * _INDEX) * rows  # own ids and which are owned; positions and types
+        lookups = (_INDEX + 1 + _INDEX) * rows  # own ids and which are owned; types
+        lookups += _INDEX * rows if self.config.encoder == "classic" else 0  # positions
         return lookups + self.norm(rows, "z") + self.mask(self.config.dropout)
 
-    def layer(self, recompute: Recompute, keep_gathered: bool) -> int:
+    def shared(self) -> int:
+        """What all layers have in common: the way to groups of sequences and back, and the places of rotary."""
+        rows = sum(self.load.lengths)
+        ways = 0 if self.load.grouping.gather is None else self.load.slots + rows
+        return _INDEX * (ways + (rows if self.config.encoder == "modern" else 0))
+
+    def layer(self, number: int, recompute: Recompute, keep_gathered: bool) -> int:
         config, rows = self.config, self.load.rows
         hidden, inner = config.hidden, config.inner_size
-        state = self.hidden(rows)
+        state, modern = self.hidden(rows), config.encoder == "modern"
         if recompute == "layer":
             return state
         products: list[tuple[int, int, Side]] = [
             (hidden, 3 * hidden, "z"),
             (hidden, hidden, "y"),
-            (hidden, inner, "z"),
+            (hidden, 2 * inner if modern else inner, "z"),
             (inner, hidden, "y"),
         ]
         operands = sum(self.operands(k, n, face, keep_gathered) for k, n, face in products)
-        qkv = 3 * state if recompute == "attention" else self.attention()
-        gelu = state // hidden * inner
+        qkv = 3 * state if recompute == "attention" else self.attention(config.window_of(number))
+        # The input of GELU; or gate and up, of which GELU takes one, and its output, which the other one multiplies.
+        gelu = state // hidden * inner * (3 if modern else 1)
         # "post": each LayerNorm keeps the sum before it; "pre": each keeps the residual stream.
-        return operands + qkv + gelu + 2 * self.norm(rows, "z") + 2 * self.mask(config.dropout)
+        norms = layer_norms(config, number) * self.norm(rows, "z")
+        return operands + qkv + gelu + norms + 2 * self.mask(config.dropout)
 
     def operands(self, k: int, n: int, face: Side, kept: bool) -> int:
         """What a product of K and N features keeps: its input's shard; or gathered, with the gathered weight."""
@@ -158,21 +170,23 @@ class _Parts:
         copied = wire.size("x") > 1 or wire.compute != wire.parameter
         return (rows * (k // c) + (padded * (k // c) if copied else 0)) * wire.compute
 
-    def attention(self) -> int:
+    def attention(self, window: int | None) -> int:
         """q, k, v, the result before it goes back to its rows, and what the kernel keeps of the probabilities."""
-        config, y, groups = self.config, self.wire.size("y"), self.load.grouping.groups
+        config, y, grouping = self.config, self.wire.size("y"), self.load.grouping
         slots, columns, heads = self.load.slots, config.hidden // y, config.heads // y
         if self.device == "cpu" and config.attention_dropout:
-            squares = sum(len(group.members) * group.length**2 for group in groups)
+            squares = sum(len(group.members) * group.length**2 for group in grouping.groups)
             kept = 3 * (slots * columns + heads * squares)
             # Where batch and heads fold into one dim without a copy, v is a view of what all of it lies in.
-            views = sum(group.slots for group in groups if len(group.members) == 1 or heads == 1)
+            views = sum(group.slots for group in grouping.groups if len(group.members) == 1 or heads == 1)
             if views and self.wire.compute == self.wire.statistic:
-                whole = slots if self.load.grouping.gather is not None else 3 * slots  # QKV
+                whole = slots if grouping.gather is not None else 3 * slots  # QKV
                 kept += (whole - views) * columns
             return kept * self.wire.statistic
-        masks = sum(group.slots for group in groups if group.mask is not None)
-        return (4 * slots * columns + masks) * self.wire.compute + slots * heads * self.wire.statistic
+        # Turned queries and keys are tensors of their own, beside QKV, of which v may be a view.
+        turned = 2 * slots if config.encoder == "modern" and grouping.gather is None else 0
+        masks = sum(_mask_elements(group, window) for group in grouping.groups)
+        return ((4 * slots + turned) * columns + masks) * self.wire.compute + slots * heads * self.wire.statistic
 
     def masked_lm(self) -> int:
         """Selection, dense, GELU, LayerNorm, projection, cross-entropy."""
@@ -194,3 +208,10 @@ class _Parts:
         pooled = 2 * self.hidden(slots)
         wide = self.hidden(slots) // wire.compute * wire.statistic if wire.compute < wire.statistic else 0
         return (_INDEX + 1) * slots + pooled + wide + own * 2 * wire.statistic + _INDEX * slots + wire.statistic
+
+
+def _mask_elements(group: LengthGroup, window: int | None) -> int:
+    """Of the mask of a group's attention, which hides padding and what is not in the window."""
+    if window is None or window >= group.length:
+        return 0 if group.mask is None else group.slots
+    return group.length**2 * (1 if group.mask is None else len(group.members))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from models.bert.config import BertConfig
+from models.bert.inventory import layer_norms, parameters
 from tensor3d.layers.attention import Recompute
+from tensor3d.layout import matrix, vector
 from tensor3d.planning.traffic import (
     Bytes,
     Wire,
-    chunk,
     cross_entropy,
     embedding,
     layer_norm,
@@ -39,13 +40,11 @@ def micro_batch_traffic(
         rows: tokens of a plane; masked, first: slots of a plane for masked positions and for [CLS].
         keep_gathered, recompute: as the model was made.
     """
-    recomputed = recompute == "layer"
     hidden, vocab = config.hidden, config.vocab
     parts = [
         embedding(wire, rows, vocab, hidden),
         layer_norm(wire, rows),
-        *[transformer_layer(wire, rows, hidden, config.inner_size, kept=keep_gathered, recomputed=recomputed)]
-        * config.layers,
+        *[_layer(config, wire, rows, number, keep_gathered, recompute == "layer") for number in range(config.layers)],
         # masked-LM head
         select(wire, masked, hidden),
         product(wire, masked, hidden, hidden, "z"),
@@ -60,27 +59,19 @@ def micro_batch_traffic(
         # both losses and both counts of right answers
         wire.summed(("data", "x", "z"), 4, wire.statistic),
     ]
-    if config.norm == "pre":
+    if config.pre_norm:
         parts.append(layer_norm(wire, rows))
     return sum(parts, Counter())
 
 
 def ledger_traffic(config: BertConfig, wire: Wire) -> Bytes:
     """The sums of gradients that ranks hold copies of, once a step."""
-    y, z = wire.size("y"), wire.size("z")
-    hidden, inner, layers = config.hidden, config.inner_size, config.layers
-    vocab = chunk(config.vocab, y, wire.index("y"))
-    on_y = (layers * (3 * hidden + inner) + 4 * hidden) // y + vocab  # QKV, up; head's dense and norm, pooler
-    on_y += 2 * hidden // y + 2  # next sentence
-    on_z = (layers * 6 * hidden + (config.positions + config.types + 2) * hidden) // z
-    on_z += 2 * hidden // z if config.norm == "pre" else 0
-    x = wire.size("x")
-    table = chunk(vocab, x, wire.index("x")) * hidden // z
-    weights = sum(
-        chunk(n // (y if face == "z" else z), x, wire.index("x")) * (k // (z if face == "z" else y))
-        for n, k, face in [*_layer_products(hidden, inner) * layers, *[(hidden, hidden, "z")] * 2]
+    held: Counter[tuple[AxisName, ...]] = Counter()
+    for parameter in parameters(config):
+        held[parameter.layout.sum_over] += parameter.held(wire.shape, wire.rank)
+    return replicated_gradients(
+        wire, held[vector("y").sum_over], held[vector("z").sum_over], held[matrix("z").sum_over]
     )
-    return replicated_gradients(wire, on_y, on_z, table + weights)
 
 
 def step_traffic(
@@ -113,5 +104,14 @@ def step_traffic(
     return total + wire.summed(everyone, 2 * lamb, max(4, wire.parameter))
 
 
-def _layer_products(hidden: int, inner: int) -> list[tuple[int, int, str]]:
-    return [(3 * hidden, hidden, "z"), (hidden, hidden, "y"), (inner, hidden, "z"), (hidden, inner, "y")]
+def _layer(config: BertConfig, wire: Wire, rows: int, number: int, kept: bool, recomputed: bool) -> Bytes:
+    return transformer_layer(
+        wire,
+        rows,
+        config.hidden,
+        config.inner_size,
+        gated=config.encoder == "modern",
+        norms=layer_norms(config, number),
+        kept=kept,
+        recomputed=recomputed,
+    )

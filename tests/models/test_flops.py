@@ -18,6 +18,7 @@ from models.bert import PRESETS, BertConfig, BertForPreTraining
 from models.bert.flops import model_flops, work
 from tensor3d import Cube
 from tensor3d.data import Pack, PackedBatch, collate
+from tensor3d.packing import Work, attended
 from tests.models.toy import toy_config
 
 
@@ -53,6 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deeper": {"layers": 3, "norm": "pre"},
     "wide inside": {"inner": 160, "heads": 2},
     "default inside": {"inner": None, "vocab": 131},
+    "modern": {"encoder": "modern", "inner": None},
 }
 
 
@@ -73,6 +75,42 @@ def test_the_encoder_alone_is_what_packs_are_balanced_by(rows: int) -> None:
     cost = work(config)
     assert counted(lambda: model.bert(batch).sum()) == cost.per_token * rows + cost.per_square * rows**2
     assert cost.of([rows], [rows**2]).tolist() == [model_flops(config, rows, rows**2, 0, 0)]
+
+
+# --- windows: the reference attention computes all pairs, so that they are counted here -----------------------------
+
+LOCAL: dict[str, Any] = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 9, 10, 40])
+def test_pairs_within_a_window_are_those_that_attend(window: int) -> None:
+    lengths = np.arange(13)
+    places = np.arange(12)
+    near = np.abs(places[:, None] - places) < window
+    assert attended(lengths, window).tolist() == [int(near[:n, :n].sum()) for n in lengths]
+    assert attended(lengths).tolist() == (lengths**2).tolist()
+
+
+def test_a_local_layer_costs_what_attends() -> None:
+    """Against the same model without windows, whose FLOPs PyTorch counts: one of three layers costs less."""
+    whole, local = toy_config(67, **{**LOCAL, "window": None, "global_every": None}), toy_config(67, **LOCAL)
+    tokens, squares, near = 9 + 4 + 8, 81 + 16 + 64, sum(attended([9, 4, 8], 4).tolist())
+    assert near == (81 - 5 * 6) + 16 + (64 - 4 * 5)
+    for masked, sequences in ((0, 0), (5, 3)):
+        dearer = model_flops(whole, tokens, squares, masked, sequences)
+        saved = 3 * 2 * 2 * local.hidden * (squares - near)
+        assert model_flops(local, tokens, squares, masked, sequences, near) == dearer - saved
+    assert work(local).of([tokens], [squares], [near]).tolist() == [model_flops(local, tokens, squares, 0, 0, near)]
+
+
+def test_pairs_that_are_not_told_are_refused() -> None:
+    config = toy_config(67, **LOCAL)
+    with pytest.raises(ValueError, match=r"layers with window=4 need near: .* Got none"):
+        model_flops(config, 4, 16, 1, 1)
+    with pytest.raises(ValueError, match=r"work with window=4 needs near, of shape \(2,\). Got none"):
+        work(config).of([4, 5], [16, 25])
+    with pytest.raises(ValueError, match="per_near and window belong together"):
+        Work(per_token=1, per_square=1, window=3)
 
 
 def test_bert_large_by_hand() -> None:

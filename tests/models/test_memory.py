@@ -20,13 +20,15 @@ from tensor3d import Cube, CubeShape, Precision, local
 from tensor3d.data import PackedBatch
 from tensor3d.optim import AdamW
 from tensor3d.planning.traffic import Wire
+from tests.models import toy
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.test_memory import check_nothing_is_hidden
-from tests.twins import name_of, ranks_of
+from tests.twins import ranks_of
 
 Changes = dict[str, Any]
 WIDE = {"vocab": 2000, "hidden": 256, "inner": 1024}
+MODERN = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
 # Of the model, of how it is made, and the compute type.
 KEPT: list[tuple[Changes, Changes, torch.dtype | None]] = [
     ({}, {}, None),
@@ -37,6 +39,12 @@ KEPT: list[tuple[Changes, Changes, torch.dtype | None]] = [
     ({}, {"keep_gathered": True}, None),
     ({"dropout": 0.1}, {"keep_gathered": True}, torch.bfloat16),
     ({"attention_dropout": 0.1}, {}, torch.bfloat16),
+    ({"encoder": "modern"}, {}, None),
+    (MODERN, {}, None),
+    ({**MODERN, "dropout": 0.1, "attention_dropout": 0.1}, {}, None),
+    ({**MODERN, "dropout": 0.1}, {"recompute": "attention"}, torch.bfloat16),
+    ({**MODERN, "dropout": 0.1}, {"recompute": "layer"}, None),
+    ({**MODERN, "dropout": 0.1}, {"keep_gathered": True}, torch.bfloat16),
 ]
 
 
@@ -67,8 +75,11 @@ def kept_bytes(model: BertForPreTraining, run: Callable[[], Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
 
 
-def _kept(shape: Shape, cases: list[tuple[Changes, Changes, torch.dtype | None]]) -> list[tuple[int, int]]:
+def _kept(
+    shape: Shape, cases: list[tuple[Changes, Changes, torch.dtype | None]], lengths: list[list[int]] | None = None
+) -> list[tuple[int, int]]:
     found = []
+    toy.LENGTHS[:] = lengths or toy.LENGTHS
     for changes, made, dtype in cases:
         cube = Cube(*shape, precision=Precision(compute=dtype))
         cube.manual_seed(0)
@@ -95,9 +106,17 @@ def test_kept_for_backward_to_the_byte(shape: Shape) -> None:
             assert measured == expected, case
 
 
-def _state(shape: Shape) -> dict[str, Any]:
+def test_kept_of_packs_that_need_no_grouping() -> None:
+    """Rows that attention takes as they are: v is then a view of QKV, and turned queries and keys lie beside it."""
+    cases = [case for case in KEPT if case[0].get("encoder") == "modern"]
+    (result,) = run_ranks(1, _kept, (1, 1, 1, 1), cases, [[toy.CAPACITY]])
+    for case, (measured, expected) in zip(cases, result, strict=True):
+        assert measured == expected, case
+
+
+def _state(shape: Shape, changes: Changes) -> dict[str, Any]:
     cube = Cube(*shape)
-    config = toy_config(30522, norm="pre")
+    config = toy_config(30522, **changes)
     model = BertForPreTraining(config, cube)
     optimizer = AdamW(model.parameters(), cube, lr=1e-3)
     moments = [local(state[name]).numel() for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
@@ -107,12 +126,22 @@ def _state(shape: Shape) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 2, 2, 1), (1, 4, 1, 1), (2, 1, 1, 2)], ids=name_of)
-def test_parameters_and_moments_to_the_element(shape: Shape) -> None:
-    config, (x, y, z, data) = toy_config(30522, norm="pre"), shape
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ((1, 1, 1, 1), {"norm": "pre"}),
+        ((2, 2, 2, 1), {"norm": "pre"}),
+        ((1, 4, 1, 1), {"norm": "pre"}),
+        ((2, 1, 1, 2), {"norm": "pre"}),
+        ((1, 2, 2, 1), MODERN),
+    ],
+    ids=["1x1x1", "2x2x2", "1x4x1", "2x1x1-data2", "1x2x2-modern"],
+)
+def test_parameters_and_moments_to_the_element(shape: Shape, changes: Changes) -> None:
+    config, (x, y, z, data) = toy_config(30522, **changes), shape
     size = CubeShape(x=x, y=y, z=z, data=data)
     planned = parameters(config)
-    for rank, found in enumerate(run_ranks(ranks_of(shape), _state, shape)):
+    for rank, found in enumerate(run_ranks(ranks_of(shape), _state, shape, changes)):
         assert found["blocks"] == [(p.name, p.shape, p.local_shape(size, rank)) for p in planned]
         assert found["moments"] == 2 * held_elements(config, size, rank)
         assert held_elements(config, size, rank) <= held_elements(config, size, 0)
@@ -164,6 +193,7 @@ PEAKS: list[tuple[Changes, Changes, torch.dtype | None, int]] = [
     (WIDE, {}, None, 3),  # a layer, under the gradients of the micro-batches before
     (WIDE, {}, torch.bfloat16, 1),
     (WIDE, {"recompute": "layer"}, None, 1),
+    ({**WIDE, **MODERN}, {}, None, 3),
 ]
 
 

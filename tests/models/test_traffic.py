@@ -82,6 +82,23 @@ def test_with_pre_layer_norm() -> None:
     check((2, 2, 2, 1), toy_config(67, norm="pre"))
 
 
+# Layers with and without a window send the same; the first one has a norm less.
+MODERN = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        pytest.param((2, 2, 2, 1), {}, id="2x2x2"),
+        pytest.param((1, 2, 4, 1), {"recompute": "layer"}, id="1x2x4-layer"),
+        pytest.param((4, 2, 1, 1), {"keep_gathered": True}, id="4x2x1-kept", marks=pytest.mark.slow),
+        pytest.param((1, 2, 2, 2), {"recompute": "attention"}, id="1x2x2-data2-attention", marks=pytest.mark.slow),
+    ],
+)
+def test_of_the_modern_encoder(shape: Shape, options: dict[str, Any]) -> None:
+    check(shape, toy_config(67, **MODERN), options=options)
+
+
 @pytest.mark.slow
 def test_on_27_ranks() -> None:
     check((3, 3, 3, 1), toy_config(67, hidden=144, heads=24, inner=288), packs=72)
