@@ -1,0 +1,310 @@
+"""GPT on a cube equals GPT on one device and in plain PyTorch: loss, every gradient, and what it generates."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.gpt import PRESETS, CausalBatch, Gpt, GptConfig, Sampling, count_targets, generate, lay, pack_texts
+from models.gpt.generate import choose, next_logits
+from tensor3d import Cube, CubeShape
+from tests.ranks import run_ranks
+from tests.twins import TOLERANCE, error, gradient_errors, make_twins, name_of, ranks_of, worst
+
+Shape = tuple[int, int, int, int]
+VOCAB, CAPACITY, PACKS = 37, 24, 8
+ASKED = [(2, 2, 2, 1), (1, 2, 4, 1), (4, 2, 1, 1), (1, 2, 2, 2)]
+
+
+def config(**changes: object) -> GptConfig:
+    sizes: dict[str, object] = {"layers": 2, "hidden": 32, "heads": 4, "inner": 24, "vocab": VOCAB, "positions": 24}
+    return GptConfig(**{**sizes, "std": 0.2, "rotary_base": 100.0, **changes})  # type: ignore[arg-type]
+
+
+def texts(seed: int = 5) -> list[list[int]]:
+    """Of very different lengths, the last token of the vocabulary among them."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [24, 1, 9, 3, 17, 12, 2, 5, 20, 11, 7, 22, 4, 6]
+    return [[VOCAB - 1, *torch.randint(0, VOCAB, (n - 1,), generator=generator).tolist()] for n in lengths]
+
+
+def loss_of(model: Gpt, cube: Cube) -> Tensor:
+    packs = pack_texts(texts(), CAPACITY, PACKS)
+    loss: Tensor = model(**vars(lay(packs, CAPACITY, cube)), targets=count_targets(packs))
+    return loss
+
+
+# --- parity --------------------------------------------------------------------------------------------------------
+
+
+def loss_and_gradients(shape: Shape, dtype: torch.dtype, options: list[dict[str, object]]) -> dict[str, float]:
+    torch.set_default_dtype(dtype)
+    errors: dict[str, float] = {}
+    for option in options:
+        cube, model, single, twin = make_twins(lambda c, o=option: Gpt(config(**o), c), shape)  # type: ignore[misc]
+        assert isinstance(model, Gpt)
+        assert isinstance(twin, Gpt)
+        ours, theirs = loss_of(model, cube), loss_of(twin, single)
+        ours.backward()
+        theirs.backward()
+        found = gradient_errors(model, twin) | {"loss": error(ours, theirs)}
+        assert ("head.weight" in found) == (option.get("tied") is False)
+        errors |= {f"{option} {name}": value for name, value in found.items()}
+    return errors
+
+
+OPTIONS: list[dict[str, object]] = [{}, {"window": 3}, {"tied": False}, {"tied": False, "window": 7}]
+
+
+@pytest.mark.parametrize("shape", ASKED, ids=name_of)
+def test_parity(shape: Shape) -> None:
+    results = run_ranks(ranks_of(shape), loss_and_gradients, shape, torch.float64, OPTIONS)
+    name, value = worst(results)
+    assert value <= TOLERANCE[torch.float64], f"{name} differs by {value}"
+
+
+def test_parity_in_fp32() -> None:
+    name, value = worst(run_ranks(8, loss_and_gradients, (2, 2, 2, 1), torch.float32, OPTIONS[1:2]))
+    assert value <= TOLERANCE[torch.float32], f"{name} differs by {value}"
+
+
+# --- the single-device model against plain PyTorch -----------------------------------------------------------------
+
+
+def turned(x: Tensor, base: float) -> Tensor:
+    """(n, heads, d): rotary positions of one text, angles in fp32 as the library has them."""
+    n, dim = x.shape[0], x.shape[-1]
+    angles = torch.arange(n).float()[:, None] * (1.0 / base ** (torch.arange(0, dim, 2).float() / dim))
+    cos, sin = (t.to(x.dtype)[:, None].repeat(1, 1, 2) for t in (angles.cos(), angles.sin()))
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def plain_gpt(p: dict[str, Tensor], c: GptConfig, ids: Tensor) -> Tensor:
+    """Logits (n, V) of one text, written with nothing of ours."""
+    n = len(ids)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.rms_norm(x, (c.hidden,), p[f"{name}.weight"], c.eps)
+
+    distance = torch.arange(n)[:, None] - torch.arange(n)
+    hidden_from = (distance < 0) | (distance >= (c.window or n))
+    h = p["tokens.weight"][ids]
+    for i in range(c.layers):
+        at = f"blocks.{i}"
+        qkv = F.linear(norm(h, f"{at}.attention_norm"), p[f"{at}.attention.qkv.weight"])
+        q, k, v = qkv.view(n, c.heads, 3, -1).unbind(2)
+        q, k = turned(q, c.rotary_base), turned(k, c.rotary_base)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+        weights = scores.masked_fill(hidden_from, -math.inf).softmax(-1)
+        mixed = torch.einsum("hqk,khd->qhd", weights, v).reshape(n, c.hidden)
+        h = h + F.linear(mixed, p[f"{at}.attention.out.weight"])
+        gate, up = F.linear(norm(h, f"{at}.mlp_norm"), p[f"{at}.mlp.gate_up.weight"]).view(n, -1, 2).unbind(-1)
+        h = h + F.linear(F.silu(gate) * up, p[f"{at}.mlp.down.weight"])
+    return F.linear(norm(h, "norm"), p["tokens.weight" if c.tied else "head.weight"])
+
+
+@pytest.fixture
+def _fp64() -> object:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("_fp64")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_single_device_equals_plain_pytorch(options: dict[str, object]) -> None:
+    cube = Cube.single()
+    cube.manual_seed(5)
+    model = Gpt(config(**options), cube)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    ours = loss_of(model, cube)
+    ours.backward()
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    total = torch.zeros(())
+    for text in texts():
+        ids = torch.tensor(text)
+        total = total + F.cross_entropy(plain_gpt(leaves, model.config, ids)[:-1], ids[1:], reduction="sum")
+    loss = total / sum(len(text) - 1 for text in texts())
+    loss.backward()
+    assert error(ours, loss) <= 1e-12
+    for name, parameter in model.named_parameters():
+        assert error(parameter.grad, leaves[name].grad) <= 1e-9, name  # type: ignore[arg-type]
+
+
+# --- batches -------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_the_next_tokens_of_the_same_text() -> None:
+    packs = pack_texts([[5, 6, 7], [8, 9]], capacity=6)
+    batch = lay(packs, 6, Cube.single())
+    assert batch.ids.tolist() == [5, 6, 7, 8, 9, 0]
+    assert batch.labels.tolist() == [6, 7, -100, 9, -100, -100]
+    assert batch.sequences.lengths == (3, 2, 1), "the unused slot is a sequence of its own"
+    assert count_targets(packs) == 3
+
+
+def test_texts_are_packed_whole() -> None:
+    packs = pack_texts(texts(), CAPACITY, PACKS)
+    assert len(packs) % PACKS == 0
+    assert max(sum(map(len, pack)) for pack in packs) <= CAPACITY
+    assert sorted(text for pack in packs for text in pack) == sorted(texts())
+
+
+def rows_of(shape: Shape) -> tuple[dict[str, int], list[int], list[int], tuple[int, ...]]:
+    cube = Cube(*shape)
+    batch: CausalBatch = lay(pack_texts(texts(), CAPACITY, PACKS), CAPACITY, cube)
+    return cube.coordinate, batch.ids.tolist(), batch.labels.tolist(), batch.sequences.lengths  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2, 1), (2, 1, 2, 1)], ids=name_of)
+def test_every_cube_has_the_same_batch(shape: Shape) -> None:
+    whole = lay(pack_texts(texts(), CAPACITY, PACKS), CAPACITY, Cube.single())
+    ranks = run_ranks(4, rows_of, shape)
+    planes = {place["x"]: (ids, labels) for place, ids, labels, _ in ranks}
+    assert [i for x in sorted(planes) for i in planes[x][0]] == whole.ids.tolist()
+    assert [i for x in sorted(planes) for i in planes[x][1]] == whole.labels.tolist()
+    held = {(place["x"], place["z"]): lengths for place, _, _, lengths in ranks}
+    assert tuple(n for place in sorted(held) for n in held[place]) == whole.sequences.lengths
+
+
+def test_packs_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a pack holds 4 tokens\. Got texts of 5 together"):
+        lay([[[1, 2, 3], [4, 5]]], 4, Cube.single())
+    run_ranks(2, packs_that_do_not_divide)
+
+
+def packs_that_do_not_divide() -> None:
+    with pytest.raises(ValueError, match=r"a global batch of 3 packs does not divide by data=1 \* x=2 \* z=1"):
+        lay([[[1, 2]]] * 3, 4, Cube(2, 1, 1))
+
+
+# --- generation ----------------------------------------------------------------------------------------------------
+
+
+def make(cube: Cube, window: int | None = None) -> Gpt:
+    cube.manual_seed(3)
+    return Gpt(config(window=window), cube)
+
+
+def continued(shape: Shape | None, prompt: list[int], sampling: Sampling) -> list[int]:
+    torch.set_default_dtype(torch.float64)
+    cube = Cube.single() if shape is None else Cube(*shape)
+    return list(generate(make(cube, window=5), prompt, 12, sampling))
+
+
+@pytest.mark.usefixtures("_fp64")
+@pytest.mark.parametrize("shape", [(1, 2, 4, 1), pytest.param((2, 2, 2, 1), marks=pytest.mark.slow)], ids=name_of)
+def test_the_same_text_on_every_cube(shape: Shape) -> None:
+    sampling = Sampling(temperature=1.3, top_k=9, seed=4)
+    alone = continued(None, [4, 1, 30], sampling)
+    assert len(alone) == 12
+    assert len(set(alone)) > 3
+    assert run_ranks(8, continued, shape, [4, 1, 30], sampling) == [alone] * 8
+
+
+@pytest.mark.usefixtures("_fp64")
+def test_next_logits_are_those_of_the_last_token() -> None:
+    model = make(Cube.single())
+    text = [4, 1, 30, 7, 7]
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    wanted = plain_gpt(weights, model.config, torch.tensor(text))[-1]
+    assert error(next_logits(model, text), wanted) <= 1e-12
+
+
+def test_greedy_takes_the_likeliest_and_top_k_leaves_the_others_out() -> None:
+    logits = torch.tensor([0.0, 3.0, 1.0, 2.9, -1.0], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    assert choose(logits, Sampling(temperature=0.0), generator) == 1
+    drawn = [choose(logits, Sampling(top_k=2), generator) for _ in range(200)]
+    assert set(drawn) == {1, 3}
+    assert {choose(logits, Sampling(top_k=1), generator) for _ in range(20)} == {1}
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits, generator = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), torch.Generator().manual_seed(1)
+    for temperature in (1.0, 0.5):
+        sampling = Sampling(temperature=temperature)
+        counts = torch.bincount(torch.tensor([choose(logits, sampling, generator) for _ in range(4000)]), minlength=3)
+        # 5 standard errors
+        assert torch.allclose(counts / 4000, (logits / temperature).softmax(0).float(), atol=5 * 0.5 / 4000**0.5)
+
+
+def test_generation_ends_at_the_end_token_and_at_the_last_position() -> None:
+    model = make(Cube.single())
+    greedy = Sampling(temperature=0.0)
+    before = torch.get_rng_state()
+    text = list(generate(model, [1, 2], 100, greedy))
+    assert len(text) == model.config.positions - 2
+    assert torch.equal(torch.get_rng_state(), before), "torch's own stream stays"
+    assert model.training
+    end = text[3]
+    assert list(generate(model, [1, 2], 100, greedy, end=end)) == text[: text.index(end)]
+
+
+def test_prompts_that_cannot_be_continued_are_refused() -> None:
+    model = make(Cube.single())
+    with pytest.raises(ValueError, match="the prompt has no token"):
+        generate(model, [], 5)
+    with pytest.raises(ValueError, match=r"within the model's 24 positions\. Got 24 tokens"):
+        generate(model, [1] * 24, 5)
+    with pytest.raises(ValueError, match=r"tokens lie from 0 to 36\. Got 3 to 37"):
+        generate(model, [3, 37], 5)
+    with pytest.raises(ValueError, match=r"tokens must be at least 1\. Got 0"):
+        generate(model, [3], 0)
+    with pytest.raises(ValueError, match=r"temperature must be at least 0"):
+        Sampling(temperature=-1.0)
+    with pytest.raises(ValueError, match=r"top_k must be at least 1"):
+        Sampling(top_k=0)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_presets_fit_their_own_rules() -> None:
+    sizes = {name: (c.layers, c.hidden, c.heads, c.inner_size) for name, c in PRESETS.items()}
+    assert sizes == {"tiny": (2, 128, 4, 384), "small": (12, 768, 12, 2048)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, r"hidden must divide by heads=3, with an even head dimension\. Got 32"),
+        ({"heads": 32}, r"even head dimension"),
+        ({"window": 0}, r"window must be at least 1, or None\. Got 0"),
+        ({"positions": 0}, r"positions must be at least 1\. Got 0"),
+        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1"),
+        ({"rotary_base": 0.0}, r"rotary_base must be above 0"),
+    ],
+)
+def test_bad_sizes(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_sizes_that_do_not_divide_are_told_before_any_process() -> None:
+    with pytest.raises(ValueError, match=r"heads must divide by y=8\. Got 4"):
+        config().check(CubeShape(y=8))
+    with pytest.raises(ValueError, match=r"inner must divide by y=2\. Got 25"):
+        config(inner=25).check(CubeShape(y=2))
+
+
+def example_loss(shape: Shape) -> tuple[float, int]:
+    cube = Cube(*shape)
+    model = make(cube)
+    arguments = model.example(48)
+    with pytest.raises(ValueError, match=r"tokens must divide by \d+ and be at least \d+\. Got 50"):
+        model.example(50)
+    return float(model(**arguments)), len(arguments["ids"])
+
+
+def test_an_example_has_the_tokens_that_it_is_asked_for() -> None:
+    for loss, rows in run_ranks(4, example_loss, (2, 1, 2, 1)):
+        assert 0 < loss < 10
+        assert rows == 24

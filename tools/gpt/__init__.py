@@ -1,0 +1,1 @@
+"""Training a small GPT, and text from it."""

@@ -1,0 +1,76 @@
+"""`python -m tools.gpt generate`: text from a trained GPT, on any cube."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from models.gpt import Gpt, Sampling, generate
+from tensor3d import Cube, CubeShape, checkpoint
+from tools.agree import on_every_rank
+from tools.corpus.tokenizer import CLS, SEP, load_tokenizer
+from tools.gpt import folder as run_folder
+from tools.gpt.ranks import cube_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateCommand:
+    """Continue a text. The same on every cube, whichever the model was trained on."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """Folder that `train` has written."""
+    prompt: str
+    """The text to continue."""
+    cube: str = "1x1x1"
+    """Sizes of the axes x, y and z, as XxYxZ."""
+    tokens: int = 60
+    """New tokens, at most: a text also ends where the model ends it, and where its positions do."""
+    temperature: float = 0.8
+    """Below 1 the likely tokens are likelier, above 1 less so; 0: always the likeliest."""
+    top_k: int | None = 40
+    """Only this many of the likeliest tokens are drawn from."""
+    seed: int = 0
+    """Of the draws."""
+
+    @property
+    def shape(self) -> CubeShape:
+        return CubeShape.parse(self.cube)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_k=self.top_k, seed=self.seed)
+
+    def check(self) -> None:
+        """Raises ValueError for what can be seen before any process is connected."""
+        if not self.prompt.strip():
+            raise ValueError("--prompt is empty. Give a text to continue.")
+        if self.tokens < 1:
+            raise ValueError(f"tokens must be at least 1. Got {self.tokens}.")
+        _ = self.sampling
+        run_folder.read_config(self.run_folder).check(self.shape)
+        run_folder.newest_weights(self.run_folder)
+
+    def run(self) -> int:
+        """Generates, on every rank, and prints on the first. The exit status."""
+        with cube_of(self.shape) as cube:
+            text = _continued(self, cube)
+            if cube.rank == 0:
+                print(text)
+        return 0
+
+
+def _continued(command: GenerateCommand, cube: Cube) -> str:
+    """Prompt and continuation, the same on every rank."""
+    folder = command.run_folder
+    config = on_every_rank(cube, lambda: run_folder.read_config(folder))
+    tokenizer = on_every_rank(cube, lambda: load_tokenizer(folder / run_folder.TOKENIZER))
+    weights = on_every_rank(cube, lambda: run_folder.newest_weights(folder))
+    with cube.blank():
+        model = Gpt(config, cube)
+    checkpoint.load(weights, model, None, cube)
+    prompt = [CLS, *tokenizer.encode(command.prompt)]
+    new = list(generate(model, prompt, command.tokens, command.sampling, end=SEP))
+    text: str = tokenizer.decode(prompt[1:] + new)
+    return text

@@ -1,0 +1,197 @@
+"""`python -m tools.gpt train`: a small GPT on the corpus that is always there, or on a text of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from models.gpt import PRESETS, Gpt, GptConfig, count_targets, lay, pack_texts
+from models.gpt.batch import Text
+from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
+from tensor3d.data.layout import check_rows, fit_packs_per_rank
+from tensor3d.optim import AdamW, LearningRate, decay_groups
+from tools.agree import on_every_rank, on_first_rank
+from tools.corpus.info import Corpus, load_corpus
+from tools.corpus.prepare import prepare
+from tools.gpt import folder as run_folder
+from tools.gpt.ranks import cube_of
+from tools.gpt.texts import packs_of, texts_of
+from tools.metrics.journal import JOURNAL, Journal
+
+_SHOWN = 20  # steps at the end over which the loss that is told is averaged
+_CLIP = 1.0  # largest norm of the gradient
+_WEIGHT_DECAY = 0.1
+_BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand:
+    """Train a GPT on packed text, split three ways. A lesson: it saves at its end alone, and does not resume."""
+
+    output: Path = Path("runs/gpt")
+    """Folder of the run."""
+    cube: str = "1x1x1"
+    """Sizes of the axes x, y and z, as XxYxZ."""
+    data_parallel: int = 1
+    """Copies of the cube."""
+    steps: int = 200
+    """Updates of the weights."""
+    batch: int = 32
+    """Packs of a step, on all ranks together; divides by data * x * z."""
+    length: int = 128
+    """Tokens of the longest text, and of a pack."""
+    preset: str = "tiny"
+    """Sizes of the model: tiny or small."""
+    window: int | None = None
+    """Tokens that a token sees, itself and those before it. Default: all."""
+    tied: bool = True
+    """Whether the projection to the vocabulary uses the embedding's weight."""
+    lr: float = 3e-3
+    """Peak of the learning rate, reached after a tenth of the steps; then a cosine down to a tenth of it."""
+    seed: int = 0
+    """Of weights and of the order of the texts."""
+    source: str = "embedded"
+    """"embedded": the documentation that comes with Python. Else a UTF-8 text file, or a folder of *.txt files."""
+    vocab_size: int = 2048
+    """Pieces of the tokenizer."""
+    corpus: Path | None = None
+    """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY."""
+
+    @property
+    def shape(self) -> CubeShape:
+        return CubeShape.parse(self.cube, self.data_parallel)
+
+    @property
+    def config(self) -> GptConfig:
+        """Raises ValueError for an unknown preset, or sizes that cannot be."""
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}. Got {self.preset!r}.")
+        return dataclasses.replace(
+            PRESETS[self.preset], vocab=self.vocab_size, positions=self.length, window=self.window, tied=self.tied
+        )
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        warmup = max(1, self.steps // 10)
+        return LearningRate(kind="cosine", lr=self.lr, steps=self.steps, warmup_steps=warmup, floor=0.1)
+
+    def check(self) -> None:
+        """Raises ValueError for what can be seen before any process is connected."""
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
+        if self.length < 2:
+            raise ValueError(f"length must be at least 2: a token and the next one. Got {self.length}.")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0. Got {self.seed}.")
+        shape = self.shape
+        self.config.check(shape)
+        self.learning_rate.at(0)
+        k = fit_packs_per_rank(self.batch, (shape.data, shape.x, shape.y, shape.z), None)
+        check_rows(packs_per_rank=k, z=shape.z, capacity=self.length, y=shape.y)
+        run_folder.check_new(self.output)
+
+    def run(self) -> int:
+        """Trains, on every rank. The exit status."""
+        with cube_of(self.shape) as cube:
+            corpus = _corpus(self, cube)
+            on_first_rank(cube, lambda: _begin(self, corpus))
+            _train(self, cube, corpus)
+        return 0
+
+
+def _corpus(command: TrainCommand, cube: Cube) -> Corpus:
+    default = Path("runs/corpora") / f"{Path(command.source).stem}-{command.vocab_size}"
+    folder = command.corpus or default
+    on_first_rank(
+        cube, lambda: prepare(command.source, folder, vocab_size=command.vocab_size, progress=sys.stderr.isatty())
+    )
+    return on_every_rank(cube, lambda: load_corpus(folder))
+
+
+def _begin(command: TrainCommand, corpus: Corpus) -> None:
+    told = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(command).items()}
+    facts = {"command": told, "unigram_entropy": corpus.info.unigram_entropy, "corpus": corpus.info.fingerprint}
+    run_folder.begin(command.output, command.config, corpus.tokenizer, facts)
+
+
+def _train(command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
+    cube.manual_seed(command.seed)
+    model = Gpt(command.config, cube)
+    optimizer = AdamW(decay_groups(model, _WEIGHT_DECAY), cube, lr=command.lr, betas=_BETAS)
+    first = cube.rank == 0
+    journal = Journal(command.output / JOURNAL, first_step=0) if first else None
+    losses = []
+    for step, loss in _steps(command, model, optimizer, corpus):
+        losses.append(loss)
+        if journal is not None:
+            journal.write("step", {"step": step, "loss": loss})
+    held_out = _held_out_loss(command, model, corpus)
+    saved = checkpoint.save(
+        command.output / run_folder.CHECKPOINTS, command.steps, model, optimizer, cube, {"loss": losses[-1]}
+    )
+    if journal is not None:
+        journal.write("evaluation", {"step": command.steps, "loss": held_out})
+        journal.close()
+        print(_summary(losses, held_out, corpus, saved, command))
+
+
+def _steps(command: TrainCommand, model: Gpt, optimizer: AdamW, corpus: Corpus) -> Iterator[tuple[int, float]]:
+    """Takes the steps; the number of each, from 1, and its loss in nats a token."""
+    texts = [text for shard in corpus.train if shard for text in texts_of(shard, corpus.special, command.length)]
+    packs, rate, cube = packs_of(texts, command.length, command.seed), command.learning_rate, model.cube
+    with tqdm(total=command.steps, unit="step", disable=None if cube.rank == 0 else True) as bar:
+        for step in range(1, command.steps + 1):
+            loss = _loss(model, list(islice(packs, command.batch)), command.length)
+            loss.backward()
+            clip_grad_norm_(model.parameters(), _CLIP, cube)
+            for group in optimizer.param_groups:
+                group["lr"] = rate.at(step - 1)
+            optimizer.step()
+            optimizer.zero_grad()
+            value = loss.item()
+            if not math.isfinite(value):
+                raise FloatingPointError(f"the loss of step {step} is {value}. Lower --lr, which is {command.lr}.")
+            bar.set_postfix_str(f"loss {value:.3f}", refresh=False)
+            bar.update()
+            yield step, value
+
+
+def _loss(model: Gpt, packs: Sequence[Sequence[Text]], capacity: int, targets: int | None = None) -> Tensor:
+    batch = lay(packs, capacity, model.cube)
+    loss: Tensor = model(**vars(batch), targets=count_targets(packs) if targets is None else targets)
+    return loss
+
+
+@torch.no_grad()
+def _held_out_loss(command: TrainCommand, model: Gpt, corpus: Corpus) -> float:
+    """Nats a token of the documents that were not trained on."""
+    texts = texts_of(corpus.held_out, corpus.special, command.length)
+    packs = pack_texts(texts, command.length, command.batch)
+    targets = count_targets(packs)
+    model.eval()
+    parts = (packs[start : start + command.batch] for start in range(0, len(packs), command.batch))
+    total = sum(float(_loss(model, part, command.length, targets)) for part in parts)
+    model.train()
+    return total
+
+
+def _summary(losses: list[float], held_out: float, corpus: Corpus, saved: Path, command: TrainCommand) -> str:
+    last, entropy = losses[-_SHOWN:], corpus.info.unigram_entropy
+    return "\n".join(
+        [
+            f"loss      {losses[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}, nats",
+            f"held out  {held_out:.3f}; who knows how frequent each piece is, and no more, has {entropy:.3f}",
+            f"weights   {saved}",
+            f'next      python -m tools.gpt generate {command.output} --prompt "Return the"',
+        ]
+    )
