@@ -164,7 +164,7 @@ class _SumCopies(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, axis: Axis) -> Tensor:
         ctx.result_face, ctx.made = None, "a sum over ranks"  # copies, which lie on no face
-        return part.view_as(part) if axis.size == 1 else all_reduce(part.clone(), axis).wait()
+        return all_reduce(part.clone(), axis).wait()
 
     @staticmethod
     @once_differentiable

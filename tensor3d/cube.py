@@ -83,7 +83,7 @@ class Cube:
         self.traffic = Traffic()
         self.ledger = Ledger(precision)
         self.seeded = False
-        self.fills_parameters = True
+        self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
         self.mesh = _mesh(shape, self.device) if connected else None
@@ -205,11 +205,16 @@ class Cube:
     @contextmanager
     def blank(self) -> Iterator[None]:
         """Inside, new parameters are left unfilled, and take no seed: for weights that are loaded right after."""
-        before, self.fills_parameters = self.fills_parameters, False
+        before, self._blank[0] = self._blank[0], True
         try:
             yield
         finally:
-            self.fills_parameters = before
+            self._blank[0] = before
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether new parameters are left unfilled now."""
+        return self._blank[0]
 
     # --- gradients ------------------------------------------------------------------------------------------------
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
 _FARTHEST = 2000  # nodes looked at; two layers are seldom ten apart
-# What a sum may pass through on its way to other ranks without being divided.
-_CARRIERS = ("Add", "Cat", "Clone", "Reshape", "Squeeze", "Stack", "ToCopy", "Unsqueeze", "View")
+# What a sum may pass through on its way to other ranks without being divided, or multiplied: who scales it, knows.
+_CARRIERS = ("Add", "Cat", "Clone", "ReshapeAlias", "Squeeze", "Stack", "ToCopy", "UnsafeView", "Unsqueeze", "View")
+_CARRYING = re.compile(rf"({'|'.join(_CARRIERS)})Backward\d*")
 _MEAN = 1  # torch's number for reduction="mean"
 
 
 def walk(tensor: Tensor, goes_on: Callable[[Any], bool]) -> Iterator[Any]:
-    """Nodes of the graph from `tensor` back, each once; behind a node only if `goes_on` says so."""
-    waiting, seen = [tensor.grad_fn], {tensor.grad_fn}
+    """Nodes of the graph from `tensor` back, nearest first, each once; behind a node only if `goes_on` says so."""
+    waiting, seen = deque([tensor.grad_fn]), {tensor.grad_fn}
     while waiting and len(seen) < _FARTHEST:
-        node = waiting.pop()
+        node = waiting.popleft()
         if node is None:
             continue
         yield node
@@ -38,8 +42,10 @@ def check_summed(part: Tensor) -> None:
 
 
 def _carries(node: Any) -> bool:
-    return str(node.name()).startswith(_CARRIERS)
+    return _CARRYING.fullmatch(node.name()) is not None
 
 
 def _is_mean(node: Any) -> bool:
-    return node.name() == "MeanBackward0" or getattr(node, "_saved_reduction", None) == _MEAN
+    if node.name() == "MeanBackward0":
+        return math.prod(node._saved_self_sym_sizes) > 1
+    return getattr(node, "_saved_reduction", None) == _MEAN

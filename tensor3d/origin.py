@@ -31,34 +31,58 @@ def check_origin(tensor: Tensor, face: str, cube: Cube, reader: str) -> None:
     Args:
         reader: who reads it, in words.
     """
-    between, maker = [], None
+    between: list[Any] = []
+    makers: dict[Any, str] = {}
     for node in walk(tensor, _is_seen_through):
-        if hasattr(node, "variable"):
-            refuse_plain(node.variable, cube)
+        if not isinstance(node, BackwardCFunction) and hasattr(node, "variable"):
+            if isinstance(node.variable, nn.Parameter):
+                refuse_plain(node.variable, cube)
             continue
         found, made = _mark(node)
         if found is None:
             between.append(node)
-            continue
-        if found != face:
+        elif found == face:
+            makers[node] = made
+        else:
             raise ValueError(
-                f"{reader} reads face {face}. Got what lies on face {found}: it comes from {made}. Let one of the two "
-                f'use the other face (face="{found}"), or put `turn(h, cube, to="{face}")` between them.'
+                f"{reader} reads face {face}. Got what lies on face {found}: it comes from {made}. Put "
+                f'`turn(h, cube, to="{face}")` between them, or, where one of the two can, let it use the other face '
+                f'(face="{found}").'
             )
-        maker = made
-    if maker is not None:
-        for node in between:  # so that no later reader of a residual stream goes all the way back again
-            node.metadata[_KNOWN] = (face, maker)
+    _remember(between, makers, face)
 
 
 def refuse_plain(parameter: Tensor, cube: Cube) -> None:
     """Raises ValueError for a parameter that is a plain tensor on a cube of several ranks."""
-    if cube.mesh is not None and isinstance(parameter, nn.Parameter) and not isinstance(parameter, DTensor):
+    if cube.shape.ranks > 1 and not isinstance(parameter, DTensor):
         raise ValueError(
             f"a parameter of shape {tuple(parameter.shape)} is a plain tensor on {cube.shape}: its gradient would "
             "differ from rank to rank. Make it with tensor3d.constant, normal or distribute, and take it into your "
-            "arithmetic with tensor3d.use, which states over which axes its gradient is summed."
+            "arithmetic with tensor3d.use, which states over which axes its gradient is summed; in place of a layer of "
+            "torch.nn take its 3-D counterpart."
         )
+
+
+def _remember(between: list[Any], makers: dict[Any, str], face: str) -> None:
+    """Writes down what the nodes of a walk lie on, so that no later reader of a residual stream goes back as far.
+
+    Those that lead to a maker lie on its face. The others (conditions, gates, inputs) may be used on both.
+    """
+    readers: dict[Any, list[Any]] = {}
+    for node in filter(_is_seen_through, between):
+        for before, _ in node.next_functions:
+            readers.setdefault(before, []).append(node)
+    waiting, known = list(makers.items()), set()
+    while waiting:
+        node, made = waiting.pop()
+        for reader in readers.get(node, ()):
+            if reader not in known:
+                known.add(reader)
+                reader.metadata[_KNOWN] = (face, made)
+                waiting.append((reader, made))
+    for node in filter(_is_seen_through, between):
+        if node not in known:
+            node.metadata[_KNOWN] = (None, "")
 
 
 def _is_seen_through(node: Any) -> bool:

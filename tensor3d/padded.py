@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from tensor3d.collectives import all_gather
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_divides, check_face, other
+from tensor3d.origin import check_origin
 from tensor3d.packing import Packs, pack_batch
 from tensor3d.rows import own_rows
 from tensor3d.sequences import Sequences
@@ -90,7 +91,7 @@ class PaddedPacks:
         Elements received: `RH - R'H'`, columns padded to be even, and the widths, waited for; none backward.
 
         Raises:
-            ValueError: an unknown face, or not this plane's rows.
+            ValueError: an unknown face, the other face, or not this plane's rows.
         """
         check_face(face)
         if hidden.dim() == 3 and hidden.shape[0] == 1:
@@ -101,6 +102,7 @@ class PaddedPacks:
                 f"of these packs a rank holds (rows, columns) with {self.rows}/{axis.name} = {self.rows // axis.size} "
                 f"rows on face {face}. Got shape {tuple(hidden.shape)}. Is it on face {other(face)}?"
             )
+        check_origin(hidden, face, cube, "pad_hidden")
         return self.pad(_GatherPlane.apply(hidden, cube, face))
 
     def shard_hidden(self, hidden: Tensor, cube: Cube, face: Face = "z") -> Tensor:

@@ -21,7 +21,7 @@ _TILE = 256
 def normal(shape: tuple[int, int], layout: Layout, cube: Cube, std: float) -> nn.Parameter:
     """A matrix of normal(0, std) entries, drawn in fp32: the same on every cube for the same `Cube.manual_seed`."""
     rows, columns = layout.slices(shape, cube)
-    if not cube.fills_parameters:
+    if cube.is_blank:
         return _finish(torch.empty(rows.stop - rows.start, columns.stop - columns.start), shape, layout, cube)
     block = _normal_block(shape, rows, columns, cube.next_seed()).mul_(std)
     return _finish(block, shape, layout, cube)
@@ -37,6 +37,7 @@ def use(parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
     """This rank's block of `parameter`, for use in any arithmetic; its gradient goes to the ledger.
 
     For parameters of your own: state with `layout` how the parameter is cut and over which axes its gradient is summed.
+    What y or z alone cuts is taken to lie along the columns of that face.
 
     Raises:
         ValueError: a plain parameter on a cube of several ranks (nothing would keep its copies equal), one that was

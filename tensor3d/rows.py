@@ -5,6 +5,7 @@ R rows wanted, T rows of the table, H columns
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
     """Raises ValueError unless `numbers`, those of a plane, spread over either face and lie in lowest..below-1."""
     y, z = cube.axis("y").size, cube.axis("z").size
     if numbers.dim() != 1 or numbers.shape[0] % y or numbers.shape[0] % z:
-        fill = " Fill up with -1." if lowest < 0 else ""
+        enough = -(-numbers.numel() // math.lcm(y, z)) * math.lcm(y, z)
+        fill = f" Fill up to {enough} with -1 (labels with -100)." if lowest < 0 and numbers.dim() == 1 else ""
         raise ValueError(
             f"{what} must be one-dimensional, those of a plane, and their number divide by y={y} and z={z}. Got shape "
             f"{tuple(numbers.shape)}.{fill}"
@@ -151,7 +153,7 @@ class _Turn(torch.autograd.Function):
 
 def _turned(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
     if cube.plane.size == 1:
-        return tensor.view_as(tensor)
+        return tensor.clone()  # a view could not be changed in place, as the result on other cubes can
     before, after = other(to), to
     # Of the plane's matrix: `before` splits its columns over axis `before` and its rows over the other one.
     rows, columns = tensor.shape[0] * cube.axis(after).size, tensor.shape[1] * cube.axis(before).size

@@ -15,19 +15,23 @@ from tensor3d import (
     LayerNorm3D,
     Linear3D,
     NarrowHead3D,
+    Precision,
     RMSNorm3D,
     TableEmbedding3D,
     TransformerLayer3D,
     constant,
     cross_entropy,
     gather,
+    own_block,
+    own_rows,
+    pack_padded,
     select,
     shard,
     sum_copies,
     turn,
     use,
 )
-from tensor3d.layout import vector
+from tensor3d.layout import copies, vector
 from tensor3d.origin import check_origin
 from tensor3d.sequences import Sequences
 from tests.ranks import run_ranks
@@ -130,8 +134,8 @@ def test_the_message_names_both_ends_and_the_remedy() -> None:
     message = refusal(two_readers_of_z, Cube(1, 1, 1))
     assert message == (
         "the product with a weight of shape (16, 16) reads face z. Got what lies on face y: it comes from a product "
-        'with a weight of shape (16, 16). Let one of the two use the other face (face="y"), or put `turn(h, cube, '
-        'to="z")` between them.'
+        'with a weight of shape (16, 16). Put `turn(h, cube, to="z")` between them, or, where one of the two can, let '
+        'it use the other face (face="y").'
     )
 
 
@@ -187,6 +191,120 @@ def test_functions_of_ones_own_are_believed_if_they_are_marked() -> None:
         check_origin(Marked.apply(h) * 2, "y", cube, "a reader")
 
 
+def streams(cube: Cube) -> tuple[Tensor, Tensor]:
+    z = on_z(cube)
+    return z, Linear3D(HIDDEN, HIDDEN, cube, "z")(z)
+
+
+def scalar_on_both(cube: Cube) -> tuple[Tensor, Tensor]:
+    scale = use(constant((1,), copies("z"), cube, 0.5), copies("z"), cube).exp()
+    z, y = streams(cube)
+    return z * scale, y * scale
+
+
+def condition_on_both(cube: Cube) -> tuple[Tensor, Tensor]:
+    condition = torch.randn(1, requires_grad=True).exp()
+    z, y = streams(cube)
+    return z * condition, y + condition
+
+
+def blocks_on_both(cube: Cube) -> tuple[Tensor, Tensor]:
+    plane = torch.randn(ROWS // cube.shape.planes, HIDDEN, requires_grad=True) * 2
+    z, y = streams(cube)
+    return z + own_block(plane, cube, "z"), y + own_block(plane, cube, "y")
+
+
+def gates_on_both(cube: Cube) -> tuple[Tensor, Tensor]:
+    gates = torch.randn(ROWS // cube.shape.planes, requires_grad=True).sigmoid()
+    z, y = streams(cube)
+    return z * own_rows(gates, cube, "z")[:, None], y * own_rows(gates, cube, "y")[:, None]
+
+
+def read_all() -> None:
+    cube = Cube(1, 2, 2)
+    for make in (scalar_on_both, condition_on_both, blocks_on_both, gates_on_both):
+        z, y = make(cube)
+        for _ in range(2):  # what the first reading noted down must not stand in the way of the second
+            LayerNorm3D(HIDDEN, cube, "z")(z)
+            LayerNorm3D(HIDDEN, cube, "y")(y)
+        with pytest.raises(ValueError, match=r"reads face y\. Got what lies on face z"):
+            LayerNorm3D(HIDDEN, cube, "y")(z)
+        with pytest.raises(ValueError, match=r"reads face z\. Got what lies on face y"):
+            LayerNorm3D(HIDDEN, cube, "z")(y)
+
+
+def test_what_lies_on_no_face_may_be_used_on_both() -> None:
+    run_ranks(4, read_all)
+
+
+def test_a_deep_side_branch_hides_nothing() -> None:
+    cube = Cube(1, 1, 1)
+    branch = torch.ones(1, requires_grad=True)
+    for _ in range(3000):
+        branch = branch * 1.0
+    y = on_y(cube)
+    for mixed in (y * branch, branch * y):
+        with pytest.raises(ValueError, match=r"reads face z\. Got what lies on face y"):
+            LayerNorm3D(HIDDEN, cube, "z")(mixed)
+
+
+def test_results_may_be_changed_in_place_on_one_device_too() -> None:
+    cube = Cube(1, 1, 1)
+    loss = sum_copies(on_z(cube).sum(), cube.over("data", "x", "y"))
+    loss /= 3
+    head = NarrowHead3D(HIDDEN, 2, cube, "z", bias=False)
+    logits = head(on_z(cube)).masked_fill_(torch.zeros(ROWS, 2, dtype=torch.bool), 1.0)
+    turned = turn(on_z(cube), cube, to="y").mul_(2)
+    (loss + logits.sum() + turned.sum()).backward()
+    assert head.weight.grad is not None
+
+
+def alone_in_a_job() -> None:
+    Drifting(Cube(1, 1, 1))(on_z(Cube(1, 1, 1)))
+
+
+def test_a_job_of_one_rank_keeps_no_copies() -> None:
+    run_ranks(1, alone_in_a_job)
+
+
+class Holding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        ctx.variable = x  # type: ignore[attr-defined]
+        ctx.result_face, ctx.made = "y", "my own"  # type: ignore[attr-defined]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_a_function_with_a_variable_of_its_own_is_no_parameter() -> None:
+    cube = Cube(1, 1, 1)
+    with pytest.raises(ValueError, match=r"comes from my own"):
+        LayerNorm3D(HIDDEN, cube, "z")(Holding.apply(on_z(cube)))
+
+
+def test_padded_results_come_from_the_face_that_is_named() -> None:
+    cube = Cube(1, 1, 1)
+    packs = pack_padded(torch.ones(4, 8, dtype=torch.int64), None, cube)
+    y = Linear3D(HIDDEN, HIDDEN, cube, "z")(Embedding3D(11, HIDDEN, cube)(packs.ids))
+    assert packs.pad_hidden(y, cube, "y").shape == (4, 8, HIDDEN)
+    with pytest.raises(ValueError, match=r"pad_hidden reads face z\. Got what lies on face y"):
+        packs.pad_hidden(y, cube)
+
+
+def test_a_blank_cube_shares_its_mood_with_those_that_compute_in_other_types() -> None:
+    cube = Cube(1, 1, 1)
+    cube.manual_seed(1)
+    half = cube.computing(Precision(compute=torch.bfloat16))
+    with cube.blank():
+        assert half.is_blank
+        inside = cube.computing(Precision(compute=torch.bfloat16))
+    assert not half.is_blank
+    assert float(Linear3D(64, 64, inside).weight.detach().std()) < 0.1
+
+
 def test_a_long_residual_stream_is_walked_once() -> None:
     cube = Cube(1, 1, 1)
     h = on_z(cube)
@@ -238,6 +356,8 @@ def test_a_sum_over_ranks_refuses_means(loss: Callable[[Tensor, Tensor], Tensor]
         sum_copies(loss(logits, labels), over)
     sum_copies(F.cross_entropy(logits, labels, reduction="sum") / ROWS, over)
     sum_copies(F.cross_entropy(logits, labels) * ROWS / ROWS, over)  # who scales it, knows
+    sum_copies(torch.addcmul(logits.sum(), logits[0, 0], logits.mean()), over)
+    sum_copies(logits.sum().mean(), over)  # of one number
 
 
 # --- a batch dim of one ------------------------------------------------------------------------------------------

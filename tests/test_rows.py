@@ -103,7 +103,7 @@ def test_bad_lists_are_refused_on_every_rank() -> None:
     assert all(messages == results[0] for messages in results)
     square, odd, beyond, below, floats = results[0]
     assert "Got shape (4, 1)" in square
-    assert "divide by y=2 and z=2. Got shape (3,). Fill up with -1." in odd
+    assert "divide by y=2 and z=2. Got shape (3,). Fill up to 4 with -1 (labels with -100)." in odd
     assert beyond == "selected rows must be at least -1 and below 8. Got values from 0 to 8."
     assert "from -2 to 0" in below
     assert "Got torch.float32" in floats

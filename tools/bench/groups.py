@@ -151,9 +151,17 @@ class LocalGroup(Generic[S]):
                 except (EOFError, OSError):
                     self._raise_dead(rank)
                 if not well:
+                    self._raise_if_one_died()
                     raise RankFailedError(f"rank {rank} of {self.shape} failed:\n{answers[rank]}")
                 del waiting[rank]
         return [answers[rank] for rank in range(len(self._pipes))]
+
+    def _raise_if_one_died(self) -> None:
+        """A rank that died is the cause of what its peers complain about, whoever is heard first."""
+        dead = wait([process.sentinel for process in self._processes], timeout=0.5)
+        for rank, process in enumerate(self._processes):
+            if process.sentinel in dead:
+                self._raise_dead(rank)
 
     def _raise_dead(self, rank: int) -> NoReturn:
         process = self._processes[rank]
