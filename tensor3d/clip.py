@@ -93,7 +93,7 @@ def clip_gradients(
 
 
 def check_parameters(parameters: Iterable[nn.Parameter], cube: Cube) -> None:
-    """Raises ValueError if one is a plain tensor on a cube of several ranks: nothing would sum its gradients over ranks."""
+    """Raises ValueError if one is a plain tensor on a cube of several ranks: nothing would sum its gradients."""
     for parameter in parameters:
         refuse_plain(parameter, cube)
 

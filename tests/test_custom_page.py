@@ -9,14 +9,19 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from tensor3d import CubeShape
+from tensor3d.testing import check_layer, per_row
 from tests.ranks import run_ranks
+from tests.testing import broken
 
 PAGE = (Path(__file__).parent.parent / "docs" / "custom.md").read_text()
 
@@ -59,16 +64,26 @@ def run_page(cube: str) -> dict[str, Any]:
             try:
                 exec(compile(block.code, "docs/custom.md", "exec"), dict(names))
                 raised.append("nothing was raised")
-            except ValueError as error:
+            except (ValueError, RuntimeError) as error:
                 raised.append(str(error))
     return {
         "losses": names["history"],
         "apart": float((names["same"] - names["alone"]).detach().abs().max()),
         "proposal": str(names["proposal"]),
+        "loss": float((names["total"] / names["count"]).detach()),
+        "loss_alone": float(loss_alone(names["tiny"], names["batch"]).detach()),
+        "changed": [name for name, old in names["tiny"].state_dict().items() if not names["state"][name].equal(old)],
         "padded": tuple(names["padded"].shape),
-        "bytes": names["count"].total_bytes,
+        "bytes": names["traffic"].total_bytes,
         "raised": raised,
     }
+
+
+def loss_alone(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """The mean loss of the original, which is given each sequence for itself, without padding."""
+    sequences = [row[row != 0] for row in batch]
+    logits = [model(ids.unsqueeze(0), torch.arange(len(ids)).unsqueeze(0))[0] for ids in sequences]
+    return torch.nn.functional.cross_entropy(torch.cat(logits), torch.cat(sequences))
 
 
 @pytest.fixture(scope="module")
@@ -95,24 +110,30 @@ def test_the_page_gives_the_same_on_one_process_and_on_the_cube(
         assert rank["padded"] == (4, 4, 16)
 
 
-def test_the_proposal_names_what_the_plan_by_hand_names(alone: dict[str, Any]) -> None:
-    for pattern, kind in (("norm", "norm('z')"), ("up", "linear('z')"), ("down", "linear('y')")):
+def test_the_converted_model_has_the_loss_of_its_original_and_gives_its_weights_back(
+    alone: dict[str, Any], on_cube: list[dict[str, Any]]
+) -> None:
+    for pattern, kind in (("words", "embedding()"), ("norm", "norm('z')"), ("out", "projection(")):
         assert re.search(rf"'{pattern}' +{re.escape(kind)}", alone["proposal"].replace('"', "'"))
     assert "Nothing is open." in alone["proposal"]
+    for result in (alone, *on_cube):
+        assert result["loss"] == pytest.approx(result["loss_alone"], rel=1e-5)
+        assert result["changed"] == []
 
 
 def test_the_mistakes_raise_what_the_page_shows_on_every_rank(on_cube: list[dict[str, Any]]) -> None:
     wanted = [one_line(block.message) for block in blocks(PAGE) if block.message is not None]
-    assert len(wanted) == 5
+    assert len(wanted) == 6
     for rank in on_cube:
-        assert [one_line(message) for message in rank["raised"]] == wanted
+        assert [one_line(message) for message in rank["raised"][:5]] == wanted[:5]
+        assert rank["raised"][5].startswith(wanted[5].removesuffix(" ..."))  # torch's own
 
 
 # --- the layer that does not exist yet -----------------------------------------------------------------------------
 
 
-def load_adapter(folder: Path, name: str, changes: dict[str, str]) -> ModuleType:
-    """The page's adapter and its test, as a module that other processes can import."""
+def load_adapter(folder: Path, name: str, changes: dict[str, str], more: str = "") -> ModuleType:
+    """The page's adapter and its test, and more, as a module that other processes can import."""
     codes = [block.code for block in blocks(PAGE)]
     wanted = [codes[0], *(code for code in codes if re.search("class Adapter|check_layer", code))]
     text = "\n".join(wanted)
@@ -120,7 +141,7 @@ def load_adapter(folder: Path, name: str, changes: dict[str, str]) -> ModuleType
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     path = folder / f"{name}.py"
-    path.write_text(text)
+    path.write_text(text + more)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -149,6 +170,30 @@ def test_the_adapter_passes_and_prints_the_report_of_the_page(folder: Path, caps
     assert without_numbers(capsys.readouterr().out) == without_numbers(shown("report"))
 
 
+STATISTIC = """
+
+class Unit(torch.nn.Module):
+    def forward(self, x):
+        return x / x.square().sum(-1, keepdim=True)
+
+class Unit3D(torch.nn.Module):
+    def __init__(self, cube):
+        super().__init__()
+        self.cube = cube
+
+    def forward(self, x):
+        z = self.cube.axis("z")
+        return x / {one_liner}
+"""
+
+
+def test_the_one_line_for_a_statistic_over_columns_is_right(folder: Path) -> None:
+    (one_liner,) = re.findall(r"`(SumGradient\.apply\([^`]*)`", PAGE)
+    page = load_adapter(folder, "page_adapter_unit", {}, STATISTIC.format(one_liner=one_liner))
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    assert page.check_layer(page.Unit3D, page.Unit, x, cubes=[CubeShape(x=1, y=2, z=4)]).passed
+
+
 def test_the_adapter_with_a_mistake_fails_as_the_page_says(folder: Path) -> None:
     up = 'UP = t3d.Layout(cut=(("z", 0),), sum_over=("data", "x", "y"))'
     forgotten = load_adapter(folder, "page_adapter_y", {up: up.replace(', "y")', ")")})
@@ -163,3 +208,12 @@ def test_the_adapter_without_its_own_function_fails_as_the_page_says(folder: Pat
     with pytest.raises(AssertionError) as caught:
         forgotten.test_adapter()
     assert one_line(shown("forgotten function")) in one_line(str(caught.value))
+
+
+def test_the_hint_for_a_loss_divided_by_the_local_count_is_quoted_as_it_is() -> None:
+    (quoted,) = re.findall(r'finds them:\n"(.*?)"', PAGE, re.DOTALL)
+    inputs = [torch.randn(8, 8, generator=torch.Generator().manual_seed(0)), per_row(torch.arange(8) % 4)]
+    layer, reference = partial(broken.LocalMeanLoss3D, 8, 4), partial(broken.Loss, 8, 4)
+    cubes = (CubeShape(data=2, x=1, y=1, z=2), CubeShape(x=2, y=2, z=1))
+    with pytest.raises(AssertionError, match=re.escape(one_line(quoted))):
+        check_layer(layer, reference, inputs, returns="scalar", cubes=cubes)

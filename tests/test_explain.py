@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -371,15 +372,6 @@ def test_a_model_with_an_example_is_called_with_it() -> None:
     assert explained.tokens == 24
 
 
-def test_the_callers_graph_is_not_entered() -> None:
-    layer = Linear3D(8, 8, Cube.single())
-    start = torch.ones(4, 8, requires_grad=True)
-    x = start.exp()
-    explain(layer, inputs=(x,))
-    x.sum().backward()
-    assert start.grad is not None, "its graph is still there"
-
-
 def _bad(what: str) -> None:
     cube = Cube.single()
     layer = Linear3D(8, 8, cube)
@@ -395,6 +387,12 @@ def _bad(what: str) -> None:
         explain(Branching(cube), 16)
     elif what == "gradient":
         explain(layer, inputs=(torch.ones(4, 8),), loss=None) if layer.requires_grad_(False) else None
+    elif what == "loss":
+        explain(layer, 16, loss=lambda output: output.detach().sum())
+    elif what == "number":
+        explain(layer, 16, loss=lambda output: output.sum().item())
+    elif what == "container":
+        explain(layer, inputs=(MappingProxyType({"x": torch.ones(4, 8, requires_grad=True).exp()}),))
     elif what == "row":
         explain(layer, 16).row("other")
 
@@ -408,6 +406,9 @@ def _bad(what: str) -> None:
         ("tokens", "Got 0"),
         ("arguments", r"no input is known for Branching, whose forward needs \(x, rows\)"),
         ("gradient", "nothing in the output needs a gradient"),
+        ("loss", "nothing in the loss needs a gradient"),
+        ("number", "nothing in the loss needs a gradient.*Got <class 'float'>"),
+        ("container", "a mappingproxy among them cannot be copied"),
         ("row", "no row is named 'other'"),
     ],
 )

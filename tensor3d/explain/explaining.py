@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from tensor3d.explain.tensors import cut_off, scalar_of
 from tensor3d.layout import local
 from tensor3d.ledger import Ledger
 
-Inputs = tuple[Any, ...] | dict[str, Any]
+Inputs = tuple[Any, ...] | Mapping[str, Any]
 
 
 def explain(
@@ -33,8 +33,11 @@ def explain(
 
     A dry step: the model computes with its own weights, and its collectives are counted but send nothing. So any one
     rank may call it, and no other needs to. It takes the memory and the computing time of a real step of this rank.
-    Nothing is left of it: gradients, gradients held back, random streams and buffers are as before. The model is looked
-    at in the mode it is in: `model.eval()` has no dropout masks to keep.
+    Nothing is left of it: gradients, gradients held back, PyTorch's random streams and the model's buffers are as
+    before, and post-accumulate hooks (such as an optimiser's step in backward) do not run. Only what the model's own
+    code and its other hooks change beside these stays changed: Python attributes, a `torch.Generator` of its own,
+    parameters that forward writes to. The model is looked at in the mode it is in: `model.eval()` has no dropout masks
+    to keep.
 
     The bytes are those that `cube.traffic.counting()` shows of a real step, by axis and kind, and exact unless the
     model decides by the values that it receives what to send next (as `gather` of unevenly cut columns does).
@@ -45,12 +48,13 @@ def explain(
             its forward arguments by name, and for a layer whose input is an activation or token ids (with
             `Sequences` of 512, if it needs them). Not needed with `inputs`.
         inputs: arguments of one forward call on this rank: a tuple, or a dict by name. Tensors are cut off from the
-            graph behind them.
+            graph behind them, also in lists, mappings and dataclasses, which are copied for it.
         loss: of the output. Default: its `.loss`, else the sum of its tensors that need a gradient.
 
     Raises:
         ValueError: no layer of the model lies on a cube, or layers lie on several; neither tokens nor inputs, tokens
-            that do not divide, or a model whose arguments are not known; nothing in the output needs a gradient.
+            that do not divide, or a model whose arguments are not known; inputs that cannot be cut off; nothing in the
+            output, or in what `loss` makes of it, needs a gradient.
     """
     cubes = _cubes(model)
     cube, recorder = cubes[0], Recorder(model)
@@ -60,6 +64,7 @@ def explain(
         )
     with ExitStack() as aside:
         aside.enter_context(_state_aside(model, cube))
+        aside.enter_context(_gradients_aside(model.parameters()))
         aside.enter_context(_ledgers_aside(cubes, recorder))
         aside.enter_context(cube.traffic.dry(recorder.sent))
         # Whatever the caller has switched off: a step has gradients.
@@ -68,9 +73,9 @@ def explain(
         arguments = cut_off(example(model, tokens, cube) if inputs is None else inputs)  # type: ignore[arg-type]
         with recorder.listening():
             with recorder.forward():
-                output = model(**arguments) if isinstance(arguments, dict) else model(*arguments)
-                total = scalar_of(output) if loss is None else loss(output)
-            with _gradients_aside(total):
+                output = model(**arguments) if isinstance(arguments, Mapping) else model(*arguments)
+                total = scalar_of(output, "the output") if loss is None else scalar_of(loss(output), "the loss")
+            with _gradients_aside(_leaves(total)):
                 total.backward()
     return Explanation(
         model=type(model).__name__,
@@ -144,19 +149,30 @@ def _cubes(model: nn.Module) -> list[Cube]:
 @contextmanager
 def _state_aside(model: nn.Module, cube: Cube) -> Iterator[None]:
     """Random streams and the model's buffers are afterwards what they were."""
-    held = [
-        (module, name, buffer) for module in model.modules() for name, buffer in module.named_buffers(recurse=False)
-    ]
-    values = [(buffer, buffer.detach().clone(), buffer._version) for _, _, buffer in held]
+    places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    buffers = [buffer for _, before in places for buffer in before.values() if buffer is not None]
+    values = [_memory(buffer).clone() for buffer in buffers]
     with torch.random.fork_rng(devices=[cube.device] if cube.device.type == "cuda" else []):
         try:
             yield
         finally:
-            for module, name, buffer in held:
-                setattr(module, name, buffer)
-            for buffer, value, version in values:
-                if buffer._version != version:
-                    buffer.detach().copy_(value)
+            for now, before in places:
+                now.clear()
+                now.update(before)
+            for buffer, value in zip(buffers, values, strict=True):
+                _memory(buffer).copy_(value)
+
+
+def _memory(buffer: Tensor) -> Tensor:
+    """What it holds, each element once: an expanded buffer cannot be written to as it is.
+
+    Through `.data`, where writing bumps no version: a forward pass that waits for its backward may have saved it.
+    """
+    own = local(buffer).data
+    repeated = [dim for dim, stride in enumerate(own.stride()) if stride == 0] if own.layout is torch.strided else []
+    for dim in repeated:
+        own = own.narrow(dim, 0, min(1, own.shape[dim]))
+    return own
 
 
 @contextmanager
@@ -174,17 +190,24 @@ def _ledgers_aside(cubes: list[Cube], recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _gradients_aside(total: Tensor) -> Iterator[None]:
-    """The `.grad` of everything that a backward pass from `total` gives one is afterwards what it was."""
-    leaves = _leaves(total)
-    before = [leaf.grad for leaf in leaves]
+def _gradients_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
+    """The `.grad` of `leaves` is afterwards what it was, and no hook is told that it is complete.
+
+    The model's parameters are named beside the leaves behind the loss: a reentrant checkpoint hides its own from there.
+    """
+    leaves = list(leaves)
+    gradients = [leaf.grad for leaf in leaves]
+    hooks = [leaf._post_accumulate_grad_hooks or {} for leaf in leaves]
+    told = [dict(each) for each in hooks]
     try:
-        for leaf in leaves:
+        for leaf, each in zip(leaves, hooks, strict=True):
             leaf.grad = None
+            each.clear()
         yield
     finally:
-        for leaf, gradient in zip(leaves, before, strict=True):
+        for leaf, gradient, each, before in zip(leaves, gradients, hooks, told, strict=True):
             leaf.grad = gradient
+            each.update(before)
 
 
 def _leaves(total: Tensor) -> list[Tensor]:

@@ -6,7 +6,7 @@ from tensor3d.parallel.packed_rows import PackedRows
 from tensor3d.parallel.proposal import Proposal
 from tensor3d.parallel.propose import propose_plan
 from tensor3d.parallel.rebuild import parallelize
-from tensor3d.parallel.state import full_state_dict, full_tensor
+from tensor3d.parallel.state import full_state_dict, full_tensor, load_full_state_dict
 from tensor3d.parallel.workshop import Workshop
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "full_state_dict",
     "full_tensor",
     "kinds",
+    "load_full_state_dict",
     "parallelize",
     "propose_plan",
 ]

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tensor3d.cube import Cube
+from tensor3d.parallel.wrapped import Recomputed3D
 
 # torch's own modules without parameters that mix rows or columns: on a rank's block they would give other numbers.
 _MIXING = (
     nn.Softmax,
     nn.LogSoftmax,
     nn.Softmax2d,
+    nn.Softmin,
     nn.GLU,
     nn.Flatten,
     nn.Dropout1d,
     nn.Dropout2d,
     nn.Dropout3d,
+    nn.FeatureAlphaDropout,
 )
-_MIXING_FILES = ("batchnorm", "conv", "fold", "instancenorm", "loss", "normalization", "padding", "pooling", "rnn")
+_MIXING_FILES = (
+    "batchnorm",
+    "channelshuffle",
+    "conv",
+    "distance",
+    "fold",
+    "instancenorm",
+    "loss",
+    "normalization",
+    "padding",
+    "pixelshuffle",
+    "pooling",
+    "rnn",
+    "upsampling",
+)
 
 
 def mixes(module: nn.Module) -> bool:
@@ -24,8 +44,26 @@ def mixes(module: nn.Module) -> bool:
     return isinstance(module, _MIXING) or (home == "torch.nn.modules" and file in _MIXING_FILES)
 
 
+def is_torchs_layer(module: nn.Module) -> bool:
+    """Whether code of torch's own uses the module's parameters: it cannot go on with what lies on a cube."""
+    forward = next((each for each in type(module).__mro__ if "forward" in vars(each)), nn.Module)
+    home, _, file = forward.__module__.rpartition(".")
+    return home == "torch.nn.modules" and file not in ("container", "module", "transformer")
+
+
+def is_on_cube(module: nn.Module) -> bool:
+    """Whether it is a 3-D layer, code that is wrapped, or holds a parameter that lies on a cube."""
+    is_3d = isinstance(vars(module).get("cube"), Cube) or isinstance(module, Recomputed3D)
+    return is_3d or any(isinstance(each, DTensor) for each in module._parameters.values())
+
+
 def advice(module: nn.Module) -> str:
     """Which kind suits a module of this type."""
+    if is_on_cube(module):
+        return (
+            "It is on a cube already, and parallelize is for single-device models. Parallelize before you put 3-D "
+            "layers in, or take it as it is: kinds.replace(lambda module, name, workshop: copy.deepcopy(module))"
+        )
     replicated = (
         'Keep it replicated, with its gradient summed: kinds.replicated(("data", "x", "y", "z"), enters="z") where it '
         "makes hidden states from what every rank of a plane holds whole (patches of images)"
@@ -54,15 +92,25 @@ def advice(module: nn.Module) -> str:
 
 def check_type(module: nn.Module, name: str, kind: object, types: tuple[type[nn.Module], ...]) -> None:
     """Raises ValueError unless `module` is of one of `types`, runs their code and holds their parameters alone."""
+    check_code(module, name, kind, types)
+    check_parameter_names(module, name, kind)
+
+
+def check_code(module: nn.Module, name: str, kind: object, types: tuple[type[nn.Module], ...]) -> None:
+    """Raises ValueError unless `module` is of one of `types` and runs their code."""
     wanted = " or ".join(f"nn.{each.__name__}" for each in types)
     if not isinstance(module, types):
         raise ValueError(f"{name!r} is a {type(module).__name__}, and {kind} takes {wanted}. {advice(module)}.")
-    if not any(type(module).forward is each.forward for each in types):
+    if not runs_code_of(module, types):
         raise ValueError(
             f"{name!r} is a {type(module).__name__}, whose forward is its own, and {kind} would replace it by that of "
             f"{wanted}. Say with kinds.replace(build) what takes its place."
         )
-    check_parameter_names(module, name, kind)
+
+
+def runs_code_of(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether its forward is that of one of `types`: no subclass has another, and none was set on the module."""
+    return "forward" not in vars(module) and any(type(module).forward is each.forward for each in types)
 
 
 def check_parameter_names(module: nn.Module, name: str, kind: object) -> None:

@@ -71,8 +71,18 @@ class Choices:
             met = {each: {faces.face(n) for n in self.reading.vectors.get((name, each), ())} for each in own}
             if role_of(module) is None and own and all(len(each) == 1 for each in met.values()):
                 yield name, _wrapped(name, module, {each: min(found) for each, found in met.items()})
-            elif role_of(module) is None and mixes(module):
-                yield name, Choice(spelled="keep()", kind=kinds.keep(), why="it works on what no axis cuts")
+            elif role_of(module) is None and mixes(module) and self._works_on_whole(name):
+                yield name, Choice(spelled="keep()", kind=kinds.keep(), why="what it is given is not cut")
+
+    def objections(self, name: str) -> list[str]:
+        """What speaks against the own code of a module. The outputs of heads are whole in their columns."""
+        notes = self.reading.notes.get(name, {})
+        return [note.text for note, since in notes.items() if not (note.of_columns and since <= self.heads)]
+
+    def _works_on_whole(self, name: str) -> bool:
+        """Whether all that was seen of a module that mixes rows or columns is work on those that no axis cuts."""
+        among_foreign = any(name == place for after in self.reading.after.values() for place, _ in after)
+        return name in self.reading.ran and not among_foreign and not self.objections(name)
 
     def _replicated(self) -> dict[str, Face]:
         """Modules in which nothing is a layer of the cube, and whose result enters a face only outside of them."""

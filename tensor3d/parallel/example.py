@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,25 +11,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_CONTAINERS = (dict, list, set, OrderedDict, defaultdict)
+
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Training flags, buffers (in place and by name) and random generators come back as they were."""
-    training = {part: part.training for part in module.modules()}
-    buffers = {part: dict(part._buffers) for part in module.modules()}
+    """Attributes, plain lists and tables in them, what is registered, buffers and random generators come back."""
+    parts = list(module.modules())
+    attributes = [(part, dict(vars(part))) for part in parts]
+    held = [value for part in parts for value in vars(part).values() if type(value) in _CONTAINERS]
+    contents = [(each, copy.copy(each)) for each in held]
     values = [(buffer, buffer._version, buffer.detach().clone()) for buffer in module.buffers()]
     devices = sorted({parameter.device.index or 0 for parameter in module.parameters() if parameter.is_cuda})
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
-        for part, flag in training.items():
-            part.training = flag
-            part._buffers.update(buffers[part])
+        for part, before in attributes:
+            vars(part).clear()
+            vars(part).update(before)
+        for each, content in contents:
+            _refill(each, content)
         with torch.no_grad():
             for buffer, version, value in values:
                 if buffer._version != version:
                     buffer.copy_(value)
+
+
+def _refill(container: Any, content: Any) -> None:
+    """In place, as others may hold the container too."""
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)
 
 
 def tensors_in(values: Any, label: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -43,7 +60,13 @@ def tensors_in(values: Any, label: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def hides_what_comes_later(mask: Tensor) -> bool:
-    """Whether a mask (..., S, S), True or -inf where it hides, hides what comes later and nothing else."""
+    """Whether a mask (..., S, S), True or -inf where it hides, hides what comes later and does nothing else.
+
+    One without memory tells nothing.
+    """
+    if mask.is_meta or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
+        return False
     hidden = mask if mask.dtype == torch.bool else mask == float("-inf")
     later = torch.ones_like(hidden, dtype=torch.bool).triu(1)
-    return mask.shape[-1] == mask.shape[-2] and bool((hidden == later).all())
+    adds = mask.dtype != torch.bool and bool(((mask != 0) & ~hidden).any())
+    return bool((hidden == later).all()) and not adds

@@ -29,10 +29,13 @@ FOREIGN = (
 def role_of(module: nn.Module) -> Role | None:
     """What a module is taken for as a whole; None for one whose own forward is followed.
 
-    A class of one's own that only inherits from torch's is followed: it may do anything.
+    A class of one's own that only inherits from torch's is followed, and so is a forward set on the module: they may
+    do anything.
     """
     if isinstance(module, FOREIGN):
         return "foreign"
+    if "forward" in vars(module):
+        return None
     shapes = {name: parameter.dim() for name, parameter in module.named_parameters(remove_duplicate=False)}
     plain = "weight" in shapes and shapes.keys() <= {"weight", "bias"}
     roles: tuple[tuple[Role, type[nn.Module], bool], ...] = (
@@ -95,6 +98,7 @@ class Reading:
     unfit: set[str] = field(default_factory=set)  # nn.MultiheadAttention that attends to something else than its input
     causal: set[str] = field(default_factory=set)  # nn.MultiheadAttention that is called with a causal mask
     vectors: dict[tuple[str, str], set[int]] = field(default_factory=dict)  # parameter: the faces it is met on
+    ran: set[str] = field(default_factory=set)  # modules that were called
     read_on: set[str] = field(default_factory=set)  # linears whose output another layer reads
     after: dict[str, dict[tuple[str, str], None]] = field(default_factory=dict)  # foreign: place, function that follow
     enters: dict[str, tuple[str, int]] = field(default_factory=dict)  # and where its result is first needed on a face

@@ -1,7 +1,8 @@
 """What a torch function does to the rows and columns of an activation, as far as the cube minds.
 
 Elementwise work may be left as it is: a rank does it on its own block. What takes rows or columns by their place, sums
-over them or names their number sees only this rank's block, and is told here in words, with the remedy.
+over them or names their number sees only this rank's block, and is told here in words, with the remedy. So is what is
+not known here to be elementwise.
 
 The last dim of an activation is its columns, all others are rows.
 """
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensor3d.parallel.example import tensors_in
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -22,18 +25,47 @@ def _words(text: str) -> frozenset[str]:
 
 PRODUCTS = _words("matmul bmm mm mv einsum baddbmm addmm addbmm tensordot inner linear bilinear")
 ATTENTION = _words("scaled_dot_product_attention multi_head_attention_forward")
+ELEMENTWISE = _words(
+    # arithmetic, also by operators
+    "add radd iadd sub subtract rsub isub mul multiply rmul imul div divide true_divide truediv rdiv rtruediv itruediv "
+    "floor_divide floordiv rfloordiv ifloordiv remainder fmod mod rmod imod pow rpow ipow float_power square sqrt "
+    "rsqrt reciprocal neg negative pos positive abs sign sgn signbit copysign lerp addcmul addcdiv hypot ldexp "
+    "nextafter exp exp2 expm1 log log2 log10 log1p logaddexp logaddexp2 xlogy xlog1py logit expit sigmoid erf erfc "
+    "erfinv sinc sin cos tan asin acos atan atan2 arcsin arccos arctan arctan2 sinh cosh tanh asinh acosh atanh "
+    "arcsinh arccosh arctanh rad2deg deg2rad lgamma digamma ndtr ndtri log_ndtr i0 i1 floor ceil round trunc fix frac "
+    "clamp clamp_min clamp_max clip maximum minimum fmax fmin max min nan_to_num heaviside "
+    # activation functions
+    "relu relu6 leaky_relu elu selu celu gelu silu mish softplus softsign tanhshrink hardshrink softshrink hardtanh "
+    "hardsigmoid hardswish logsigmoid log_sigmoid threshold "
+    # comparisons, logic
+    "eq ne lt le gt ge not_equal less less_equal greater greater_equal isnan isinf isfinite isposinf isneginf isclose "
+    "where masked_fill and or xor not invert iand ior ixor rand ror rxor logical_and logical_or logical_xor "
+    "logical_not bitwise_and bitwise_or bitwise_xor bitwise_not lshift rshift "
+    # copies and types
+    "to type type_as float double half bfloat16 long int short char byte bool cpu cuda clone contiguous detach data "
+    "requires_grad alias real imag conj angle zero fill copy zeros_like ones_like full_like empty_like"
+)
 _REDUCTIONS = _words(
     "mean sum var std var_mean std_mean prod median amax amin max min argmax argmin aminmax norm vector_norm logsumexp "
     "softmax log_softmax softmin normalize cumsum cumprod sort argsort topk any all quantile layer_norm rms_norm "
-    "group_norm batch_norm instance_norm cosine_similarity count_nonzero"
+    "group_norm batch_norm instance_norm cosine_similarity count_nonzero cummax cummin logcumsumexp"
 )
-_PICKS = _words("getitem select index_select gather narrow masked_select take take_along_dim flip roll diagonal")
+_PICKS = _words(
+    "getitem select index_select gather narrow masked_select take take_along_dim flip fliplr flipud roll diagonal"
+)
 _CUTS = _words("chunk split split_with_sizes tensor_split unbind glu")
 _JOINS = _words("cat concat concatenate stack hstack vstack repeat repeat_interleave tile pad")
-_RESHAPES = _words("view reshape flatten unflatten expand expand_as view_as reshape_as unfold")
-_MOVES = _words("transpose permute movedim moveaxis swapaxes swapdims t T mT")
+RESHAPES = _words(
+    "view reshape flatten ravel unflatten expand expand_as view_as reshape_as broadcast_to unfold squeeze unsqueeze"
+)
+_UNSIZED = _words("flatten ravel expand_as view_as reshape_as squeeze unsqueeze")  # reshapes that name no sizes
+_MOVES = _words("transpose permute movedim moveaxis swapaxes swapdims t T mT H mH adjoint")
 _WRITES = _words("setitem index_copy index_add index_fill scatter scatter_add index_put masked_scatter select_scatter")
-_VALUES = _words("item tolist numpy bool")
+_VALUES = _words("item tolist numpy bool int float index complex equal allclose is_nonzero contains")
+_RANDOM = _words(
+    "dropout alpha_dropout dropout1d dropout2d dropout3d feature_dropout feature_alpha_dropout bernoulli normal "
+    "uniform exponential multinomial rand_like randn_like randint_like rrelu gumbel_softmax"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +84,7 @@ def name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", "")
     if name == "__get__":
         name = getattr(getattr(function, "__self__", None), "__name__", "")
-    name = name.strip("_")
+    name = name.strip("_").removeprefix("special_").removeprefix("linalg_")
     return {"rmatmul": "matmul", "absolute": "abs"}.get(name, name)
 
 
@@ -77,15 +109,29 @@ def objection(
         return _pick(name, x, arguments, options)
     if name in _CUTS or name in _JOINS:
         return _cut_or_joined(name, _dim(name, x, arguments, options) == x.dim() - 1)
-    if name in _RESHAPES:
+    if name in RESHAPES:
         return _reshape(name, x, result)
-    if name in _MOVES and isinstance(result, Tensor) and result.shape[-1:] != x.shape[-1:]:
-        return Objection(text=f"turns columns into rows ({name}), which are cut over other axes")
     if name in _WRITES:
         return Objection(text=f"writes at places ({name}), of which a rank holds only its share")
-    if name in _VALUES:
+    if name in _RANDOM:
+        return Objection(
+            text=f"draws random numbers ({name}) without minding which rows and columns a rank holds: an nn.Dropout "
+            "does, as it becomes a Dropout3D"
+        )
+    if not isinstance(result, Tensor) and name in _VALUES:
         return Objection(text=f"decides by values ({name}), which differ from rank to rank")
-    return None
+    return _moved_or_unknown(name, x, result)
+
+
+def _moved_or_unknown(name: str, x: Tensor, result: Any) -> Objection | None:
+    if name in _MOVES and isinstance(result, Tensor):
+        if (result.shape[-1:], result.stride()[-1:]) == (x.shape[-1:], x.stride()[-1:]):
+            return None
+        return Objection(text=f"turns columns into rows ({name}), which are cut over other axes")
+    makes_tensors = any(True for _ in tensors_in(result))
+    if not makes_tensors or name in ELEMENTWISE | PRODUCTS | ATTENTION:
+        return None
+    return Objection(text=f"does what propose_plan cannot follow ({name}): compare with the original")
 
 
 def _between_two(name: str, arguments: tuple[Any, ...]) -> bool:
@@ -188,7 +234,7 @@ def _reshape(name: str, x: Tensor, result: Any) -> Objection | None:
     if result.shape[-1:] != x.shape[-1:]:
         shape = tuple(result.shape)
         return Objection(text=f"gives columns another shape ({name} to {shape}), of which a rank holds a share")
-    if name in ("flatten", "expand_as", "view_as", "reshape_as"):
+    if name in _UNSIZED:
         return None
     return Objection(
         text=f"names sizes ({name} to {tuple(result.shape)}): right on a cube only where they are read off the "

@@ -83,7 +83,8 @@ def attention(rows: PackedRows, causal: bool = False) -> Kind:
     """nn.MultiheadAttention as self-attention within the sequences that `rows` holds while the model runs.
 
     In nn.TransformerEncoderLayer it works as it is. Rows of `in_proj_weight` and `in_proj_bias` are in another order
-    than the original's, (head, q/k/v, d): take them out with `full_state_dict`.
+    than the original's, (head, q/k/v, d): take them out with `full_state_dict`, put them in with
+    `load_full_state_dict`.
     """
     return Attention(rows=rows, causal=causal)
 
@@ -96,7 +97,8 @@ def dropout() -> Kind:
 def wrapped(layouts: Mapping[str, Layout]) -> Kind:
     """The module's own code, given this rank's block of each of its own parameters, e.g. `{"gamma": vector("z")}`.
 
-    For elementwise code: a LayerScale, a learned gate. Modules inside have kinds of their own.
+    For elementwise code: a LayerScale, a learned gate. Modules inside have kinds of their own. Blocks are given while
+    its forward runs: code around it must call the module, not another of its methods.
     """
     return own_code.Wrapped(layouts=dict(layouts))
 

@@ -16,7 +16,7 @@ from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
 from tensor3d.layers.projection import Projection3D
 from tensor3d.layout import Layout, copies, matrix, narrow, table, vector
-from tensor3d.parallel.advice import advice, check_parameter_names, check_type
+from tensor3d.parallel.advice import check_code, check_parameter_names, check_type
 from tensor3d.parallel.kind import Kind
 from tensor3d.parallel.workshop import Workshop
 from tensor3d.rows import own_rows, turn
@@ -125,19 +125,32 @@ class Table(Kind):
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Kind):
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
-        if type(module) is not nn.Dropout:
-            raise ValueError(f"{name!r} is a {type(module).__name__}, and {self} takes nn.Dropout. {advice(module)}.")
-        return Dropout3D(module.p, workshop.cube).train(module.training)
+        check_code(module, name, self, (nn.Dropout,))
+        assert isinstance(module, nn.Dropout)
+        # Where all is dropped there is no mask to draw.
+        layer = Dropout3D(module.p if module.p < 1.0 else 0.0, workshop.cube)
+        layer.p = module.p
+        return with_settings(layer, module).train(module.training)
 
 
 def filled(
     layer: nn.Module, module: nn.Module, workshop: Workshop, weight: Layout, bias: Layout | None = None
 ) -> nn.Module:
-    """`layer` with the weights and the mode of the original."""
+    """`layer` with the weights, the settings and the mode of the original."""
     layer.weight = workshop.parameter(module.get_parameter("weight"), weight)
     if bias is not None and getattr(module, "bias", None) is not None:
         layer.bias = workshop.parameter(module.get_parameter("bias"), bias)
-    return layer.train(module.training)
+    return with_settings(layer, module).train(module.training)
+
+
+def with_settings(layer: nn.Module, module: nn.Module) -> nn.Module:
+    """`layer` with the plain values that code around it may ask the original for: `embedding_dim`, `padding_idx`."""
+    for name, value in vars(module).items():
+        values = value if isinstance(value, tuple) else (value,)
+        plain = all(each is None or isinstance(each, bool | int | float | str) for each in values)
+        if plain and not name.startswith("_") and not hasattr(layer, name):
+            setattr(layer, name, value)
+    return layer
 
 
 def check_embedding(module: nn.Module, name: str, kind: Kind) -> int | None:
@@ -156,18 +169,21 @@ def check_embedding(module: nn.Module, name: str, kind: Kind) -> int | None:
 def check_rms(module: nn.Module, name: str, weight: Tensor) -> float:
     """The eps of an RMSNorm. Raises ValueError where it cannot be found, or the module computes something else.
 
-    Classes of that name differ (some multiply by 1 + weight), so the module is asked for two rows.
+    Classes of that name differ (some multiply by 1 + weight), so the module is asked for rows of it: two of common
+    size, and two so small that eps decides.
     """
     names = [each for each in ("eps", "variance_epsilon", "epsilon") if hasattr(module, each)]
     if not names:
         raise ValueError(f"{name!r} ({type(module).__name__}) has no attribute eps. Use kinds.replace(build).")
     eps = getattr(module, names[0])
-    eps = torch.finfo(weight.dtype).eps if eps is None else float(eps)
+    computed_in = torch.promote_types(weight.dtype, torch.float32)
+    eps = torch.finfo(computed_in).eps if eps is None else float(eps)  # without one, torch takes that of its arithmetic
     rows = torch.linspace(-2, 3, 2 * len(weight), dtype=weight.dtype, device=weight.device).view(2, -1)
+    rows = torch.cat([rows, 1e-3 * rows])
     with torch.no_grad():
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        wide = rows.to(computed_in)
         wanted = wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight
-        got = module(rows).to(wanted.dtype)
+        got = module.forward(rows).to(wanted.dtype)  # without its hooks, which are for rows of the user's
     if not torch.allclose(got, wanted, rtol=0.02 if weight.dtype.itemsize < 4 else 1e-4, atol=1e-6):
         raise ValueError(
             f"{name!r} ({type(module).__name__}) computes something else than x / sqrt(mean(x^2) + {eps:g}) * weight. "

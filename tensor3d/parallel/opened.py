@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from tensor3d.parallel.advice import advice
+from tensor3d.parallel.advice import advice, mixes
 from tensor3d.parallel.choosing import Choice, Choices
 from tensor3d.parallel.facts import Reading, is_within, role_of
 from tensor3d.parallel.folding import fold
@@ -30,6 +30,7 @@ class OpenPoints:
         self._notes()
         self._foreign()
         self._parameters()
+        self._idle()
 
     def lines(self, names: list[str]) -> Iterator[str]:
         """Modules that are open for the same reasons under one pattern, then what is open between modules."""
@@ -60,11 +61,10 @@ class OpenPoints:
 
     def _notes(self) -> None:
         self.left_out.update(self.reading.unfit)
-        for name, notes in self.reading.notes.items():
+        for name in self.reading.notes:
             if any(name == host or (host and is_within(name, host)) for host in self.reading.attending):
                 continue
-            heads = self.choices.heads  # whose outputs are whole in their columns
-            texts = [note.text for note, since in notes.items() if not (note.of_columns and since <= heads)]
+            texts = self.choices.objections(name)
             if not texts:
                 continue
             if name in self.layers or not self._is_small(name):
@@ -117,6 +117,16 @@ class OpenPoints:
                 self._say(name, f"was not called on the example. {advice(module)}")
             else:
                 self._say(name, f"has parameters of its own ({', '.join(loose)}). {advice(module)}")
+
+    def _idle(self) -> None:
+        """What mixes rows or columns and never ran: nothing is known of what it would be given."""
+        around = [*self._replicated(), *self.reading.attending, *self.replaced]
+        for name, module in self.modules.items():
+            outside = not any(each and is_within(name, each) for each in around)
+            if outside and role_of(module) is None and mixes(module) and name not in self.reading.ran:
+                self._say(
+                    name, "was not called on the example, and mixes rows or columns: kinds.keep() if it never sees any"
+                )
 
     def _replicated(self) -> list[str]:
         return [name for name, choice in self.layers.items() if choice.spelled.startswith("replicated")]

@@ -13,12 +13,18 @@ from tensor3d.layout import Layout
 from tensor3d.parallel.kind import Kind
 from tensor3d.parallel.tree import bare, copied
 from tensor3d.parallel.workshop import Workshop
-from tensor3d.parallel.wrapped import Wrapped3D
+from tensor3d.parallel.wrapped import Recomputed3D, on_cube
 from tensor3d.shape import AxisName, check_axes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapped(Kind):
+    """Blocks are given while the module's forward runs, and where a backward pass runs any of its code again.
+
+    Code around it that reads such a parameter, or calls another method that does, gets the parameter as it lies on the
+    cube, for which torch raises an error that speaks of DTensor: let it call the module, or name the module around it.
+    """
+
     covers_children: ClassVar[bool] = False
 
     layouts: Mapping[str, Layout]
@@ -37,7 +43,7 @@ class Wrapped(Kind):
         code = workshop.copy(module, name)
         for each, parameter in held.items():
             code.register_parameter(each, workshop.parameter(parameter, self.layouts[each]))
-        return Wrapped3D(bare(code), self.layouts, workshop.cube)
+        return on_cube(bare(code), self.layouts, workshop.cube)
 
     @staticmethod
     def _check_even(name: str, shape: tuple[int, ...], layout: Layout, workshop: Workshop) -> None:
@@ -65,7 +71,7 @@ class Replicated(Kind):
         whole = Layout(sum_over=self.sum_over)
         code = copied(module, workshop, lambda parameter: workshop.parameter(parameter, whole))
         layouts = {each: whole for each, _ in code.named_parameters(remove_duplicate=False)}
-        return Wrapped3D(bare(code), layouts, workshop.cube, self.enters)
+        return on_cube(bare(code), layouts, workshop.cube, self.enters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +104,11 @@ class Keep(Kind):
 
 def check_forward(module: nn.Module, name: str, kind: Kind) -> None:
     """Raises ValueError for a module without code of its own, whose parameters are used by another's."""
+    if isinstance(module, Recomputed3D):
+        raise ValueError(
+            f"{name!r} ({type(module).__name__}) is on a cube already, and {kind} would put it there again. Begin with "
+            "the original."
+        )
     if type(module).forward is nn.Module.forward:
         raise ValueError(
             f"{name!r} ({type(module).__name__}) has no forward of its own that {kind} could run. Name the module "

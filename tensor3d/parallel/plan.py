@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from tensor3d.parallel.advice import advice, mixes
+from tensor3d.parallel.advice import advice, is_on_cube, is_torchs_layer, mixes
 from tensor3d.parallel.kind import Kind
-from tensor3d.parallel.tree import hidden_modules
+from tensor3d.parallel.tree import hidden_parts
 
 
 def assign(module: nn.Module, plan: Mapping[str, Kind]) -> dict[int, Kind]:
@@ -24,7 +24,8 @@ def assign(module: nn.Module, plan: Mapping[str, Kind]) -> dict[int, Kind]:
         ValueError: no table of patterns and kinds; a pattern that matches nothing; a module that two kinds claim, by
             its name, by two of its names, or by a kind of what it is inside of; a module shared by two parents that the
             plan names in one place only; a module whose parameters, or whose mixing of rows or columns, no pattern
-            takes care of; parameters without values.
+            takes care of; one that lies on a cube already; one that keeps others where they are not found; parameters
+            without values.
     """
     if not isinstance(plan, Mapping) or not all(isinstance(p, str) and isinstance(k, Kind) for p, k in plan.items()):
         raise ValueError(f"a plan maps patterns of module names to kinds (tensor3d.parallel.kinds). Got {plan!r}.")
@@ -126,12 +127,15 @@ def _kind_at(name: str, by_name: dict[str, tuple[str, Kind]]) -> Kind | None:
 
 def _check_left_over(module: nn.Module, kinds: dict[int, Kind], covered: set[int]) -> None:
     cared_for = {id(p) for _, owner in _owners(module, kinds) for p in _parameters_of(owner, kinds[id(owner)])}
+    tree = {id(each) for each in module.modules()}
     open_points = []
     for name, each in module.named_modules():
         if id(each) in covered:
             continue
         if id(each) not in kinds:
-            loose = [p for p, value in each._parameters.items() if value is not None and id(value) not in cared_for]
+            # The parameter of a forgotten head is cared for, where it is tied; its code is not.
+            shares = set() if is_torchs_layer(each) or is_on_cube(each) else cared_for
+            loose = [p for p, value in each._parameters.items() if value is not None and id(value) not in shares]
             if loose:
                 open_points.append(f"{name!r} ({type(each).__name__}: {', '.join(loose)}). {advice(each)}.")
             elif mixes(each):
@@ -139,12 +143,7 @@ def _check_left_over(module: nn.Module, kinds: dict[int, Kind], covered: set[int
                     f"{name!r} ({type(each).__name__}, which mixes rows or columns). {advice(each)}; or kinds.keep() "
                     "where it works on what no axis cuts."
                 )
-        hidden = hidden_modules(each)
-        if hidden:
-            open_points.append(
-                f"{name!r} keeps modules in the attribute {hidden[0]!r}, where named_modules() does not see them. Make "
-                "it an nn.ModuleList, or put kinds.replace(build) here."
-            )
+        open_points += hidden_parts(name, each, tree)
     if open_points:
         shown = "\n  ".join(open_points[:8])
         more = f"\n  and {len(open_points) - 8} more" if len(open_points) > 8 else ""

@@ -34,7 +34,7 @@ class Proposal:
     """A plan for `parallelize`, in words too. `str()` of it is a table and a list of what is left open.
 
     Attributes:
-        plan: pattern to kind. It is complete where `unresolved` is empty.
+        plan: pattern to kind. It is complete where `unresolved` is empty; `settled()` gives it only then.
         lines: the plan's lines, with reasons.
         remarks: on what face the arguments and results lie, which weights are tied, what happens by itself.
         unresolved: what the module does that the plan cannot carry over, each with the module and the remedy. Until
@@ -54,6 +54,21 @@ class Proposal:
     def chosen(self) -> tuple[str, ...]:
         """Every choice in words: the plan's lines, then the remarks."""
         return (*(f"{line.pattern}: {line.kind}, {line.why}" for line in self.lines), *self.remarks)
+
+    def settled(self) -> dict[str, Kind]:
+        """The plan, for `parallelize`.
+
+        Raises:
+            ValueError: something is open, on which the module's result on a cube would be an error or wrong.
+        """
+        if self.unresolved:
+            points = "\n".join(f"  - {point}" for point in self.unresolved)
+            raise ValueError(
+                f"the plan for {self.module} has open points, and its result on a cube would be an error or wrong:\n"
+                f"{points}\nMend them and propose again, or take `proposal.plan`, add what is missing, and answer for "
+                "it."
+            )
+        return self.plan
 
     def check(self, cube: Cube) -> None:
         """Raises ValueError, naming every layer and size at once, unless all sizes of the plan divide on `cube`."""

@@ -21,15 +21,17 @@ def propose_plan(module: nn.Module, *args: Any, **kwargs: Any) -> Proposal:
 
         proposal = propose_plan(module, example)
         print(proposal)
-        model = parallelize(module, cube, proposal.plan)
+        model = parallelize(module, cube, proposal.settled())
 
     The module runs once, in evaluation mode and without gradients, on the example and on its own device; it and torch's
     random generators are left as they were. The data is followed from layer to layer: a product changes the face,
     elementwise work keeps it, what is added up lies on one face, attention is done on face y, embeddings return face z;
     what is free starts on face z. Where this contradicts itself, a linear gets `turn=True`.
 
-    The proposal depends on the module and the example alone; `proposal.check(cube)` says what does not divide. Only
-    what the example runs through is seen, so read `proposal.unresolved`, and compare one loss with the original's.
+    The proposal depends on the module and the example alone; `proposal.check(cube)` says what does not divide, and
+    `settled()` refuses while anything is open (`proposal.unresolved` lists it). Only what the example runs through is
+    seen, and not what is made of a size by numpy, by `x.shape.numel()`, or with a float on its left
+    (1.0 / x.shape[-1]). So compare one loss with the original's.
 
     Args:
         module: as it is called on one device.
@@ -81,3 +83,5 @@ def _remarks(module: nn.Module, reading: Reading, choices: Choices, chosen: Mapp
         yield "every nn.Dropout becomes a Dropout3D by itself"
     if any(choice.spelled.startswith("attention(") for choice in chosen.values()):
         yield "attention: call the model inside `with proposal.rows.holding(sequences):`"
+    if reading.causal:
+        yield "attention that hides what comes later needs no mask; one that does just that may be passed all the same"

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from tensor3d.clip import check_parameters
 from tensor3d.cube import Cube
+from tensor3d.layers.dropout import check_dropout
+from tensor3d.parallel.advice import runs_code_of
 from tensor3d.parallel.kind import Kind
 from tensor3d.parallel.layer_kinds import Dropout
 from tensor3d.parallel.plan import assign
 from tensor3d.parallel.sameness import check_same
+from tensor3d.parallel.state import guard_loads
 from tensor3d.parallel.tree import shell, take_hooks
 from tensor3d.parallel.workshop import Workshop
 
@@ -53,7 +57,7 @@ def parallelize(module: nn.Module, cube: Cube, plan: Mapping[str, Kind]) -> nn.M
     model = rebuild.built(module, "")
     rebuild.fill_containers()
     check_parameters(model.parameters(), cube)
-    return model
+    return guard_loads(model)
 
 
 class _Rebuild:
@@ -62,22 +66,24 @@ class _Rebuild:
     def __init__(self, cube: Cube, kinds: dict[int, Kind]) -> None:
         self.kinds = kinds
         self.workshop = Workshop(cube, self.container)
-        self.made: dict[int, nn.Module] = {}
-        self.containers: list[tuple[nn.Module, nn.Module]] = []
+        self.made: dict[int, tuple[nn.Module, nn.Module]] = {}  # with the original, whose `id` is the key
+        self.containers: list[tuple[str, nn.Module, nn.Module]] = []
 
     def built(self, module: nn.Module, name: str) -> nn.Module:
         if id(module) not in self.made:
             kind = self.kinds.get(id(module))
-            if kind is None and type(module) is nn.Dropout:
+            if kind is None and isinstance(module, nn.Dropout) and runs_code_of(module, (nn.Dropout,)):
                 kind = Dropout()
+            elif kind is None and isinstance(module, _DropoutNd) and module.p < 1.0:
+                check_dropout(module.p, self.workshop.cube)
             with self.workshop.at(name):
                 if kind is None:
                     made = self.container(module, name)
-                    self.containers.append((module, made))
+                    self.containers.append((name, module, made))
                 else:
                     made = take_hooks(module, kind.build(module, name, self.workshop))
-            self.made[id(module)] = made
-        return self.made[id(module)]
+            self.made[id(module)] = module, made
+        return self.made[id(module)][1]
 
     def container(self, module: nn.Module, name: str) -> nn.Module:
         made = shell(module, self.workshop)
@@ -88,7 +94,12 @@ class _Rebuild:
 
     def fill_containers(self) -> None:
         """Gives containers what they hold of parameters themselves: such as are tied to one of a module with a kind."""
-        for module, made in self.containers:
+        for place, module, made in self.containers:
             for name, parameter in module._parameters.items():
                 made._parameters[name] = None if parameter is None else self.workshop.made_from(parameter)
-                assert parameter is None or made._parameters[name] is not None, f"nothing was made from {name}"
+                if parameter is not None and made._parameters[name] is None:
+                    raise ValueError(
+                        f"{name!r} of {place!r} ({type(module).__name__}) is a parameter of another module too, and "
+                        "what that one's kinds.replace built does not use it. Build with "
+                        "workshop.parameter(source, layout), or untie the two before parallelize."
+                    )

@@ -16,6 +16,7 @@ from tensor3d.faces import check_activation, check_divides, in_batch
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layout import matrix, vector
 from tensor3d.matmul import matmul
+from tensor3d.parallel.example import hides_what_comes_later
 from tensor3d.parallel.kind import Kind
 from tensor3d.parallel.layer_kinds import Linear
 from tensor3d.parallel.packed_rows import PackedRows
@@ -28,10 +29,10 @@ class Attention(Kind):
     causal: bool = False
 
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
-        if type(module) is not nn.MultiheadAttention:
+        if type(module) is not nn.MultiheadAttention or "forward" in vars(module):
             raise ValueError(
-                f"{name!r} is a {type(module).__name__}, and {self} takes nn.MultiheadAttention. Say with "
-                "kinds.replace(build) what takes its place (Attention3D, or modules around tensor3d.attention)."
+                f"{name!r} is a {type(module).__name__}, and {self} takes nn.MultiheadAttention with torch's forward. "
+                "Say with kinds.replace(build) what takes its place (Attention3D, or code around tensor3d.attention)."
             )
         _check_options(module, name)
         layer = TorchAttention3D(module.embed_dim, module.num_heads, workshop.cube, self.rows, self.causal)
@@ -57,6 +58,12 @@ def _check_options(module: nn.MultiheadAttention, name: str) -> None:
                 f"kinds.attention is self-attention among the tokens of a sequence. {name!r} was made with {option}. "
                 "Make it without, or say with kinds.replace(build) what takes its place."
             )
+
+
+def _is_causal(mask: Tensor) -> bool:
+    """Whether a mask hides what comes later, and adds nothing to the scores of what it shows."""
+    adds = mask.dtype != torch.bool and bool((mask.isfinite() & (mask != 0)).any())
+    return hides_what_comes_later(mask) and not adds
 
 
 class TorchAttention3D(nn.Module):
@@ -109,14 +116,17 @@ class TorchAttention3D(nn.Module):
         """(M/xy, H/z) or (1, M/xy, H/z) on face z, to the same, and None in place of attention weights.
 
         Raises:
-            ValueError: cross-attention, masks, weights asked for, or a causal call of what was not made causal.
+            ValueError: cross-attention, weights asked for, a causal call of what was not made causal, or masks other
+                than the causal one of what was. As in torch, `is_causal` says that the mask is that one.
         """
         if query is not key or query is not value:
             raise ValueError("attention on a cube is self-attention: query, key and value must be one tensor.")
-        if key_padding_mask is not None or attn_mask is not None:
+        other_mask = attn_mask is not None and not (self.causal and (is_causal or _is_causal(attn_mask)))
+        if key_padding_mask is not None or other_mask:
             raise ValueError(
                 "attention on a cube takes no masks: rows are packed (tensor3d.pack_padded), Sequences say where "
-                "sequences end, and kinds.attention(rows, causal=True) hides what comes later. Call it without masks."
+                "sequences end, and kinds.attention(rows, causal=True) hides what comes later (then a mask that does "
+                "just that may be passed as well). Call it without masks."
             )
         if need_weights:
             raise ValueError("attention on a cube never has its weights in memory. Call it with need_weights=False.")

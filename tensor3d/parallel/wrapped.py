@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import new_class
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, own_block
@@ -14,37 +18,111 @@ from tensor3d.layout import Layout
 from tensor3d.parameters import use
 
 
-class Wrapped3D(nn.Module):
-    """Runs a module's own code with this rank's block of each parameter; gradients go to the ledger.
+@dataclass(frozen=True, kw_only=True)
+class _OnCube:
+    """What a module of others is told of the cube. `code` is the class that it was of."""
 
-    Names of parameters, buffers and modules are those of the module itself; other attributes are found as well.
+    code: type[nn.Module]
+    layouts: Mapping[str, Layout]
+    cube: Cube
+    enters: Face | None = None
+
+
+def on_cube(module: nn.Module, layouts: Mapping[str, Layout], cube: Cube, enters: Face | None = None) -> nn.Module:
+    """`module` itself, now a `Wrapped3D` too: its code runs with this rank's block of each parameter.
+
+    All it has stays where it was: attributes, buffers, hooks, modules, and its parameters, which read as such wherever
+    its forward does not run.
 
     Args:
-        code: the module. Its parameters are already on the cube; its hooks are this module's from now on.
-        layouts: of the parameters by name; those not named are used by modules inside, which know their own.
+        module: its parameters are already on the cube.
+        layouts: of the parameters by name, of modules inside as well; those not named are used by modules inside, which
+            know their own.
         enters: face onto which the result is cut, which all ranks of a plane have computed alike.
     """
+    for name, each in module.named_modules():
+        inside = {own: layouts[f"{name}.{own}"] for own in each._parameters if name and f"{name}.{own}" in layouts}
+        if inside:
+            _told(each, Recomputed3D, _OnCube(code=type(each), layouts=inside, cube=cube))
+    return _told(module, Wrapped3D, _OnCube(code=type(module), layouts=dict(layouts), cube=cube, enters=enters))
 
-    def __init__(self, code: nn.Module, layouts: Mapping[str, Layout], cube: Cube, enters: Face | None = None) -> None:
-        super().__init__()
-        # One set of dicts for both: what replaces a parameter here (`double`, `load_state_dict`) replaces it there.
-        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            vars(self)[shared] = vars(code)[shared]
-        vars(self)["code"] = code  # not registered, or every name would begin with it
-        self.layouts, self.cube, self.enters = dict(layouts), cube, enters
-        self.training = code.training
+
+def _told(module: nn.Module, over: type[nn.Module], facts: _OnCube) -> nn.Module:
+    vars(module)["_on_cube"] = facts
+    if over is Wrapped3D and "forward" in vars(module):  # put on the object itself, it would run before the class's
+        vars(module)["_own_forward"] = vars(module).pop("forward")
+    module.__class__ = _made(over, facts.code)  # type: ignore[arg-type]  # classes can be hashed
+    return module
+
+
+@cache
+def _made(over: type[nn.Module], code: type[nn.Module]) -> type[nn.Module]:
+    """The class of `code` with `over` before it, under the same name."""
+    named = {"__module__": code.__module__, "__qualname__": code.__qualname__, "__doc__": code.__doc__}
+    return new_class(code.__name__, (over, code), exec_body=lambda namespace: namespace.update(named))
+
+
+def _restored(over: type[nn.Module], code: type[nn.Module]) -> nn.Module:
+    """An empty one, which is then given its attributes."""
+    made: nn.Module = object.__new__(_made(over, code))  # type: ignore[arg-type]
+    return made
+
+
+class Recomputed3D(nn.Module):
+    """Gives code that a backward pass runs again the block of each parameter; its gradient goes to the ledger.
+
+    A checkpoint that lies inside the code runs again what it was given, a method or a closure, and no forward of the
+    module around it.
+    """
+
+    _on_cube: _OnCube
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if not isinstance(value, nn.Parameter) or not torch.is_grad_enabled():
+            return value
+        facts = self._on_cube
+        if name not in facts.layouts or torch._C._current_graph_task_id() == -1:
+            return value
+        return use(value, facts.layouts[name], facts.cube)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The made class has no place of its own to be found at.
+        over = Wrapped3D if isinstance(self, Wrapped3D) else Recomputed3D
+        reduced = super().__reduce_ex__(protocol)
+        assert isinstance(reduced, tuple), "a module is not stored by its name"
+        return (_restored, (over, self._on_cube.code), *reduced[2:])
+
+
+class Wrapped3D(Recomputed3D):
+    """Runs a module's own code with this rank's block of each parameter; gradients go to the ledger."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward gives for this rank's blocks."""
-        code = vars(self)["code"]
-        code.training = self.training
-        blocks = {
-            name: use(parameter, self.layouts[name], self.cube)
-            for name, parameter in self.named_parameters()
-            if name in self.layouts
-        }
-        result = functional_call(code, blocks, args, kwargs)
-        return result if self.enters is None else self._cut(result, self.enters)
+        with self._blocks():
+            result = vars(self).get("_own_forward", super().forward)(*args, **kwargs)
+        return result if self._on_cube.enters is None else self._cut(result, self._on_cube.enters)
+
+    @contextmanager
+    def _blocks(self) -> Iterator[None]:
+        """Inside, the parameters in the layouts are blocks. One use of each, however many of its names are read."""
+        facts = self._on_cube
+        blocks: dict[int, Tensor] = {}
+        swapped: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        try:
+            for name, layout in facts.layouts.items():
+                inside, _, own = name.rpartition(".")
+                held = self.get_submodule(inside)._parameters
+                parameter = held[own]
+                if isinstance(parameter, nn.Parameter):  # or it is a block already: code that calls itself
+                    if id(parameter) not in blocks:
+                        blocks[id(parameter)] = use(parameter, layout, facts.cube)
+                    swapped.append((held, own, parameter))
+                    held[own] = blocks[id(parameter)]  # type: ignore[assignment]
+            yield
+        finally:
+            for held, own, parameter in swapped:
+                held[own] = parameter
 
     def _cut(self, result: Any, face: Face) -> Tensor:
         if not isinstance(result, Tensor) or result.dim() < 2:
@@ -53,23 +131,19 @@ class Wrapped3D(nn.Module):
                 f"{self._get_name()} enters face {face}: its result must be a tensor (..., columns) of the rows of a "
                 f"plane. Got {found}."
             )
-        block = own_block(result.flatten(0, -2), self.cube, face)
+        block = own_block(result.flatten(0, -2), self._on_cube.cube, face)
         return block if result.dim() == 2 else block.unsqueeze(0)
 
-    def __getattr__(self, name: str) -> Any:
-        code = vars(self).get("code")
-        return super().__getattr__(name) if code is None else getattr(code, name)
-
     def _get_name(self) -> str:
-        code = vars(self).get("code")
-        return f"Wrapped3D[{'?' if code is None else code._get_name()}]"
+        return f"Wrapped3D[{super()._get_name()}]"
 
     def extra_repr(self) -> str:
-        said = [part for part in (vars(self)["code"].extra_repr(), *map(self._line, self.layouts)) if part]
-        return ", ".join(said if self.enters is None else [*said, f"enters face {self.enters}"])
+        facts = self._on_cube
+        said = [part for part in (super().extra_repr(), *map(self._line, facts.layouts)) if part]
+        return ", ".join(said if facts.enters is None else [*said, f"enters face {facts.enters}"])
 
     def _line(self, name: str) -> str:
-        layout = self.layouts[name]
+        layout = self._on_cube.layouts[name]
         cut = "".join(f", cut over {axis}" for axis, _ in layout.cut) or ", whole"
         return (
             f"{name}: {tuple(self.get_parameter(name).shape)}{cut}, summed over {'+'.join(layout.sum_over) or 'none'}"

@@ -13,6 +13,7 @@ from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_face
 from tensor3d.shape import CubeShape
 from tensor3d.testing.compare import MakeLayer, Returns, on_rank, run
+from tensor3d.testing.crashes import crash_hint
 from tensor3d.testing.expected import Expected, Loss, default_dtype, expect
 from tensor3d.testing.hints import hints
 from tensor3d.testing.inputs import Input, check_inputs, read_inputs
@@ -32,7 +33,7 @@ def check_layer(
     layer: MakeLayer,
     reference: Callable[[], nn.Module] | None,
     inputs: Any,
-    *,
+    *more: Any,
     face: Face = "z",
     returns: Returns | None = None,
     cubes: Sequence[CubeShape] = CUBES,
@@ -57,6 +58,7 @@ def check_layer(
             one on another face; `per_row(t)` has a value for each row (ids, labels), of which a rank is given those of
             its plane; `Sequences` are those of all rows, of which a rank is given those of its rows on face y;
             `whole(t)`, and whatever is no tensor, is passed as it is. The reference is given all of it.
+        more: refused, with the list that is meant.
         returns: the face of the output (default: `face`; `Linear3D` returns the other one), `"rows-y"` or `"rows-z"`
             for an output whose rows lie as on that face and whose columns are whole, or `"scalar"` for a loss.
         cubes: their shapes. Rows and columns must divide on each.
@@ -72,8 +74,13 @@ def check_layer(
     Raises:
         AssertionError: something differs: the table, and for each mistake that is recognised what to do. A layer that
             raises on a cube or hangs there raises `RankError`, which is one, with the rank's traceback.
-        ValueError: arguments that cannot be compared; before any process is started.
+        ValueError: arguments that cannot be compared, or a reference that is not finite; before any process is started.
     """
+    if more:
+        raise ValueError(
+            "several inputs go in one list: check_layer(layer, reference, [h, per_row(labels)]). Got "
+            f"{3 + len(more)} arguments without a name."
+        )
     check_face(face)
     returns = face if returns is None else returns
     if returns not in get_args(Returns):
@@ -108,9 +115,12 @@ def _on_cube(
     try:
         ranks = run_ranks(shape.ranks, on_rank, layer, inputs, expected, returns, shape, timeout=timeout)
     except RankError as error:
+        report = measure(before, expected, tolerance)
+        hint = crash_hint(str(error), shape, before, report)
         text = f"the layer did not come through on the cube {shape}; {error}"
+        text += f"\nHINT {hint}" if hint else ""
         if len(before) > 1:
-            text += f"\nBefore that:\n{_verdict(before, expected, tolerance, returns)}"
+            text += f"\nBefore that:\n{report if hint else _verdict(before, expected, tolerance, returns)}"
         raise RankError(text) from None
     return Outcome(shape=shape, ranks=ranks)
 

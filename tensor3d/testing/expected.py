@@ -52,7 +52,8 @@ def expect(
         names: of each of the layer's parameters the reference's name.
 
     Raises:
-        ValueError: it returns something else than one tensor, differs from call to call, or has nothing to train.
+        ValueError: it returns something else than one tensor, differs from call to call, has nothing to train, or
+            its output or a gradient is not finite.
     """
     reference = reference.to(dtype)
     generator = torch.Generator().manual_seed(1)
@@ -65,11 +66,14 @@ def expect(
     direction = _direction(output.detach(), loss, generator)
     output.backward(direction)
     gradients = {input_name(i): value.grad for i, value in enumerate(arguments) if isinstance(inputs[i], Activation)}
+    gradients |= {name: parameters[theirs].grad for name, theirs in names.items()}
+    for name, gradient in gradients.items():
+        _check_finite(gradient, f"gradient of {name}")
     return Expected(
         parameters={name: parameters[theirs].detach().clone() for name, theirs in names.items()},
         output=output.detach().clone(),
         direction=direction,
-        gradients=gradients | {name: parameters[theirs].grad for name, theirs in names.items()},
+        gradients=gradients,
     )
 
 
@@ -98,12 +102,21 @@ def _check_output(output: Any, reference: nn.Module, arguments: Sequence[Any]) -
         )
     if not output.requires_grad:
         raise ValueError(f"the output of {what} has no gradient: it depends on no parameter and on no activation.")
+    _check_finite(output, "output")
     with torch.no_grad():
         again = reference(*arguments)
     if not torch.equal(again, output):
         raise ValueError(
             f"{what} gives another output at a second call, so nothing can be compared. Does it draw random numbers? "
             "Make it without dropout, or in eval mode."
+        )
+
+
+def _check_finite(values: Tensor | None, what: str) -> None:
+    if values is not None and not values.isfinite().all():
+        raise ValueError(
+            f"the reference's own {what} is not finite, so nothing can be compared with it. Choose inputs where it is: "
+            "has a row nothing but zeros (sqrt has no gradient at 0), or no label that counts?"
         )
 
 

@@ -19,6 +19,7 @@ from tensor3d.faces import Face, other
 from tensor3d.layout import chunk_bounds
 from tensor3d.shape import AXES, AxisName, CubeShape
 from tensor3d.testing.compare import Block, Returns
+from tensor3d.testing.divisors import divisor_hint
 from tensor3d.testing.expected import Expected, input_name
 from tensor3d.testing.report import Outcome, Report, largest_difference, wanted_of
 
@@ -46,22 +47,28 @@ class Guess:
 
 def hints(report: Report, outcomes: Sequence[Outcome], expected: Expected, returns: Returns) -> list[str]:
     """Sentences that say what to do, most likely the cause first."""
-    wrong = [name for name in dict.fromkeys(found.tensor for found in report.errors) if _fails(name, report)]
+    wrong = [name for name in dict.fromkeys(found.tensor for found in report.errors) if report.fails(name)]
+    if returns == "scalar" and "output" in wrong and not report.fails("output", str(CubeShape())):
+        wrong = [name for name in wrong if name == "output" or not _follows(name, outcomes, expected)]
     by_text: dict[str, list[str]] = {}
     for name in wrong:
         by_text.setdefault(_hint(name, report, outcomes, expected, returns), []).append(name)
     return [f"{', '.join(names)}: {text}" for text, names in by_text.items()]
 
 
-def _fails(name: str, report: Report, cube: str | None = None) -> bool:
-    return any(
-        found.tensor == name and not found.error <= report.tolerance and cube in (None, found.cube)
-        for found in report.errors
-    )
+def _follows(name: str, outcomes: Sequence[Outcome], expected: Expected) -> bool:
+    """Whether a gradient is wrong as the loss is, so that there is nothing to be mended but the loss."""
+    wanted = wanted_of(name, expected)
+    if wanted is None or any(rank[name].values is None or rank[name].plain for one in outcomes for rank in one.ranks):
+        return False
+    causes = _causes("output", outcomes, expected)
+    if not causes:
+        return not _causes(name, outcomes, expected)
+    return all(causes[0].explains(outcome, name, wanted) for outcome in outcomes)
 
 
 def _hint(name: str, report: Report, outcomes: Sequence[Outcome], expected: Expected, returns: Returns) -> str:
-    first = next(outcome for outcome in outcomes if _fails(name, report, str(outcome.shape)))
+    first = next(outcome for outcome in outcomes if report.fails(name, str(outcome.shape)))
     blocks, wanted = [rank[name] for rank in first.ranks if name in rank], wanted_of(name, expected)
     if any(block.plain for block in blocks):
         return (
@@ -82,10 +89,27 @@ def _hint(name: str, report: Report, outcomes: Sequence[Outcome], expected: Expe
         return "wrong on one device already, so no sum over ranks is to blame: compare the arithmetic of the two."
     if name == "output" and (text := _misplaced(first, blocks, wanted, returns)):
         return text
-    for guess in _guesses():
-        if all(guess.explains(outcome, name, wanted) for outcome in outcomes):
-            return _advice(guess, name, first.shape, returns)
+    if causes := _causes(name, outcomes, expected):
+        return _advice(causes, name, report, returns)
+    if name == "output" and returns == "scalar":
+        return divisor_hint([outcome for outcome in outcomes if report.fails(name, str(outcome.shape))], expected)
     return _suspicion(name, report, outcomes)
+
+
+def _causes(name: str, outcomes: Sequence[Outcome], expected: Expected) -> list[Guess]:
+    """The simplest guesses that explain a tensor on all cubes: of one kind, and over as many axes."""
+    wanted = wanted_of(name, expected)
+    found: list[Guess] = []
+    if wanted is None:
+        return found
+    for guess in _guesses():
+        if found and len(guess.axes) > len(found[0].axes):
+            break
+        if (not found or guess.kind == found[0].kind) and all(
+            guess.explains(outcome, name, wanted) for outcome in outcomes
+        ):
+            found.append(guess)
+    return found
 
 
 def _guesses() -> Iterator[Guess]:
@@ -150,27 +174,24 @@ def _place(shape: CubeShape, rank: int, face: Face, wanted: Tensor) -> tuple[sli
     return rows, slice(*chunk_bounds(wanted.shape[1], shape.size(face), place[face]))
 
 
-def _advice(guess: Guess, name: str, shape: CubeShape, returns: Returns) -> str:
-    axes = _listed(guess.axes)
-    sizes = "*".join(guess.axes)
-    if guess.kind == "not summed":
+def _advice(causes: Sequence[Guess], name: str, report: Report, returns: Returns) -> str:
+    """What to do about causes of one kind, which the cubes that ran do not tell apart."""
+    if name == "output" and returns == "scalar" and causes[0].kind == "too often":
+        return _loss_advice(causes, report)
+    axes, sizes = _either([_listed(guess.axes) for guess in causes]), _either(["*".join(c.axes) for c in causes])
+    if causes[0].kind == "not summed":
+        over = _either([f"cube.over({_quoted(guess.axes)})" for guess in causes])
         return f"its sum over {axes} is missing: the parts of these ranks add up to the reference. " + (
-            f"Sum them with sum_copies(part, cube.over({_quoted(guess.axes)}))."
+            f"Sum them with sum_copies(part, {over})."
             if name == "output"
             else f"Read the parameter with tensor3d.use, and name {axes} in the `sum_over` of its layout."
             if not _is_input(name)
             else f"Its backward must add up what the members of {axes} got from their own part."
         )
-    if guess.kind == "divided":
+    if causes[0].kind == "divided":
         return (
             f"the reference divided by {sizes}. Is a mean taken over {axes} where a sum is meant, or is the result "
             "divided by the number of ranks?"
-        )
-    rows = {"data", "x", "y"}, {"data", "x", "z"}
-    if name == "output" and returns == "scalar" and any(set(guess.axes) <= axes for axes in rows):
-        return (
-            f"{sizes} times the reference: the loss was divided by the number of this rank's rows. Divide by the "
-            "number of the whole step, which is the same on every rank: sum_copies(losses.sum() / count, ...)."
         )
     if name == "output" or _is_input(name):
         return (
@@ -185,22 +206,51 @@ def _advice(guess: Guess, name: str, shape: CubeShape, returns: Returns) -> str:
     )
 
 
+def _loss_advice(causes: Sequence[Guess], report: Report) -> str:
+    """A loss that is too large: added too often, or its parts were."""
+    if not any(report.fails(found.tensor) for found in report.errors if found.tensor != "output"):
+        sizes, axes = _either(["*".join(c.axes) for c in causes]), _either([_listed(guess.axes) for guess in causes])
+        return (
+            f"{sizes} times the reference, and the gradients are right: it was added over axes whose members have the "
+            f"same losses. Leave {axes} out of what is passed to sum_copies."
+        )
+    rows = {"data", "x", "y"}, {"data", "x", "z"}
+    likely = [guess for guess in causes if any(set(guess.axes) <= axes for axes in rows)] or causes
+    return (
+        f"{_either(['*'.join(guess.axes) for guess in likely])} times the reference: the loss was divided by the "
+        "number of this rank's rows. Divide by the number of the whole step, which is the same on every rank: "
+        "sum_copies(losses.sum() / count, ...)."
+    )
+
+
 def _suspicion(name: str, report: Report, outcomes: Sequence[Outcome]) -> str:
-    failing = {outcome.shape for outcome in outcomes if _fails(name, report, str(outcome.shape))}
-    for axis in AXES:
-        if failing == {outcome.shape for outcome in outcomes if outcome.shape.size(axis) > 1}:
-            if name != "output" and not _fails("output", report):
-                return (
-                    f"wrong exactly on the cubes with {axis} > 1, and the output is right: backward leaves out what "
-                    f"the other members of {axis} contribute. A value that is equal on all of them, and that each uses "
-                    f"in its own way (for its own columns), needs its gradient added over {axis}; sum_copies does not."
-                )
-            return (
-                f"wrong exactly on the cubes with {axis} > 1. Is something that needs all members of {axis} (a mean "
-                f"over columns, a row of another rank) computed from this rank's part alone? cube.axis({axis!r}) and "
-                "tensor3d.collectives reach the others."
-            )
-    return "no factor of axis sizes and no missing sum explains it. Does it depend on the order of rows or on the rank?"
+    """From which cubes it is wrong on; every axis that they allow is named."""
+    shapes = [outcome.shape for outcome in outcomes if outcome.shape.ranks > 1]
+    failing = [shape for shape in shapes if report.fails(name, str(shape))]
+    fits = [axis for axis in AXES if failing == [shape for shape in shapes if shape.size(axis) > 1]]
+    if failing == shapes:
+        where, members = f"wrong on every cube that ran ({', '.join(map(str, shapes))})", "ranks"
+        where += f", all with {_listed(fits)} > 1, which tells no axis apart" if fits else ""
+        group, reach = "other ranks", "cube.axis(...)"
+    elif fits:
+        where, members = f"wrong exactly on the cubes with {_either(fits)} > 1", f"members of {_either(fits)}"
+        group, reach = f"all {members}", _either([f"cube.axis({axis!r})" for axis in fits])
+    else:
+        return (
+            "no factor of axis sizes and no missing sum explains it. Does it depend on the order of rows or on the "
+            "rank?"
+        )
+    if name != "output" and not report.fails("output"):
+        over = "their axis" if failing == shapes else _either(fits)
+        return (
+            f"{where}, and the output is right: backward leaves out what the other {members} contribute. A value that "
+            "is equal on all of them, and that each uses in its own way (for its own columns), needs its gradient "
+            f"added over {over}; sum_copies does not."
+        )
+    return (
+        f"{where}. Is something that needs {group} (a mean over columns, a row of another rank) computed from this "
+        f"rank's part alone? {reach} and tensor3d.collectives reach the others."
+    )
 
 
 def _is_input(name: str) -> bool:
@@ -213,3 +263,8 @@ def _listed(axes: Sequence[str]) -> str:
 
 def _quoted(axes: Sequence[str]) -> str:
     return ", ".join(f'"{axis}"' for axis in axes)
+
+
+def _either(texts: Sequence[str]) -> str:
+    texts = list(dict.fromkeys(texts))
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"

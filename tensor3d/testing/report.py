@@ -50,6 +50,13 @@ class Report:
     def passed(self) -> bool:
         return self.worst.error <= self.tolerance
 
+    def fails(self, tensor: str, cube: str | None = None) -> bool:
+        """Whether the tensor is wrong on the cube; None: on any."""
+        return any(
+            found.tensor == tensor and not found.error <= self.tolerance and cube in (None, found.cube)
+            for found in self.errors
+        )
+
     def __str__(self) -> str:
         cubes = list(dict.fromkeys(found.cube for found in self.errors))
         names = list(dict.fromkeys(found.tensor for found in self.errors))

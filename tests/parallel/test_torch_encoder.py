@@ -106,6 +106,30 @@ def test_evaluation_without_gradients_does_not_take_torchs_fused_path() -> None:
     assert error(got[0], wanted) <= 1e-12
 
 
+class OwnMask(nn.Module):
+    """Makes its causal mask itself, with or without a hint that it is one; Booleans, or numbers as torch makes them."""
+
+    def __init__(self, hint: bool | None, numbers: bool) -> None:
+        super().__init__()
+        self.encoder, self.hint, self.numbers = encoder(True, "relu"), hint, numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        result: Tensor = self.encoder(x, mask if self.numbers else mask != 0, is_causal=self.hint)
+        return result
+
+
+@pytest.mark.parametrize("numbers", [True, False], ids=["numbers", "Booleans"])
+@pytest.mark.parametrize("hint", [None, True, False])
+def test_a_causal_encoder_may_make_its_own_mask(hint: bool | None, numbers: bool) -> None:
+    original, rows = OwnMask(hint, numbers), PackedRows()
+    named = {f"encoder.{name}" if "**" not in name else name: kind for name, kind in plan(rows, causal=True).items()}
+    model = parallelize(original, Cube.single(), named)
+    x = torch.randn(1, 8, HIDDEN)
+    with rows.holding(Sequences.from_lengths([8])):
+        assert error(model(x), original(x)) <= 1e-12
+
+
 def test_dropout_of_attention_probabilities_is_the_originals() -> None:
     original = nn.MultiheadAttention(HIDDEN, HEADS, dropout=0.5)
     rows = PackedRows()
@@ -122,10 +146,10 @@ def test_dropout_of_attention_probabilities_is_the_originals() -> None:
 # --- what it does not do -------------------------------------------------------------------------------------------
 
 
-def attention_on_one_device(**options: Any) -> tuple[nn.Module, PackedRows]:
+def attention_on_one_device(causal: bool = False, **options: Any) -> tuple[nn.Module, PackedRows]:
     rows = PackedRows()
     original = nn.MultiheadAttention(HIDDEN, HEADS, **options)
-    return parallelize(original, Cube.single(), {"": kinds.attention(rows)}), rows
+    return parallelize(original, Cube.single(), {"": kinds.attention(rows, causal)}), rows
 
 
 @pytest.mark.parametrize(
@@ -144,6 +168,28 @@ def test_a_call_that_packed_attention_cannot_answer_is_refused(arguments: dict[s
     x = torch.zeros(8, HIDDEN)
     with rows.holding(Sequences.from_lengths([8])), pytest.raises(ValueError, match=message):
         model(**{"query": x, "key": x, "value": x, **arguments})
+
+
+LATER = torch.full((8, 8), float("-inf")).triu(1)
+
+
+@pytest.mark.parametrize(
+    ("causal", "mask"),
+    [
+        (False, LATER),
+        (True, torch.zeros(8, 8)),
+        (True, LATER.T),
+        (True, LATER + torch.full((8, 8), 0.5).tril()),
+        (True, LATER.roll(1, 1)),
+        (True, LATER[:4]),
+    ],
+    ids=["not causal", "hides nothing", "hides what came before", "adds to scores", "hides itself", "not square"],
+)
+def test_a_mask_that_says_more_than_causal_is_refused(causal: bool, mask: Tensor) -> None:
+    model, rows = attention_on_one_device(causal)
+    x = torch.zeros(8, HIDDEN)
+    with rows.holding(Sequences.from_lengths([8])), pytest.raises(ValueError, match="takes no masks"):
+        model(x, x, x, attn_mask=mask)
 
 
 @pytest.mark.parametrize(

@@ -150,3 +150,75 @@ class OwnRowsLoss3D(Loss3D):
 
     def reduced(self, losses: Tensor, rows: int) -> Tensor:
         return losses.sum() / rows
+
+
+class CountedLoss3D(Loss3D):
+    """Right where rows with label -100 do not count."""
+
+    def forward(self, h: Tensor, labels: Tensor) -> Tensor:
+        mine = own_rows(labels, self.cube)
+        losses, _ = cross_entropy(self.project(h), mine, self.vocab, self.cube)
+        return self.added(losses.sum() / self.count(mine, labels))
+
+    def count(self, mine: Tensor, labels: Tensor) -> Tensor:
+        return sum_copies((mine != -100).sum(), self.cube.over("data", "x", "z"))
+
+    def added(self, part: Tensor) -> Tensor:
+        return sum_copies(part, self.cube.over("data", "x", "z"))
+
+
+class OwnCountLoss3D(CountedLoss3D):
+    """Divides by the labels of this rank's rows."""
+
+    def count(self, mine: Tensor, labels: Tensor) -> Tensor:
+        return (mine != -100).sum()
+
+
+class PlaneCountLoss3D(CountedLoss3D):
+    """Divides by the labels of this rank's plane."""
+
+    def count(self, mine: Tensor, labels: Tensor) -> Tensor:
+        return (labels != -100).sum()
+
+
+class TwiceAddedLoss3D(CountedLoss3D):
+    """Adds over y too, whose members have the same losses."""
+
+    def added(self, part: Tensor) -> Tensor:
+        return sum_copies(part, self.cube.over("data", "x", "y", "z"))
+
+
+class Gated(nn.Module):
+    """The reference: a product, and the input times it."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, hidden)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.gate(h)
+
+
+class MixedFaces3D(nn.Module):
+    """Multiplies a matrix on face y with one on face z."""
+
+    def __init__(self, hidden: int, cube: Cube) -> None:
+        super().__init__()
+        self.gate = Linear3D(hidden, hidden, cube)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.gate(h)
+
+
+class UnusedScale3D(Scale3D):
+    """Takes its parameter as it is."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.gain
+
+
+class Unit(nn.Module):
+    """The reference: each row by its length, which has no gradient at 0."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h / h.square().sum(1, keepdim=True).sqrt().clamp(min=1e-6)
