@@ -13,7 +13,7 @@ from tensor3d import Attention3D, Cube, Sequences
 from tensor3d.layers.gated import Activation, GatedMLP3D
 from tests.ranks import run_ranks
 from tests.test_layers import sequences_of
-from tests.twins import SMALL_SHAPES, TOLERANCE, compare, name_of, ranks_of, worst
+from tests.twins import FOUR_SHAPES, TOLERANCE, compare, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
 HIDDEN, INNER, HEADS, ROWS = 32, 24, 8, 64
@@ -41,7 +41,7 @@ def _attention(cube: Cube, window: int | None, causal: bool) -> nn.Module:
     return Attention3D(HIDDEN, HEADS, cube, causal, bias=False, std=0.3, rotary_base=100.0, window=window)
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 1, 1), *SMALL_SHAPES], ids=name_of)
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
 def test_on_cubes(shape: Shape) -> None:
     name, value = worst(run_ranks(ranks_of(shape), on_the_cube, shape, torch.float64))
     assert value <= TOLERANCE[torch.float64], f"{name} differs by {value}"

@@ -13,13 +13,12 @@ from tensor3d import Cube, Embedding3D, Linear3D, cross_entropy, gather, own_row
 from tensor3d.layers.projection import Projection3D
 from tests.ranks import run_ranks
 from tests.twins import (
-    SMALL_SHAPES,
+    FOUR_SHAPES,
     TOLERANCE,
     compare,
     error,
     gradient_errors,
     make_twins,
-    name_of,
     ranks_of,
     worst,
 )
@@ -69,7 +68,7 @@ def _own(cube: Cube, bias: bool) -> nn.Module:
     return Projection3D(HIDDEN, VOCAB, cube, bias, std=0.3)
 
 
-@pytest.mark.parametrize("shape", SMALL_SHAPES, ids=name_of)
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
 def test_on_cubes(shape: Shape) -> None:
     name, value = worst(run_ranks(ranks_of(shape), on_the_cube, shape, torch.float64))
     assert value <= TOLERANCE[torch.float64], f"{name} differs by {value}"

@@ -41,6 +41,13 @@ EVERY_SHAPE = [
 ]
 
 
+# The shapes that every model is held against; the fast tier takes those that are not cubic, and one with copies.
+FOUR_SHAPES = [
+    pytest.param(shape, id=name_of(shape), marks=() if shape in [(1, 2, 4, 1), (1, 2, 2, 2)] else pytest.mark.slow)
+    for shape in [*SMALL_SHAPES, (4, 2, 1, 1)]
+]
+
+
 def one_fast(fast: tuple[int, int, int, int]) -> list[Any]:
     """All shapes for `parametrize`, of which the fast tier takes one."""
     return [pytest.param(shape, id=name_of(shape), marks=() if shape == fast else pytest.mark.slow) for shape in SHAPES]

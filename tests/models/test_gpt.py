@@ -13,11 +13,10 @@ from models.gpt import PRESETS, CausalBatch, Gpt, GptConfig, Sampling, count_tar
 from models.gpt.generate import choose, next_logits
 from tensor3d import Cube, CubeShape
 from tests.ranks import run_ranks
-from tests.twins import TOLERANCE, error, gradient_errors, make_twins, name_of, ranks_of, worst
+from tests.twins import FOUR_SHAPES, TOLERANCE, error, gradient_errors, make_twins, name_of, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
 VOCAB, CAPACITY, PACKS = 37, 24, 8
-ASKED = [(2, 2, 2, 1), (1, 2, 4, 1), (4, 2, 1, 1), (1, 2, 2, 2)]
 
 
 def config(**changes: object) -> GptConfig:
@@ -60,7 +59,7 @@ def loss_and_gradients(shape: Shape, dtype: torch.dtype, options: list[dict[str,
 OPTIONS: list[dict[str, object]] = [{}, {"window": 3}, {"tied": False}, {"tied": False, "window": 7}]
 
 
-@pytest.mark.parametrize("shape", ASKED, ids=name_of)
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
 def test_parity(shape: Shape) -> None:
     results = run_ranks(ranks_of(shape), loss_and_gradients, shape, torch.float64, OPTIONS)
     name, value = worst(results)

@@ -16,13 +16,13 @@ from tensor3d.data import Pack
 from tests.models.test_bert import ODD, loss_and_gradients
 from tests.models.toy import CAPACITY, Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import error, name_of, ranks_of, worst
+from tests.twins import FOUR_SHAPES, error, ranks_of, worst
 
 # Layers 0 and 2 see whole sequences, layer 1 its next neighbours.
 LOCAL: dict[str, Any] = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2, 1), (1, 2, 4, 1), (4, 2, 1, 1), (1, 2, 2, 2)], ids=name_of)
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
 def test_parity(shape: Shape) -> None:
     results = run_ranks(ranks_of(shape), partial(loss_and_gradients, **LOCAL), shape, ODD, torch.float64)
     name, value = worst(results)

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from models.vit import PRESETS, Vit, VitConfig, cut_patches, pack_images
 from tensor3d import Cube, own_share
 from tests.ranks import run_ranks
-from tests.twins import error, gradient_errors, make_twins, name_of, ranks_of, worst
+from tests.twins import FOUR_SHAPES, error, gradient_errors, make_twins, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
-PARITY = [(2, 2, 2, 1), (1, 2, 4, 1), (4, 2, 1, 1), (1, 2, 2, 2)]
 # (height, width) in patches: squares, strips, and one patch alone.
 GRIDS = [(2, 3), (4, 4), (1, 1), (5, 2), (3, 3), (1, 6), (2, 2), (4, 3)]
 
@@ -54,7 +53,7 @@ def loss_and_gradients(shape: Shape) -> dict[str, float]:
     return errors | gradient_errors(model, twin)
 
 
-@pytest.mark.parametrize("shape", PARITY, ids=name_of)
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
 def test_parity(shape: Shape) -> None:
     name, value = worst(run_ranks(ranks_of(shape), loss_and_gradients, shape))
     assert value <= 1e-9, f"{name} differs by {value}"

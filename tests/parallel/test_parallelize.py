@@ -29,10 +29,9 @@ from tests.parallel.foreign import (
     varied,
 )
 from tests.ranks import run_ranks
-from tests.twins import SMALL_SHAPES, error, name_of, ranks_of, worst
+from tests.twins import FOUR_SHAPES, error, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
-SHAPES = [*SMALL_SHAPES, (4, 2, 1, 1)]
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +129,7 @@ def _both(shape: Shape) -> dict[str, float]:
     return _language(cube) | {f"vision {name}": value for name, value in _vision(cube).items()}
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
 def test_models_equal_their_originals_on_a_cube(shape: Shape) -> None:
     name, value = worst(run_ranks(ranks_of(shape), _both, shape))
     assert value <= 1e-9, f"{name} differs by {value}"

@@ -13,14 +13,9 @@ from tensor3d import Cube, Sequences, gather, shard
 from tensor3d.parallel import PackedRows, full_state_dict, kinds, parallelize
 from tests.parallel.foreign import HEADS, HIDDEN, LENGTHS, ROWS, errors_of, own_sequences, varied
 from tests.ranks import run_ranks
-from tests.twins import SMALL_SHAPES, error, name_of, ranks_of, worst
+from tests.twins import FOUR_SHAPES, error, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
-SLOW = [(4, 2, 1, 1), (1, 2, 2, 2)]
-SHAPES = [
-    pytest.param(shape, id=name_of(shape), marks=[pytest.mark.slow] * (shape in SLOW))
-    for shape in (*SMALL_SHAPES, (4, 2, 1, 1))
-]
 LONGEST = max(LENGTHS)
 PADDING = torch.stack([torch.arange(LONGEST) >= length for length in LENGTHS])
 
@@ -84,7 +79,7 @@ def _all_options(shape: Shape) -> dict[str, float]:
     return errors | compared(cube, encoder(True, "relu", 2, bias=False), causal=True)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
 def test_an_encoder_equals_its_original_on_a_cube(shape: Shape) -> None:
     name, value = worst(run_ranks(ranks_of(shape), _all_options, shape))
     assert value <= 1e-9, f"{name} differs by {value}"
