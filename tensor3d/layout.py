@@ -54,7 +54,9 @@ class Layout:
     def face(self) -> Face | None:
         """The face whose columns it shares: of vectors and tables, which one of y and z cuts alone."""
         cutting = [axis for axis, _ in self.cut if axis in ("y", "z")]
-        return other("z" if cutting == ["y"] else "y") if len(cutting) == 1 else None
+        if len(cutting) != 1:
+            return None
+        return "y" if cutting == ["y"] else "z"
 
     @cached_property
     def placements(self) -> tuple[Placement, ...]:

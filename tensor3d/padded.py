@@ -15,11 +15,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from tensor3d.collectives import all_gather
 from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_divides, check_face, other
+from tensor3d.faces import Face, check_divides, check_face, gather_plane, other
 from tensor3d.origin import check_origin
 from tensor3d.packing import Packs, pack_batch
 from tensor3d.rows import own_rows
@@ -103,7 +101,7 @@ class PaddedPacks:
                 f"rows on face {face}. Got shape {tuple(hidden.shape)}. Is it on face {other(face)}?"
             )
         check_origin(hidden, face, cube, "pad_hidden")
-        return self.pad(_GatherPlane.apply(hidden, cube, face))
+        return self.pad(gather_plane(hidden, cube, face))
 
     def shard_hidden(self, hidden: Tensor, cube: Cube, face: Face = "z") -> Tensor:
         """This rank's shard (R', H') on a face of a padded tensor (B, S, H) that every rank of the plane holds.
@@ -278,24 +276,3 @@ def _taken(values: Tensor, numbers: Tensor, fill: float) -> Tensor:
     taken = values.index_select(0, numbers.clamp(min=0))
     unused = (numbers < 0).view(-1, *[1] * (values.dim() - 1))
     return taken.masked_fill(unused, fill)
-
-
-class _GatherPlane(torch.autograd.Function):
-    """Forward: all-gathers over the face's axis (columns) and the other one (rows). Backward: the own block."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
-        columns, rows = cube.axis(face), cube.axis(other(face))
-        own = torch.tensor([tensor.shape[1]], device=tensor.device)
-        widths: list[int] = all_gather(own, columns).wait().tolist()
-        ctx.columns, ctx.rows, ctx.widths = columns, rows, widths
-        padded = F.pad(tensor, (0, max(widths) - tensor.shape[1]))  # a collective needs even shards
-        parts = all_gather(padded, columns).wait().chunk(columns.size)
-        wide = torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
-        return all_gather(wide, rows).wait()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        own = gradient.chunk(ctx.rows.size)[ctx.rows.index]
-        return own.split(ctx.widths, 1)[ctx.columns.index].contiguous(), None, None

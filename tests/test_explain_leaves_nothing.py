@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_outputs import BaseModelOutput
 
 from tensor3d import Cube, Linear3D
 from tensor3d.explain import explain
 
 # --- the graph behind the inputs ------------------------------------------------------------------------------------
+
+
+def model_output(x: Tensor) -> Any:
+    return pytest.importorskip("transformers.modeling_outputs").BaseModelOutput(last_hidden_state=x)
 
 
 Pair = namedtuple("Pair", ["x", "other"])
@@ -49,7 +52,7 @@ CONTAINERS: list[Any] = [
     pytest.param(lambda x: OrderedDict(x=Record(x)), lambda held: held["x"].x, id="OrderedDict"),
     pytest.param(lambda x: UserDict(x=x), lambda held: held["x"], id="UserDict"),
     pytest.param(lambda x: Mine(x=x), lambda held: held.x, id="own dict"),
-    pytest.param(lambda x: BaseModelOutput(last_hidden_state=x), lambda held: held[0], id="ModelOutput"),
+    pytest.param(lambda x: model_output(x), lambda held: held[0], id="ModelOutput"),
 ]
 
 

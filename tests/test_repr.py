@@ -14,7 +14,9 @@ from tensor3d import (
     RMSNorm3D,
     TableEmbedding3D,
     TiedProjection3D,
+    explain,
 )
+from tensor3d.parallel.layer_kinds import TurnedLinear3D, TurnedProjection3D
 from tests.ranks import run_ranks
 
 
@@ -53,3 +55,20 @@ ModuleDict(
   (projection): Projection3D(16 -> 11, face z (M/4, 16) -> face y (M/2, 6), weight (11, 16) here (6, 16))
   (head): NarrowHead3D(16 -> 3, face y (M/2, 8) -> copies over y, weight (3, 16) here (3, 8))
 )"""
+
+
+def turned() -> list[tuple[str, str]]:
+    """On a cube whose faces have different local shapes."""
+    cube = Cube(1, 2, 1)
+    layers = [TurnedLinear3D(16, 64, cube, "z"), TurnedProjection3D(16, 11, cube)]
+    return [(repr(layer), explain(layer, tokens=8).rows[0].faces) for layer in layers]
+
+
+def test_a_turned_layer_says_what_it_reads() -> None:
+    (linear, faces), (projection, other_faces) = run_ranks(2, turned)[0]
+    assert linear == (
+        "TurnedLinear3D(turned from face y (M, 8), 16 -> 64, face z (M/2, 16) -> face y (M, 32), weight (64, 16) here "
+        "(32, 16))"
+    )
+    assert projection.startswith("TurnedProjection3D(turned from face y (M, 8), 16 -> 11, face z (M/2, 16) -> face y")
+    assert faces == other_faces == ("y", "y")

@@ -41,7 +41,7 @@ EVERY_SHAPE = [
 ]
 
 
-# The shapes that every model is held against; the fast tier takes those that are not cubic, and one with copies.
+# The shapes that every model is held against; the fast tier takes one that is not cubic, and one with copies.
 FOUR_SHAPES = [
     pytest.param(shape, id=name_of(shape), marks=() if shape in [(1, 2, 4, 1), (1, 2, 2, 2)] else pytest.mark.slow)
     for shape in [*SMALL_SHAPES, (4, 2, 1, 1)]

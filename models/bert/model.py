@@ -113,7 +113,7 @@ class BertModel(nn.Module):
         recompute, keep_gathered: memory against time, as in `TransformerLayer3D`; the results are the same.
 
     Raises:
-        ValueError: heads that do not divide by y, or a hidden or inner size that does not divide by y and z.
+        ValueError: heads or an inner size that do not divide by y, or a hidden size that does not by y and z.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class Gpt(nn.Module):
     """A causal language model. Every rank constructs it at the same time, after `cube.manual_seed`.
 
     Raises:
-        ValueError: heads that do not divide by y, or a hidden or inner size that does not divide by y and z.
+        ValueError: heads or an inner size that do not divide by y, or a hidden size that does not by y and z.
     """
 
     def __init__(self, config: GptConfig, cube: Cube) -> None:

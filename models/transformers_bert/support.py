@@ -29,7 +29,7 @@ def check_supported(model: nn.Module) -> None:
     except ImportError as missing:
         raise ValueError(
             "PackedBert puts models of the transformers library on a cube, and it is not installed. Run "
-            'pip install "tensor3d[transformers]".'
+            "pip install '.[transformers]'."
         ) from missing
     if not isinstance(model, (BertForPreTraining, BertModel)):
         raise ValueError(

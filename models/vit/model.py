@@ -72,7 +72,7 @@ class Vit(nn.Module):
     """Images to classes. Every rank constructs it at the same time, after `cube.manual_seed`.
 
     Raises:
-        ValueError: heads that do not divide by y, a hidden or inner size that does not divide by y and z, or values of
+        ValueError: heads or an inner size that do not divide by y, a hidden size that does not by y and z, or values of
             a patch that do not divide by y.
     """
 

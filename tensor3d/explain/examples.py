@@ -70,12 +70,14 @@ def _input(module: nn.Module, rows: int, cube: Cube) -> torch.Tensor | None:
     """What goes into one of the library's layers; None for other modules."""
     if isinstance(module, (Embedding3D, TableEmbedding3D)):
         return torch.zeros(rows, dtype=torch.int64, device=cube.device)
-    if isinstance(module, (Linear3D, NarrowHead3D)):
+    if isinstance(module, Linear3D):
+        return _state(module, rows, module.in_features, module.reads, cube)
+    if isinstance(module, NarrowHead3D):
         return _state(module, rows, module.in_features, module.face, cube)
     if isinstance(module, (LayerNorm3D, RMSNorm3D)):
         return _state(module, rows, module.hidden, module.face, cube)
     if isinstance(module, Projection3D):
-        return _state(module, rows, module.hidden, "z", cube)
+        return _state(module, rows, module.hidden, module.reads, cube)
     return None
 
 

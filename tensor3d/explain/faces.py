@@ -29,10 +29,12 @@ def faces_of(module: nn.Module) -> tuple[str, str]:
     A layer that is not of this library may tell by an attribute `face`: it reads that one, and stays on it.
     """
     if isinstance(module, Linear3D):
-        return module.face, other(module.face)
+        return module.reads, other(module.face)
     if isinstance(module, (Embedding3D, TableEmbedding3D)):
         return "", "z"
-    if isinstance(module, (Projection3D, TiedProjection3D)):
+    if isinstance(module, Projection3D):
+        return module.reads, "y"
+    if isinstance(module, TiedProjection3D):
         return "z", "y"
     if isinstance(module, NarrowHead3D):
         return module.face, ""

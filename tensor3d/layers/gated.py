@@ -28,7 +28,7 @@ class GatedMLP3D(nn.Module):
         gate_up.weight  (2I/yx, H/z)      down.weight  (H/zx, I/y)
 
     Args:
-        hidden: H, divides by y and z.
+        hidden: H, divides by z (and by y for other layers beside it).
         inner: I, divides by y.
         activation: of the gate.
         reshard_after_forward: as in `Linear3D`.

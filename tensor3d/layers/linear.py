@@ -45,6 +45,11 @@ class Linear3D(nn.Module):
         self.weight = normal((out_features, in_features), matrix(face), cube, std)
         self.bias = constant((out_features,), vector(other(face)), cube, 0.0) if bias else None
 
+    @property
+    def reads(self) -> Face:
+        """The face of the input."""
+        return self.face
+
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, K/z) on face z to (M/xz, N/y) on face y; y and z swapped on face y. A batch dim of 1 is kept."""
         if x.dim() == 3:

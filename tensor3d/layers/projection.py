@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tensor3d.cube import Cube
-from tensor3d.faces import check_activation, check_divides, in_batch, lies
+from tensor3d.faces import Face, check_activation, check_divides, in_batch, lies
 from tensor3d.layout import block, check_layout, matrix, vector
 from tensor3d.matmul import matmul
 from tensor3d.parameters import constant, normal
@@ -53,6 +53,11 @@ class Projection3D(nn.Module):
         self.hidden, self.vocab, self.cube, self.tied = hidden, vocab, cube, weight is not None
         self.weight = normal((vocab, hidden), matrix("z"), cube, std) if weight is None else weight
         self.bias = constant((vocab,), vector("y"), cube, 0.0) if bias else None
+
+    @property
+    def reads(self) -> Face:
+        """The face of the input."""
+        return "z"
 
     def forward(self, x: Tensor) -> Tensor:
         """(R/xy, H/z) on face z, to (R/xz, V/y) on face y."""

@@ -103,7 +103,7 @@ class Follower(TorchFunctionMode):
         if name in ATTENTION or (name in PRODUCTS and len(active) > 1):
             flow = self._attend(name, flows)
         elif name in PRODUCTS:
-            flow = self._product(name, tensors, x, flow)
+            flow = self._product(name, tensors, flow)
         else:
             flow = self._meet(name, tensors, active, objected=found is not None)
         for output in outputs:
@@ -132,7 +132,7 @@ class Follower(TorchFunctionMode):
             self.seen.read_on |= flow.since
         return Flow(face=flows[0].face)
 
-    def _product(self, name: str, tensors: list[Tensor], x: Tensor, flow: Flow) -> Flow:
+    def _product(self, name: str, tensors: list[Tensor], flow: Flow) -> Flow:
         """A product with what is no activation: a parameter outside of its layer, or a constant."""
         self.seen.read_on |= flow.since
         owned = [self.parameters[tensor] for tensor in sorted(tensors, key=Tensor.dim) if tensor in self.parameters]

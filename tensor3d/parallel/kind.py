@@ -27,7 +27,7 @@ class Kind(ABC):
         """
 
     def __str__(self) -> str:
-        """As in a plan that is written by hand."""
+        """Its name and what it was told, for messages."""
         said = (
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_face, in_batch, other
+from tensor3d.faces import Face, check_face, in_batch, lies, other
 from tensor3d.layers.dropout import Dropout3D
 from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D
 from tensor3d.layers.heads import NarrowHead3D
@@ -34,6 +34,8 @@ class OnFace(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(OnFace):
+    """See `kinds.linear`."""
+
     turn: bool = False
 
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
@@ -47,6 +49,8 @@ class Linear(OnFace):
 
 @dataclass(frozen=True, kw_only=True)
 class Projection(Kind):
+    """See `kinds.projection`."""
+
     turn: bool = False
 
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
@@ -61,6 +65,8 @@ class Projection(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Head(OnFace):
+    """See `kinds.head`."""
+
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
         check_type(module, name, self, (nn.Linear,))
         assert isinstance(module, nn.Linear)
@@ -73,6 +79,8 @@ class Head(OnFace):
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(OnFace):
+    """See `kinds.norm`."""
+
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
         if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and type(module).__name__.endswith("RMSNorm"):
             check_parameter_names(module, name, self)
@@ -96,6 +104,8 @@ class Norm(OnFace):
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(Kind):
+    """See `kinds.embedding`."""
+
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
         padding = check_embedding(module, name, self)
         vocab, hidden = module.get_parameter("weight").shape
@@ -110,6 +120,8 @@ class Embedding(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Kind):
+    """See `kinds.table`."""
+
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
         padding = check_embedding(module, name, self)
         rows, hidden = module.get_parameter("weight").shape
@@ -124,6 +136,8 @@ class Table(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Kind):
+    """See `kinds.dropout`."""
+
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
         check_code(module, name, self, (nn.Dropout,))
         assert isinstance(module, nn.Dropout)
@@ -193,7 +207,15 @@ def check_rms(module: nn.Module, name: str, weight: Tensor) -> float:
 
 
 class TurnedLinear3D(Linear3D):
-    """A `Linear3D` whose input arrives on the other face than it reads, and is turned first."""
+    """A `Linear3D` whose input arrives on the other face than its product reads, and is turned first."""
+
+    @property
+    def reads(self) -> Face:
+        """The face of the input, before it is turned."""
+        return other(self.face)
+
+    def extra_repr(self) -> str:
+        return f"turned from {lies(self.in_features, self.reads, self.cube)}, {super().extra_repr()}"
 
     def forward(self, x: Tensor) -> Tensor:
         """(M/xz, K/y) on face y to the same face, (M/xz, N/y), where `face` is z; y and z swapped for face y."""
@@ -204,6 +226,14 @@ class TurnedLinear3D(Linear3D):
 
 class TurnedProjection3D(Projection3D):
     """A `Projection3D` whose input arrives on face y, and is turned first."""
+
+    @property
+    def reads(self) -> Face:
+        """The face of the input, before it is turned."""
+        return "y"
+
+    def extra_repr(self) -> str:
+        return f"turned from {lies(self.hidden, self.reads, self.cube)}, {super().extra_repr()}"
 
     def forward(self, x: Tensor) -> Tensor:
         """(R/xz, H/y) on face y, to (R/xz, V/y) on the same."""

@@ -58,6 +58,8 @@ class Wrapped(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Replicated(Kind):
+    """See `kinds.replicated`."""
+
     sum_over: tuple[AxisName, ...]
     enters: Face | None = None
 
@@ -76,6 +78,8 @@ class Replicated(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Replace(Kind):
+    """See `kinds.replace`."""
+
     maker: Callable[[nn.Module, str, Workshop], nn.Module]
 
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
@@ -92,6 +96,8 @@ class Replace(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Keep(Kind):
+    """See `kinds.keep`."""
+
     def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
         held = [each for each, _ in module.named_parameters()]
         if held:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tensor3d.attention import attention
 from tensor3d.cube import Cube
-from tensor3d.faces import check_activation, check_divides, in_batch
+from tensor3d.faces import check_activation, check_divides, in_batch, lies
 from tensor3d.layers.dropout import check_dropout
-from tensor3d.layout import matrix, vector
+from tensor3d.layout import block, matrix, vector
 from tensor3d.matmul import matmul
 from tensor3d.parallel.example import hides_what_comes_later
 from tensor3d.parallel.kind import Kind
@@ -25,6 +25,8 @@ from tensor3d.parallel.workshop import Workshop
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Kind):
+    """See `kinds.attention`."""
+
     rows: PackedRows
     causal: bool = False
 
@@ -58,12 +60,6 @@ def _check_options(module: nn.MultiheadAttention, name: str) -> None:
                 f"kinds.attention is self-attention among the tokens of a sequence. {name!r} was made with {option}. "
                 "Make it without, or say with kinds.replace(build) what takes its place."
             )
-
-
-def _is_causal(mask: Tensor) -> bool:
-    """Whether a mask hides what comes later, and adds nothing to the scores of what it shows."""
-    adds = mask.dtype != torch.bool and bool((mask.isfinite() & (mask != 0)).any())
-    return hides_what_comes_later(mask) and not adds
 
 
 class TorchAttention3D(nn.Module):
@@ -120,8 +116,11 @@ class TorchAttention3D(nn.Module):
                 than the causal one of what was. As in torch, `is_causal` says that the mask is that one.
         """
         if query is not key or query is not value:
-            raise ValueError("attention on a cube is self-attention: query, key and value must be one tensor.")
-        other_mask = attn_mask is not None and not (self.causal and (is_causal or _is_causal(attn_mask)))
+            raise ValueError(
+                "attention on a cube is self-attention: query, key and value must be one tensor, and others came. Call "
+                "it with one tensor three times; for cross-attention say kinds.replace(build)."
+            )
+        other_mask = attn_mask is not None and not (self.causal and (is_causal or hides_what_comes_later(attn_mask)))
         if key_padding_mask is not None or other_mask:
             raise ValueError(
                 "attention on a cube takes no masks: rows are packed (tensor3d.pack_padded), Sequences say where "
@@ -146,4 +145,6 @@ class TorchAttention3D(nn.Module):
         return result
 
     def extra_repr(self) -> str:
-        return f"{self.hidden} on face z, heads={self.heads}, causal={self.causal}, dropout={self.dropout}"
+        reads = lies(self.hidden, "z", self.cube)
+        weight = block(self.in_proj_weight)
+        return f"{self.hidden}, {reads}, {weight}, heads={self.heads}, causal={self.causal}, dropout={self.dropout}"

@@ -176,6 +176,7 @@ def transformer_layer(
 
     Args:
         gated: up is the product of a `GatedMLP3D`, with the gate.
+        norms: how many LayerNorms the layer has; the modern encoder's first has one.
         kept: gathered operands of the products were kept for backward.
         recomputed: backward repeats the whole forward first.
     """

@@ -26,7 +26,7 @@ CUBES = (
     CubeShape(x=4, y=2, z=1),
     CubeShape(data=2, x=1, y=2, z=2),
 )
-"""Boxes of 8 ranks whose axes have unequal sizes, so that each leaves a trace of its own where it is forgotten."""
+"""Boxes of 8 ranks. No two axes have the same sizes on all: each leaves a trace of its own where it is forgotten."""
 
 
 def check_layer(

@@ -101,7 +101,10 @@ def _check_output(output: Any, reference: nn.Module, arguments: Sequence[Any]) -
             "returns the part in question."
         )
     if not output.requires_grad:
-        raise ValueError(f"the output of {what} has no gradient: it depends on no parameter and on no activation.")
+        raise ValueError(
+            f"the output of {what} has no gradient: it depends on no parameter and on no activation. Give it one "
+            "of them."
+        )
     _check_finite(output, "output")
     with torch.no_grad():
         again = reference(*arguments)

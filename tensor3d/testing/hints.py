@@ -42,7 +42,7 @@ class Guess:
             return _adds_up(blocks, self.axes, outcome.shape, wanted)
         factor = float(prod(outcome.shape.size(axis) for axis in self.axes))
         factor = 1 / factor if self.kind == "divided" else factor
-        return all(_are_near(block, wanted[block.place] * factor, wanted) for block in blocks)
+        return all(_are_near(block, wanted[block.place] * factor) for block in blocks)
 
 
 def hints(report: Report, outcomes: Sequence[Outcome], expected: Expected, returns: Returns) -> list[str]:
@@ -121,7 +121,7 @@ def _guesses() -> Iterator[Guess]:
             yield Guess("divided", axes)
 
 
-def _are_near(block: Block, target: Tensor, wanted: Tensor) -> bool:
+def _are_near(block: Block, target: Tensor) -> bool:
     assert block.values is not None
     if block.values.shape != target.shape:
         return False

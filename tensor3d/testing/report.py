@@ -44,10 +44,12 @@ class Report:
 
     @property
     def worst(self) -> TensorError:
+        """The largest error of all tensors and cubes."""
         return max(self.errors, key=lambda found: found.error)
 
     @property
     def passed(self) -> bool:
+        """Whether no error is above the tolerance."""
         return self.worst.error <= self.tolerance
 
     def fails(self, tensor: str, cube: str | None = None) -> bool:

@@ -17,7 +17,7 @@ from tools.gpt.ranks import cube_of
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCommand:
-    """Continue a text. The same on every cube, whichever the model was trained on."""
+    """Continue a text: on any cube, whichever the model was trained on, and the same on each but for rounding."""
 
     run_folder: tyro.conf.Positional[Path]
     """Folder that `train` has written."""
