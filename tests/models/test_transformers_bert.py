@@ -339,7 +339,7 @@ def test_another_model(cube: Cube) -> None:
 def test_without_transformers(cube: Cube, monkeypatch: pytest.MonkeyPatch) -> None:
     model = original()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ValueError, match=r'not installed. Run pip install "tensor3d\[transformers\]"'):
+    with pytest.raises(ValueError, match=r"not installed\. Run pip install '\.\[transformers\]'"):
         PackedBert(model, cube)
 
 
