@@ -5,12 +5,13 @@ from tensor3d.clip import GradientNorm, check_parameters, clip_grad_norm_, clip_
 from tensor3d.collectives import sum_copies
 from tensor3d.cube import Cube
 from tensor3d.explain import Explanation, explain
-from tensor3d.faces import Face, gather, own_block, shard
+from tensor3d.faces import Face, gather, gather_rows, own_block, shard
 from tensor3d.layers.attention import Attention3D
 from tensor3d.layers.dropout import Dropout3D
 from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D, TiedProjection3D
 from tensor3d.layers.gated import GatedMLP3D
 from tensor3d.layers.heads import NarrowHead3D
+from tensor3d.layers.likeliest import likeliest
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.loss import cross_entropy
 from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
@@ -66,7 +67,9 @@ __all__ = [
     "explain",
     "full_state_dict",
     "gather",
+    "gather_rows",
     "kinds",
+    "likeliest",
     "load_full_state_dict",
     "local",
     "matmul",

@@ -221,3 +221,28 @@ class _GatherPlane(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         own = gradient.chunk(ctx.rows.size)[ctx.rows.index]
         return own.split(ctx.widths, 1)[ctx.columns.index].contiguous(), None, None
+
+
+def gather_rows(values: Tensor, cube: Cube, face: Face) -> Tensor:
+    """What narrow heads give for the rows of a plane, (R', ...), of all its rows, (R, ...), on each of its ranks.
+
+    The members of the face's own axis must have the same values, as they have behind `NarrowHead3D`. Differentiable, as
+    copies are: each rank computes the same from the result, and takes its own rows of the gradient.
+
+    Elements received: `(n-1)/n` of the result forward, none backward; n members of the axis that splits the rows.
+    """
+    check_face(face)
+    return _GatherRows.apply(values, cube.axis(other(face)))
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        ctx.result_face, ctx.made = None, "gather_rows"
+        return all_gather(values, axis).wait() if axis.size > 1 else values.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.chunk(ctx.axis.size)[ctx.axis.index].contiguous(), None

@@ -19,7 +19,7 @@ from torch import Tensor
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_divides, check_face, gather_plane, other
 from tensor3d.origin import check_origin
-from tensor3d.packing import Packs, pack_batch
+from tensor3d.packing import Packs, pack_batch, pack_evenly
 from tensor3d.rows import own_rows
 from tensor3d.sequences import Sequences
 
@@ -153,7 +153,7 @@ def pack_padded(
     lengths = kept.sum(1).numpy()
     step = y // math.gcd(y, z)  # z*k packs of a multiple of it are rows that divide by y, for any k
     if capacity is None:
-        capacity, packs = _least_capacity(lengths, z, step)
+        capacity, packs = pack_evenly(lengths, z, multiple_of=step)
     else:
         _check_capacity(capacity, step, lengths, cube)
         packs = pack_batch(lengths, capacity, multiple_of=z)
@@ -234,23 +234,6 @@ def _check_capacity(capacity: int, step: int, lengths: NDArray[np.int64], cube: 
             f"sequence {longest} has {lengths[longest]} tokens, more than the capacity of {capacity}. Truncate it, or "
             "raise the capacity."
         )
-
-
-def _least_capacity(lengths: NDArray[np.int64], members: int, step: int) -> tuple[int, Packs]:
-    """The least multiple of `step` for which `pack_batch` needs one pack for each of `members`, with its packs."""
-    capacity = -(-_bound(lengths, members) // step) * step
-    while True:
-        packs = pack_batch(lengths, capacity, multiple_of=members)
-        if len(packs.offsets) - 1 == members:
-            return capacity, packs
-        capacity += step
-
-
-def _bound(lengths: NDArray[np.int64], members: int) -> int:
-    """Slots that a member needs in any case: for the tokens, and for k+1 of the k*members+1 longest sequences."""
-    longest = np.sort(lengths)[::-1]
-    shared = (longest[k * members - k : k * members + 1].sum() for k in range((len(lengths) - 1) // members + 1))
-    return max(-(-int(lengths.sum()) // members), *map(int, shared), 0)
 
 
 def _starts(packs: Packs, lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:

@@ -19,12 +19,12 @@ ROOTS = ("tensor3d", "models", "tools")
 # The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
 # a new module is given its place here.
 LEVELS = (
-    ("graph", "precision", "seeds", "shape", "traffic"),
+    ("activation", "graph", "precision", "seeds", "shape", "traffic"),
     ("collectives",),
     ("beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
     ("cube",),
     ("heartbeat", "peers"),
-    ("watch",),
+    ("agree", "watch"),
     ("origin",),
     ("faces",),
     ("layout",),

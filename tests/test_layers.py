@@ -42,7 +42,7 @@ from tests.twins import (
 from tests.twins import worst as worst_of
 
 Shape = tuple[int, int, int, int]
-DTYPES = [torch.float64, torch.float32]
+DTYPES = [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow, id="float32")]
 at_shapes = pytest.mark.parametrize("shape", EVERY_SHAPE)
 at_small_shapes = pytest.mark.parametrize("shape", SMALL_SHAPES, ids=name_of)
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -404,6 +404,15 @@ def test_patience_ends_in_a_checkpoint_that_makes_none() -> None:
     assert "have not agreed on a step within 0.3 s; step 1, checkpoint, 7 bytes" in words[0]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell without job control starts what runs in the background with SIGINT ignored."""
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, inherited)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_signal_sets_the_flag_and_closing_restores() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
     threads = threading.active_count()

@@ -48,9 +48,15 @@ FOUR_SHAPES = [
 ]
 
 
+def fast_alone(shape: tuple[int, int, int, int], *others: tuple[int, int, int, int]) -> list[Any]:
+    """Shapes for `parametrize`, of which the fast tier takes the first alone."""
+    slow = (pytest.param(other, id=name_of(other), marks=pytest.mark.slow) for other in others)
+    return [pytest.param(shape, id=name_of(shape)), *slow]
+
+
 def one_fast(fast: tuple[int, int, int, int]) -> list[Any]:
     """All shapes for `parametrize`, of which the fast tier takes one."""
-    return [pytest.param(shape, id=name_of(shape), marks=() if shape == fast else pytest.mark.slow) for shape in SHAPES]
+    return fast_alone(fast, *(shape for shape in SHAPES if shape != fast))
 
 
 def ranks_of(shape: tuple[int, int, int, int]) -> int:

@@ -30,6 +30,7 @@ def check_fits(
     grows: Collection[str] = (),
     *,
     any_type: bool = False,
+    partial: bool = False,
 ) -> list[str]:
     """The names of tensors that have grown.
 
@@ -38,6 +39,7 @@ def check_fits(
         kinds: the beginnings of their names.
         grows: names of parameters that may.
         any_type: types may differ.
+        partial: there may be more tensors of the model than are to be filled.
 
     Raises:
         ValueError: names, shapes or types that differ.
@@ -45,7 +47,7 @@ def check_fits(
     stored = {name for name in contents.tensors if name.startswith(kinds)}
     if missing := sorted(state.keys() - stored):
         raise ValueError(f"{contents.folder} has no {_listed(missing)}, which is asked for. {_ANOTHER}")
-    optional = (EXTRA, RANDOM)  # there may be more of them than are asked for
+    optional = (EXTRA, RANDOM, MODEL) if partial else (EXTRA, RANDOM)  # there may be more than are asked for
     if left := sorted(name for name in stored - state.keys() if not name.startswith(optional)):
         raise ValueError(f"{contents.folder} has {_listed(left)}, for which there is no place here. {_ANOTHER}")
     return [name for name, tensor in state.items() if _grown(contents, name, tensor, grows, any_type=any_type)]
@@ -67,6 +69,15 @@ def _grown(contents: Contents, name: str, tensor: Tensor, grows: Collection[str]
             "that it was trained in."
         )
     return grown
+
+
+def chosen(tensors: Mapping[str, Tensor], only: Collection[str] | None) -> dict[str, Tensor]:
+    """Of a model's tensors, those that are to be filled. Raises ValueError for a name that is none of the model's."""
+    if only is None:
+        return dict(tensors)
+    if unknown := sorted(name for name in only if MODEL + name not in tensors):
+        raise ValueError(f"only names {unknown[0]!r}, which is nothing of the model. Name it as the model does.")
+    return {MODEL + name: tensors[MODEL + name] for name in only}
 
 
 def check_grows(state: Mapping[str, Tensor], grows: Collection[str]) -> None:

@@ -36,7 +36,7 @@ from tensor3d.checkpoint.contents import (
     size_problems,
 )
 from tensor3d.checkpoint.files import data_of
-from tensor3d.checkpoint.fit import check_fits, check_grows, check_optimizer
+from tensor3d.checkpoint.fit import check_fits, check_grows, check_optimizer, chosen
 from tensor3d.checkpoint.folders import DamagedError
 from tensor3d.checkpoint.state import (
     EXTRA,
@@ -67,6 +67,7 @@ def load(
     *,
     grows: Collection[str] = (),
     extra: Mapping[str, Tensor] | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Fills model and optimiser from a checkpoint, written on any cube, and returns its progress.
 
@@ -78,6 +79,8 @@ def load(
         grows: parameters that may have more rows here than in the checkpoint, by name. The further rows keep their
             values, and the optimiser remembers 0 of them.
         extra: tensors to be filled in place, under the names that they were saved with.
+        only: names of the parameters and buffers to fill; the others keep their values, and what the checkpoint has
+            of the model beyond them is left alone. Not together with an optimiser, which would remember all.
 
     Random streams are restored where an optimiser is, and the number of ranks is the same; else they stay as
     `Cube.manual_seed` left them. Gradients stay.
@@ -89,16 +92,19 @@ def load(
         ValueError: `folder` is no checkpoint, or does not fit the model or the optimiser; on every rank, and before
             anything is changed.
     """
+    if only is not None and optimizer is not None:
+        raise ValueError("only fills some parameters, and an optimiser needs all. Load with optimizer=None.")
     contents = _agreed(cube, lambda: _checked(folder, cube))
     continues = optimizer is not None and contents.progress["ranks"] == cube.shape.ranks
     streams = {}
     if continues:
         streams = {name: stream for name, stream in stream_tensors(cube).items() if name in contents.tensors}
-    state = _agreed(cube, lambda: model_tensors(model)) | extra_tensors(extra) | streams
+    state = _agreed(cube, lambda: chosen(model_tensors(model), only)) | extra_tensors(extra) | streams
 
     def check_weights() -> None:
         check_grows(state, grows)
-        check_fits(contents, state, (MODEL, EXTRA, RANDOM), grows, any_type=optimizer is None)
+        partial = only is not None
+        check_fits(contents, state, (MODEL, EXTRA, RANDOM), grows, any_type=optimizer is None, partial=partial)
 
     _agreed(cube, check_weights)
     if optimizer is not None:

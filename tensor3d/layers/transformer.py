@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tensor3d.activation import Activation, activated, check_activation_name
 from tensor3d.attention import Backend
 from tensor3d.cube import Cube
 from tensor3d.layers.attention import Attention3D, Recompute
@@ -24,15 +24,16 @@ NormPlace = Literal["post", "pre"]
 
 
 class MLP3D(nn.Module):
-    """Up (z to y), GELU, down (y to z).
+    """Up (z to y), an activation, down (y to z).
 
     Args:
         hidden: H, divides by z (and by y for other layers beside it).
         inner: I, divides by y. Default: 4H.
+        activation: between the two, GELU unless told otherwise.
         reshard_after_forward: as in `Linear3D`.
 
     Raises:
-        ValueError: sizes that do not divide, named with the axis.
+        ValueError: sizes that do not divide, named with the axis, or an unknown activation.
     """
 
     def __init__(
@@ -41,11 +42,14 @@ class MLP3D(nn.Module):
         cube: Cube,
         inner: int | None = None,
         *,
+        activation: Activation = "gelu",
         bias: bool = True,
         std: float = 0.02,
         reshard_after_forward: bool = True,
     ) -> None:
         super().__init__()
+        check_activation_name(activation)
+        self.activation: Activation = activation
         inner = 4 * hidden if inner is None else inner
         reshard = reshard_after_forward
         self.up = Linear3D(hidden, inner, cube, "z", bias, std=std, reshard_after_forward=reshard)
@@ -53,7 +57,10 @@ class MLP3D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, H/z) on face z, to the same."""
-        return self.down(F.gelu(self.up(x)))
+        return self.down(activated(self.up(x), self.activation))
+
+    def extra_repr(self) -> str:
+        return "" if self.activation == "gelu" else f"activation={self.activation}"
 
 
 class Block3D(nn.Module):
@@ -124,7 +131,7 @@ class TransformerLayer3D(Block3D):
     """BERT's block: `Attention3D`, `MLP3D` and two `LayerNorm3D`, on face z.
 
     Args:
-        hidden, heads, inner: as in `Attention3D` and `MLP3D`.
+        hidden, heads, inner, activation: as in `Attention3D` and `MLP3D`.
         norm: `"post"`: LayerNorm after the residual, as in BERT. `"pre"`: before each block.
         dropout: of each block's output; `attention_dropout`: of the attention probabilities.
         recompute: as in `Block3D`; `"attention"` computes what lies between QKV and projection again (Korthikanti et
@@ -132,7 +139,7 @@ class TransformerLayer3D(Block3D):
         reshard_after_forward: False keeps gathered inputs and weights of the products for backward.
 
     Raises:
-        ValueError: sizes that do not divide, an unknown `norm` or `recompute`.
+        ValueError: sizes that do not divide, an unknown `activation`, `norm` or `recompute`.
     """
 
     def __init__(
@@ -142,6 +149,7 @@ class TransformerLayer3D(Block3D):
         cube: Cube,
         inner: int | None = None,
         *,
+        activation: Activation = "gelu",
         causal: bool = False,
         norm: NormPlace = "post",
         dropout: float = 0.0,
@@ -165,7 +173,7 @@ class TransformerLayer3D(Block3D):
                 reshard_after_forward=reshard_after_forward,
             ),
             LayerNorm3D(hidden, cube, eps=eps),
-            MLP3D(hidden, cube, inner, std=std, reshard_after_forward=reshard_after_forward),
+            MLP3D(hidden, cube, inner, activation=activation, std=std, reshard_after_forward=reshard_after_forward),
             LayerNorm3D(hidden, cube, eps=eps),
             norm=norm,
             dropout=Dropout3D(dropout, cube),

@@ -8,6 +8,7 @@ from tensor3d.packing.assign import Packs, assign
 from tensor3d.packing.balance import Work, attended, deal, imbalance
 from tensor3d.packing.batch import pack_batch, restore_order
 from tensor3d.packing.bounds import LowerBound
+from tensor3d.packing.even import pack_evenly
 from tensor3d.packing.files import fingerprint_of, load_plan, save_plan
 from tensor3d.packing.limits import Limits
 from tensor3d.packing.lp import lp
@@ -40,6 +41,7 @@ __all__ = [
     "lpfhp",
     "nnlshp",
     "pack_batch",
+    "pack_evenly",
     "pack_stream",
     "packed_betas",
     "packs_per_step",

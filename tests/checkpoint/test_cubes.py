@@ -32,6 +32,7 @@ def passed_on(shape: Shape, folder: Path, to: Path) -> list[Tensor]:
     return state(model, optimizer)
 
 
+@pytest.mark.slow
 def test_a_chain_of_cubes_hands_everything_on(tmp_path: Path) -> None:
     wanted = run_ranks(8, written, (2, 2, 2, 1), tmp_path / "0")[0]
     got = [passed_on(ALONE, tmp_path / "0", tmp_path / "1")]
