@@ -2,5 +2,21 @@
 
 from models.bert.config import PRESETS, BertConfig
 from models.bert.model import BertForPreTraining, BertModel, PreTrainingOutput
+from models.bert.pretrained import export_huggingface, open_weights
+from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification
+from models.bert.texts import LaidTexts, Text, lay_texts
 
-__all__ = ["PRESETS", "BertConfig", "BertForPreTraining", "BertModel", "PreTrainingOutput"]
+__all__ = [
+    "PRESETS",
+    "BertConfig",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "BertModel",
+    "LaidTexts",
+    "PreTrainingOutput",
+    "Text",
+    "export_huggingface",
+    "lay_texts",
+    "open_weights",
+]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tensor3d import CubeShape
+from tensor3d.activation import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
 _MODERN_ONLY = ("window", "global_every", "rotary_base")
@@ -40,6 +41,8 @@ class BertConfig:
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
     """Probability, of attention weights."""
+    activation: Activation = "gelu"
+    """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu"."""
     norm: Literal["post", "pre"] = "post"
     """LayerNorm after each residual, as in BERT, or before each block. The modern encoder is always "pre"."""
     eps: float = 1e-12
@@ -66,6 +69,7 @@ class BertConfig:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1. Got {getattr(self, name)}.")
+        check_activation_name(self.activation)
         if self.norm not in ("post", "pre"):
             raise ValueError(f'norm must be "post" or "pre". Got {self.norm!r}.')
         if self.encoder not in get_args(Encoder):
@@ -81,6 +85,11 @@ class BertConfig:
                 )
 
     def _check_modern(self) -> None:
+        if self.activation != "gelu":
+            raise ValueError(
+                f'activation belongs to encoder="classic". Got {self.activation!r} with encoder="modern", whose gate '
+                "is GELU. Leave it out."
+            )
         if self.norm != "post":  # the default, which is to say that nothing was said
             raise ValueError(
                 f'norm belongs to encoder="classic". Got norm={self.norm!r} with encoder="modern", which always has '

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from models.bert.config import BertConfig
 from models.bert.example import example_batch
 from models.bert.modern import modern_layer
+from models.bert.pretrained.loading import Pretrained
 from tensor3d import (
     Cube,
     Dropout3D,
@@ -32,6 +33,7 @@ from tensor3d import (
     sum_copies,
     turn,
 )
+from tensor3d.activation import activated
 from tensor3d.attention import Backend
 from tensor3d.data.batch import PackedBatch
 from tensor3d.layers.attention import Recompute
@@ -93,6 +95,7 @@ def classic_layer(
         config.heads,
         cube,
         config.inner_size,
+        activation=config.activation,
         norm=config.norm,
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
@@ -104,7 +107,7 @@ def classic_layer(
     )
 
 
-class BertModel(nn.Module):
+class BertModel(Pretrained):
     """The encoder: embeddings and transformer layers (Devlin et al. 2018, §3; the modern one: models/bert/modern.py).
 
     Every rank constructs it at the same time, after `cube.manual_seed`.
@@ -147,18 +150,19 @@ class BertModel(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """Logits over the vocabulary for chosen rows: dense, GELU, LayerNorm, the tied projection."""
+    """Logits over the vocabulary for chosen rows: dense, activation, LayerNorm, the tied projection."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.cube = cube
+        self.cube, self.activation = cube, config.activation
         self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
         self.norm = LayerNorm3D(config.hidden, cube, "y", eps=config.eps, bias=config.bias)
         self.projection = TiedProjection3D(config.vocab, config.hidden, cube)
 
     def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:
         """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y."""
-        chosen = self.norm(F.gelu(self.dense(select(h, rows, self.cube))))  # (R/xz, H/y) on face y
+        dense = self.dense(select(h, rows, self.cube))  # (R/xz, H/y) on face y
+        chosen = self.norm(activated(dense, self.activation))
         return self.projection(turn(chosen, self.cube, to="z"), word_embedding)
 
 
@@ -174,7 +178,7 @@ class Pooler(nn.Module):
         return torch.tanh(self.dense(select(h, rows, self.cube)))
 
 
-class BertForPreTraining(nn.Module):
+class BertForPreTraining(Pretrained):
     """The encoder with both heads of pre-training."""
 
     def __init__(

@@ -154,7 +154,10 @@ class _Parts:
         operands = sum(self.operands(k, n, face, keep_gathered) for k, n, face in products)
         qkv = 3 * state if recompute == "attention" else self.attention(config.window_of(number))
         # The input of GELU; or gate and up, of which GELU takes one, and its output, which the other one multiplies.
-        gelu = state // hidden * inner * (3 if modern else 1)
+        # ReLU keeps its output, which the next product keeps anyway, unless that one keeps a gathered copy.
+        copied = keep_gathered and self.wire.size("z") > 1
+        of_classic = 0 if config.activation == "relu" and not copied else 1
+        gelu = state // hidden * inner * (3 if modern else of_classic)
         # "post": each LayerNorm keeps the sum before it; "pre": each keeps the residual stream.
         norms = layer_norms(config, number) * self.norm(rows, "z")
         return operands + qkv + gelu + norms + 2 * self.mask(config.dropout)
@@ -195,7 +198,8 @@ class _Parts:
         logits = own * chunk(self.config.vocab, wire.size("y"), wire.index("y")) * wire.compute
         return (
             (_INDEX + 1) * slots
-            + 3 * self.hidden(slots)  # inputs of dense, GELU and projection
+            # Inputs of dense, GELU and projection; ReLU keeps its output, which is LayerNorm's input.
+            + (2 if self.config.activation == "relu" else 3) * self.hidden(slots)
             + self.norm(slots, "y")
             + logits
             + own * (wire.statistic + _INDEX + 2)

@@ -162,6 +162,7 @@ def test_the_default_mlp_has_about_the_weights_of_the_classic_one() -> None:
         ({"window": 4}, 'window belongs to encoder="modern". Got window=4 with encoder="classic"'),
         ({"global_every": 4}, 'global_every belongs to encoder="modern"'),
         ({"rotary_base": 1e4}, 'rotary_base belongs to encoder="modern"'),
+        ({"encoder": "modern", "activation": "relu"}, 'activation belongs to encoder="classic"'),
         ({"encoder": "modern", "norm": "pre"}, 'norm belongs to encoder="classic"'),
         ({"encoder": "modern", "window": 0}, "window must be at least 1. Got 0"),
         ({"encoder": "modern", "global_every": 2}, "there is no window. Set window"),

@@ -1,0 +1,230 @@
+"""Weights of a Hugging Face folder: config.json, a file of tensors, and how they lie on the cube."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from models.bert.pretrained import names
+from models.bert.pretrained.json_files import read_object
+from models.bert.pretrained.library_config import (
+    CONFIG,
+    architectures_from,
+    classifier_dropout_from,
+    config_from,
+    labels_from,
+    problem_from,
+)
+from models.bert.pretrained.tensor_files import FLOATS, FileTensor, Read, file_tensors, reading
+from models.bert.pretrained.weights import Weights
+from tensor3d import Cube
+from tensor3d.agree import on_every_rank
+from tensor3d.layout import Layout, local
+from tensor3d.shape import MESH_AXES
+
+_ATTENTION = ".attention.qkv."
+_COMPARED = 4096  # rows at once
+
+
+class LibraryWeights(Weights):
+    """Opens a Hugging Face folder: its config.json and the headers of its weights.
+
+    Raises:
+        ValueError: no BERT, no weights, or files that cannot be read; see `config_from` and `file_tensors`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        where = folder / CONFIG
+        self.folder, self.settings = folder, read_object(where)
+        self.config = config_from(self.settings, where)
+        found = file_tensors(folder)
+        self._tensors, self._names = found, _by_library_name(found, folder)
+        if (layers := names.layers_among(self._names)) > self.config.layers:
+            raise ValueError(
+                f"{folder}: the weights are of {layers} layers, and {CONFIG} says num_hidden_layers "
+                f"{self.config.layers}. {CONFIG} and weights are of different models: get both from the same place."
+            )
+        self.heads = tuple(head for head in names.heads_among(self._names) if self._meant(head))
+        self.outputs, self.labels, self.problem = None, None, "answer" if "answers" in self.heads else None
+        if "classifier" in self.heads:
+            self._take_labels(where)
+        self.facts: dict[str, Any] = {"dtype": _type_of_most(found)}
+        if types := _other_types(self._tensors, self._names, self.facts["dtype"]):
+            self.facts["types"] = types
+        if (dropout := classifier_dropout_from(self.settings, where)) is not None:
+            self.facts["classifier_dropout"] = dropout
+
+    def _take_labels(self, where: Path) -> None:
+        assert self.settings is not None
+        rows = self._tensors[self._names["classifier.weight"]].shape[0]
+        labels = labels_from(self.settings, where)
+        if len(labels) != rows:
+            raise ValueError(
+                f"{where} names {len(labels)} labels, and the classifier has {rows} outputs. Correct id2label."
+            )
+        self.outputs, self.problem = rows, problem_from(self.settings, rows, where)
+        self.labels = None if self.problem == "regress" else labels
+
+    def _meant(self, head: str) -> bool:
+        """Other models have a classifier too: of tokens, of choices."""
+        if head == "classifier":
+            said = architectures_from(self.settings or {}, self.folder / CONFIG) or ("BertForSequenceClassification",)
+            return "BertForSequenceClassification" in said and "bert.pooler.dense.weight" in self._names
+        return True
+
+    def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
+        sources = on_every_rank(cube, lambda: self._checked(used))
+        on_every_rank(cube, lambda: self._check_tied(used, cube))
+        on_every_rank(cube, lambda: self._read(used, sources, cube))
+        asked = {name for source in sources.values() for name in source}
+        if "masked_lm.projection.bias" in used:
+            asked |= {names.DECODER_WEIGHT, names.DECODER_BIAS, names.MASKED_LM_BIAS}
+        rounded = [name for name in asked if name in self._names and self._tensors[self._names[name]].dtype == "F64"]
+        narrow = any(tensor.dtype != torch.float64 for tensor in used.values())
+        return {
+            "unused": tuple(found for name, found in self._names.items() if name not in asked | set(names.BUFFERS)),
+            "rounded": tuple(sorted(self._names[name] for name in rounded)) if narrow else (),
+        }
+
+    def _checked(self, used: dict[str, Tensor]) -> dict[str, tuple[str, ...]]:
+        """The library's tensors of each parameter, all of which are there and have the right shapes."""
+        sources = {}
+        for name, parameter in used.items():
+            sources[name] = tuple(self._present(each) for each in names.library_names(name))
+            rows, *columns = parameter.shape
+            for each in sources[name]:
+                self._check_shape(each, (rows // len(sources[name]), *columns))
+        return sources
+
+    def _present(self, name: str) -> str:
+        """`name`, or the other one that the bias of the masked-LM head has in some files."""
+        if name in self._names:
+            return name
+        if name == names.MASKED_LM_BIAS and names.DECODER_BIAS in self._names:
+            return names.DECODER_BIAS
+        prefix = names.prefix_among(self._tensors)
+        if prefix not in (None, "", "bert."):
+            raise ValueError(
+                f"{self.folder}: {name} is missing, for the names of the encoder begin with {prefix!r} instead of "
+                "'bert.', as wrappers of a model save them. Rename the tensors, without what stands before 'bert.', or "
+                "save the model inside with its own save_pretrained."
+            )
+        begin = f"the names of its encoder begin with {prefix!r}" if prefix else "its names have no prefix"
+        if prefix is None:
+            begin = f"it has no embedding of tokens, and its first tensor is {next(iter(self._tensors), 'none')}"
+        raise ValueError(f"{self.folder}: {name} is missing, which the model needs; {begin}. Get a complete BERT.")
+
+    def _check_shape(self, name: str, needed: tuple[int, ...]) -> None:
+        found = self._tensors[self._names[name]]
+        if found.dtype not in FLOATS:
+            raise ValueError(
+                f"{found.path}: {self._names[name]} is of type {found.dtype}, and one of {', '.join(FLOATS)} is needed."
+            )
+        if found.shape == needed:
+            return
+        told = f"{found.path}: {self._names[name]} has shape {found.shape}, and {needed} is needed."
+        if name == names.EMBEDDING and found.shape[1:] == needed[1:]:
+            raise ValueError(
+                f"{told} {CONFIG} says vocab_size {self.config.vocab}, and the weights have {found.shape[0]} entries. "
+                f"Get the {CONFIG} that belongs to the weights."
+            )
+        raise ValueError(f"{told} {CONFIG} and weights are of different models, or the model has other sizes.")
+
+    def _check_tied(self, used: dict[str, Tensor], cube: Cube) -> None:
+        """The masked-LM head has the embedding's own weight: where the file has another, it must be the same."""
+        if "masked_lm.projection.bias" not in used:
+            return
+        embedding = used["bert.embeddings.tokens.weight"]
+        pairs = (
+            (names.DECODER_WEIGHT, names.EMBEDDING, _own_part(embedding, cube)),
+            (names.DECODER_BIAS, names.MASKED_LM_BIAS, (slice(0, embedding.shape[0]),)),
+        )
+        with reading(self._tensors) as read:
+            for one, other, part in pairs:
+                if one not in self._names or other not in self._names:
+                    continue
+                self._check_shape(one, self._tensors[self._names[other]].shape)
+                if not all(
+                    _read(read, self._names[one], rows).equal(_read(read, self._names[other], rows))
+                    for rows in _in_blocks(part)
+                ):
+                    raise ValueError(
+                        f"{self.folder}: {one} differs from {other}, and this BERT has one tensor for both "
+                        "(tie_word_embeddings). Leave the head masked_lm out (--heads of `python -m tools.convert "
+                        "from-hf`, or Weights.only), or tie them."
+                    )
+
+    def _read(self, used: dict[str, Tensor], sources: dict[str, tuple[str, ...]], cube: Cube) -> None:
+        with reading(self._tensors) as read:
+            for name, parameter in used.items():
+                found = [self._names[each] for each in sources[name]]
+                here, part = local(parameter), _own_part(parameter, cube)
+                if _ATTENTION not in name:
+                    here.copy_(_read(read, found[0], part))
+                    continue
+                for third, each in enumerate(found):
+                    rows, places = names.third_of_rows(part[0], self.config.head_dim, third)
+                    values = _read(read, each, (rows, *part[1:]))
+                    here.index_copy_(0, places.to(here.device), values.to(here.device, here.dtype))
+
+
+def _own_part(parameter: Tensor, cube: Cube) -> tuple[slice, ...]:
+    """What this rank holds of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return tuple(slice(0, size) for size in parameter.shape)
+    placements = zip(MESH_AXES, parameter.placements, strict=True)
+    cut = tuple((axis, placement.dim) for axis, placement in placements if placement.is_shard())  # type: ignore[attr-defined]
+    return Layout(cut=cut, sum_over=()).slices(parameter.shape, cube)
+
+
+def _read(read: Read, name: str, part: tuple[slice, ...]) -> Tensor:
+    """Files cannot be asked for nothing, which is what some ranks hold of a small vocabulary."""
+    size = [each.stop - each.start for each in part]
+    if 0 in size:
+        return torch.empty(size)
+    return read(name, part)
+
+
+def _in_blocks(part: tuple[slice, ...]) -> Iterator[tuple[slice, ...]]:
+    """Some rows after others: two tensors are never held whole to be compared."""
+    rows, *columns = part
+    for first in range(rows.start, rows.stop, _COMPARED):
+        yield slice(first, min(first + _COMPARED, rows.stop)), *columns
+
+
+def _by_library_name(found: dict[str, FileTensor], folder: Path) -> dict[str, str]:
+    """The names in the files by the library's names of today."""
+    prefix = names.prefix_among(found)
+    by_name: dict[str, str] = {}
+    for name in sorted(found):
+        known = names.canonical(name, "" if prefix == "" else "bert.")
+        if known in by_name:
+            raise ValueError(
+                f"{folder} has {by_name[known]} and {name}, which are the same tensor. Remove one of them."
+            )
+        by_name[known] = name
+    return by_name
+
+
+def _type_of_most(found: Mapping[str, FileTensor]) -> str:
+    """The type that most numbers have."""
+    sizes: Counter[str] = Counter()
+    for tensor in found.values():
+        if tensor.dtype in FLOATS:
+            sizes[FLOATS[tensor.dtype]] += prod(tensor.shape)
+    return sizes.most_common(1)[0][0] if sizes else "fp32"
+
+
+def _other_types(tensors: Mapping[str, FileTensor], by_name: Mapping[str, str], usual: str) -> dict[str, str]:
+    """Of the tensors that are of another type than the usual one, by the library's names."""
+    found = {name: FLOATS.get(tensors[own].dtype, usual) for name, own in by_name.items() if name not in names.BUFFERS}
+    if names.DECODER_BIAS in found:
+        found.setdefault(names.MASKED_LM_BIAS, found[names.DECODER_BIAS])
+    return {name: kind for name, kind in found.items() if kind != usual}

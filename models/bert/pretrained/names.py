@@ -1,0 +1,156 @@
+"""The names of a BERT's tensors here and in Hugging Face's library, and the order of their rows.
+
+    here                                     there
+    bert.layers.0.attention.qkv.weight       bert.encoder.layer.0.attention.self.{query,key,value}.weight
+    bert.layers.0.mlp.up.weight              bert.encoder.layer.0.intermediate.dense.weight
+    ...                                      ...
+
+Rows of QKV are ordered (head, q/k/v, d) here, so that a cut over y takes whole heads, and (q/k/v, head, d) there.
+
+d head dimension
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor
+
+HEADS = ("pooler", "masked_lm", "next_sentence", "classifier", "answers")
+"""What may stand on the encoder, `bert`: the first part of a parameter's name."""
+EMBEDDING = "bert.embeddings.word_embeddings.weight"
+DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+MASKED_LM_BIAS = "cls.predictions.bias"
+
+BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+"""Of older versions of the library; no weights."""
+
+_QKV = ("query", "key", "value")
+_LAYER = re.compile(r"bert\.layers\.(\d+)\.(\w+(?:\.\w+)?)\.(weight|bias)")
+_ANY_LAYER = re.compile(r"(?:bert\.)?(?:encoder\.layer|layers)\.(\d+)\.")
+_ENCODER = re.compile(r"bert\.(?!pooler\.)|embeddings\.|encoder\.")
+_OF_LAYERS = {
+    "attention.out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "mlp.up": "intermediate.dense",
+    "mlp.down": "output.dense",
+    "mlp_norm": "output.LayerNorm",
+}
+_OTHERS = {
+    "bert.embeddings.tokens.weight": EMBEDDING,
+    "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
+    "bert.embeddings.types.weight": "bert.embeddings.token_type_embeddings.weight",
+    "masked_lm.projection.bias": MASKED_LM_BIAS,
+} | {
+    f"{ours}.{part}": f"{theirs}.{part}"
+    for ours, theirs in (
+        ("bert.embeddings.norm", "bert.embeddings.LayerNorm"),
+        ("pooler.dense", "bert.pooler.dense"),
+        ("masked_lm.dense", "cls.predictions.transform.dense"),
+        ("masked_lm.norm", "cls.predictions.transform.LayerNorm"),
+        ("next_sentence", "cls.seq_relationship"),
+        ("classifier", "classifier"),
+        ("answers", "qa_outputs"),
+    )
+    for part in ("weight", "bias")
+}
+# One tensor of each head: where it is, the head is.
+_MARKS = {
+    "pooler": "bert.pooler.dense.weight",
+    "masked_lm": "cls.predictions.transform.dense.weight",
+    "next_sentence": "cls.seq_relationship.weight",
+    "classifier": "classifier.weight",
+    "answers": "qa_outputs.weight",
+}
+
+
+def library_names(name: str) -> tuple[str, ...]:
+    """The library's tensors of a parameter: one, or query, key and value.
+
+    Raises:
+        ValueError: the library's BERT has no such tensor.
+    """
+    if name in _OTHERS:
+        return (_OTHERS[name],)
+    if match := _LAYER.fullmatch(name):
+        layer, part, kind = match.groups()
+        if part == "attention.qkv":
+            return tuple(f"bert.encoder.layer.{layer}.attention.self.{each}.{kind}" for each in _QKV)
+        if part in _OF_LAYERS:
+            return (f"bert.encoder.layer.{layer}.{_OF_LAYERS[part]}.{kind}",)
+    head = part_of(name)
+    if head is not None:
+        told = ", ".join(each for each in _OTHERS if part_of(each) == head)
+        raise ValueError(
+            f"{name} has no counterpart in Hugging Face's BERT, whose {head} is {told or 'unknown'}. Give the module "
+            "another name if it is not that."
+        )
+    raise ValueError(
+        f"{name} has no counterpart in Hugging Face's BERT, whose encoder is the classic one with norms after its "
+        'blocks. Use encoder="classic" and norm="post".'
+    )
+
+
+def part_of(name: str) -> str | None:
+    """What stands on the encoder that a parameter of a model with `bert` inside belongs to: one of `HEADS`, or a module
+    of that model's own; None: the encoder itself."""
+    first = name.partition(".")[0]
+    return None if first == "bert" else first
+
+
+def layers_among(names: Iterable[str]) -> int:
+    """Layers of which a file has tensors, under the names of the library or those here."""
+    numbers = (match.group(1) for name in names if (match := _ANY_LAYER.match(name)) is not None)
+    return max((int(number) + 1 for number in numbers), default=0)
+
+
+def of_encoder(name: str) -> bool:
+    """Whether a tensor is the encoder's, under any name that it has in the folders of `open_weights`."""
+    return _ENCODER.match(name) is not None
+
+
+def heads_among(names: Collection[str]) -> tuple[str, ...]:
+    """Those of which a file with these tensors, under the library's names, has the weights."""
+    return tuple(head for head in HEADS if _MARKS[head] in names)
+
+
+def canonical(name: str, prefix: str) -> str:
+    """The library's name of today for one found in a file: LayerNorm's gamma and beta are of 2018's code.
+
+    Args:
+        prefix: what stands before "embeddings." in the file: "bert.", or nothing.
+    """
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(f"LayerNorm{old}"):
+            name = name.removesuffix(old) + new
+    if not prefix and name.startswith(("embeddings.", "encoder.", "pooler.")):
+        return f"bert.{name}"
+    return name
+
+
+def prefix_among(names: Iterable[str]) -> str | None:
+    """What stands before the names of the encoder's tensors in a file. None: it has no embedding of tokens."""
+    mark = EMBEDDING.removeprefix("bert.")
+    return next((name.removesuffix(mark) for name in names if name.endswith(mark)), None)
+
+
+def third_of_rows(rows: slice, head_dim: int, third: int) -> tuple[slice, Tensor]:
+    """Of rows of QKV as they are here, those of q (third 0), k (1) or v (2).
+
+    Returns:
+        Which rows of the library's tensor they are, and their numbers within `rows`; both ascend.
+    """
+    own = torch.arange(rows.start, rows.stop)
+    places = torch.nonzero(own // head_dim % 3 == third).squeeze(1)
+    if not len(places):
+        return slice(0, 0), places
+    there = own[places] // (3 * head_dim) * head_dim + own[places] % head_dim
+    return slice(int(there[0]), int(there[-1]) + 1), places
+
+
+def thirds(qkv: Tensor, head_dim: int) -> tuple[Tensor, ...]:
+    """QKV's rows as the library has them: query, key and value."""
+    parted = qkv.unflatten(0, (-1, 3, head_dim))
+    return tuple(parted[:, third].flatten(0, 1) for third in range(3))
