@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Protocol
 
-from models.bert import BertForPreTraining
+import torch
+from torch import nn
+
 from tensor3d import Cube, Precision
 from tensor3d.optim import AdamW, Lamb, LearningRate, LossScaler, decay_groups
 from tools.peaks import Compute
-from tools.recipe import OptimizerRecipe, PrecisionRecipe, Recipe
+from tools.recipe import OptimizerRecipe, PrecisionRecipe
 
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class _Computes(Protocol):
+    """A recipe of any kind of training."""
+
+    @property
+    def precision(self) -> PrecisionRecipe: ...
 
 
 def precision(recipe: PrecisionRecipe) -> Precision:
     """The types of a cube. fp32 is what the parameters are, so nothing is converted for it."""
-    compute, reduce = (None if name == "fp32" else _TYPES[name] for name in (recipe.compute, recipe.reduce))
+    compute, reduce = (None if name == "fp32" else TYPES[name] for name in (recipe.compute, recipe.reduce))
     return Precision(compute=compute, reduce=reduce)
 
 
-def make_optimizer(
-    model: BertForPreTraining, recipe: OptimizerRecipe, cube: Cube, betas: tuple[float, float]
-) -> AdamW | Lamb:
+def make_optimizer(model: nn.Module, recipe: OptimizerRecipe, cube: Cube, betas: tuple[float, float]) -> AdamW | Lamb:
     """The recipe's optimiser, without decay of vectors."""
     kind = {"adamw": AdamW, "lamb": Lamb}[recipe.kind]
     groups = decay_groups(model, recipe.weight_decay)
     return kind(groups, cube, lr=recipe.lr, betas=betas, eps=recipe.eps)
 
 
-def make_scaler(recipe: Recipe, cube: Cube) -> LossScaler | None:
+def make_scaler(recipe: _Computes, cube: Cube) -> LossScaler | None:
     """Only fp16 needs one: bf16 has the range of fp32."""
     precision = recipe.precision
     if precision.compute != "fp16":

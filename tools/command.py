@@ -17,6 +17,7 @@ from tensor3d.data.layout import check_rows, fit_packs_per_rank
 from tools.corpus.training import is_samples, read_samples_info
 from tools.profiler import Profile
 from tools.recipe import DataRecipe, Recipe, read_recipe
+from tools.starting import has_moments, weights_for
 
 EXCHANGE_EVERY = ExchangeOptions().every
 AUTO = "auto"
@@ -43,8 +44,9 @@ class Command:
     folder. "auto": the newest one of --output, and a new run there if it has none: the same command for the first start
     and for every restart."""
     start_from: Path | None = None
-    """Weights and moments to begin with: a checkpoint of another run, or a folder as for --resume. Schedule and data
-    are this recipe's own, from step 0: the second phase of two."""
+    """Weights and moments to begin with: a checkpoint of another run, or a folder as for --resume; or weights alone: a
+    Hugging Face folder, or a folder of a model. Schedule and data are this recipe's own, from step 0: the second phase
+    of two, or further training of somebody's model."""
     dry_run: bool = False
     """Print sizes, memory, traffic and the time to expect, and stop. No process but this one is needed."""
     profile: str | None = None
@@ -139,8 +141,8 @@ def check_folders(command: Command) -> None:
     if command.start_from is not None:
         if command.resume not in (None, AUTO):
             raise ValueError("--start-from begins a run and --resume goes on with one. Drop one of them.")
-        if not to_resume(command):
-            checkpoint.read_progress(newest(command.start_from))
+        if not to_resume(command) and not has_moments(source := newest(command.start_from)):
+            weights_for(source, command.settings, None)
     if command.resume not in (None, AUTO):
         if output is not None:
             raise ValueError("--output and --resume exclude each other: a resumed run goes on in its folder. Drop one.")

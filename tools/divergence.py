@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d import Cube, local
-from tools.agree import gathered
+from tensor3d.agree import gathered
 
 _SHOWN = 8  # ranks that a message lists
 _FLOOR = 0.01  # of the usual loss: a loss that does not move at all has no usual deviation

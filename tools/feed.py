@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from models.bert.flops import work
 from tensor3d import Cube
+from tensor3d.agree import check_equal, on_every_rank
 from tensor3d.data import (
     BatchLayout,
     Bins,
@@ -27,7 +28,6 @@ from tensor3d.data import (
 from tensor3d.data.layout import fit_packs_per_rank
 from tensor3d.packing import Plan, packed_betas, packs_per_step
 from tensor3d.peers import Peers
-from tools.agree import check_equal, on_every_rank
 from tools.corpus.training import TrainingCorpus
 from tools.recipe import BatchRecipe, Recipe
 

@@ -5,8 +5,6 @@ On several processes it is started by torchrun; launch/local.sh does that on one
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import signal
 import sys
@@ -20,11 +18,11 @@ import torch
 import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape, checkpoint
+from tensor3d.agree import in_words, on_every_rank, on_first_rank
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.layout import fit_packs_per_rank
 from tensor3d.peers import PeerError
 from tensor3d.watch import PREEMPTED, Watch
-from tools.agree import in_words, on_every_rank, on_first_rank
 from tools.command import (
     AUTO,
     Command,
@@ -44,9 +42,11 @@ from tools.metrics import Display, summary, table
 from tools.mllog import MLPerfLog, settings
 from tools.preparing import load_same_corpus, prepare_corpus, prepare_packs
 from tools.profiler import Profile, Tracer
-from tools.resume import check_resume, check_start, ended
+from tools.resume import check_resume, ended
+from tools.run_folder import write_facts, write_model
 from tools.run_loop import Run
 from tools.standing import Ending
+from tools.starting import check_begin
 from tools.trainer import Trainer
 
 UNSAVED = 74
@@ -119,7 +119,7 @@ def check_checkpoint(command: Command) -> None:
             check_resume(progress, command.settings, corpus)
         return
     if command.start_from is not None:
-        check_start(checkpoint.read_progress(newest(command.start_from)), command.settings, corpus)
+        check_begin(newest(command.start_from), command.settings, corpus)
 
 
 def train(command: Command, shape: CubeShape) -> int:
@@ -161,6 +161,7 @@ def run(command: Command, cube: Cube, watch: Watch) -> int:
         folder = on_first_rank(cube, lambda: make_run_folder(command, found))
         around = environment(cube)
         on_first_rank(cube, lambda: write_facts(command, info, around, folder))
+        on_first_rank(cube, lambda: write_model(command, corpus, folder))
         if first:
             describe(command, cube, trainer, info, around, folder)
         if recipe.run.mllog:
@@ -226,7 +227,9 @@ def take_up(command: Command, cube: Cube, trainer: Trainer) -> Path | None:
                 print(f"tools.pretrain: {damage} Trying the one before.", file=sys.stderr, flush=True)
     if command.start_from is not None:
         source = command.start_from
-        trainer.start_from(on_first_rank(cube, lambda: newest(source)))
+        told = trainer.start_from(on_first_rank(cube, lambda: newest(source)))
+        if cube.rank == 0:
+            print(told, flush=True)
     return None
 
 
@@ -256,20 +259,6 @@ def make_run_folder(command: Command, found: Path | None) -> Path:
             number += 1
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def write_facts(command: Command, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
-    """Puts what was asked for, and where it runs, into the folder of the run."""
-    facts = {
-        "recipe": command.settings.to_dict(),
-        "cube": command.cube,
-        "data_parallel": command.data_parallel,
-        "unigram_entropy": info.unigram_entropy,
-        "environment": around,
-    }
-    draft = folder / "run.json.partial"
-    draft.write_text(json.dumps(facts, indent=2) + "\n")
-    os.replace(draft, folder / "run.json")
 
 
 def settings_of(trainer: Trainer, corpus: TrainingCorpus) -> dict[str, Any]:

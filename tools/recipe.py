@@ -150,6 +150,7 @@ _POSITIVE: tuple[tuple[str, str], ...] = (
     ("optimizer", "power"),
     ("optimizer", "decay"),
     ("model", "std"),
+    ("model", "eps"),
     ("precision", "loss_scale"),
     ("run", "hang_after"),
     ("run", "stop_within"),

@@ -67,6 +67,10 @@ class ModelRecipe:
     """With a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
     rotary_base: float | None = None
     """Modern encoder alone: base of the wave lengths of rotary positions. Default: 10,000."""
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    """Classic encoder alone: inside the MLP and the masked-LM head."""
+    eps: float = 1e-12
+    """Added to LayerNorm's variances."""
     norm: Literal["post", "pre"] = "post"
     """Classic encoder alone: LayerNorm after each residual, as in BERT, or before each block."""
     dropout: float = 0.1
@@ -103,6 +107,8 @@ class ModelRecipe:
             vocab=data.vocab_size,
             positions=data.max_length if self.positions is None else self.positions,
             encoder=self.encoder,
+            activation=self.activation,
+            eps=self.eps,
             norm=self.norm,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,

@@ -14,7 +14,19 @@ from tools.typed_table import from_table
 _FREE_DATA = ("source", "plans")
 _FREE_MODEL = ("recompute", "keep_gathered", "positions")  # positions are compared as they come out
 # What must stay for weights to mean the same in another run.
-_SIZES = ("encoder", "layers", "hidden", "heads", "inner", "norm", "window", "global_every", "rotary_base")
+_SIZES = (
+    "encoder",
+    "activation",
+    "eps",
+    "layers",
+    "hidden",
+    "heads",
+    "inner",
+    "norm",
+    "window",
+    "global_every",
+    "rotary_base",
+)
 
 
 def facts_of(recipe: Recipe, corpus: TrainingCorpus) -> dict[str, Any]:

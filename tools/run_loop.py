@@ -6,10 +6,10 @@ import time
 
 import torch
 
+from tensor3d.agree import on_first_rank
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.collectives import all_reduce
 from tensor3d.data import PretrainingData
-from tools.agree import on_first_rank
 from tools.feed import held_out_data
 from tools.held_out import held_out_means
 from tools.metrics import Display, EvaluationMetrics, MemoryMetrics, peak_memory

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tools.building import TYPES
 from tools.peaks import peak
 from tools.recipe import PrecisionRecipe, RunRecipe
 
@@ -17,7 +18,6 @@ SHARE_OF_MEASURED = 0.5
 """Of a measured product's speed on a CPU: the quickstart reaches it on one process."""
 _SIDE = 1024  # rows and columns of the measured product
 _SECONDS = 0.3
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def expected_speed(run: RunRecipe, precision: PrecisionRecipe, ranks: int) -> Sp
     if top:
         words = f"{SHARE_OF_PEAK:.0%} of {top / 1e12:,.1f} TFLOP/s in {compute} ({source}) on each of {ranks} ranks"
         return Speed(flops=SHARE_OF_PEAK * top * ranks, words=f"assumed: {words}")
-    measured = measured_flops(_TYPES[compute])
+    measured = measured_flops(TYPES[compute])
     words = f"{SHARE_OF_MEASURED:.0%} of {measured / 1e9:,.0f} GFLOP/s, measured for a product in {compute}"
     return Speed(flops=SHARE_OF_MEASURED * measured, words=f"assumed: {words} on this machine, for all ranks together")
 

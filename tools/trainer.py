@@ -13,11 +13,11 @@ import torch
 from models.bert import BertForPreTraining
 from models.bert.flops import step_flops
 from tensor3d import Cube, check_parameters, checkpoint
+from tensor3d.agree import check_equal, gathered, on_every_rank, on_first_rank
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import Loader, Step
 from tensor3d.seeds import mix
 from tensor3d.watch import Watch
-from tools.agree import check_equal, gathered, on_every_rank, on_first_rank
 from tools.building import learning_rate, make_optimizer, make_scaler, peak_type, precision
 from tools.corpus.training import TrainingCorpus
 from tools.divergence import LossWatch, first_non_finite
@@ -26,11 +26,11 @@ from tools.metrics import Best, StepMetrics, by_axis, next_sentence_accuracy
 from tools.peaks import peak
 from tools.profiler import Tracer
 from tools.recipe import Recipe
-from tools.resume import check_resume, check_start, differences, ended, facts_of
+from tools.resume import check_resume, differences, ended, facts_of
 from tools.standing import Ending, Standing
+from tools.starting import begin_with
 from tools.training_step import Numbers, Taken, TrainingStep
 
-POSITIONS = "bert.embeddings.positions.weight"
 _SKIPPED_IN_A_ROW = 25  # as often as a loss scale of 2**16 can be halved and still mean something
 
 
@@ -145,17 +145,12 @@ class Trainer:
         if different := differences(progress, self.recipe):
             self.remarks.append(f"the recipe differs from that of the checkpoint: {', '.join(different)}")
 
-    def start_from(self, folder: Path) -> None:
-        """Takes weights and moments of another run, such as the first phase of two, and begins at step 0 with the
-        schedule and the data of this one. The position table may have grown: further rows are new.
-
-        Raises:
-            ValueError: `folder` is no checkpoint, is damaged, or one of another model or tokenizer.
-        """
-        on_every_rank(self.cube, lambda: check_start(checkpoint.read_progress(folder), self.recipe, self.needed_corpus))
-        grows = (POSITIONS,) if self.model.config.encoder == "classic" else ()
-        checkpoint.load(folder, self.model, self.optimizer, self.cube, grows=grows)
+    def start_from(self, folder: Path) -> str:
+        """Begins at step 0 with what another run, or another model, has learnt; schedule and data are this run's own.
+        Returns what was taken, in words. See `begin_with`, also for errors."""
+        told = begin_with(folder, self.model, self.optimizer, self.recipe, self.needed_corpus, self.cube)
         self.cube.manual_seed(self.recipe.run.seed)  # this run's own streams
+        return told
 
     def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:
         """Begins a checkpoint of the steps done so far."""

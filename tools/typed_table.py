@@ -41,11 +41,21 @@ def _checked(value: Any, wanted: Any, key: str) -> Any:
         if get_origin(choice) is Literal:
             if value in get_args(choice):
                 return value
+        elif get_origin(choice) is tuple:  # tuple[T, ...] is TOML's array
+            if type(value) is list:
+                return tuple(_checked(item, get_args(choice)[0], f"{key}[{i}]") for i, item in enumerate(value))
         elif choice is float and type(value) is int:
             return float(value)
         elif type(value) is choice:
             return value
-    names = " or ".join(
-        str(get_args(c)) if get_origin(c) is Literal else c.__name__ for c in choices if c is not type(None)
-    )
+    names = " or ".join(_name(c) for c in choices if c is not type(None))
     raise ValueError(f"{key} must be of type {names}. Got {value!r}.")
+
+
+def _name(choice: Any) -> str:
+    if get_origin(choice) is Literal:
+        return str(get_args(choice))
+    if get_origin(choice) is tuple:
+        return f"array of {_name(get_args(choice)[0])}"
+    name: str = choice.__name__
+    return name

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,23 @@ def test_the_loss_does_not_depend_on_the_cube(cube: str, curves: dict[str, Curve
     assert max(differences[:50]) <= 1e-3
     assert statistics.fmean(ours[-20:]) == pytest.approx(statistics.fmean(wanted[-20:]), abs=0.02)
     assert curves[cube]["data/fill"] == curves["2x2x2"]["data/fill"]
+
+
+def test_the_checkpoint_guesses_hidden_words(runs: dict[str, Path]) -> None:
+    """What the README shows: five pieces with their probabilities; a model trained on any cube guesses on any."""
+    text = "Return the [MASK] of the object."
+    guesses = {}
+    for cube in ("2x2x2", "1x1x1"):
+        command = [sys.executable, "-m", "tools.predict", "fill-mask", str(runs[cube]), text, "--json"]
+        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        assert finished.returncode == 0, finished.stderr[-4000:]
+        (mask,) = json.loads(finished.stdout)["masks"]
+        assert len(mask) == 5
+        probabilities = [guess["probability"] for guess in mask]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert 0.02 < sum(probabilities) < 1  # five of 2,048 pieces drawn blindly have 0.0024
+        guesses[cube] = {guess["piece"] for guess in mask}
+    assert guesses["2x2x2"] & guesses["1x1x1"]
 
 
 def test_collectives_of_a_step(curves: dict[str, Curves]) -> None:

@@ -109,6 +109,7 @@ def on_rank(recipe: Path, output: Path) -> int:
     return main(arguments(recipe, *more, *QUIET))
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_cubes_share_the_processes(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "world.json"
     assert run_ranks(4, on_rank, recipe, output) == [0] * 4

@@ -44,6 +44,7 @@ def test_a_step_that_fails_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["corpus", "--megabytes", "0"]) == 2
 
 
+@pytest.mark.slow
 def test_generated_text_has_the_size_and_is_the_same_each_time(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", 200_000)
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]

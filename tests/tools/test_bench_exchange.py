@@ -85,6 +85,7 @@ def test_what_was_built_in_the_pause_is_left_out() -> None:
 # Real processes
 
 
+@pytest.mark.slow
 def test_both_groups_compute_the_same(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "exchange.json"
     assert main(arguments(recipe, "--every", "1", "--rounds", "2", "--output", str(output))) == 0

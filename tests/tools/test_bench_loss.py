@@ -59,6 +59,7 @@ def test_the_two_modes_that_differ_most_decide() -> None:
 # Real processes
 
 
+@pytest.mark.slow
 def test_modes_of_the_same_recipe(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plot = tmp_path / "loss.json", tmp_path / "loss.png"
     more = ["--modes", "packed,exchanged", "--seeds", "0,5", "--run.steps", "3", "--last", "2"]

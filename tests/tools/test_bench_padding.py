@@ -128,6 +128,7 @@ def test_figures_by_hand() -> None:
 # Real processes
 
 
+@pytest.mark.slow
 def test_all_modes_on_two_processes(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Half a pack each, and in the second bin the fullest that it can be.
     (tmp_path / "lengths.json").write_text(json.dumps({"counts": [0, 0, 0, 0, 0] + [0] * 11 + [5]}))

@@ -117,6 +117,7 @@ def test_what_is_no_corpus_is_not_overwritten(text: Path, tmp_path: Path) -> Non
     assert prepare(str(text), tmp_path / "empty", vocab_size=60).documents == 16
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_make_one_corpus(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "tools.corpus", "prepare", "--source", str(text), "--output", str(out)]

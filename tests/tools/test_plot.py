@@ -51,6 +51,7 @@ def axes_of(runs: list[Path], tag: str = MASKED_LM) -> Axes:
     return axes
 
 
+@pytest.mark.slow
 def test_a_real_run_is_drawn(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "real"
     assert pretrain.main([str(recipe), "--output", str(folder), "--corpus", str(recipe.parent / "corpus")]) == 0

@@ -15,11 +15,11 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d import Cube
+from tensor3d.agree import check_equal, on_every_rank
 from tensor3d.packing import PLANNERS, fingerprint_of, save_plan
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
-from tools.agree import check_equal, on_every_rank
 from tools.corpus.prepare import prepare
 from tools.corpus.training import open_corpus
 from tools.feed import Feed, pretraining_data, training_source
@@ -118,7 +118,7 @@ def corpora(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
     return [folder / "whole", folder / "0", folder / "1"]
 
 
-@pytest.mark.parametrize("packing", ["lp", "binned"])
+@pytest.mark.parametrize("packing", ["lp", pytest.param("binned", marks=pytest.mark.slow)])
 def test_ranks_that_exchange_compute_what_ranks_that_read_everything_do(
     recipe: Path, corpora: list[Path], tmp_path: Path, packing: str
 ) -> None:
@@ -158,6 +158,7 @@ def test_a_plan_that_one_rank_cannot_read_ends_the_run_on_all(
         assert "damaged/epoch-00000-group-0.json" in message
 
 
+@pytest.mark.slow
 def test_ranks_that_plan_differently_do_not_begin(recipe: Path, corpora: list[Path], tmp_path: Path) -> None:
     """One rank reads a plan for which the others would have made a better one."""
     more = [*QUIET, *SHARDED, "--data.capacity", "96"]

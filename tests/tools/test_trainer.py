@@ -26,7 +26,8 @@ from tools.corpus.prepare import prepare
 from tools.corpus.training import open_corpus
 from tools.feed import Feed
 from tools.recipe import PrecisionRecipe, Recipe, read_recipe
-from tools.trainer import POSITIONS, Trainer
+from tools.starting import POSITIONS
+from tools.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 QUIET = ["--run.evaluate-every", "0", "--run.checkpoint-every", "0"]
@@ -90,7 +91,9 @@ def _skipping(recipe: Recipe, corpus: Path, bad: int) -> list[dict[str, Any]]:
     return told
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "compute", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("fp32", "bf16")), "fp16"]
+)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(recipe: Path, corpus: Path, compute: str) -> None:
     precision = PrecisionRecipe(compute=compute, loss_scale=1024.0)  # type: ignore[arg-type]
     settings = dataclasses.replace(read_recipe(recipe), precision=precision)
@@ -270,6 +273,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_no_success(
     assert [line["step"] for line in journal(run, "step")] == [1, 2, 3, 4], "the run went on"
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_signal_breaks_off_comes_first_afterwards(recipe: Path, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     steady = ["--optimizer.schedule", "constant", "--optimizer.warmup", "0"]
@@ -319,7 +323,7 @@ def test_chosen_steps_are_traced(recipe: Path, tmp_path: Path) -> None:
     [
         (["--profile", "3-2"], "steps to trace are written"),
         (["--profile", "1", "--profile-ranks", "1"], "each below 1. Got '1'"),
-        (["--start-from", "nowhere"], "nowhere is not a checkpoint"),
+        (["--start-from", "nowhere"], "nowhere is not there: a model is a folder"),
         (["--start-from", "a", "--resume", "b"], "--start-from begins a run and --resume goes on with one"),
     ],
 )

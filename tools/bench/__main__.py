@@ -16,7 +16,9 @@ from tools.bench.checkpoint import CheckpointCommand
 from tools.bench.corpus import CorpusCommand
 from tools.bench.exchange import ExchangeCommand
 from tools.bench.extract import ExtractCommand
+from tools.bench.finetune import FinetuneBenchCommand
 from tools.bench.groups import RankFailedError
+from tools.bench.infer import InferCommand
 from tools.bench.loss import LossCommand
 from tools.bench.packing import PackingCommand
 from tools.bench.padding import PaddingCommand
@@ -37,6 +39,8 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "corpus": CorpusCommand,
     "tokenize": TokenizeCommand,
     "extract": ExtractCommand,
+    "finetune": FinetuneBenchCommand,
+    "infer": InferCommand,
 }
 
 

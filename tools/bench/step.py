@@ -17,8 +17,8 @@ import tyro
 from tqdm import tqdm
 
 from tensor3d import Cube, CubeShape, rendezvous
+from tensor3d.agree import on_first_rank
 from tools import pretrain
-from tools.agree import on_first_rank
 from tools.bench.figures import HEADER, LOSS_TOLERANCE, CubeFigures, Turn, figures, loss_difference, row
 from tools.bench.groups import Group, LocalGroup, World
 from tools.bench.machine import Machine, aligned, check_output, heading, write_json

@@ -37,7 +37,7 @@ class TextSource:
         """Raises ValueError where a file is not UTF-8."""
         for file in self._files:
             lines: list[str] = []
-            for line in _lines(file):
+            for line in read_lines(file):
                 if line.strip():
                     lines.append(line)
                 elif lines:
@@ -47,7 +47,8 @@ class TextSource:
                 yield "\n".join(lines)
 
 
-def _lines(file: Path) -> Iterator[str]:
+def read_lines(file: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, without their ends. Raises ValueError, naming the line, for what is not UTF-8."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             try:

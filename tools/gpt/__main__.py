@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Union
 
-import torch.distributed as dist
 import tyro
 
-from tools.agree import in_words
+from tools.entry import guarded
 from tools.gpt.generate import GenerateCommand
-from tools.gpt.ranks import check_started
 from tools.gpt.train import TrainCommand
+from tools.ranks import check_started
 
 _Commands = Union[  # noqa: UP007 (tyro reads its arms)
     Annotated[TrainCommand, tyro.conf.subcommand("train")],
@@ -29,20 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: TrainCommand | GenerateCommand = tyro.cli(
         _Commands, args=arguments, prog="python -m tools.gpt", description=description
     )
-    try:
+
+    def run() -> int:
         command.check()
-        check_started(command.shape, arguments)
+        check_started(command.shape, "tools.gpt", arguments)
         return command.run()
-    except (ValueError, FloatingPointError, OSError) as problem:
-        print(f"tools.gpt: {in_words(problem)}", file=sys.stderr, flush=True)
-        return 2
-    except dist.DistError as problem:
-        print(f"tools.gpt: {str(problem).splitlines()[0]}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt:
-        # torchrun passes on the Ctrl-C that has reached this process already.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return 130
+
+    return guarded("tools.gpt", run)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import tyro
 
 from models.gpt import Gpt, Sampling, generate
 from tensor3d import Cube, CubeShape, checkpoint
-from tools.agree import on_every_rank
+from tensor3d.agree import on_every_rank
 from tools.corpus.tokenizer import CLS, SEP, load_tokenizer
 from tools.gpt import folder as run_folder
-from tools.gpt.ranks import cube_of
+from tools.ranks import cube_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,15 +17,15 @@ from tqdm import tqdm
 from models.gpt import PRESETS, Gpt, GptConfig, count_targets, lay, pack_texts
 from models.gpt.batch import Text
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
+from tensor3d.agree import on_every_rank, on_first_rank
 from tensor3d.data.layout import check_rows, fit_packs_per_rank
 from tensor3d.optim import AdamW, LearningRate, decay_groups
-from tools.agree import on_every_rank, on_first_rank
 from tools.corpus.info import Corpus, load_corpus
 from tools.corpus.prepare import prepare
 from tools.gpt import folder as run_folder
-from tools.gpt.ranks import cube_of
 from tools.gpt.texts import packs_of, texts_of
 from tools.metrics.journal import JOURNAL, Journal
+from tools.ranks import cube_of
 
 _SHOWN = 20  # steps at the end over which the loss that is told is averaged
 _CLIP = 1.0  # largest norm of the gradient

@@ -63,6 +63,7 @@ def dump() -> bytes:
     return (HEAD + "".join(filled) + TAIL).encode()
 
 
+@pytest.mark.slow
 def test_every_packing_gives_the_same_documents(tmp_path: Path, dump: bytes) -> None:
     (tmp_path / "plain.xml").write_bytes(dump)
     (tmp_path / "one.xml.bz2").write_bytes(bz2.compress(dump, 1))

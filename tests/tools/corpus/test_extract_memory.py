@@ -56,6 +56,7 @@ def peak(tmp_path: Path, count: int, different: int) -> float:
     return most / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("different", [(3_000, 12_000), (1, 1)])
 def test_hashes_of_a_unit_without_limit_are_written_in_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, different: tuple[int, int]

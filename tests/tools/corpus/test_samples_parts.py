@@ -19,6 +19,7 @@ from tools.corpus.samples.step import samples
 from tools.corpus.work import local_team
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("single", [False, True])
 def test_more_parts_than_files_that_may_be_open(tmp_path: Path, single: bool) -> None:
     ids = write_ids(tmp_path / "ids", unique_ids(120))

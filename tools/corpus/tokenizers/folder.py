@@ -14,22 +14,25 @@ from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
 from tools.corpus.work import draft
 
 
-def open_tokenizer(kind: Kind, file: Path, *, lowercase: bool = False) -> Tokenizer:
-    """A tokenizer by its file. Only a WordPiece vocabulary needs to be told whether it lowercases."""
+def open_tokenizer(kind: Kind, file: Path, *, lowercase: bool = False, any_case: bool = False) -> Tokenizer:
+    """A tokenizer by its file. Only a WordPiece vocabulary needs to be told whether it lowercases, and is asked whether
+    its pieces look like that, unless they may be of `any_case`."""
     if kind == "sentencepiece":
         return SentencePieceTokenizer(file)
     if kind == "wordpiece":
-        return WordPieceTokenizer(file, lowercase=lowercase)
+        return WordPieceTokenizer(file, lowercase=lowercase, any_case=any_case)
     return JsonTokenizer(file)
 
 
-def install_tokenizer(kind: Kind, file: Path, folder: Path, *, lowercase: bool = False) -> Tokenizer:
+def install_tokenizer(
+    kind: Kind, file: Path, folder: Path, *, lowercase: bool = False, any_case: bool = False
+) -> Tokenizer:
     """Checks a tokenizer's file and copies it into `folder`, with its settings; `load_tokenizer` opens it there.
 
     Raises:
         ValueError: the file is missing, damaged or lacks a special token.
     """
-    tokenizer = open_tokenizer(kind, file, lowercase=lowercase)
+    tokenizer = open_tokenizer(kind, file, lowercase=lowercase, any_case=any_case)
     settings: dict[str, Any] = {"kind": kind, "file": FILES[kind], "fingerprint": tokenizer.fingerprint}
     if kind == "wordpiece":
         settings["lowercase"] = lowercase
@@ -46,8 +49,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises:
         ValueError: there is none, it is damaged, or its file is not the one that was put there.
     """
-    kind, settings = _read_settings(folder)
-    tokenizer = open_tokenizer(kind, folder / FILES[kind], lowercase=bool(settings.get("lowercase", False)))
+    kind, settings = read_settings(folder)
+    # Its case was looked at when it was put there.
+    lowercase = bool(settings.get("lowercase", False))
+    tokenizer = open_tokenizer(kind, folder / FILES[kind], lowercase=lowercase, any_case=True)
     if tokenizer.fingerprint != settings["fingerprint"]:
         raise ValueError(
             f"{folder / FILES[kind]} is not the file that {SETTINGS} speaks of: it has been changed. Run "
@@ -58,14 +63,15 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copies a tokenizer from one folder into another, which is made where it is not there."""
-    kind, _ = _read_settings(source)
+    kind, _ = read_settings(source)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (FILES[kind], SETTINGS):
         with draft(folder / name) as output:
             output.write((source / name).read_bytes())
 
 
-def _read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:
+def read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:
+    """The make of the folder's tokenizer, and all that its settings say."""
     path = folder / SETTINGS
     try:
         settings = json.loads(path.read_bytes())

@@ -65,6 +65,13 @@ class JsonTokenizer(Tokenizer):
             found = [not piece.startswith(mark) and any(map(str.isalnum, piece)) for piece in pieces]
         return np.array([goes_on and number not in special for number, goes_on in enumerate(found)], dtype=np.bool_)
 
+    @property
+    def unread(self) -> list[str]:
+        """Special tokens that somebody added to the file, beside the usual ones: in a text they are text."""
+        usual = {*self.special_ids.values(), self.unknown}
+        added = self._plan.get("added_tokens", ())
+        return [token["content"] for token in added if token.get("special") and token["id"] not in usual]
+
     def _beginning(self) -> str:
         """What begins the pieces that begin a word."""
         marks = {"ByteLevel": "Ġ", "Metaspace": "▁"}

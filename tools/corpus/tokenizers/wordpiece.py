@@ -37,6 +37,7 @@ class WordPieceTokenizer(Tokenizer):
     Args:
         file: the vocabulary.
         lowercase: an uncased vocabulary: text is lowercased and its accents are dropped.
+        any_case: whoever says `lowercase` knows, whatever the pieces look like.
 
     Raises:
         ValueError: the file is missing, no such vocabulary, lacks a special token, or is cased where `lowercase` says
@@ -46,10 +47,11 @@ class WordPieceTokenizer(Tokenizer):
     library: Library
     """The tokenizers library's own object."""
 
-    def __init__(self, file: Path, *, lowercase: bool) -> None:
+    def __init__(self, file: Path, *, lowercase: bool, any_case: bool = False) -> None:
         content = read(file)
         self._names = read_vocabulary(content, file)
-        _check_case(self._names, lowercase, file)
+        if not any_case:
+            _check_case(self._names, lowercase, file)
         ids = {piece: number for number, piece in enumerate(self._names)}
         if UNKNOWN not in ids:
             raise ValueError(f"{file} has no {UNKNOWN}, which a WordPiece vocabulary needs. Take another vocabulary.")
@@ -149,9 +151,19 @@ def make_library(ids: dict[str, int], *, lowercase: bool) -> Library:
     return library
 
 
+def count_cased(pieces: Sequence[str]) -> int:
+    """Pieces with capital letters; those in brackets are names."""
+    return sum(piece != piece.lower() for piece in pieces if not (piece.startswith("[") and piece.endswith("]")))
+
+
+def is_cased(pieces: Sequence[str]) -> bool:
+    """Whether so many have capital letters that text was not lowercased."""
+    return count_cased(pieces) > MOST_CASED * len(pieces)
+
+
 def _check_case(pieces: Sequence[str], lowercase: bool, file: Path) -> None:
-    cased = sum(piece != piece.lower() for piece in pieces if not (piece.startswith("[") and piece.endswith("]")))
-    if lowercase and cased > MOST_CASED * len(pieces):
+    cased = count_cased(pieces)
+    if lowercase and is_cased(pieces):
         raise ValueError(
             f"{file} is a cased vocabulary: {cased} of its {len(pieces)} pieces have capital letters, which lowercased "
             "text never meets. Say --cased."

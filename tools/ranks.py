@@ -14,10 +14,14 @@ from tensor3d.rendezvous import is_launched
 _TORCHRUN = "python launch/torchrun.py --standalone --local-addr=127.0.0.1"
 
 
-def check_started(shape: CubeShape, arguments: Sequence[str]) -> None:
-    """Raises ValueError, with the command to run instead, where a cube of several processes is asked of this one."""
+def check_started(shape: CubeShape, module: str, arguments: Sequence[str]) -> None:
+    """Raises ValueError, with the command to run instead, where a cube of several processes is asked of this one.
+
+    Args:
+        module: what `python -m` was given, such as "tools.gpt".
+    """
     if shape.ranks > 1 and not is_launched():
-        command = f"{_TORCHRUN} --nproc-per-node={shape.ranks} -m tools.gpt {shlex.join(arguments)}"
+        command = f"{_TORCHRUN} --nproc-per-node={shape.ranks} -m {module} {shlex.join(arguments)}"
         raise ValueError(f"the cube needs {shape.ranks} processes, and this is one alone. Run:\n{command}")
 
 

@@ -1,0 +1,101 @@
+"""Metrics of classes and of numbers, as GLUE has them (Wang et al. 2018, arXiv 1804.07461). None of them is ever nan.
+
+Where one is not defined it is 0, its value for predictions that say nothing: Matthews' correlation if all predictions
+or all labels are one class, F1 of a class that neither is predicted nor occurs, and a correlation with a constant.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+Classes = NDArray[np.integer]
+
+
+def class_metrics(predicted: Classes, labels: Classes, classes: int) -> dict[str, float]:
+    """Of N texts whose classes are 0 to classes - 1.
+
+    accuracy     share of right ones
+    f1           of the last class if there are two, else the mean over classes (macro)
+    matthews     correlation of predictions and labels: Matthews (1975), for several classes Gorodkin (2004)
+    accuracy_f1  mean of both, by which GLUE ranks MRPC and QQP
+
+    Raises:
+        ValueError: no text, or not as many predictions as labels.
+    """
+    _check(predicted, labels)
+    accuracy = float((predicted == labels).mean())
+    table = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(table, (labels, predicted), 1)
+    per_class = _f1(table)
+    f1 = float(per_class[-1] if classes == 2 else per_class.mean())
+    return {"accuracy": accuracy, "f1": f1, "accuracy_f1": (accuracy + f1) / 2, "matthews": _matthews(table)}
+
+
+def number_metrics(predicted: Floats, targets: Floats) -> dict[str, float]:
+    """Of N numbers.
+
+    pearson            linear correlation
+    spearman           the same of ranks; equal values share their mean rank
+    pearson_spearman   mean of both, by which GLUE ranks STS-B
+    mse                mean of squared errors, of which alone a lower one is better
+
+    Raises:
+        ValueError: no number, or not as many predictions as targets.
+    """
+    _check(predicted, targets)
+    predicted, targets = predicted.astype(np.float64), targets.astype(np.float64)
+    pearson = _correlation(predicted, targets)
+    spearman = _correlation(_ranks(predicted), _ranks(targets))
+    mse = float(np.square(predicted - targets).mean())
+    return {"pearson_spearman": (pearson + spearman) / 2, "pearson": pearson, "spearman": spearman, "mse": mse}
+
+
+CLASS_METRICS = ("accuracy", "f1", "accuracy_f1", "matthews")
+"""By which a model can be chosen; the first is the default."""
+NUMBER_METRICS = ("pearson_spearman", "pearson", "spearman")
+
+
+def summary(values: list[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation over seeds (with n - 1; None of a single one, which has none)."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def _check(predicted: NDArray[np.generic], labels: NDArray[np.generic]) -> None:
+    if predicted.shape != labels.shape or predicted.ndim != 1 or not len(predicted):
+        raise ValueError(
+            f"metrics need as many predictions as labels, at least one. Got {predicted.shape} and {labels.shape}."
+        )
+
+
+def _f1(table: NDArray[np.int64]) -> Floats:
+    """Of each class. `table` counts texts by label and prediction."""
+    right = np.diag(table)
+    named = table.sum(0) + table.sum(1)
+    return np.divide(2.0 * right, named, out=np.zeros(len(right)), where=named > 0)
+
+
+def _matthews(table: NDArray[np.int64]) -> float:
+    # Python's whole numbers: products of four counts overflow an int64.
+    total, right = int(table.sum()), int(np.trace(table))
+    predicted, labels = ([int(n) for n in table.sum(dim)] for dim in (0, 1))
+    covariance = right * total - sum(p * t for p, t in zip(predicted, labels, strict=True))
+    spreads = [total**2 - sum(n * n for n in counts) for counts in (predicted, labels)]
+    return covariance / float(np.sqrt(float(spreads[0]))) / float(np.sqrt(float(spreads[1]))) if all(spreads) else 0.0
+
+
+def _ranks(values: Floats) -> Floats:
+    """Equal values share their mean rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return ranks
+
+
+def _correlation(a: Floats, b: Floats) -> float:
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    a, b = a - a.mean(), b - b.mean()
+    # Each by its own size first: squares of tiny numbers would vanish.
+    a, b = a / np.abs(a).max(), b / np.abs(b).max()
+    return float(np.clip((a @ b) / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))

@@ -1,0 +1,11 @@
+"""Answers of a trained model: pieces for masks, classes, spans, vectors.
+
+from tools.predict import load
+load("runs/quickstart", "fill-mask").predict(["The [MASK] of a list is counted from zero."])
+"""
+
+from tools.predict.loading import load
+from tools.predict.predictor import Predictor
+from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Piece, Span, Valued
+
+__all__ = ["Answered", "Classified", "Embedded", "Filled", "Labelled", "Piece", "Predictor", "Span", "Valued", "load"]

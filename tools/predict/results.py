@@ -1,0 +1,142 @@
+"""What a model says of one text, by kind of question."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DIGITS = 8
+"""Decimals of a vector's numbers in JSON: an fp32 number near 1 has 7."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One way to fill a mask."""
+
+    piece: str
+    """As the vocabulary has it."""
+    id: int
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """A text with its masks filled."""
+
+    text: str
+    """The text with the likeliest piece in each mask, as the tokenizer writes it."""
+    masks: tuple[tuple[Piece, ...], ...]
+    """The likeliest pieces of each mask, likeliest first; each mask is filled as if the others stayed masks."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def in_words(self) -> list[str]:
+        """Lines to be read on a terminal."""
+        lines = [self.text]
+        for number, pieces in enumerate(self.masks, start=1):
+            lines += [f"  mask {number}:"] if len(self.masks) > 1 else []
+            lines += [f"  {found.probability:7.2%}  {found.piece}" for found in pieces]
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classified:
+    """The class of a text or a pair."""
+
+    label: str
+    """The likeliest one."""
+    probabilities: dict[str, float]
+    """By label, in the model's order."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def in_words(self) -> list[str]:
+        others = sorted(self.probabilities.items(), key=lambda item: -item[1])
+        return [self.label, *(f"  {probability:7.2%}  {label}" for label, probability in others)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """The classes of a text or a pair, of a model by which several may hold at once, or none."""
+
+    probabilities: dict[str, float]
+    """By label, in the model's order; each between 0 and 1, whatever the others are."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Those that are likelier than not, in the model's order."""
+        return tuple(label for label, probability in self.probabilities.items() if probability > 0.5)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"labels": list(self.labels), **asdict(self)}
+
+    def in_words(self) -> list[str]:
+        others = sorted(self.probabilities.items(), key=lambda item: -item[1])
+        shown = [f"  {probability:7.2%}  {label}" for label, probability in others]
+        return [", ".join(self.labels) or "(no label)", *shown]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Valued:
+    """The number that a regression model gives a text or a pair."""
+
+    value: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def in_words(self) -> list[str]:
+        return [f"{self.value:.6g}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A part of the context. Empty, at 0: no answer."""
+
+    text: str
+    start: int
+    """First character in the context."""
+    end: int
+    """The character after the last."""
+    probability: float
+    """Over the answers that were compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """Answers to a question, best first."""
+
+    answers: tuple[Span, ...]
+
+    @property
+    def best(self) -> Span:
+        return self.answers[0]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self.best), "n_best": [asdict(answer) for answer in self.answers]}
+
+    def in_words(self) -> list[str]:
+        shown = [f"  {span.probability:7.2%}  {span.text or '(no answer)'}" for span in self.answers]
+        return [self.best.text or "(no answer)", *shown]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Embedded:
+    """The vector of a text."""
+
+    vector: NDArray[np.float32]
+    """(H,)"""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"vector": self.vector.astype(np.float64).round(_DIGITS).tolist()}
+
+    def in_words(self) -> list[str]:
+        return [" ".join(f"{value:.4f}" for value in self.vector.tolist())]
+
+
+Result = Filled | Classified | Labelled | Valued | Answered | Embedded

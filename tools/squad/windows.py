@@ -1,0 +1,177 @@
+"""Windows of contexts that are longer than a model's sequences, each with its question (Devlin et al. 2018, §4.2).
+
+Q questions, W windows; P passages, as questions of one paragraph share its text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from models.bert.texts import Text
+from tools.corpus.tokenizers import Tokenizer
+from tools.squad.settings import AnswerSettings
+
+_AT_ONCE = 4096
+"""Questions that are encoded together, between two looks at the progress bar."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Passage:
+    """A context as the tokenizer cuts it."""
+
+    ids: NDArray[np.int32]
+    """(tokens,)"""
+    starts: NDArray[np.int32]
+    """(tokens,): where each token begins in the context, in characters."""
+    ends: NDArray[np.int32]
+    """(tokens,): where it ends."""
+
+    def tokens_of(self, start: int, end: int) -> tuple[int, int]:
+        """First and last token that have a character of context[start:end]; the first is behind the last one where no
+        token has."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.starts, end, side="left")) - 1
+        return first, last
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Windows:
+    """All windows of some questions, question by question: [CLS] question [SEP] part of the context [SEP]."""
+
+    passages: Sequence[Passage]
+    passage: NDArray[np.int32]
+    """(Q,): the passage of each question."""
+    heads: Sequence[NDArray[np.int32]]
+    """Of each question: [CLS] question [SEP]."""
+    question: NDArray[np.int32]
+    """(W,): the question of each window, ascending."""
+    first: NDArray[np.int32]
+    """(W,): first token of the passage in each window."""
+    tokens: NDArray[np.int32]
+    """(W,): tokens of the passage in each window."""
+    sep: int
+    """Id of the separator."""
+
+    def __len__(self) -> int:
+        return len(self.question)
+
+    @property
+    def head_sizes(self) -> NDArray[np.int32]:
+        """(W,): tokens before those of the passage."""
+        return np.array([len(head) for head in self.heads], dtype=np.int32)[self.question]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(W,): tokens of each window."""
+        lengths: NDArray[np.int64] = self.head_sizes.astype(np.int64) + self.tokens + 1
+        return lengths
+
+    @property
+    def of_questions(self) -> NDArray[np.int64]:
+        """(Q + 1,): the windows of question q are those from [q] up to [q + 1]."""
+        return np.searchsorted(self.question, np.arange(len(self.heads) + 1))
+
+    def text(self, window: int) -> Text:
+        """The window as the model reads it."""
+        question = int(self.question[window])
+        head, ids = self.heads[question], self.passages[self.passage[question]].ids
+        first, tokens = int(self.first[window]), int(self.tokens[window])
+        whole = np.concatenate((head, ids[first : first + tokens], (self.sep,))).astype(np.int64)
+        types = np.zeros(len(whole), dtype=np.int64)
+        types[len(head) :] = 1
+        return Text(ids=whole, types=types)
+
+    def targets(self, answers: Sequence[tuple[int, int] | None]) -> NDArray[np.int64]:
+        """(W, 2): places in the window of the answer's first and last token; [CLS], place 0, where the window does not
+        hold the whole answer, or there is none; -1 where no token has a character of it.
+
+        Args:
+            answers: of each question the characters of its context, start and end; None: no answer.
+        """
+        spans = np.full((len(answers), 2), -1, dtype=np.int64)
+        for number, answer in enumerate(answers):
+            if answer is not None:
+                spans[number] = self.passages[self.passage[number]].tokens_of(*answer)
+        none = np.array([answer is None for answer in answers], dtype=np.bool_)[self.question]
+        span = spans[self.question]
+        lost = (span[:, 0] > span[:, 1]) & ~none
+        within = span - self.first[:, None]
+        whole = ~none & ~lost & (within[:, 0] >= 0) & (within[:, 1] < self.tokens)
+        targets = np.where(whole[:, None], within + self.head_sizes[:, None], 0)
+        targets[lost] = -1
+        return targets
+
+
+def make_windows(
+    questions: Sequence[tuple[str, str]],
+    tokenizer: Tokenizer,
+    settings: AnswerSettings,
+    *,
+    names: Sequence[str] | None = None,
+    progress: bool = False,
+) -> Windows:
+    """The windows of questions, each of them given with its context. A context that comes again is encoded once.
+
+    Windows begin every `settings.stride` tokens of the context, up to the first one that reaches its end.
+
+    Args:
+        names: of the questions, in messages. Default: their numbers, from 0.
+        progress: show a bar, on a terminal.
+
+    Raises:
+        ValueError: a question or a context without a token.
+    """
+    numbers: dict[str, int] = {}
+    passage = [numbers.setdefault(context, len(numbers)) for _, context in questions]
+    with tqdm(
+        total=len(numbers) + len(questions), desc="tokenize", unit=" texts", disable=None if progress else True
+    ) as bar:
+        passages = [_passage(tokenizer, context, bar) for context in numbers]
+        heads = list(_heads(tokenizer, [text for text, _ in questions], settings.question_length, bar))
+    for number, head in enumerate(heads):
+        if len(head) == 2:
+            name = names[number] if names else number
+            raise ValueError(f"question {name} has no token: {questions[number][0]!r:.60}. Write something.")
+    question: list[int] = []
+    first: list[int] = []
+    tokens: list[int] = []
+    for number, (place, head) in enumerate(zip(passage, heads, strict=True)):
+        total, room = len(passages[place].ids), settings.max_length - len(head) - 1
+        if not total:
+            name = names[number] if names else number
+            raise ValueError(f"the context of question {name} has no token: {questions[number][1]!r:.60}.")
+        step = min(room, settings.stride)
+        count = 1 + -(-max(0, total - room) // step)
+        question += [number] * count
+        first += range(0, count * step, step)
+        tokens += [room] * (count - 1) + [total - (count - 1) * step]
+    return Windows(
+        passages=passages,
+        passage=np.array(passage, dtype=np.int32),
+        heads=heads,
+        question=np.array(question, dtype=np.int32),
+        first=np.array(first, dtype=np.int32),
+        tokens=np.array(tokens, dtype=np.int32),
+        sep=tokenizer.special.sep,
+    )
+
+
+def _passage(tokenizer: Tokenizer, context: str, bar: tqdm) -> Passage:
+    ids, places = tokenizer.encode_with_offsets(context)
+    offsets = np.array(places, dtype=np.int32).reshape(-1, 2)
+    bar.update()
+    return Passage(ids=np.array(ids, dtype=np.int32), starts=offsets[:, 0], ends=offsets[:, 1])
+
+
+def _heads(tokenizer: Tokenizer, texts: Sequence[str], longest: int, bar: tqdm) -> Iterable[NDArray[np.int32]]:
+    special = tokenizer.special
+    for begin in range(0, len(texts), _AT_ONCE):
+        encoded = tokenizer.encode(texts[begin : begin + _AT_ONCE])
+        for ids in encoded:
+            yield np.array([special.cls, *ids[:longest], special.sep], dtype=np.int32)
+        bar.update(len(encoded))
