@@ -23,8 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from tensor3d.collectives import Axis, Pending, all_reduce
 from tensor3d.precision import Precision
-
-_BUCKET_BYTES = 64 * 2**20  # large enough to fill a link, small enough to be no burden beside the model
+from tensor3d.traffic import bucket_elements
 
 
 @dataclass(kw_only=True)
@@ -172,35 +171,31 @@ def _add(entries: dict[int, _Entry], parameter: nn.Parameter, handed: Tensor | P
 
 def _sum_over_ranks(entries: Iterable[_Entry], precision: Precision) -> None:
     """Sums each entry over its ranks: flat buckets, all in flight at once, in the same order on every rank."""
-    buckets = [(bucket, _flat(bucket)) for bucket in _buckets(entries)]
+    together = [(group, torch.cat([entry.gradient.reshape(-1) for entry in group])) for group in _grouped(entries)]
     sums = [
-        all_reduce(flat.to(precision.reduced(flat.dtype)), bucket[0].over).converted(flat.dtype)
-        for bucket, flat in buckets
+        (bucket, all_reduce(bucket.to(precision.reduced(bucket.dtype)), group[0].over))
+        for group, flat in together
+        for bucket in flat.split(bucket_elements(group[0].over.size, flat.element_size()))
     ]
-    for (bucket, _), pending in zip(buckets, sums, strict=True):
-        parts = pending.wait().split([entry.gradient.numel() for entry in bucket])
-        for entry, part in zip(bucket, parts, strict=True):
+    for bucket, pending in sums:
+        summed = pending.wait()
+        if summed is not bucket:  # it has travelled in another type
+            bucket.copy_(summed)
+    for group, flat in together:
+        parts = flat.split([entry.gradient.numel() for entry in group])
+        for entry, part in zip(group, parts, strict=True):
             entry.gradient = part.view(entry.gradient.shape)
-            # A part of a bucket is cloned before it becomes a `.grad`: it would keep the whole bucket alive, and a
-            # DTensor that begins inside a storage cannot be deep-copied.
-            entry.owned = len(bucket) == 1
+            # A part is cloned before it becomes a `.grad`: it would keep all of them alive, and a DTensor that begins
+            # inside a storage cannot be deep-copied.
+            entry.owned = len(group) == 1
 
 
-def _buckets(entries: Iterable[_Entry]) -> list[list[_Entry]]:
-    """Entries of one axis, type and device together, in parts of about `_BUCKET_BYTES`."""
-    full: list[list[_Entry]] = []
-    still_open: dict[tuple[str, torch.dtype, torch.device], list[_Entry]] = {}
+def _grouped(entries: Iterable[_Entry]) -> list[list[_Entry]]:
+    """Entries of one axis, type and device together."""
+    groups: dict[tuple[str, torch.dtype, torch.device], list[_Entry]] = {}
     for entry in entries:
-        kind = (entry.over.name, entry.gradient.dtype, entry.gradient.device)
-        bucket = still_open.setdefault(kind, [])
-        bucket.append(entry)
-        if sum(e.gradient.numel() * e.gradient.element_size() for e in bucket) >= _BUCKET_BYTES:
-            full.append(still_open.pop(kind))
-    return full + list(still_open.values())
-
-
-def _flat(bucket: list[_Entry]) -> Tensor:
-    return torch.cat([entry.gradient.reshape(-1) for entry in bucket])
+        groups.setdefault((entry.over.name, entry.gradient.dtype, entry.gradient.device), []).append(entry)
+    return list(groups.values())
 
 
 def _add_to_grad(entry: _Entry) -> None:

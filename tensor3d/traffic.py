@@ -22,7 +22,16 @@ Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
 Key = tuple[str, Kind]
 Place = tuple[int, str, Kind]
 """Number, axis and kind of a collective."""
+_BUCKET_BYTES = 64 * 2**20  # large enough to fill a link, small enough to travel while others are filled
 _AHEAD = 256  # collectives by which the host is ahead of the device, of those that are remembered
+
+
+def bucket_elements(members: int, size: int) -> int:
+    """Elements of `size` bytes that travel together where many gradients are summed over `members` ranks.
+
+    A multiple of the members: however many buckets there are, only the last one is rounded up in the ring model.
+    """
+    return max(1, _BUCKET_BYTES // size // members) * members
 
 
 @dataclass(kw_only=True)

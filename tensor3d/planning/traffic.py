@@ -1,5 +1,7 @@
 """Bytes that one rank receives, in closed form, by axis and kind: what the counter of `tensor3d.traffic` must show.
 
+The same formulas count collectives with `Wire(unit="calls")`.
+
     R rows of a plane (R = M/x for one box of M tokens), K input and N output features, H hidden size, V vocabulary
 
 All sums are for one forward and backward pass in the ring model. `Wire` holds what every formula needs.
@@ -7,12 +9,13 @@ All sums are for one forward and backward pass in the ring model. `Wire` holds w
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from tensor3d.shape import AXES, AxisName, CubeShape
-from tensor3d.traffic import Key, Kind
+from tensor3d.traffic import Key, Kind, bucket_elements
 
 Bytes = Counter[Key]
 Side = Literal["y", "z"]
@@ -30,6 +33,8 @@ class Wire:
     """Bytes of an element of the gradients of parameters, while they travel."""
     parameter: int = 4
     """Bytes of an element of the parameters: fp32 unless the model is fp64."""
+    unit: Literal["bytes", "calls"] = "bytes"
+    """What is counted: bytes received by the rank, or collectives that it issues."""
 
     @property
     def statistic(self) -> int:
@@ -45,17 +50,40 @@ class Wire:
     def moved(self, axis: AxisName, kind: Kind, shard: int, size: int) -> Bytes:
         """An all-gather or reduce-scatter whose shard on each member has `shard` elements of `size` bytes."""
         members = self.size(axis)
-        return Counter({(axis, kind): (members - 1) * shard * size}) if members > 1 else Counter()
+        return self._counted(axis, kind, (members - 1) * shard * size) if members > 1 else Counter()
 
     def summed(self, axes: tuple[AxisName, ...], elements: int, size: int) -> Bytes:
         """An all-reduce of `elements` over several axes taken together."""
-        names = [axis for axis in AXES if axis in axes and self.size(axis) > 1]
-        members = 1
-        for axis in names:
-            members *= self.size(axis)
+        members = self.members(axes)
         if members == 1 or elements == 0:
             return Counter()
-        return Counter({("+".join(names), "all-reduce"): 2 * (members - 1) * -(-elements // members) * size})
+        return self._counted(self.named(axes), "all-reduce", 2 * (members - 1) * -(-elements // members) * size)
+
+    def summed_in_buckets(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:
+        """The ledger's sum of gradients that are held by the same ranks: any number of all-reduces."""
+        whole = self.summed(axes, elements, self.gradient)
+        if self.unit == "bytes":
+            return whole
+        buckets = -(-elements // bucket_elements(self.members(axes), self.parameter))
+        return Counter(dict.fromkeys(whole, buckets))
+
+    def exchanged(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:
+        """An all-to-all in which this rank receives `elements` of the compute type from others."""
+        return self._counted(self.named(axes), "all-to-all", elements * self.compute)
+
+    def members(self, axes: tuple[AxisName, ...]) -> int:
+        return math.prod(self.size(axis) for axis in axes)
+
+    def named(self, axes: tuple[AxisName, ...]) -> str:
+        """As the counter names several axes taken together."""
+        return "+".join(axis for axis in AXES if axis in axes and self.size(axis) > 1)
+
+    def _counted(self, name: str, kind: Kind, received: int) -> Bytes:
+        return Counter({(name, kind): received if self.unit == "bytes" else 1})
+
+
+def times(count: Bytes, number: int) -> Bytes:
+    return Counter({key: number * each for key, each in count.items()})
 
 
 def other(face: Side) -> Side:
@@ -141,8 +169,8 @@ def turn(wire: Wire, rows: int, columns: int) -> Bytes:
     kept = _common(rows, (y, wire.index("y")), (z, wire.index("z"))) * _common(
         columns, (z, wire.index("z")), (y, wire.index("y"))
     )
-    name = "+".join(axis for axis in ("y", "z") if wire.size(axis) > 1)
-    return Counter({(name, "all-to-all"): 2 * (shard - kept) * wire.compute})
+    once = wire.exchanged(("y", "z"), shard - kept)
+    return once + once
 
 
 def _common(length: int, first: tuple[int, int], second: tuple[int, int]) -> int:
@@ -212,4 +240,4 @@ def replicated_gradients(wire: Wire, on_y: int, on_z: int, matrices: int) -> Byt
     ]
     for elements, axes in sums:
         buckets[tuple(axis for axis in axes if wire.size(axis) > 1)] += elements
-    return sum((wire.summed(axes, elements, wire.gradient) for axes, elements in buckets.items()), Counter())
+    return sum((wire.summed_in_buckets(axes, elements) for axes, elements in buckets.items()), Counter())

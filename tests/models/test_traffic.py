@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def counted(
                 model(batch, *totals(step)).loss.backward()
         clip_grad_norm_(model.parameters(), 1.0, cube)
     slots = (batch.masked.shape[0], batch.first.shape[0])
-    return {"received": dict(traffic.received), "order": traffic.order, "slots": slots}
+    return {"received": dict(traffic.received), "calls": dict(traffic.calls), "order": traffic.order, "slots": slots}
 
 
 def check(
@@ -65,6 +66,10 @@ def check(
         expected = step_traffic(config, wire, rows, *result["slots"], micro_batches=micro, **options)
         received = {key: value for key, value in result["received"].items() if value}
         assert received == {key: value for key, value in expected.items() if value}
+        calls = step_traffic(
+            config, replace(wire, unit="calls"), rows, *result["slots"], micro_batches=micro, **options
+        )
+        assert result["calls"] == calls
         order = [(axis, kind) for axis, kind, _ in result["order"]]
         assert order == [(axis, kind) for axis, kind, _ in results[0]["order"]], "ranks issue in different orders"
 
