@@ -181,8 +181,7 @@ class Cube:
         if len(ranks) == self.shape.ranks:
             group = dist.group.WORLD
         else:
-            everyone = sorted({self.shape.members(names, rank) for rank in range(self.shape.ranks)})
-            group, _ = dist.new_subgroups_by_enumeration([list(members) for members in everyone])
+            group, _ = dist.new_subgroups_by_enumeration([list(members) for members in self.shape.groups(names)])
         return Axis(name="+".join(names), ranks=ranks, index=ranks.index(self.rank), group=group, traffic=self.traffic)
 
     # --- seeds ----------------------------------------------------------------------------------------------------

@@ -116,8 +116,7 @@ class Ledger:
         """The end of one backward pass."""
         entries: dict[int, _Entry] = dict(self._held)
         local: dict[int, _Entry] = {}
-        for parameter, gradient, over in self._passes.pop(task).handed:
-            _add(entries if over.size > 1 else local, parameter, gradient, over)
+        _add_all(self._passes.pop(task).handed, entries, local)
         if self._holding:
             self._held = entries
         else:
@@ -155,6 +154,15 @@ def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:
             "torch.autograd.grad cannot return the gradient of a parameter on a cube, which is complete only at the "
             "end of the pass. Call backward (with inputs=[...] for some parameters alone) and read `.grad`."
         ) from None
+
+
+def _add_all(
+    handed: list[tuple[nn.Parameter, Tensor | Pending, Axis]], entries: dict[int, _Entry], local: dict[int, _Entry]
+) -> None:
+    """Into `local` what is summed over no ranks. A function of its own: the last gradient, such as that of a table, is
+    then gone before the sums take memory."""
+    for parameter, gradient, over in handed:
+        _add(entries if over.size > 1 else local, parameter, gradient, over)
 
 
 def _add(entries: dict[int, _Entry], parameter: nn.Parameter, handed: Tensor | Pending, over: Axis) -> None:

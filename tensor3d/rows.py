@@ -16,6 +16,7 @@ from tensor3d.collectives import Axis, all_gather, all_to_all, reduce_scatter
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_face, in_batch, other
 from tensor3d.origin import check_origin
+from tensor3d.values import are_at_hand
 
 
 def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis, made: str = "a lookup") -> Tensor:
@@ -86,8 +87,7 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
         )
     if numbers.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{what} must be of type int64 or int32. Got {numbers.dtype}.")
-    # On a device this would wait for it; there the loader's word is taken.
-    if numbers.device.type == "cpu" and numbers.numel():
+    if are_at_hand(numbers) and numbers.numel():  # else the loader's word is taken
         least, most = int(numbers.min()), int(numbers.max())
         if least < lowest or most >= below:
             raise ValueError(f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}.")

@@ -86,6 +86,11 @@ class CubeShape:
             found = [{**other, axis: i} for other in found for i in range(self.size(axis))]
         return tuple(sorted(self.rank(other) for other in found))
 
+    def groups(self, axes: tuple[AxisName, ...]) -> list[tuple[int, ...]]:
+        """All the different `members` along the axes, in the order of their first ranks."""
+        rest = tuple(axis for axis in AXES if axis not in axes)
+        return [self.members(axes, first) for first in self.members(rest, 0)]
+
     def __str__(self) -> str:
         box = f"{self.x}x{self.y}x{self.z}"
         return box if self.data == 1 else f"{self.data}*({box})"

@@ -19,7 +19,7 @@ ROOTS = ("tensor3d", "models", "tools")
 # The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
 # a new module is given its place here.
 LEVELS = (
-    ("activation", "graph", "precision", "seeds", "shape", "traffic"),
+    ("activation", "graph", "precision", "seeds", "shape", "traffic", "values"),
     ("collectives",),
     ("beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
     ("cube",),

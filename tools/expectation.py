@@ -106,6 +106,7 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
             keep_gathered=speed.keep_gathered,
             optimizer=recipe.optimizer.kind,
             device=device,
+            wire_buffers=device == "cpu",  # which gloo connects
         ),
         traffic=_traffic(recipe, config, wire, load, micro_batches),
     )
@@ -141,7 +142,7 @@ def _traffic(recipe: Recipe, config: BertConfig, wire: Wire, load: Load, micro_b
         config,
         wire,
         *rows,
-        norm=2,  # the gradients' and the ranks that a signal has asked to stop
+        norm=3,  # the gradients', the ranks that a signal has asked to stop, and those whose loss is not finite
         keep_gathered=keep_gathered,
         recompute=recompute,
         lamb=sum(len(parameter.shape) > 1 for parameter in parameters(config)) if lamb else 0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from models.bert.config import BertConfig
 from tensor3d.layout import Layout, chunk_bounds, copies, matrix, narrow, table, vector
-from tensor3d.shape import MESH_AXES, CubeShape
+from tensor3d.shape import MESH_AXES, AxisName, CubeShape
 
 _NEXT_SENTENCE = 2  # classes
 
@@ -29,7 +29,18 @@ class Planned:
 
     def local_shape(self, shape: CubeShape, rank: int) -> tuple[int, ...]:
         """Of the block on a rank: nested chunks, as `Layout.slices` has them. The blocks of rank 0 are the largest."""
-        sizes, place = list(self.shape), shape.coordinate(rank)
+        return self._block(shape, shape.coordinate(rank))
+
+    def held(self, shape: CubeShape, rank: int) -> int:
+        """Elements of the block on a rank."""
+        return math.prod(self.local_shape(shape, rank))
+
+    def held_at(self, shape: CubeShape, place: dict[AxisName, int]) -> int:
+        """The same for a rank whose place on the axes is known: for whoever asks for many parameters."""
+        return math.prod(self._block(shape, place))
+
+    def _block(self, shape: CubeShape, place: dict[AxisName, int]) -> tuple[int, ...]:
+        sizes = list(self.shape)
         for axis in MESH_AXES:
             dim = self.layout.dim_cut_by(axis)
             if dim is not None:
@@ -37,13 +48,65 @@ class Planned:
                 sizes[dim] = last - first
         return tuple(sizes)
 
-    def held(self, shape: CubeShape, rank: int) -> int:
-        """Elements of the block on a rank."""
-        return math.prod(self.local_shape(shape, rank))
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Elements of a rank's blocks."""
+
+    tensors: int
+    """Parameters, each of which the rank has a block of."""
+    adapted_tensors: int
+    """Those with several dims: what LAMB takes the norms of."""
+    total: int
+    replicated: int
+    """Whose gradients are summed over several ranks at the end of a step."""
+    adapted: int
+    """In tensors with several dims."""
+    by_sum: dict[tuple[AxisName, ...], int]
+    """By the axes over which their gradients are summed."""
+
+
+def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> Held:
+    """What a rank holds of all parameters; rank 0 holds the most. Equal layers are looked at once."""
+    place, by_sum = shape.coordinate(rank), dict[tuple[AxisName, ...], int]()
+    tensors = adapted_tensors = adapted = 0
+    for parameter, number in _kinds(config):
+        tensors += number
+        elements = number * math.prod(parameter._block(shape, place))
+        axes = parameter.layout.sum_over
+        by_sum[axes] = by_sum.get(axes, 0) + elements
+        if len(parameter.shape) > 1:
+            adapted_tensors, adapted = adapted_tensors + number, adapted + elements
+    return Held(
+        tensors=tensors,
+        adapted_tensors=adapted_tensors,
+        total=sum(by_sum.values()),
+        replicated=sum(count for axes, count in by_sum.items() if any(shape.size(axis) > 1 for axis in axes)),
+        adapted=adapted,
+        by_sum=by_sum,
+    )
 
 
 def parameters(config: BertConfig) -> list[Planned]:
     """All of them, in the model's order. A tied weight comes once."""
+    layers = [
+        parameter for number in range(config.layers) for parameter in _layer(f"bert.layers.{number}", config, number)
+    ]
+    return [*_before(config), *layers, *_after(config)]
+
+
+def _kinds(config: BertConfig) -> Iterator[tuple[Planned, int]]:
+    """All parameters, those of equal layers once, with the number of these."""
+    for parameter in (*_before(config), *_after(config)):
+        yield parameter, 1
+    first = {layer_norms(config, number): number for number in reversed(range(config.layers))}
+    for norms, number in first.items():
+        layers = sum(layer_norms(config, each) == norms for each in range(config.layers))
+        for parameter in _layer("", config, number):
+            yield parameter, layers
+
+
+def _before(config: BertConfig) -> list[Planned]:
     hidden, vocab, bias = config.hidden, config.vocab, config.bias
     found = [_matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z"))]
     if config.encoder == "classic":
@@ -52,8 +115,12 @@ def parameters(config: BertConfig) -> list[Planned]:
         _matrix("bert.embeddings.types.weight", config.types, hidden, table("z")),
         *_norm("bert.embeddings.norm", hidden, bias),
     ]
-    for number in range(config.layers):
-        found += _layer(f"bert.layers.{number}", config, number)
+    return found
+
+
+def _after(config: BertConfig) -> list[Planned]:
+    hidden, vocab, bias = config.hidden, config.vocab, config.bias
+    found: list[Planned] = []
     if config.pre_norm:
         found += _norm("bert.final_norm", hidden, bias)
     return [
@@ -74,16 +141,12 @@ def layer_norms(config: BertConfig, number: int) -> int:
 
 def held_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
     """Elements of all parameters on a rank; those of rank 0 are the most."""
-    return sum(parameter.held(shape, rank) for parameter in parameters(config))
+    return held(config, shape, rank).total
 
 
 def replicated_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
     """Elements on a rank whose gradients are summed over several ranks at the end of a step."""
-    return sum(
-        parameter.held(shape, rank)
-        for parameter in parameters(config)
-        if any(shape.size(axis) > 1 for axis in parameter.layout.sum_over)
-    )
+    return held(config, shape, rank).replicated
 
 
 def _matrix(name: str, rows: int, columns: int, layout: Layout) -> Planned:

@@ -1,20 +1,25 @@
 """The most memory that one rank needs for training a BERT: what stays, what a backward pass keeps, what comes and goes.
 
-`saved` (models/bert/saved.py) and what stays are exact. What comes and goes is the largest of a few moments, each a sum
-of the tensors that are alive in it; what the allocator, the communication library and Python need is not in it.
+What stays and `saved` (models/bert/saved.py) are exact. The peak is that of the moment in which most is alive: the
+backward pass is followed from the loss to the embeddings, with what is kept growing less and gradients growing more,
+and beside them what comes and goes (models/bert/passing.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from models.bert.config import BertConfig
-from models.bert.inventory import held_elements, parameters, replicated_elements
-from models.bert.saved import Device, Load, Saved, saved
+from models.bert.inventory import Planned, held, parameters
+from models.bert.passing import Passing
+from models.bert.saved import Device, Kept, LayerKept, Load, Saved, layer_kinds, saved
 from tensor3d.layers.attention import Recompute
-from tensor3d.planning.traffic import Side, Wire, chunk, other
-from tensor3d.shape import AxisName
+from tensor3d.planning.traffic import Wire
+
+_INDEX, _OFFSET, _STEPS = 8, 4, 4  # bytes of an int64, of a sequence's first row, of a parameter's count of steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +29,17 @@ class StepMemory:
     weights: int
     gradients: int
     optimizer: int
-    """Two moments an element."""
+    """Two moments an element, and a count of steps a parameter."""
+    batch: int
+    """Ids, labels and places of a micro-batch."""
     saved: Saved
     """Kept for the backward pass of one micro-batch."""
     passing: int
     """Gathered operands, products and gradients on their way, at the worst moment of the step."""
     peak: int
     """All together at that moment: less than the sum of the parts, which do not all have their most at once."""
+    moment: str
+    """Which one it is, in words."""
 
 
 def step_memory(
@@ -43,133 +52,243 @@ def step_memory(
     keep_gathered: bool = False,
     optimizer: Literal["adamw", "lamb"] = "adamw",
     device: Device = "cpu",
+    wire_buffers: bool = False,
 ) -> StepMemory:
     """Of training with AdamW or LAMB and `micro_batches` backward passes a step.
 
     Args:
         wire, load: the rank, the sizes of its types and what a micro-batch gives it. Rank 0 has the most weights.
         recompute, keep_gathered: as the model was made.
+        device: see `saved`.
+        wire_buffers: also count what gloo needs while it sends: a copy of what is gathered or summed.
     """
-    elements = held_elements(config, wire.shape, wire.rank)
-    weights = gradients = elements * wire.parameter
+    on_rank = _held(config, wire)
     kept = saved(config, wire, load, recompute=recompute, keep_gathered=keep_gathered, device=device)
-    again = 0
-    if recompute != "none":
-        again = saved(config, wire, load, keep_gathered=keep_gathered, device=device).layer - kept.layer
-    work = _Work(config, wire, load, device)
-    held_back = gradients if micro_batches > 1 else 0  # by the micro-batches before this one
-    moments = [
-        # the heads' backward, with everything still kept
-        (kept.total + held_back, work.heads()),
-        # the last layer's
-        (kept.total - kept.heads + held_back, again + work.layer()),
-        # the first layer's, when nearly all gradients are there
-        (kept.embeddings + kept.layer + gradients + held_back, again + work.layer()),
-        # the embedding's
-        (gradients + held_back, work.embeddings()),
-        # the sums over ranks: flat copies of what is summed
-        (gradients + held_back, replicated_elements(config, wire.shape, wire.rank) * wire.parameter),
-        # the optimiser's step: LAMB's update of what decays
-        (gradients, _adapted(config, wire) * wire.parameter if optimizer == "lamb" else 0),
-    ]
-    stays = weights + 2 * elements * wire.parameter
-    standing, passing = max(moments, key=sum)
-    return StepMemory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=2 * elements * wire.parameter,
+    ways = Kept(config, wire, load, device, keep_gathered).shared()
+    batch = _INDEX * (3 * load.rows + 2 * load.masked + 2 * load.first) + _OFFSET * (len(load.lengths) + 1) + ways
+    walk = _Walk(
+        config=config,
+        held=on_rank,
+        kept=Kept(config, wire, load, device, keep_gathered),
         saved=kept,
-        passing=passing,
-        peak=stays + standing + passing,
+        passing=Passing(config, wire, load, device, keep_gathered, wire_buffers),
+        recompute=recompute,
+        earlier=on_rank.everything if micro_batches > 1 else 0,
+        lamb=optimizer == "lamb",
+    )
+    optimizer_state = 2 * on_rank.everything + _STEPS * on_rank.parameters
+    moment, standing, most = max(walk.moments(), key=lambda found: found[1] + found[2])
+    return StepMemory(
+        weights=on_rank.everything,
+        gradients=on_rank.everything,
+        optimizer=optimizer_state,
+        batch=batch,
+        saved=kept,
+        passing=most,
+        peak=on_rank.everything + optimizer_state + batch + standing + most,
+        moment=moment,
     )
 
 
-def _adapted(config: BertConfig, wire: Wire) -> int:
-    return sum(p.held(wire.shape, wire.rank) for p in parameters(config) if len(p.shape) > 1)
+Moment = tuple[str, int, int]
+"""In words; bytes of what is kept and of gradients; bytes of what comes and goes."""
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Bytes that come and go, beside what was saved and the gradients of parameters; less what is freed by then."""
+@dataclass(frozen=True, kw_only=True)
+class _Walk:
+    """Through one backward pass, the last of its step."""
 
     config: BertConfig
-    wire: Wire
-    load: Load
-    device: Device
+    held: _Held
+    kept: Kept
+    saved: Saved
+    passing: Passing
+    recompute: Recompute
+    earlier: int
+    """Gradients of the micro-batches before this one."""
+    lamb: bool
 
-    @property
-    def state(self) -> int:
-        """A hidden state's shard."""
-        plane = self.wire.size("y") * self.wire.size("z")
-        return self.load.rows * self.config.hidden // plane * self.wire.compute
+    def moments(self) -> Iterator[Moment]:
+        yield from self._heads()
+        yield from self._layers()
+        yield from self._embeddings()
+        yield from self._sums()
 
-    def layer(self) -> int:
-        """The worst of a layer's backward, in which what was saved is freed step by step."""
-        hidden, rows, state = self.config.hidden, self.load.rows, self.state
-        modern = self.config.encoder == "modern"
-        inner = state // hidden * self.config.inner_size
-        wide = state // self.wire.compute * self.wire.statistic
-        copied = 2 if self.wire.compute < self.wire.statistic else 0
-        # Between its products the MLP frees GELU's input and output; or both factors, the gate and their product.
-        between = 4 * inner if modern else 2 * inner
-        into = 2 * self.config.inner_size if modern else self.config.inner_size
-        freed = between + 2 * state  # by the MLP
-        # Two gradients of hidden states go through all of it; with norms before the blocks, the stream's too.
-        passing = 3 if self.config.pre_norm else 2
-        return passing * state + max(
-            (4 + copied) * wide,  # LayerNorm in fp32
-            self.product(rows, self.config.inner_size, hidden, "y"),
-            # GELU: two gradients, and its output is gone; or three, of the product and both factors
-            2 * inner if modern else inner,
-            self.product(rows, hidden, into, "z") - between,
-            self.product(rows, hidden, hidden, "y") - freed,
-            7 * state - freed,  # attention: gradients of q, k, v, and of QKV put together
-            self.product(rows, hidden, 3 * hidden, "z") - freed - 4 * state,
-        )
+    def _heads(self) -> Iterator[Moment]:
+        config, passing, load, wire = self.config, self.passing, self.kept.load, self.kept.wire
+        hidden, vocab, slots = config.hidden, config.vocab, load.masked
+        state, few = passing.state(load.rows), passing.state(slots)
+        logits = self.kept.logits()
+        wide = logits // wire.compute * wire.statistic
+        body = self._resident(self.saved.embeddings + self.saved.layers)
+        pair, masked = self.kept.next_sentence(), self.kept.masked_lm()
+        final = self.kept.norm(load.rows, "z") if config.pre_norm else 0
+        now = body + final + masked
+        yield "the loss, forward", now + self.earlier, wide * (2 if passing.mixed else 1)
 
-    def heads(self) -> int:
-        """The projection to the vocabulary and the cross-entropy, forward and backward."""
-        wire, slots, hidden, vocab = self.wire, self.load.masked, self.config.hidden, self.config.vocab
-        logits = slots // wire.size("z") * chunk(vocab, wire.size("y"), wire.index("y"))
-        copy = wire.statistic if wire.compute < wire.statistic else 0
-        return max(
-            logits * (wire.statistic + copy),
-            self.product(slots, hidden, vocab, "z") - logits * wire.compute,  # they are not needed any more
-        )
+        # The pooler's way back comes first.
+        dense = passing.product(load.first, hidden, hidden, "z", kept=False)
+        yield "the pooler", now + self.earlier + pair, passing.state(load.first) + dense
+        grown = self.earlier + self.held.dense
+        table = -(-load.rows // wire.size("y"))
+        sums = passing.lookup(table, load.first, hidden // wire.size("z"))
+        yield "the pooler's selection", now + grown, passing.sending(hidden, hidden, "z") + sums
 
-    def embeddings(self) -> int:
-        """The gradient of all the plane's rows, and of the slab of the table that they are added into."""
-        wire, columns = self.wire, self.config.hidden // self.wire.size("z")
-        slab = chunk(self.config.vocab, wire.size("y"), wire.index("y")) * columns
-        rows, wide = self.load.rows * columns, max(4, wire.compute)
-        # The tied weight's other gradient, from the projection, is added at the end of the pass.
-        tied = -(-slab // wire.size("x")) * wire.parameter
-        converted = max(wide, wire.parameter) + wire.compute if wire.compute < wide else wide
-        adding = self.gathered(rows, "y") * wire.compute + rows * (2 * wide if wire.compute < wide else wide)
-        return tied + slab * converted + max(adding, self.scattered(slab, "x") * wire.gradient)
+        # The gradient of the hidden state from the pooler stays for all that follows.
+        yield "the loss, backward", now + grown, state + wide + max(wide, logits) * passing.mixed
+        sent = passing.sending(hidden, hidden, "z")
+        projection = passing.product(slots, hidden, vocab, "z", kept=False)
+        yield "the projection to the vocabulary", now + grown, state + sent + projection
+        now -= logits + few
+        grown, sent = grown + self.held.table, passing.sending(vocab, hidden, "z")
+        yield "the masked-LM head's norm", now + grown, state + sent + few + passing.norm(slots)
+        dense = passing.product(slots, hidden, hidden, "z", kept=False)
+        yield "the masked-LM head's dense layer", now + grown, state + sent + few + dense
+        grown, sent = grown + self.held.dense, passing.sending(hidden, hidden, "z")
+        sums = passing.lookup(table, slots, hidden // wire.size("z"))
+        yield "the selection of masked rows", body + final + grown, state + sent + few + sums
+        if final:
+            yield "the last norm", body + final + grown, sent + state + passing.norm(load.rows)
 
-    def product(self, rows: int, k: int, n: int, face: Side) -> int:
-        """Backward of a product of K and N features: dC and its gather, A', W', dA' and dW (see `tensor3d.matmul`)."""
-        wire, a = self.wire, other(face)
-        slab, columns = chunk(n, wire.size(a), wire.index(a)), k // wire.size(face)
-        dc = rows // wire.size(face) * slab
-        weight = slab * columns if wire.size("x") > 1 or wire.compute != wire.parameter else 0
-        operands = dc + weight
-        operands += rows * slab if wire.size(face) > 1 else 0
-        operands += rows * columns if wire.size(a) > 1 else 0
-        gathering = self.gathered(rows * slab, face) + self.gathered(rows * columns, a)
-        da = rows * columns + self.scattered(rows * columns, a)
-        dw = slab * columns * (wire.compute + (wire.gradient if wire.compute != wire.gradient else 0))
-        uneven = slab * columns if slab % wire.size("x") else 0  # padded to travel, in a copy
-        dw += (self.scattered(slab * columns, "x") + uneven) * wire.gradient
-        return max((operands + gathering) * wire.compute, (operands + da) * wire.compute + dw)
+    def _layers(self) -> Iterator[Moment]:
+        standing = self._resident(self.saved.embeddings + self.saved.layers)
+        grown = self.earlier + self.held.heads + self.held.table
+        kinds, order = layer_kinds(self.config)
+        kept = [self.kept.layer(kind) for kind in kinds]
+        sizes = [layer.of(self.recompute) for layer in kept]
+        most = [max(self._layer(layer)) for layer in kept]
+        for number in range(self.config.layers - 1, -1, -1):
+            standing -= sizes[order[number]]
+            yield f"layer {number}", standing + grown, most[order[number]]
+            grown += self.held.layer
 
-    def gathered(self, elements: int, axis: AxisName) -> int:
-        """What is alive beside the result while it is gathered: gloo has a buffer of the same size."""
-        return elements if self.wire.size(axis) > 1 and self.device == "cpu" else 0
+    def _layer(self, kept: LayerKept) -> Iterator[int]:
+        """Most alive of what the layer keeps or has computed again, its gradients, and what comes and goes."""
+        config, passing = self.config, self.passing
+        hidden, inner, rows = config.hidden, config.inner_size, kept.rows
+        modern, state, size = config.encoder == "modern", kept.state, self.kept.wire.parameter
+        wide, into = state // hidden * inner, (2 if modern else 1) * inner
+        norm, around = passing.norm(rows), state if config.pre_norm else 0
+        dropped = state if kept.mask else 0
 
-    def scattered(self, elements: int, axis: AxisName) -> int:
-        """What is alive beside the summands while they are scattered: the result; gloo sums in a copy."""
-        if self.wire.size(axis) == 1:
-            return 0
-        return elements // self.wire.size(axis) + (elements if self.device == "cpu" else 0)
+        left = kept.of("attention" if self.recompute == "attention" else "none")
+        if self.recompute == "layer" and self.kept.keep_gathered and not config.pre_norm:
+            left += state  # the input, beside what is gathered of it
+        if self.recompute == "layer" and config.pre_norm:
+            # The first that asks for what is computed again is the product down, when its dC' is already gathered.
+            waiting = rows * hidden // self.kept.wire.size("z") * self.kept.wire.compute
+            waiting *= self.kept.wire.size("y") > 1
+            again = 0 if self.kept.keep_gathered else passing.product_forward(rows, inner, hidden, "y")
+            yield left - kept.mask + state + waiting + again + passing.sending(3 * hidden, hidden, "z")
+        sent = passing.sending(3 * hidden, hidden, "z")  # by the layer above; by the heads' dense layer, nearly
+        if not config.pre_norm:
+            yield left + state + norm + sent
+            left -= kept.norm
+        yield left + state + dropped + sent
+        left -= kept.mask
+        yield left + state + dropped + sent + passing.product(rows, inner, hidden, "y")
+        left -= kept.down
+        gradients, sent = passing.block(hidden, inner, "y") * size, passing.sending(hidden, inner, "y")
+        yield left + gradients + state + sent + (3 if modern else 2) * wide
+        left -= kept.between
+        if modern:
+            yield left + gradients + state + sent + 4 * wide
+        coming = into * (state // hidden)
+        yield left + gradients + state + coming + sent + passing.product(rows, hidden, into, "z")
+        left -= kept.up
+        gradients, sent = gradients + passing.block(into, hidden, "z") * size, passing.sending(into, hidden, "z")
+        if kept.norms == 2 or config.pre_norm:
+            yield left + gradients + state + around + norm + sent
+            left -= kept.norm
+        yield left + gradients + 2 * state + sent  # of both ways, put together
+        yield left + gradients + state + dropped + sent
+        left -= kept.mask
+        yield left + gradients + state + dropped + sent + passing.product(rows, hidden, hidden, "y")
+        left -= kept.out
+        gradients, sent = gradients + passing.block(hidden, hidden, "y") * size, passing.sending(hidden, hidden, "y")
+        if self.recompute == "attention":
+            # It starts from q, k and v in one, of which attention may work on copies. All results are put together.
+            left += kept.attention - (0 if passing.copies else 3 * state)
+            yield left + gradients + 2 * state + sent + passing.results
+        for moment in passing.attention(kept.attention):
+            yield left + gradients + state + sent + moment
+        left -= 3 * state if self.recompute == "attention" and passing.copies else 0
+        left -= kept.attention
+        yield left + gradients + 4 * state + sent + passing.product(rows, hidden, 3 * hidden, "z")
+        left -= kept.qkv
+        if config.pre_norm and kept.norms == 2:
+            gradients += passing.block(3 * hidden, hidden, "z") * size
+            yield left + gradients + 2 * state + norm + passing.sending(3 * hidden, hidden, "z")
+
+    def _embeddings(self) -> Iterator[Moment]:
+        config, passing, load, wire = self.config, self.passing, self.kept.load, self.kept.wire
+        state, columns, vocab = passing.state(load.rows), config.hidden // wire.size("z"), config.vocab
+        sent = passing.sending(3 * config.hidden, config.hidden, "z")
+        grown = self.earlier + self.held.everything
+        resident = self._resident(self.saved.embeddings)
+        yield "the embeddings' norm", resident + grown, sent + state + passing.norm(load.rows)
+        slab = passing.slab(vocab, config.hidden, "z")
+        resident -= self.kept.norm(load.rows, "z") + self.kept.mask(config.dropout)
+        looked_up = passing.lookup(slab // columns, load.rows, columns)
+        yield "the lookup of tokens", resident + grown, sent + state + looked_up
+        sums = max(wire.compute, wire.statistic) if not passing.mixed else wire.compute
+        yield "the table's gradient", grown, sent + passing.weight_gradient(vocab, config.hidden, "z", sums)
+
+    def _sums(self) -> Iterator[Moment]:
+        """At the end of the pass: uses of one weight are added, then gradients summed over ranks in flat copies."""
+        held, narrow = self.held, self.kept.wire.gradient != self.kept.wire.parameter
+        yield "the ledger", held.everything + self.earlier, held.table
+        flat = held.replicated + (held.replicated // self.kept.wire.parameter * self.kept.wire.gradient) * narrow
+        earlier = held.everything - held.replicated if self.earlier else 0
+        yield "sums over ranks", held.everything + earlier, flat
+        yield "the optimiser", held.everything, held.adapted if self.lamb else 0
+
+    def _resident(self, kept: int) -> int:
+        """What of it is not also counted with the batch: places, types and the way to groups of sequences."""
+        load, config = self.kept.load, self.config
+        batch = _INDEX * load.rows * (2 if config.encoder == "classic" else 1)
+        return kept - batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """Bytes of parameters on a rank."""
+
+    everything: int
+    parameters: int
+    """How many there are."""
+    replicated: int
+    """Those whose gradients are summed over ranks at the end of a step."""
+    adapted: int
+    """Those that LAMB scales."""
+    table: int
+    """Of the tokens, tied."""
+    layer: int
+    """Of a layer that is not the first."""
+    heads: int
+    """Of both heads, without the table."""
+    dense: int
+    """Of the dense layer in each head."""
+
+
+@lru_cache(maxsize=64)
+def _parts(config: BertConfig) -> tuple[Planned, list[Planned], list[Planned]]:
+    """The table of tokens; the parameters of the last layer; those of the heads."""
+    every, last, body = parameters(config), f"bert.layers.{config.layers - 1}.", ("bert.embeddings.", "bert.layers.")
+    return every[0], [p for p in every if p.name.startswith(last)], [p for p in every if not p.name.startswith(body)]
+
+
+def _held(config: BertConfig, wire: Wire) -> _Held:
+    shape, size, place = wire.shape, wire.parameter, wire.shape.coordinate(wire.rank)
+    (table, layer, heads), all_of_it = _parts(config), held(config, shape, wire.rank)
+    of_heads = {parameter.name: parameter.held_at(shape, place) * size for parameter in heads}
+    return _Held(
+        everything=all_of_it.total * size,
+        parameters=all_of_it.tensors,
+        replicated=all_of_it.replicated * size,
+        adapted=all_of_it.adapted * size,
+        table=table.held_at(shape, place) * size,
+        layer=sum(parameter.held_at(shape, place) for parameter in layer) * size,
+        heads=sum(of_heads.values()),
+        dense=of_heads["masked_lm.dense.weight"],
+    )

@@ -21,14 +21,14 @@ keeps the probabilities, three times, in fp32. All of it is checked to the byte 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
 
 from models.bert.config import BertConfig
 from models.bert.inventory import layer_norms
-from tensor3d.grouping import Grouping, LengthGroup, group_by_length
+from tensor3d.grouping import Grouping, group_by_length
 from tensor3d.layers.attention import Recompute
 from tensor3d.planning.traffic import Side, Wire, chunk, other
 
@@ -50,17 +50,58 @@ class Load:
     """Rows of each sequence on this rank's rows of face y; the unused tail of a pack is one."""
 
     @cached_property
-    def grouping(self) -> Grouping:
+    def groups(self) -> tuple[Group, ...]:
+        """What attention works on, one batch each."""
+        if len(set(self.lengths)) == 1:  # as planners have it, and grouping thousands of rows takes its time
+            return (Group(members=len(self.lengths), length=self.lengths[0], padded=False),)
+        return tuple(
+            Group(members=len(group.members), length=group.length, padded=group.mask is not None)
+            for group in self._grouping.groups
+        )
+
+    @cached_property
+    def reordered(self) -> bool:
+        """Whether attention takes its rows in another order than they come in, and pads some."""
+        return len(set(self.lengths)) > 1 and self._grouping.gather is not None
+
+    @cached_property
+    def slots(self) -> int:
+        """Slots that attention works on: rows, and what groups are padded with."""
+        return sum(group.slots for group in self.groups)
+
+    @cached_property
+    def _grouping(self) -> Grouping:
         starts, total = [], 0
         for length in self.lengths:
             starts.append(total)
             total += length
         return group_by_length(self.lengths, starts, torch.device("cpu"))
 
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Sequences that attend in one batch."""
+
+    members: int
+    length: int
+    """Slots of each member."""
+    padded: bool
+    """Whether some members are shorter, so that a mask hides the rest."""
+
     @property
     def slots(self) -> int:
-        """Slots that attention works on: rows, and what groups are padded with."""
-        return sum(group.slots for group in self.grouping.groups)
+        return self.members * self.length
+
+    @property
+    def squares(self) -> int:
+        """Pairs of places, over all members."""
+        return self.members * self.length**2
+
+    def mask(self, window: int | None) -> int:
+        """Elements of the mask, which hides padding and what is not in the window."""
+        if window is None or window >= self.length:
+            return self.slots if self.padded else 0
+        return self.squares if self.padded else self.length**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +136,81 @@ def saved(
         recompute, keep_gathered: as the model was made.
         device: they keep different masks of dropout, and different things of attention with dropout.
     """
-    part = _Parts(config, wire, load, device)
-    layers = [part.layer(number, recompute, keep_gathered) for number in range(config.layers)]
-    final = part.norm(load.rows, "z") if config.pre_norm else 0
+    kept = Kept(config, wire, load, device, keep_gathered)
+    kinds, order = layer_kinds(config)
+    layers = [kept.layer(kind).of(recompute) for kind in kinds]
+    shared = kept.shared() if recompute == "none" else 0
+    final = kept.norm(load.rows, "z") if config.pre_norm else 0
     return Saved(
-        embeddings=part.embeddings(),
+        embeddings=kept.embeddings(),
         layer=max(layers),
-        layers=sum(layers) + (part.shared() if recompute == "none" else 0),
-        heads=final + part.masked_lm() + part.next_sentence(),
+        layers=shared + sum(size * order.count(number) for number, size in enumerate(layers)),
+        heads=final + kept.masked_lm() + kept.next_sentence(),
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """In what layers of an encoder differ."""
+
+    norms: int
+    window: int | None
+
+
+@lru_cache(maxsize=64)
+def layer_kinds(config: BertConfig) -> tuple[list[LayerKind], list[int]]:
+    """The kinds, of which there are few however many layers; and of which of them each layer is."""
+    kinds: list[LayerKind] = []
+    order = []
+    for number in range(config.layers):
+        kind = LayerKind(norms=layer_norms(config, number), window=config.window_of(number))
+        if kind not in kinds:
+            kinds.append(kind)
+        order.append(kinds.index(kind))
+    return kinds, order
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKept:
+    """Bytes that a layer keeps if nothing is computed again, in the order of the forward pass."""
+
+    rows: int
+    """P."""
+    state: int
+    """Its input."""
+    qkv: int
+    """What the product for q, k and v keeps; the other products likewise."""
+    attention: int
+    out: int
+    norm: int
+    """Each LayerNorm."""
+    norms: int
+    """How many there are."""
+    up: int
+    between: int
+    """Between the MLP's products."""
+    down: int
+    mask: int
+    """Each of the two dropouts."""
+
+    def of(self, recompute: Recompute) -> int:
+        if recompute == "layer":
+            return self.state
+        # q, k and v as the product has made them, or all that attention keeps
+        mixing = 3 * self.state if recompute == "attention" else self.attention
+        rest = self.qkv + self.out + self.norms * self.norm + self.up + self.between + self.down + 2 * self.mask
+        return mixing + rest
+
+
 @dataclass(frozen=True)
-class _Parts:
+class Kept:
+    """Bytes that each part of the model keeps."""
+
     config: BertConfig
     wire: Wire
     load: Load
     device: Device
+    keep_gathered: bool
 
     def hidden(self, rows: int) -> int:
         """Bytes of a hidden state of so many rows of the plane: its shard has the same size on both faces."""
@@ -136,37 +235,37 @@ class _Parts:
     def shared(self) -> int:
         """What all layers have in common: the way to groups of sequences and back, and the places of rotary."""
         rows = sum(self.load.lengths)
-        ways = 0 if self.load.grouping.gather is None else self.load.slots + rows
+        ways = self.load.slots + rows if self.load.reordered else 0
         return _INDEX * (ways + (rows if self.config.encoder == "modern" else 0))
 
-    def layer(self, number: int, recompute: Recompute, keep_gathered: bool) -> int:
+    def layer(self, kind: LayerKind) -> LayerKept:
         config, rows = self.config, self.load.rows
         hidden, inner = config.hidden, config.inner_size
         state, modern = self.hidden(rows), config.encoder == "modern"
-        if recompute == "layer":
-            return state
-        products: list[tuple[int, int, Side]] = [
-            (hidden, 3 * hidden, "z"),
-            (hidden, hidden, "y"),
-            (hidden, 2 * inner if modern else inner, "z"),
-            (inner, hidden, "y"),
-        ]
-        operands = sum(self.operands(k, n, face, keep_gathered) for k, n, face in products)
-        qkv = 3 * state if recompute == "attention" else self.attention(config.window_of(number))
         # The input of GELU; or gate and up, of which GELU takes one, and its output, which the other one multiplies.
         # ReLU keeps its output, which the next product keeps anyway, unless that one keeps a gathered copy.
-        copied = keep_gathered and self.wire.size("z") > 1
+        copied = self.keep_gathered and self.wire.size("z") > 1
         of_classic = 0 if config.activation == "relu" and not copied else 1
-        gelu = state // hidden * inner * (3 if modern else of_classic)
-        # "post": each LayerNorm keeps the sum before it; "pre": each keeps the residual stream.
-        norms = layer_norms(config, number) * self.norm(rows, "z")
-        return operands + qkv + gelu + norms + 2 * self.mask(config.dropout)
+        return LayerKept(
+            rows=rows,
+            state=state,
+            qkv=self.operands(hidden, 3 * hidden, "z"),
+            attention=self.attention(kind.window),
+            out=self.operands(hidden, hidden, "y"),
+            # "post": each LayerNorm keeps the sum before it; "pre": each keeps the residual stream.
+            norm=self.norm(rows, "z"),
+            norms=kind.norms,
+            up=self.operands(hidden, 2 * inner if modern else inner, "z"),
+            between=state // hidden * inner * (3 if modern else of_classic),
+            down=self.operands(inner, hidden, "y"),
+            mask=self.mask(config.dropout),
+        )
 
-    def operands(self, k: int, n: int, face: Side, kept: bool) -> int:
+    def operands(self, k: int, n: int, face: Side) -> int:
         """What a product of K and N features keeps: its input's shard; or gathered, with the gathered weight."""
         wire, rows = self.wire, self.load.rows
         a, c = wire.size(other(face)), wire.size(face)
-        if not kept:
+        if not self.keep_gathered:
             return rows // a * (k // c) * wire.compute
         slab = chunk(n, a, wire.index(other(face)))
         padded = -(-slab // wire.size("x")) * wire.size("x")
@@ -175,35 +274,37 @@ class _Parts:
 
     def attention(self, window: int | None) -> int:
         """q, k, v, the result before it goes back to its rows, and what the kernel keeps of the probabilities."""
-        config, y, grouping = self.config, self.wire.size("y"), self.load.grouping
-        slots, columns, heads = self.load.slots, config.hidden // y, config.heads // y
+        config, load, y = self.config, self.load, self.wire.size("y")
+        slots, columns, heads = load.slots, config.hidden // y, config.heads // y
         if self.device == "cpu" and config.attention_dropout:
-            squares = sum(len(group.members) * group.length**2 for group in grouping.groups)
-            kept = 3 * (slots * columns + heads * squares)
+            kept = 3 * (slots * columns + heads * sum(group.squares for group in load.groups))
             # Where batch and heads fold into one dim without a copy, v is a view of what all of it lies in.
-            views = sum(group.slots for group in grouping.groups if len(group.members) == 1 or heads == 1)
+            views = sum(group.slots for group in load.groups if group.members == 1 or heads == 1)
             if views and self.wire.compute == self.wire.statistic:
-                whole = slots if grouping.gather is not None else 3 * slots  # QKV
+                whole = slots if load.reordered else 3 * slots  # QKV
                 kept += (whole - views) * columns
             return kept * self.wire.statistic
         # Turned queries and keys are tensors of their own, beside QKV, of which v may be a view.
-        turned = 2 * slots if config.encoder == "modern" and grouping.gather is None else 0
-        masks = sum(_mask_elements(group, window) for group in grouping.groups)
+        turned = 2 * slots if config.encoder == "modern" and not load.reordered else 0
+        masks = sum(group.mask(window) for group in load.groups)
         return ((4 * slots + turned) * columns + masks) * self.wire.compute + slots * heads * self.wire.statistic
 
     def masked_lm(self) -> int:
         """Selection, dense, GELU, LayerNorm, projection, cross-entropy."""
         wire, slots = self.wire, self.load.masked
         own = slots // wire.size("z")
-        logits = own * chunk(self.config.vocab, wire.size("y"), wire.index("y")) * wire.compute
         return (
             (_INDEX + 1) * slots
             # Inputs of dense, GELU and projection; ReLU keeps its output, which is LayerNorm's input.
             + (2 if self.config.activation == "relu" else 3) * self.hidden(slots)
             + self.norm(slots, "y")
-            + logits
+            + self.logits()
             + own * (wire.statistic + _INDEX + 2)
         )
+
+    def logits(self) -> int:
+        own = self.load.masked // self.wire.size("z")
+        return own * chunk(self.config.vocab, self.wire.size("y"), self.wire.index("y")) * self.wire.compute
 
     def next_sentence(self) -> int:
         """Selection, dense, tanh, the narrow head in fp32, cross-entropy over two classes."""
@@ -212,10 +313,3 @@ class _Parts:
         pooled = 2 * self.hidden(slots)
         wide = self.hidden(slots) // wire.compute * wire.statistic if wire.compute < wire.statistic else 0
         return (_INDEX + 1) * slots + pooled + wide + own * 2 * wire.statistic + _INDEX * slots + wire.statistic
-
-
-def _mask_elements(group: LengthGroup, window: int | None) -> int:
-    """Of the mask of a group's attention, which hides padding and what is not in the window."""
-    if window is None or window >= group.length:
-        return 0 if group.mask is None else group.slots
-    return group.length**2 * (1 if group.mask is None else len(group.members))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from models.bert.config import BertConfig
-from models.bert.inventory import layer_norms, parameters
+from models.bert.inventory import held, layer_norms
 from tensor3d.layers.attention import Recompute
 from tensor3d.layout import matrix, vector
 from tensor3d.planning.traffic import (
@@ -67,11 +67,9 @@ def micro_batch_traffic(
 
 def ledger_traffic(config: BertConfig, wire: Wire) -> Bytes:
     """The sums of gradients that ranks hold copies of, once a step."""
-    held: Counter[tuple[AxisName, ...]] = Counter()
-    for parameter in parameters(config):
-        held[parameter.layout.sum_over] += parameter.held(wire.shape, wire.rank)
+    by_sum = held(config, wire.shape, wire.rank).by_sum
     return replicated_gradients(
-        wire, held[vector("y").sum_over], held[vector("z").sum_over], held[matrix("z").sum_over]
+        wire, *(by_sum.get(each.sum_over, 0) for each in (vector("y"), vector("z"), matrix("z")))
     )
 
 
@@ -95,9 +93,13 @@ def step_traffic(
         lamb: parameters whose norms LAMB takes.
     """
     one = micro_batch_traffic(config, wire, rows, masked, first, keep_gathered=keep_gathered, recompute=recompute)
-    total: Bytes = times(one, micro_batches) + ledger_traffic(config, wire)
+    return times(one, micro_batches) + end_of_step_traffic(config, wire, norm=norm, lamb=lamb)
+
+
+def end_of_step_traffic(config: BertConfig, wire: Wire, *, norm: int = 1, lamb: int = 0) -> Bytes:
+    """What comes once a step: the ledger's sums, the gradient norm and LAMB's norms; arguments as of `step_traffic`."""
     everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
-    total += wire.summed(everyone, norm, max(4, wire.parameter))
+    total = ledger_traffic(config, wire) + wire.summed(everyone, norm, max(4, wire.parameter))
     return total + wire.summed(everyone, 2 * lamb, max(4, wire.parameter))
 
 

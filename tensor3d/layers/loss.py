@@ -18,6 +18,7 @@ from tensor3d.faces import Face, check_face
 from tensor3d.layout import chunk_bounds
 from tensor3d.origin import check_origin
 from tensor3d.statistics import gather_statistics
+from tensor3d.values import are_at_hand
 
 IGNORED = -100
 """A label that counts for nothing."""
@@ -51,7 +52,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
             f". Got {tuple(logits.shape)} and {tuple(labels.shape)}."
         )
     check_origin(logits, face, cube, "cross_entropy")
-    if labels.device.type == "cpu":  # on a device this would wait for it
+    if are_at_hand(labels):
         wrong = labels[~_are_labels(labels, vocab)]
         if wrong.numel():
             raise ValueError(f"labels must be at least 0 and below {vocab}, or {IGNORED}. Got {int(wrong[0])}.")

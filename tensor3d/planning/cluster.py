@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensor3d.shape import AxisName, CubeShape
+from tensor3d.shape import AXES, AxisName, CubeShape
 from tensor3d.traffic import Kind
 
 
@@ -62,6 +62,8 @@ class Cluster:
     """Share of the peak that large matrix products reach."""
     launch: float = 5e-6
     """Seconds of one operator at least: what the host needs to start it."""
+    overlaps: bool = True
+    """Whether host, device and wire work at the same time: not where the same cores do it all."""
     fits: tuple[Fit, ...] = ()
     """Measured collectives. They stand in for `inside` and `across` where members, stride and kind are the same."""
 
@@ -106,8 +108,8 @@ class Cluster:
         found = self._fitted(kind, members, stride)
         if found is not None:
             return found.latency, found.seconds_per_byte
-        here = self._on_one_node(shape, axes)
-        steps = (2 if kind == "all-reduce" else 1) * (members - 1)
+        here = self.on_one_node(shape, axes)
+        steps = 2 * math.ceil(math.log2(members)) if kind == "all-reduce" else members - 1
         if here >= members:
             return steps * self.inside.latency, 1 / self.inside.bandwidth
         bandwidth = min(self.inside.bandwidth if here > 1 else math.inf, self.across.bandwidth * here)
@@ -117,15 +119,23 @@ class Cluster:
         fitting = [fit for fit in self.fits if fit.kind == kind and fit.members == members]
         return min(fitting, key=lambda fit: abs(fit.stride - stride), default=None)
 
-    def _on_one_node(self, shape: CubeShape, axes: tuple[AxisName, ...]) -> int:
-        """Members of rank 0's group that share its node."""
-        here, inner = 1, 1
+    def on_one_node(self, shape: CubeShape, axes: tuple[AxisName, ...]) -> int:
+        """Members of a group along the axes that share a node, in the group of which the fewest do."""
+        together = self.neighbours(shape)
+        return math.prod(together[axis] for axis in axes)
+
+    def neighbours(self, shape: CubeShape) -> dict[AxisName, int]:
+        """On each axis, how many consecutive ranks share a node wherever one looks: several nodes of 8 do not hold all
+        groups of 3."""
+        inner, found = 1, dict.fromkeys(AXES, 1)
         for axis in reversed(shape.wire):
             size = shape.size(axis)
-            if axis in axes:
-                here *= max(1, min(size, self.per_node // inner))
+            if self.nodes == 1:
+                found[axis] = size
+            elif self.per_node % inner == 0:
+                found[axis] = math.gcd(size, self.per_node // inner)
             inner *= size
-        return here
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """As `read_cluster` reads it."""

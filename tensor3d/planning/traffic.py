@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from tensor3d.shape import AXES, AxisName, CubeShape
@@ -45,7 +46,11 @@ class Wire:
         return self.shape.size(axis)
 
     def index(self, axis: AxisName) -> int:
-        return self.shape.coordinate(self.rank)[axis]
+        return self._place[axis]
+
+    @cached_property
+    def _place(self) -> dict[AxisName, int]:
+        return self.shape.coordinate(self.rank)  # formulas ask for it dozens of times
 
     def moved(self, axis: AxisName, kind: Kind, shard: int, size: int) -> Bytes:
         """An all-gather or reduce-scatter whose shard on each member has `shard` elements of `size` bytes."""
@@ -96,6 +101,35 @@ def chunk(size: int, parts: int, index: int) -> int:
     return max(0, min(step, size - index * step))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProductTraffic:
+    """Each collective of a matrix product, once."""
+
+    gather_a: Bytes
+    gather_w: Bytes
+    scatter_c: Bytes
+    gather_dc: Bytes
+    scatter_da: Bytes
+    scatter_dw: Bytes
+
+
+def product_collectives(wire: Wire, rows: int, k: int, n: int, face: Side = "z") -> ProductTraffic:
+    """Of one product of `tensor3d.matmul` (Bian et al. 2021, §3.1)."""
+    a, c = other(face), face
+    slab = chunk(n, wire.size(a), wire.index(a))  # output features of this rank's slice
+    columns = k // wire.size(c)
+    own_a, own_c = rows // wire.size(a) * columns, rows // wire.size(c) * slab
+    own_w = -(-slab // wire.size("x")) * columns
+    return ProductTraffic(
+        gather_a=wire.moved(a, "all-gather", own_a, wire.compute),
+        gather_w=wire.moved("x", "all-gather", own_w, wire.compute),
+        scatter_c=wire.moved(c, "reduce-scatter", own_c, wire.compute),
+        gather_dc=wire.moved(c, "all-gather", own_c, wire.compute),
+        scatter_da=wire.moved(a, "reduce-scatter", own_a, wire.compute),
+        scatter_dw=wire.moved("x", "reduce-scatter", own_w, wire.gradient),
+    )
+
+
 def product(
     wire: Wire,
     rows: int,
@@ -107,29 +141,21 @@ def product(
     kept: bool = False,
     forward_only: bool = False,
 ) -> Bytes:
-    """One matrix product of `tensor3d.matmul`: three collectives forward, five backward (Bian et al. 2021, §3.1).
+    """One matrix product: three collectives forward, five backward.
 
     Args:
         kept: gathered operands were kept for backward (`reshard_after_forward=False`).
     """
-    a, c = other(face), face
-    slab = chunk(n, wire.size(a), wire.index(a))  # output features of this rank's slice
-    columns = k // wire.size(c)
-    gather_a = wire.moved(a, "all-gather", rows // wire.size(a) * columns, wire.compute)
-    gather_w = wire.moved("x", "all-gather", -(-slab // wire.size("x")) * columns, wire.compute)
-    scatter_c = wire.moved(c, "reduce-scatter", rows // wire.size(c) * slab, wire.compute)
-    gather_dc = wire.moved(c, "all-gather", rows // wire.size(c) * slab, wire.compute)
-    scatter_da = wire.moved(a, "reduce-scatter", rows // wire.size(a) * columns, wire.compute)
-    scatter_dw = wire.moved("x", "reduce-scatter", -(-slab // wire.size("x")) * columns, wire.gradient)
-    total = gather_a + gather_w + scatter_c
+    each = product_collectives(wire, rows, k, n, face)
+    total = each.gather_a + each.gather_w + each.scatter_c
     if forward_only:
         return total
-    total = total + gather_dc + scatter_dw
+    total = total + each.gather_dc + each.scatter_dw
     if input_gradient:
-        total = total + scatter_da
+        total = total + each.scatter_da
     if kept:
         return total
-    return total + gather_a + (gather_w if input_gradient else Counter())
+    return total + each.gather_a + (each.gather_w if input_gradient else Counter())
 
 
 def layer_norm(wire: Wire, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:

@@ -175,8 +175,10 @@ def _peak(shape: Shape, changes: Changes, made: Changes, dtype: torch.dtype | No
 
     run()  # what is made once stays
     model.zero_grad()
-    memory = step_memory(config, wire_of(cube, dtype), load_of(batch), micro_batches=micro, **made)
-    return peak_bytes(run), memory.peak - memory.weights - memory.optimizer
+    load, wires = load_of(batch), cube.shape.ranks > 1  # on several ranks gloo has its buffers
+    memory = step_memory(config, wire_of(cube, dtype), load, micro_batches=micro, wire_buffers=wires, **made)
+    there_before = memory.weights + memory.optimizer + memory.batch
+    return peak_bytes(run), memory.peak - there_before
 
 
 def peak_bytes(run: Callable[[], None]) -> int:
@@ -203,7 +205,7 @@ PEAKS: list[tuple[Changes, Changes, torch.dtype | None, int]] = [
 @pytest.mark.parametrize(("changes", "made", "dtype", "micro"), PEAKS)
 def test_the_most_at_once_on_one_device(changes: Changes, made: Changes, dtype: torch.dtype | None, micro: int) -> None:
     ((measured, expected),) = run_ranks(1, _peak, (1, 1, 1, 1), changes, made, dtype, micro)
-    assert 0.95 <= expected / measured <= 1.3
+    assert 0.99 <= expected / measured <= 1.01
 
 
 @pytest.mark.slow
@@ -211,7 +213,7 @@ def test_the_most_at_once_on_a_cube() -> None:
     """Gloo frees its buffers when its threads get to it, so that the measured peak differs from run to run."""
     changes, made, dtype, micro = PEAKS[1]
     measured, expected = zip(*run_ranks(8, _peak, (2, 2, 2, 1), changes, made, dtype, micro), strict=True)
-    assert 0.75 <= max(expected) / max(measured) <= 1.3
+    assert 0.85 <= max(expected) / max(measured) <= 1.05
 
 
 def test_what_is_bought_with_what() -> None:

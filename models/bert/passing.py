@@ -1,0 +1,170 @@
+"""Bytes that come and go in the backward pass of a BERT: at each moment, what is alive beside what stays and is kept.
+
+Each method follows the code of the same name line by line, and gives the moments in which most is alive. What the
+allocator, the communication library and kernels need inside of themselves is not in it; gloo's buffers can be.
+
+S bytes of a hidden state's shard; A' and W' gathered operands, C a product's result (see `tensor3d.matmul`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.bert.config import BertConfig
+from models.bert.saved import Device, Load
+from tensor3d.planning.traffic import Side, Wire, chunk, other
+from tensor3d.shape import AxisName
+
+
+@dataclass(frozen=True)
+class Passing:
+    config: BertConfig
+    wire: Wire
+    load: Load
+    device: Device
+    keep_gathered: bool
+    wire_buffers: bool
+
+    @property
+    def mixed(self) -> bool:
+        """Whether statistics are wider than activations."""
+        return self.wire.compute < self.wire.statistic
+
+    @property
+    def math(self) -> bool:
+        """Whether attention is computed step by step, probabilities and all: CPUs have no kernel with dropout."""
+        return self.device == "cpu" and self.config.attention_dropout > 0
+
+    @property
+    def copies(self) -> bool:
+        """Whether attention works on copies of q, k and v."""
+        return self.load.reordered or self.math
+
+    @property
+    def results(self) -> int:
+        """Attention's results, of all groups in one, beside what it keeps."""
+        return self.load.slots * self.config.hidden // self.wire.size("y") * self.wire.compute * (2 if self.math else 1)
+
+    def state(self, rows: int) -> int:
+        """S: of a hidden state of so many rows of the plane."""
+        return rows * self.config.hidden // (self.wire.size("y") * self.wire.size("z")) * self.wire.compute
+
+    def wide(self, rows: int) -> int:
+        """The same in the type of statistics."""
+        return self.state(rows) // self.wire.compute * self.wire.statistic
+
+    def slab(self, n: int, k: int, face: Side) -> int:
+        """Elements of W': this rank's rows of a weight of N and K features, over all members of x."""
+        rows = other(face)
+        return chunk(n, self.wire.size(rows), self.wire.index(rows)) * (k // self.wire.size(face))
+
+    def block(self, n: int, k: int, face: Side) -> int:
+        """Elements of the share of x in it, padded to be even."""
+        rows, x = other(face), self.wire.size("x")
+        slab = chunk(n, self.wire.size(rows), self.wire.index(rows))
+        return -(-slab // x) * (k // self.wire.size(face))
+
+    def sending(self, n: int, k: int, face: Side) -> int:
+        """A weight's gradient on its way over x. It stays until the next weight's is handed in."""
+        x = self.wire.size("x")
+        return self.block(n, k, face) * x * self.wire.gradient if x > 1 else 0
+
+    def product(self, rows: int, k: int, n: int, face: Side, *, kept: bool | None = None) -> int:
+        """Backward of a product, beside dC, its saved operands and what the product before is still sending."""
+        wire, a, c = self.wire, other(face), face
+        kept = self.keep_gathered if kept is None else kept
+        slab, block, columns = self.slab(n, k, face), self.block(n, k, face), k // wire.size(c)
+        even = block * wire.size("x")
+        dc = rows * (slab // columns) if wire.size(c) > 1 else 0
+        a_full = rows * columns if wire.size(a) > 1 and not kept else 0
+        converted = block if wire.compute != wire.parameter and not kept else 0
+        w_full = 0 if kept else even if wire.size("x") > 1 else converted
+        gathered = (dc + a_full + w_full) * wire.compute
+        gathering = (
+            (converted * wire.compute if wire.size("x") > 1 else 0)
+            + self.gathering(dc, c)
+            + self.gathering(a_full, a)
+            + self.gathering(0 if kept else even, "x")
+        )
+        da = rows * columns + (rows * columns // wire.size(a) if wire.size(a) > 1 else 0)
+        da = da * wire.compute + self.scattering(rows * columns, a, wire.compute)
+        return gathered + max(gathering, da + self.weight_gradient(n, k, face))
+
+    def product_forward(self, rows: int, k: int, n: int, face: Side) -> int:
+        """Forward of a product that keeps its shards alone: gathered operands, the members' part of C, and C."""
+        wire, a, c = self.wire, other(face), face
+        slab, columns = self.slab(n, k, face), k // wire.size(c)
+        elements = rows * columns if wire.size(a) > 1 else 0
+        if wire.size("x") > 1 or wire.compute != wire.parameter:
+            elements += self.block(n, k, face) * wire.size("x")
+        result = rows * (slab // columns)
+        elements += result + (result // wire.size(c) if wire.size(c) > 1 else 0)
+        return elements * wire.compute
+
+    def weight_gradient(self, n: int, k: int, face: Side, size: int | None = None) -> int:
+        """dW' as it was computed, in elements of `size` bytes, then as it travels, and this rank's share of its sum."""
+        wire, slab = self.wire, self.slab(n, k, face)
+        size = wire.compute if size is None else size
+        even = self.block(n, k, face) * wire.size("x")
+        if wire.size("x") == 1:
+            return slab * (size + (wire.parameter if size != wire.parameter else 0))
+        travelling = slab * wire.gradient if size != wire.gradient else 0
+        travelling += even * wire.gradient if even != slab else 0
+        return (
+            slab * size
+            + travelling
+            + even // wire.size("x") * wire.gradient
+            + self.scattering(even, "x", wire.gradient)
+        )
+
+    def gathering(self, elements: int, axis: AxisName) -> int:
+        """What a library needs beside the result while it gathers: gloo has a buffer of the same size."""
+        return elements * self.wire.compute if self.wire_buffers and self.wire.size(axis) > 1 else 0
+
+    def scattering(self, elements: int, axis: AxisName, size: int) -> int:
+        """The same while it sums and scatters: gloo sums in a copy."""
+        return elements * size if self.wire_buffers and self.wire.size(axis) > 1 else 0
+
+    def norm(self, rows: int) -> int:
+        """Backward of a LayerNorm, beside its input and both gradients: in the type of statistics.
+
+        The normalised input, its product with the gradient, and the result; in narrow types also the gradient.
+        """
+        wide = self.wide(rows)
+        return (4 if self.mixed else 3) * wide + (self.state(rows) if self.mixed else 0)
+
+    def attention(self, kept: int) -> list[int]:
+        """Backward from the projection's input to q, k and v, beside the residual stream's gradient.
+
+        What is freed on the way counts against it, so that all of it is beside all that attention keeps.
+        """
+        config, load, c = self.config, self.load, self.wire.compute
+        columns, heads = config.hidden // self.wire.size("y"), config.heads // self.wire.size("y")
+        state, slots = self.state(load.rows), load.slots * columns * c
+        moments, made, freed = [], 0, 0
+        if load.reordered:
+            moments.append(state + slots)  # from rows to the groups' slots
+        for group in reversed(load.groups):
+            own, wide = group.slots * columns * c, group.slots * columns * self.wire.statistic
+            if self.math:
+                squares = group.squares * heads * self.wire.statistic
+                # Gradients of probabilities, of v, and that of the result in another order.
+                moments.append(slots + made - freed + squares + 2 * wide)
+                freed += 3 * (squares + wide)
+            else:
+                moments.append(slots + made - freed + 3 * own)
+                freed += own + group.slots * heads * self.wire.statistic
+            made += 3 * own
+        moments.append(4 * slots - kept)  # the groups' gradients are put together
+        if config.encoder == "modern":  # turning one back: halves and the whole, in the type of statistics
+            moments.append(3 * state + (4 if self.mixed else 2) * state - kept)
+        moments.append(6 * state - kept)  # q, k and v are put together
+        return moments
+
+    def lookup(self, table: int, rows: int, columns: int) -> int:
+        """Backward of a lookup of `rows` rows, beside its gradient: sums by row, in fp32 at least."""
+        wire, wide = self.wire, self.wire.statistic
+        full = rows * columns * wire.compute if wire.size("y") > 1 else 0
+        sums = table * columns * wide
+        chosen = rows * columns * wide * (2 if self.mixed else 1)
+        return full + sums + max(chosen, table * columns * wire.compute if self.mixed else 0)

@@ -1,0 +1,140 @@
+"""`python -m tools.plan` as users call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensor3d import CubeShape
+from tensor3d.planning.presets import cluster_of
+from tools.plan.__main__ import main
+from tools.plan.kinds import kind_of
+
+BASE = ["--model", "base", "--global-batch", "64"]
+
+
+def planned(tmp_path: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
+    path = tmp_path / "plan.json"
+    assert main([*BASE, *arguments, "--output", str(path)]) == status
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_every_box_is_in_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = planned(tmp_path, "--gpu", "a100-40GB", "--nodes", "2", "--per-node", "4")
+    plans, refused = content["search"]["plans"], content["search"]["refused"]
+    assert len(plans) + len(refused) == 20  # ways to write 8 as a product of four
+    assert [plan["seconds"] for plan in plans] == sorted(plan["seconds"] for plan in plans)
+    for plan in plans:
+        box = plan["box"]
+        assert box["data"] * box["x"] * box["y"] * box["z"] == 8
+        assert sum(plan["time"][part] for part in ("products", "attention", "touching", "starting", "exposed")) == (
+            pytest.approx(plan["seconds"])
+        )
+        assert 0 < plan["mfu"] < 1
+        assert plan["tokens_per_second"] == pytest.approx(64 * 512 / plan["seconds"])
+        assert all(each["bytes"] > 0 < each["calls"] for each in plan["received"])
+    assert content["cluster"]["per_node"] == 4
+    printed = capsys.readouterr().out
+    assert "pick: " in printed
+    assert "at its best" in printed
+    assert "Rajbhandari et al. 2020" in printed  # the papers' rows
+
+
+def test_one_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = planned(tmp_path, "--cube", "1x2x2", "--data-parallel", "2")
+    assert [plan["box"] for plan in content["search"]["plans"]] == [{"data": 2, "x": 1, "y": 2, "z": 2}]
+    assert "2*(1x2x2)" in capsys.readouterr().out
+
+
+def test_a_measured_machine(tmp_path: Path) -> None:
+    cluster = cluster_of("V100-16GB", nodes=1, per_node=8, name="mine")
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"cluster": cluster.to_json(), "command": "bench"}))
+    content = planned(tmp_path, "--cluster", str(path), "--memory", "32e9")
+    assert content["cluster"]["name"] == "mine"
+    assert content["cluster"]["memory"] == 32e9
+
+
+def test_sizes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "sizes.png"
+    content = planned(tmp_path, "--ranks", "64,8", "--plot", str(plot))
+    assert list(content["ranks"]) == ["8", "64"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    for ranks, found in content["ranks"].items():
+        for plan in found["plans"]:
+            assert plan["box"]["data"] * plan["box"]["x"] * plan["box"]["y"] * plan["box"]["z"] == int(ranks)
+        pick = found["plans"][0]["seconds"]
+        kinds = {plan["kind"]: plan["seconds"] for plan in reversed(found["plans"])}
+        assert all(pick <= seconds for seconds in kinds.values())
+    printed = capsys.readouterr().out
+    assert "64" in printed
+    assert "overtakes" in printed
+
+
+def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = planned(tmp_path, "--memory", "1e8", status=1)
+    assert content["search"]["plans"] == []
+    captured = capsys.readouterr()
+    assert "2x2x2: needs " in captured.out
+    assert captured.err == "no box of these ranks holds the model\n"
+
+
+def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--headline"]) == 0
+    printed = capsys.readouterr().out
+    assert "2.32" in printed
+    assert "1.57" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--gpu", "B9000"], "GPUs with a preset are"),
+        (["--model", "huge"], "--model must be one of tiny, mini, small, base, large, 10b, 100b"),
+        (["--nodes", "0"], "--nodes must be at least 1. Got 0."),
+        (["--layers", "0"], "--layers must be a whole number from 1 to 10^9. Got 0."),
+        (["--hidden", "-64"], "--hidden must be a whole number from 1 to 10^9. Got -64."),
+        (["--hidden", "100000000", "--heads", "1"], "the planner stops at 1e+15"),
+        (["--heads", "7"], "hidden must divide by heads=7. Got 768."),
+        (["--nodes", "1000000"], "the planner stops at 1,048,576 ranks. Got 8,000,000."),
+        (["--nodes", "8192", "--capacity", "512"], "65,536 ranks are more than the 32,768 tokens of a step."),
+        (["--memory", "0"], "memory must be a number above 0. Got 0.0."),
+        (["--across-bandwidth", "nan"], "bandwidth across must be a number above 0. Got nan."),
+        (["--memory-share", "2"], "memory_share must be above 0 and at most 1. Got 2.0."),
+        (["--cube", "2x2x3"], "2x2x3 takes 12 ranks, and 1 x 8 H100 has 8."),
+        (["--cube", "2x2"], "a cube is written XxYxZ"),
+        (["--data-parallel", "2"], "--data-parallel 2 says how many copies of --cube. Name one."),
+        (["--ranks", "8,x"], "--ranks must be whole numbers of at least 1, as 8,64,512. Got '8,x'."),
+        (["--ranks", "12"], "12 ranks fill no whole number of nodes of 8."),
+        (["--ranks", "8", "--dry-run"], "Leave out --cube and --dry-run."),
+        (["--plot", "a.png"], "--plot draws what --ranks asks for."),
+        (["--cluster", "missing.json"], "missing.json"),
+        (["--gpu", "V100-16GB", "--compute", "bf16"], "knows the FLOP/s of"),
+        (["--output", "nowhere/plan.json"], "--output must be a file in a folder that exists."),
+    ],
+)
+def test_bad_calls(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        (CubeShape(data=8), "data"),
+        (CubeShape(x=8), "fully sharded"),
+        (CubeShape(y=8, data=2), "1-D"),
+        (CubeShape(z=8), "1-D"),
+        (CubeShape(y=4, z=4), "2-D"),
+        (CubeShape(x=2, y=2, z=2), "cube"),
+        (CubeShape(x=4, y=2, z=2), "other"),
+        (CubeShape(x=4, y=2), "other"),
+        (CubeShape(y=4, z=2), "other"),
+    ],
+)
+def test_names_of_boxes(shape: CubeShape, kind: str) -> None:
+    assert kind_of(shape) == kind

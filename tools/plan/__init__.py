@@ -1,0 +1,1 @@
+"""The planner: which box for which model on which machines."""
