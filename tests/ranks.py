@@ -20,6 +20,7 @@ _PRELOAD = [
     "torch.distributed.checkpoint",
     "pytest",
     "transformers.models.bert.modeling_bert",
+    "tools.bench.trial",
     "tests.ranks",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
@@ -69,3 +69,10 @@ def test_members_along_several_axes() -> None:
     assert shape.members(("x", "z"), 2) == shape.members(("z", "x"), 7) == (2, 3, 6, 7)
     assert shape.members((), 3) == (3,)
     assert shape.members(AXES, 3) == tuple(range(8))
+
+
+def test_groups_are_all_the_different_members() -> None:
+    shape = CubeShape(**SIZES, wire=("x", "z", "data", "y"))
+    for count in range(len(AXES) + 1):
+        for axes in combinations(AXES, count):
+            assert shape.groups(axes) == sorted({shape.members(axes, rank) for rank in range(shape.ranks)})

@@ -20,6 +20,7 @@ from tools.bench import step
 from tools.bench.__main__ import main
 from tools.bench.figures import HEADER, figures, loss_difference, row
 from tools.bench.machine import aligned
+from tools.bench.rank_memory import RankMemory
 from tools.bench.step import StepCommand, deal, losses_agree
 from tools.bench.trial import RankFacts, StepSample
 
@@ -82,6 +83,22 @@ def test_traffic_is_counted_and_equals_the_closed_form(measured: dict[str, Any])
         assert cube["collectives"] > 10
         assert cube["bytes_received"] == cube["bytes_closed_form"] > 10_000
         assert cube["traffic_equal"]
+    for cube in measured["results"]:
+        assert cube["collectives_equal"]
+        assert cube["collectives"] == cube["collectives_closed_form"]
+
+
+def test_memory_is_counted_and_equals_the_closed_form(measured: dict[str, Any]) -> None:
+    alone, *others = measured["results"]
+    for cube in measured["results"]:
+        assert cube["held_bytes"] == cube["held_closed_form"]
+        assert cube["saved_bytes"] == cube["saved_closed_form"]
+        assert cube["held_equal"]
+        assert cube["saved_equal"]
+        assert cube["held_bytes"] + cube["saved_bytes"] < cube["peak_tensor_bytes"] < 2 * cube["peak_closed_form"]
+    for cube in others:
+        assert cube["saved_bytes"] < 0.6 * alone["saved_bytes"]
+        assert cube["held_bytes"] < 0.6 * alone["held_bytes"]
 
 
 def test_all_cubes_compute_the_same(measured: dict[str, Any]) -> None:
@@ -188,13 +205,36 @@ def test_a_failing_rank_is_exit_status_1(
 
 def sample(seconds: float, received: int = 0) -> StepSample:
     return StepSample(
-        seconds=seconds, tokens=100, loss=1.0, received=Counter({("y", "all-gather"): received}), collectives=3
+        seconds=seconds,
+        tokens=100,
+        loss=1.0,
+        received=Counter({("y", "all-gather"): received}),
+        calls=Counter({("y", "all-gather"): 3}),
+        flops=1000,
     )
 
 
 def facts(first_loss: float = 5.0, expected: int = 0) -> RankFacts:
     form: Bytes = Counter({("y", "all-gather"): expected})
-    return RankFacts(device="cpu", threads=1, closed_form=form, first_loss=first_loss, peak_memory=expected)
+    memory = RankMemory(
+        held=30 + expected,
+        held_closed_form=38,
+        saved=20 + expected,
+        saved_closed_form=28,
+        saved_equal=expected == 8,
+        peak=60 + expected,
+        peak_closed_form=70,
+    )
+    calls = Counter({("y", "all-gather"): 3})
+    return RankFacts(
+        device="cpu",
+        threads=1,
+        closed_form=form,
+        calls_closed_form=calls,
+        first_loss=first_loss,
+        peak_memory=expected,
+        memory=memory,
+    )
 
 
 def test_figures_by_hand() -> None:
@@ -212,9 +252,21 @@ def test_figures_by_hand() -> None:
     assert cube.tokens_per_second == pytest.approx((100 / 4 + 100 / 5) / 2)
     assert (cube.collectives, cube.bytes_received, cube.bytes_closed_form) == (3, 8, 8)
     assert cube.traffic_equal
+    assert cube.flops_per_second == pytest.approx((1000 / 4 + 1000 / 5) / 2)
+    assert (cube.collectives_closed_form, cube.collectives_equal) == (3, True)
     assert cube.peak_memory_bytes == 8
+    assert (cube.held_bytes, cube.held_closed_form, cube.held_equal) == (38, 38, False)  # the other rank holds 36
+    assert (cube.saved_bytes, cube.saved_closed_form, cube.saved_equal) == (28, 28, False)
+    assert (cube.peak_tensor_bytes, cube.peak_closed_form) == (68, 70)
     # The rank that receives less is off by a byte.
     assert not figures(CubeShape(y=2), turns, [facts(expected=8), facts(expected=7)], base).traffic_equal
+    even = figures(CubeShape(y=2), turns, [facts(expected=8), facts(expected=8)], base)
+    assert even.held_equal
+    assert even.saved_equal
+    other = [
+        dataclasses.replace(facts(), calls_closed_form=Counter({("y", "all-gather"): number})) for number in (3, 2)
+    ]
+    assert not figures(CubeShape(y=2), turns, other, base).collectives_equal
 
 
 def test_cubes_that_compute_something_else_are_found() -> None:

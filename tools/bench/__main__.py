@@ -13,16 +13,22 @@ from typing import Annotated, Any, Union
 import tyro
 
 from tools.bench.checkpoint import CheckpointCommand
+from tools.bench.collectives import CollectivesCommand
 from tools.bench.corpus import CorpusCommand
 from tools.bench.exchange import ExchangeCommand
 from tools.bench.extract import ExtractCommand
 from tools.bench.finetune import FinetuneBenchCommand
 from tools.bench.groups import RankFailedError
 from tools.bench.infer import InferCommand
+from tools.bench.layer import LayerCommand
 from tools.bench.loss import LossCommand
+from tools.bench.matmul import MatmulCommand
 from tools.bench.packing import PackingCommand
 from tools.bench.padding import PaddingCommand
+from tools.bench.plots import PlotCommand
 from tools.bench.precision import PrecisionCommand
+from tools.bench.rivals import RivalsCommand
+from tools.bench.scaling import ScalingCommand, StrongCommand, WeakCommand
 from tools.bench.step import StepCommand
 from tools.bench.subcommand import Subcommand
 from tools.bench.tokenize import TokenizeCommand
@@ -30,6 +36,9 @@ from tools.command import fitted
 
 SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "step": StepCommand,
+    "strong": StrongCommand,
+    "weak": WeakCommand,
+    "plot": PlotCommand,
     "padding": PaddingCommand,
     "exchange": ExchangeCommand,
     "loss": LossCommand,
@@ -41,6 +50,10 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "extract": ExtractCommand,
     "finetune": FinetuneBenchCommand,
     "infer": InferCommand,
+    "collectives": CollectivesCommand,
+    "matmul": MatmulCommand,
+    "layer": LayerCommand,
+    "rivals": RivalsCommand,
 }
 
 
@@ -70,7 +83,7 @@ def parse(arguments: Sequence[str]) -> Subcommand:
     chosen: Any = tyro.cli(
         union, args=list(arguments), prog="python -m tools.bench", description="Measurements, side by side."
     )
-    if isinstance(chosen, StepCommand | ExchangeCommand | LossCommand | PrecisionCommand):
+    if isinstance(chosen, StepCommand | ScalingCommand | ExchangeCommand | LossCommand | PrecisionCommand):
         # Samples have decided some of the recipe, as for training.
         return replace(chosen, settings=fitted(chosen.settings, chosen.corpus))
     command: Subcommand = chosen

@@ -37,8 +37,14 @@ class CubeFigures:
     """The lowest and the highest of the same ratio, taken in each round alone."""
     tokens_per_second: float
     """Real tokens, over all ranks; median of the steps."""
+    flops_per_second: float
+    """Of the model, over all ranks; median of the steps."""
     collectives: int
     """In a step, on the rank with the most."""
+    collectives_closed_form: int
+    """What that rank should issue by the formulas."""
+    collectives_equal: bool
+    """Whether count and formulas agree on every rank, in every step, for each axis and kind."""
     bytes_received: int
     """In a step, by the rank that receives most, in the ring model."""
     bytes_closed_form: int
@@ -49,6 +55,22 @@ class CubeFigures:
     """Of the very first step, nats."""
     peak_memory_bytes: int | None
     """Of the rank that needs most, above the process before the model was made."""
+    held_bytes: int
+    """Weights and the optimiser's state, counted, on the rank with the most."""
+    held_closed_form: int
+    """What that rank should hold by the formulas."""
+    held_equal: bool
+    """Whether count and formulas agree to the byte on every rank."""
+    saved_bytes: int
+    """What autograd keeps for the backward pass of a micro-batch, beside parameters, on the rank with the most."""
+    saved_closed_form: int
+    saved_equal: bool
+    """On every rank, for every micro-batch of the step in which it was counted."""
+    peak_tensor_bytes: int | None
+    """The most tensor memory at once in that step, with what is held and its batches, on the rank with the most. None
+    where it was not measured."""
+    peak_closed_form: int
+    """What the formulas expect of that rank: not to the byte."""
     seconds: tuple[tuple[float, ...], ...]
     """Every step, by round."""
 
@@ -76,9 +98,17 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
     low, median, high = (float(q) for q in np.quantile(steps, [0.25, 0.5, 0.75]))
     ratios = [statistics.median(mine) / statistics.median(theirs) for mine, theirs in zip(rounds, base, strict=True)]
     tokens = [sample.tokens for turn in turns for sample in turn[0]]
+    flops = [sample.flops for turn in turns for sample in turn[0]]
     samples = [(rank, sample) for turn in turns for rank, mine in enumerate(turn) for sample in mine]
     worst, busiest = max(samples, key=lambda pair: pair[1].received.total())
-    memory = [fact.peak_memory for fact in facts if fact.peak_memory is not None]
+    chattiest, most = max(samples, key=lambda pair: pair[1].calls.total())
+    resident = [fact.peak_memory for fact in facts if fact.peak_memory is not None]
+    memory = [fact.memory for fact in facts]
+    holds, saves, peaks = (
+        max(memory, key=lambda of: of.held),
+        max(memory, key=lambda of: of.saved),
+        max(memory, key=lambda of: of.peak or 0),
+    )
     return CubeFigures(
         cube=f"{shape.x}x{shape.y}x{shape.z}",
         data_parallel=shape.data,
@@ -91,20 +121,32 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
         ratio=median / statistics.median(second for seconds in base for second in seconds),
         ratio_range=(min(ratios), max(ratios)),
         tokens_per_second=statistics.median(count / second for count, second in zip(tokens, steps, strict=True)),
-        collectives=max(sample.collectives for _, sample in samples),
+        flops_per_second=statistics.median(count / second for count, second in zip(flops, steps, strict=True)),
+        collectives=most.calls.total(),
+        collectives_closed_form=facts[chattiest].calls_closed_form.total(),
+        collectives_equal=all(sample.calls == facts[rank].calls_closed_form for rank, sample in samples),
         bytes_received=busiest.received.total(),
         bytes_closed_form=facts[worst].closed_form.total(),
         traffic_equal=all(sample.received == facts[rank].closed_form for rank, sample in samples),
         first_loss=facts[0].first_loss,
-        peak_memory_bytes=max(memory) if len(memory) == len(facts) else None,
+        peak_memory_bytes=max(resident) if len(resident) == len(facts) else None,
+        held_bytes=holds.held,
+        held_closed_form=holds.held_closed_form,
+        held_equal=all(of.held == of.held_closed_form for of in memory),
+        saved_bytes=saves.saved,
+        saved_closed_form=saves.saved_closed_form,
+        saved_equal=all(of.saved_equal for of in memory),
+        peak_tensor_bytes=peaks.peak,
+        peak_closed_form=peaks.peak_closed_form,
         seconds=tuple(tuple(seconds) for seconds in rounds),
     )
 
 
 def loss_difference(cubes: Sequence[CubeFigures]) -> float:
     """The largest relative difference between first losses."""
-    losses = [cube.first_loss for cube in cubes]
-    return (max(losses) - min(losses)) / abs(min(losses))
+    losses = np.array([cube.first_loss for cube in cubes])
+    # numpy's pass on a loss that is not a number; Python's may lose it.
+    return float((losses.max() - losses.min()) / abs(losses.min()))
 
 
 HEADER = (
@@ -117,11 +159,21 @@ HEADER = (
     "by round",
     "tokens/s",
     "collectives",
+    "closed form",
     "MiB received",
+    "closed form",
+    "saved MiB",
+    "closed form",
+    "held MiB",
     "closed form",
     "peak MiB",
     "first loss",
 )
+
+
+def counted(number: int, closed_form: int, equal: bool) -> tuple[str, str]:
+    """A count of bytes in MiB, and "equal" or what the formulas say, where they say something else on any rank."""
+    return f"{number / 2**20:.2f}", "equal" if equal else f"{closed_form / 2**20:.2f}"
 
 
 def row(cube: CubeFigures) -> tuple[str, ...]:
@@ -139,8 +191,10 @@ def row(cube: CubeFigures) -> tuple[str, ...]:
         f"{least:.2f}-{most:.2f}",
         f"{cube.tokens_per_second:,.0f}",
         str(cube.collectives),
-        f"{cube.bytes_received / 2**20:.2f}",
-        "equal" if cube.traffic_equal else f"{cube.bytes_closed_form / 2**20:.2f}",
+        "equal" if cube.collectives_equal else str(cube.collectives_closed_form),
+        *counted(cube.bytes_received, cube.bytes_closed_form, cube.traffic_equal),
+        *counted(cube.saved_bytes, cube.saved_closed_form, cube.saved_equal),
+        *counted(cube.held_bytes, cube.held_closed_form, cube.held_equal),
         "-" if memory is None else f"{memory / 2**20:.0f}",
         f"{cube.first_loss:.6f}",
     )

@@ -28,6 +28,7 @@ _PRELOAD = [
     "torch.distributed.tensor",
     "torch._dynamo",
     "tools.bench.trial",
+    "tools.bench.scaling_trial",
     "tools.bench.padding",
     "tools.bench.exchanging",
 ]

@@ -68,7 +68,7 @@ class StepCommand(Subcommand):
         with ExitStack() as stack:
             groups = join_world(self, shapes, stack) if rendezvous.is_launched() else start_here(self, shapes, stack)
             shown = not dist.is_initialized() or dist.get_rank() == 0
-            results = measure(self, groups, shown=shown)
+            results = measure(groups, deal(self.steps, self.rounds), shown=shown)
         if shown:
             report(self, results, machine, arguments)
         if losses_agree(self, results):
@@ -165,13 +165,16 @@ def disconnect() -> None:
         dist.destroy_process_group()
 
 
-def measure(command: StepCommand, groups: Sequence[Group[StepTrial]], *, shown: bool) -> list[CubeFigures]:
+def measure(groups: Sequence[Group[StepTrial]], counts: Sequence[int], *, shown: bool) -> list[CubeFigures]:
     """All turns of all groups. Whatever else slows the machine down meets all cubes alike.
 
     Every second round runs backwards, so that no cube always follows the same one.
+
+    Args:
+        counts: steps of a turn, for each round.
+        shown: with a bar on the screen.
     """
     turns: list[list[Turn]] = [[] for _ in groups]
-    counts = deal(command.steps, command.rounds)
     with tqdm(total=len(counts) * len(groups), unit="turn", disable=None if shown else True) as bar:
         for number, steps in enumerate(counts):
             order = range(len(groups)) if number % 2 == 0 else reversed(range(len(groups)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,11 +12,15 @@ import torch
 from models.bert.traffic import step_traffic
 from tensor3d import Cube
 from tensor3d.planning.traffic import Bytes, Wire
+from tensor3d.traffic import Key
 from tools.bench.memory import PeakMemory
+from tools.bench.rank_memory import RankMemory, count_memory
 from tools.corpus.training import open_corpus
 from tools.feed import Feed
 from tools.recipe import Recipe
 from tools.trainer import Trainer
+
+Calls = Counter[Key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +33,10 @@ class StepSample:
     loss: float
     received: Bytes
     """Bytes received by this rank, by axis and kind."""
-    collectives: int
-    """Issued by this rank."""
+    calls: Calls
+    """Collectives issued by this rank, by axis and kind."""
+    flops: int
+    """Of the model, over all ranks, without what is computed again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +47,14 @@ class RankFacts:
     threads: int
     closed_form: Bytes
     """Bytes this rank should receive in a step, by axis and kind."""
+    calls_closed_form: Calls
+    """Collectives it should issue."""
     first_loss: float
     """Of the very first step: weights and packs are then the same on every cube."""
     peak_memory: int | None
     """Growth over the process before the model, after the warm-up, bytes."""
+    memory: RankMemory
+    """Of the step after the warm-up."""
 
 
 class StepTrial:
@@ -53,9 +63,10 @@ class StepTrial:
     Args:
         corpus: folder of the prepared corpus.
         warmup: steps at the start, at least 1.
+        peaks: also measure the peak of tensors, which takes a step under the profiler.
     """
 
-    def __init__(self, cube: Cube, recipe: Recipe, corpus: Path, warmup: int) -> None:
+    def __init__(self, cube: Cube, recipe: Recipe, corpus: Path, warmup: int, *, peaks: bool = True) -> None:
         self._cube = cube
         memory = PeakMemory(cube.device)
         prepared = open_corpus(corpus)
@@ -65,12 +76,15 @@ class StepTrial:
         self._steps = self._trainer.steps(self._loader)
         # The first step also makes the optimiser's state, after which memory does not grow any more.
         first = self._advance(warmup)[0]
+        growth, wire = memory.growth(), self._wire()
         self.facts = RankFacts(
             device=cube.device.type,
             threads=torch.get_num_threads(),
-            closed_form=self._closed_form(),
+            closed_form=self._closed_form(wire),
+            calls_closed_form=self._closed_form(replace(wire, unit="calls")),
             first_loss=first.loss,
-            peak_memory=memory.growth(),
+            peak_memory=growth,
+            memory=count_memory(self._trainer, wire, lambda: next(self._steps), peaks=peaks),
         )
 
     def turn(self, steps: int) -> list[StepSample]:
@@ -95,15 +109,26 @@ class StepTrial:
                     tokens=round(metrics.tokens_per_second * metrics.seconds),
                     loss=metrics.loss,
                     received=Counter({key: size for key, size in traffic.received.items() if size}),
-                    collectives=traffic.total_calls,
+                    calls=traffic.calls,
+                    flops=round(metrics.model_tflops * 1e12 * metrics.seconds * self._cube.shape.ranks),
                 )
             )
         return samples
 
-    def _closed_form(self) -> Bytes:
+    def _wire(self) -> Wire:
+        trainer = self._trainer
+        precision, parameter = trainer.cube.precision, next(trainer.model.parameters()).dtype
+        return Wire(
+            shape=self._cube.shape,
+            rank=self._cube.rank,
+            compute=precision.computed(parameter).itemsize,
+            gradient=precision.reduced(parameter).itemsize,
+            parameter=parameter.itemsize,
+        )
+
+    def _closed_form(self, wire: Wire) -> Bytes:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
         recipe, groups = trainer.recipe.optimizer, trainer.optimizer.param_groups
-        precision, parameter = trainer.cube.precision, next(trainer.model.parameters()).dtype
         multiple = math.lcm(shape.y, shape.z)
         masked, first = (
             -(-layout.plane_packs * budget // multiple) * multiple
@@ -111,13 +136,7 @@ class StepTrial:
         )
         expected = step_traffic(
             trainer.model.config,
-            Wire(
-                shape=shape,
-                rank=self._cube.rank,
-                compute=precision.computed(parameter).itemsize,
-                gradient=precision.reduced(parameter).itemsize,
-                parameter=parameter.itemsize,
-            ),
+            wire,
             layout.plane_packs * layout.capacity,
             masked,
             first,

@@ -1,0 +1,189 @@
+"""What one rank does for `bench collectives`: every collective of a cube at every size, checked and timed."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tensor3d import Cube, CubeShape
+from tensor3d.collectives import Axis, Pending, all_gather, all_reduce, all_to_all, reduce_scatter
+from tensor3d.shape import AXES, AxisName
+from tensor3d.traffic import Kind
+from tools.bench.rates import Rates, measure_rates
+
+_ELEMENT = 4  # bytes: everything travels in fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One kind of collective along some axes, in all groups at once as in a step."""
+
+    axes: tuple[AxisName, ...]
+    kind: Kind
+    members: int
+    stride: int
+    """Ranks from the first member of a group to the second."""
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.axes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A series at one size."""
+
+    series: Series
+    elements: int
+    """Of a shard, or of the block that goes from one member to another."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that a rank receives (see `tensor3d.traffic`)."""
+        both_ways = 2 if self.series.kind == "all-reduce" else 1
+        return both_ways * (self.series.members - 1) * self.elements * _ELEMENT
+
+
+def series_of(shape: CubeShape) -> list[Series]:
+    """What the layers and the ledger use: gathers, scatters and sums along each axis, sums over those axes together
+    that hold copies of a gradient, sums over all ranks, and the exchange in a plane."""
+    sums: list[tuple[AxisName, ...]] = [("data", "x", "y"), ("data", "x", "z"), AXES]
+    found: dict[tuple[tuple[AxisName, ...], Kind], None] = {}  # each once
+    for axis in AXES:
+        for kind in ("all-gather", "reduce-scatter", "all-reduce"):
+            found[_several(shape, (axis,)), kind] = None
+    for axes in sums:
+        found[_several(shape, axes), "all-reduce"] = None
+    found[_several(shape, ("y", "z")), "all-to-all"] = None
+    series = []
+    for axes, kind in found:
+        ranks = shape.members(axes, 0)
+        if len(ranks) > 1:
+            series.append(Series(axes=axes, kind=kind, members=len(ranks), stride=ranks[1] - ranks[0]))
+    return series
+
+
+def _several(shape: CubeShape, axes: tuple[AxisName, ...]) -> tuple[AxisName, ...]:
+    return tuple(axis for axis in axes if shape.size(axis) > 1)
+
+
+def points_of(shape: CubeShape, sizes: Sequence[int]) -> list[Point]:
+    """Every series at every size, as near to so many bytes as even shards come, and each only once."""
+    points: dict[Point, None] = {}
+    for series in series_of(shape):
+        smallest = Point(series=series, elements=1)
+        for size in sizes:
+            points[Point(series=series, elements=max(1, round(size / smallest.size)))] = None
+    return list(points)
+
+
+class CollectingTrial:
+    """All points of a cube on one rank, halted between calls."""
+
+    def __init__(self, cube: Cube, sizes: Sequence[int]) -> None:
+        self._cube = cube
+        self.points = points_of(cube.shape, sizes)
+        for point in self.points:
+            cube.over(*point.series.axes)  # every rank makes the process groups here
+
+    def check(self) -> list[str]:
+        """What is wrong with results or counts, in words: nothing. On whole numbers, so that sums are exact."""
+        found = []
+        for point in self.points:
+            axis, series = self._axis(point), point.series
+            mine = _numbers(self._cube.rank, self._given(point), self._cube.device)
+            with self._cube.traffic.counting() as traffic:
+                result = _issue(point, mine, axis).wait()
+            wanted = _wanted(point, axis, self._given(point), self._cube.device)
+            where = f"rank {self._cube.rank}, {series.kind} of {point.elements} elements over {series.name}"
+            if not torch.equal(result, wanted):
+                found.append(f"{where}: the result is wrong")
+            if traffic.total_bytes != point.size:
+                found.append(f"{where}: {traffic.total_bytes} bytes were counted, and {point.size} travel")
+        return found
+
+    def turn(self, counts: Sequence[int]) -> list[float]:
+        """Seconds of each point: the mean of so many calls, one right after another, after one that is not timed.
+
+        All ranks begin a point together; what one loses by waiting for another is a part of the time, as in a step.
+        """
+        return [self._seconds(point, count) for point, count in zip(self.points, counts, strict=True)]
+
+    def rates(self, types: Sequence[str], seconds: float, sizes: Sequence[int]) -> Rates:
+        """What this rank computes while all others do the same (see `measure_rates`)."""
+        return measure_rates(self._cube.device, types, seconds, sizes, together=self._meet)
+
+    def get_points(self) -> list[Point]:
+        return self.points
+
+    def get_host(self) -> str:
+        """Name of the computer."""
+        return platform.node()
+
+    def close(self) -> None:
+        pass
+
+    def _seconds(self, point: Point, count: int) -> float:
+        axis = self._axis(point)
+        mine = torch.empty(self._given(point), device=self._cube.device).zero_()  # pages of its own
+        _issue(point, mine, axis).wait()
+        self._meet()
+        before = time.perf_counter()
+        for _ in range(count):
+            _issue(point, mine, axis).wait()
+        self._synchronize()
+        return (time.perf_counter() - before) / count
+
+    def _meet(self) -> None:
+        self._synchronize()
+        dist.barrier()
+
+    def _synchronize(self) -> None:
+        if self._cube.device.type == "cuda":
+            torch.cuda.synchronize(self._cube.device)
+
+    def _axis(self, point: Point) -> Axis:
+        return self._cube.over(*point.series.axes)
+
+    def _given(self, point: Point) -> int:
+        """Elements that go in."""
+        return point.elements * (1 if point.series.kind == "all-gather" else point.series.members)
+
+
+def _issue(point: Point, tensor: Tensor, axis: Axis) -> Pending:
+    match point.series.kind:
+        case "all-gather":
+            return all_gather(tensor, axis)
+        case "reduce-scatter":
+            return reduce_scatter(tensor, axis)
+        case "all-reduce":
+            return all_reduce(tensor, axis)
+        case "all-to-all":
+            even = [point.elements] * axis.size
+            return all_to_all(tensor, even, even, axis)
+
+
+def _numbers(rank: int, length: int, device: torch.device) -> Tensor:
+    """Whole numbers that tell ranks and places apart."""
+    return (torch.arange(length, device=device) % 997 + 1000 * rank).float()
+
+
+def _wanted(point: Point, axis: Axis, given: int, device: torch.device) -> Tensor:
+    """The result, from what all members give."""
+    parts = [_numbers(rank, given, device) for rank in axis.ranks]
+    own = slice(axis.index * point.elements, (axis.index + 1) * point.elements)
+    match point.series.kind:
+        case "all-gather":
+            return torch.cat(parts)
+        case "reduce-scatter":
+            return torch.stack(parts).sum(0)[own]
+        case "all-reduce":
+            return torch.stack(parts).sum(0)
+        case "all-to-all":
+            return torch.cat([part[own] for part in parts])

@@ -1,0 +1,220 @@
+"""`bench collectives`: what the wire and a rank of this machine can do, as `tools.plan` wants to know it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tensor3d import CubeShape
+from tensor3d.planning.cluster import Cluster
+from tools.bench.collecting import CollectingTrial
+from tools.bench.machine import Machine, aligned, check_output, heading, write_json
+from tools.bench.measured_cluster import PointFigures, SeriesFigures, make_cluster, series_figures
+from tools.bench.rates import Rates, combined
+from tools.bench.shared import Part, check_world, start
+from tools.bench.subcommand import Subcommand
+from tools.bench.turns import in_turns
+
+_TYPES = ("fp32", "bf16", "fp16")
+_SIZES = "64,1024,16384,131072,1048576,4194304"
+_MOST_CALLS = 200
+HEADER = ("cube", "axis", "members", "stride", "kind", "latency us", "GB/s", "fit error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectivesCommand(Subcommand):
+    """Time the collectives of one cube or several at growing sizes, and what a rank computes when all are at work; fit
+    latency and bandwidth, and write a file that tools.plan reads with --cluster."""
+
+    cubes: str = "2x2x2"
+    """As XxYxZ,XxYxZ,..., all with the same number of ranks."""
+    data_parallel: int = 1
+    """Copies of each cube."""
+    sizes: str = _SIZES
+    """Bytes that a rank receives, at least two."""
+    types: str = "fp32"
+    """Some of fp32, bf16 and fp16: types of the products that are timed. Collectives carry fp32."""
+    products: str = ""
+    """Rows and columns of the products, as 128,512,... Default: some that suit the device."""
+    milliseconds: float = 60.0
+    """That one collective takes at one size in a round, and two calls at least. A figure of computing takes five times
+    as long."""
+    rounds: int = 5
+    """Turns of each cube, one after another; medians are taken over them."""
+    output: Path | None = None
+    """JSON file for all figures."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Any:
+        return cls()
+
+    def run(self, arguments: Sequence[str]) -> int:
+        shapes = self.check()
+        machine = Machine.here()
+        with ExitStack() as stack:
+            parts = start(shapes, partial(CollectingTrial, sizes=_numbers(self.sizes)), stack)
+            shown = not dist.is_initialized() or dist.get_rank() == 0
+            wrong = [fault for part in parts for rank in part.call(CollectingTrial.check) for fault in rank]
+            found, rates = ([], None) if wrong else self.measure(parts, shown=shown)
+            hosts = parts[0].call(CollectingTrial.get_host)
+        for fault in wrong if shown else ():
+            print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
+        if rates is None:
+            return 1
+        cluster = self.cluster(machine, hosts, found, rates)
+        if shown:
+            report(machine, found, rates, cluster)
+            self.write(arguments, machine, found, rates, cluster)
+        return 0
+
+    def check(self) -> list[CubeShape]:
+        """The cubes. Raises ValueError for what can be seen before any process is started."""
+        if self.rounds < 1:
+            raise ValueError(f"--rounds must be at least 1. Got {self.rounds}.")
+        if not (math.isfinite(self.milliseconds) and self.milliseconds > 0):
+            raise ValueError(f"--milliseconds must be a number above 0. Got {self.milliseconds}.")
+        shapes = [CubeShape.parse(text, self.data_parallel) for text in self.cubes.split(",")]
+        ranks = sorted({shape.ranks for shape in shapes})
+        if len(ranks) > 1:
+            raise ValueError(
+                f"how fast a machine is depends on how many ranks work on it, so all cubes must have the same number. "
+                f"Got {', '.join(map(str, ranks))}. Measure each in a run of its own."
+            )
+        if ranks == [1]:
+            raise ValueError(f"a collective needs at least 2 ranks. Got --cubes {self.cubes}.")
+        if len(set(_numbers(self.sizes))) < 2:
+            raise ValueError(
+                f"--sizes must be at least two different numbers of bytes with commas: a line needs two. "
+                f"Got {self.sizes!r}."
+            )
+        if self.products and not _numbers(self.products):
+            raise ValueError(f"--products must be whole numbers of at least 1 with commas. Got {self.products!r}.")
+        if not set(self.types.split(",")) <= set(_TYPES):
+            raise ValueError(f"--types must be some of {','.join(_TYPES)}. Got {self.types!r}.")
+        check_world(shapes)
+        check_output(self.output)
+        return shapes
+
+    def measure(self, parts: Sequence[Part[CollectingTrial]], *, shown: bool) -> tuple[list[SeriesFigures], Rates]:
+        """All turns of all cubes; computing has its turns among them."""
+        types, products = self.types.split(","), _numbers(self.products)
+        counts = [self._counts(part) for part in parts]
+        rates: list[list[Rates]] = []
+
+        def turn(i: int, _: int) -> list[float]:
+            if i == len(parts):
+                rates.append(parts[0].call(CollectingTrial.rates, types, 5 * self.milliseconds / 1e3, products))
+                return []
+            by_rank = parts[i].call(CollectingTrial.turn, counts[i])
+            return [statistics.fmean(seconds) for seconds in zip(*by_rank, strict=True)]
+
+        turns = in_turns([*(str(part.shape) for part in parts), "computing"], self.rounds, turn, shown=shown)
+        found = [
+            figures
+            for part, calls, mine in zip(parts, counts, turns[:-1], strict=True)
+            for figures in figures_of(part, calls, mine)
+        ]
+        return found, combined(rates)
+
+    def _counts(self, part: Part[CollectingTrial]) -> list[int]:
+        """Calls of each point in a turn, from how long one took."""
+        points = part.call(CollectingTrial.get_points)[0]
+        once = part.call(CollectingTrial.turn, [1] * len(points))
+        seconds = [statistics.fmean(each) for each in zip(*once, strict=True)]
+        return [min(_MOST_CALLS, max(2, round(self.milliseconds / 1e3 / each))) for each in seconds]
+
+    def cluster(self, machine: Machine, hosts: Sequence[str], found: Sequence[SeriesFigures], rates: Rates) -> Cluster:
+        per_node = len(hosts) // len(set(hosts))
+        device = machine.gpus[0] if rates.gpu else f"{machine.cores} cores of {machine.cpu}"
+        # A computer that does not tell has a GiB a rank.
+        memory = rates.memory or (machine.memory_bytes or per_node * 2**30) / per_node
+        return make_cluster(f"{per_node} ranks on {device}", hosts, memory, found, rates)
+
+    def write(
+        self,
+        arguments: Sequence[str],
+        machine: Machine,
+        found: Sequence[SeriesFigures],
+        rates: Rates,
+        cluster: Cluster,
+    ) -> None:
+        """The JSON file, if one is asked for."""
+        if self.output is None:
+            return
+        content = {
+            **heading(arguments, machine),
+            "rounds": self.rounds,
+            "cluster": cluster.to_json(),
+            "rates": dataclasses.asdict(rates),
+            "collectives": [dataclasses.asdict(each) for each in found],
+        }
+        write_json(self.output, content)
+        print(f"written: {self.output}", flush=True)
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers above 0 with commas between them; none where anything else is among them."""
+    parts = [part.strip() for part in text.split(",")]
+    return [int(part) for part in parts] if all(part.isdecimal() and int(part) > 0 for part in parts) else []
+
+
+def figures_of(
+    part: Part[CollectingTrial], calls: Sequence[int], rounds: Sequence[Sequence[float]]
+) -> list[SeriesFigures]:
+    """The series of one cube.
+
+    Args:
+        calls: of each point in a round.
+        rounds: seconds of a call of each point, by round.
+    """
+    points = part.call(CollectingTrial.get_points)[0]
+    series = dict.fromkeys(point.series for point in points)
+    times = list(zip(*rounds, strict=True))
+    return [
+        series_figures(
+            part.shape,
+            each,
+            [
+                PointFigures(size=point.size, calls=count, seconds=statistics.median(seconds), by_round=seconds)
+                for point, count, seconds in zip(points, calls, times, strict=True)
+                if point.series == each
+            ],
+        )
+        for each in series
+    ]
+
+
+def row(each: SeriesFigures) -> list[str]:
+    """What the table shows of a series, under `HEADER`."""
+    series, line = each.series, each.line
+    return [
+        str(each.shape),
+        series.name,
+        str(series.members),
+        str(series.stride),
+        series.kind,
+        f"{line.latency * 1e6:.0f}",
+        f"{1e-9 / line.seconds_per_byte:.3f}" if line.seconds_per_byte else "-",
+        f"{line.error:.0%}",
+    ]
+
+
+def report(machine: Machine, found: Sequence[SeriesFigures], rates: Rates, cluster: Cluster) -> None:
+    """The tables on the screen."""
+    print(machine)
+    print("\n".join(aligned(HEADER, [row(each) for each in found])))
+    rows = [[f"products of {each.n}³, {each.type}", f"{each.flops / 1e9:.1f} GFLOP/s"] for each in rates.products]
+    rows += [[f"sums of {each.size / 2**20:.0f} MiB", f"{each.bandwidth / 1e9:.2f} GB/s"] for each in rates.sums]
+    rows.append(["a small operator", f"{rates.launch * 1e6:.1f} us"])
+    print("\n".join(aligned(["of each rank, when all are at work", ""], rows)))
+    print(f"{cluster.nodes} x {cluster.per_node} ranks, {len(cluster.fits)} fits", flush=True)
