@@ -141,7 +141,7 @@ def _remarks(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None, expec
     """What the figures are worth."""
     remarks = [
         "Exact: sizes, weights, gradients, optimiser, traffic, and what is kept for packs of the longest sequences.",
-        "Within some 30 %: what comes and goes, without what allocator and communication library take beside it.",
+        "Within a few %: what comes and goes, without what allocator and communication library take beside it.",
         "Left out of the time: evaluations, checkpoints, and what computing does not hide of the wire.",
     ]
     if corpus is None:
