@@ -192,6 +192,7 @@ def run(output: Path, *more: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--processes", "2", "--cubes", "1x2x1,2x1x1", "--rivals", "ddp", "--steps", "2", "--warmup", "2"]
     content = run(tmp_path / "rivals.json", *few, "--rounds", "2")

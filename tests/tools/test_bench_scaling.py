@@ -185,6 +185,7 @@ def measured(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_strong_scaling_on_processes(measured: Path) -> None:
     content = json.loads((measured / "strong.json").read_text())
     assert content["benchmark"] == "strong"
@@ -211,6 +212,7 @@ def test_strong_scaling_on_processes(measured: Path) -> None:
         assert each["held_bytes"] == each["held_closed_form"] < 0.6 * alone["held_bytes"]
 
 
+@pytest.mark.slow
 def test_pictures_come_from_the_json_alone(measured: Path, tmp_path: Path) -> None:
     assert main(["plot", str(measured / "strong.json"), "--output-dir", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["strong.png"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 from tensor3d import CubeShape
 from tensor3d.planning.presets import cluster_of
 from tools.plan.__main__ import main
+from tools.plan.beside import Comparison
+from tools.plan.checking import check, predicted
 from tools.plan.kinds import kind_of
+from tools.recipe import read_recipe
 
 BASE = ["--model", "base", "--global-batch", "64"]
 
@@ -81,6 +85,54 @@ def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     captured = capsys.readouterr()
     assert "2x2x2: needs " in captured.out
     assert captured.err == "no box of these ranks holds the model\n"
+
+
+def test_the_real_step_beside_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    """4,096 ranks, in this process."""
+    tiny = ["--model", "tiny", "--vocab", "500", "--capacity", "32", "--global-batch", "4096"]
+    assert main([*tiny, "--nodes", "512", "--cube", "4x2x2", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "a step of rank 0 of 256*(4x2x2)" in printed
+    counted = dict(
+        line.split("  ", 1) for line in printed.split("ratio\n")[1].splitlines() if line.startswith(("bytes", "calls"))
+    )
+    assert "bytes data all-reduce" in counted
+    assert all(cells.split()[0] == cells.split()[1] for cells in counted.values())
+
+
+def test_a_wrong_formula_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        Comparison(what="saved", predicted=10, counted=10),
+        Comparison(what="peak", predicted=21, counted=20),
+        Comparison(what="bytes x all-gather", predicted=8, counted=9),
+    ]
+    monkeypatch.setattr("tools.plan.__main__.dry_beside_prediction", lambda *_, **__: found)
+    assert main([*BASE, "--dry-run"]) == 1
+    assert "please report it" in capsys.readouterr().err
+    found.pop()
+    assert main([*BASE, "--dry-run"]) == 0
+
+
+def test_predicted_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    boxes = ["8x1x1", "1x8x1", "2x2x2", "4x2x1"]
+    recipe = read_recipe(Path("launch/recipes/quickstart.toml"))
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, heads=8))
+    machine = cluster_of("V100-16GB", nodes=1, per_node=8)
+    (tmp_path / "machine.json").write_text(json.dumps(machine.to_json()))
+    predictions = {box: predicted(recipe, CubeShape.parse(box), machine) for box in boxes}
+    order = sorted(boxes, key=lambda box: predictions[box])
+    swapped = [order[1], order[0], *order[2:]]
+    results = [{"cube": box, "data_parallel": 1, "seconds_median": 2.0**place} for place, box in enumerate(swapped)]
+    path = tmp_path / "step.json"
+    path.write_text(json.dumps({"recipe": recipe.to_dict(), "results": results}))
+    found = check(path, machine)
+    assert found.rank_correlation == pytest.approx(0.8)
+    assert found.clear == (5, 6)
+    assert main(["--check", str(path), "--cluster", str(tmp_path / "machine.json")]) == 0
+    assert "of 6 pairs that differ by more than 15%, 5 in the right order" in capsys.readouterr().out
+    path.write_text("{}")
+    assert main(["--check", str(path), "--cluster", str(tmp_path / "machine.json")]) == 2
+    assert "is no file that `bench step --output` has written" in capsys.readouterr().err
 
 
 def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
