@@ -117,7 +117,7 @@ def test_predicted_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture
     boxes = ["8x1x1", "1x8x1", "2x2x2", "4x2x1"]
     recipe = read_recipe(Path("launch/recipes/quickstart.toml"))
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, heads=8))
-    machine = cluster_of("V100-16GB", nodes=1, per_node=8)
+    machine = cluster_of("V100-16GB", nodes=1, per_node=8, overlaps=False)
     (tmp_path / "machine.json").write_text(json.dumps(machine.to_json()))
     predictions = {box: predicted(recipe, CubeShape.parse(box), machine) for box in boxes}
     order = sorted(boxes, key=lambda box: predictions[box])
