@@ -29,7 +29,8 @@ _STATES = {"classic": 153, "modern": 170}
 _INNER_STATES = {"classic": 10, "modern": 22}
 _EMBEDDING_STATES, _HEAD_STATES, _LOGITS = 40, 160, 14
 _ADAMW_BYTES, _LAMB_BYTES = 40, 80  # of an element's weight, gradient and moments, read and written, and clipping
-_ADAMW_OPERATORS, _LAMB_OPERATORS = 3, 12  # of a parameter
+# Of clipping and a step of the optimiser, which take all parameters at once, and of each parameter's gradient.
+_ADAMW_OPERATORS, _LAMB_OPERATORS, _OPERATORS_OF_A_GRADIENT = 20, 40, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ class BertCosts:
             touched=self._touched(wire, load, whole),
             operators=round(config.layers * _OPERATORS[config.encoder] * whole) + _OPERATORS_OF_THE_REST,
             once_touched=here.total * (_LAMB_BYTES if lamb else _ADAMW_BYTES),
-            once_operators=here.tensors * (_LAMB_OPERATORS if lamb else _ADAMW_OPERATORS),
+            once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors + (_LAMB_OPERATORS if lamb else _ADAMW_OPERATORS),
             tokens=self.batch.tokens,
             model_flops=self.model_flops(),
             memory=self.memory(shape, choice),

@@ -213,8 +213,8 @@ def _link(plain: Link, latency: float | None, bandwidth: float | None) -> Link:
 
 
 def _resized(cluster: Cluster, ranks: int) -> Cluster:
-    if ranks <= cluster.per_node:
-        return dataclasses.replace(cluster, nodes=1, per_node=ranks)
-    if ranks % cluster.per_node:
+    if ranks > cluster.per_node and ranks % cluster.per_node:
         raise ValueError(f"{ranks} ranks fill no whole number of nodes of {cluster.per_node}. Name a multiple.")
-    return dataclasses.replace(cluster, nodes=ranks // cluster.per_node)
+    per_node = min(ranks, cluster.per_node)
+    name = f"{ranks:,} ranks as in {cluster.name}"
+    return dataclasses.replace(cluster, name=name, nodes=ranks // per_node, per_node=per_node)

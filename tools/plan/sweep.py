@@ -14,6 +14,7 @@ from tools.dry_run import in_time
 from tools.plan.kinds import KINDS, best_of_kinds
 from tools.plan.tables import inside, mfu, spent
 
+_APART = 1.01
 HEADER = ("ranks", "pick", "inside a node", "memory for", "step", "MFU", "limit", *KINDS)
 _STYLES = {
     "data": ("#E69F00", "v"),
@@ -51,7 +52,7 @@ class Crossing:
 
 
 def crossings(points: Mapping[int, Point]) -> list[Crossing]:
-    """All of them, of kinds that exist at both sizes."""
+    """All of them, of kinds that exist at both sizes and are a hundredth apart."""
     found, ranks = [], sorted(points)
     seconds = {size: {kind: plan.time.total for kind, plan in points[size].best.items()} for size in ranks}
     for before, after in pairwise(ranks):
@@ -60,7 +61,8 @@ def crossings(points: Mapping[int, Point]) -> list[Crossing]:
             Crossing(faster=one, slower=two, after=before, at=after)
             for one in both
             for two in both
-            if seconds[before][one] > seconds[before][two] and seconds[after][one] < seconds[after][two]
+            if seconds[before][one] > _APART * seconds[before][two]
+            and _APART * seconds[after][one] < seconds[after][two]
         ]
     return found
 
@@ -88,7 +90,7 @@ def told(found: Sequence[Crossing]) -> list[str]:
 
 
 def plot(points: Mapping[int, Point], title: str, path: Path) -> None:
-    """Seconds a step against ranks, a line for each kind.
+    """How much longer than the pick each kind takes, against ranks: where two lines cross, one kind overtakes another.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -99,14 +101,21 @@ def plot(points: Mapping[int, Point], title: str, path: Path) -> None:
         raise ValueError("--plot needs matplotlib. Install it with pip install 'tensor3d[pretrain]'.") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for kind in KINDS:
-        line = [(ranks, point.best[kind].time.total) for ranks, point in sorted(points.items()) if kind in point.best]
+        line = [
+            (ranks, point.best[kind].time.total / point.found.plans[0].time.total)
+            for ranks, point in sorted(points.items())
+            if kind in point.best
+        ]
         if line:
             colour, marker = _STYLES[kind]
             axes.plot(*zip(*line, strict=True), color=colour, marker=marker, label=kind, linewidth=1.5, markersize=5)
-    axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="predicted time of a step (s)", title=title)
+    axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="predicted time of a step over the pick's", title=title)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.5, 2.0, 3.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     sizes = sorted(points)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
