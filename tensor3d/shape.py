@@ -62,7 +62,8 @@ class CubeShape:
         return self.data * self.x
 
     def size(self, axis: AxisName) -> int:
-        return int(getattr(self, axis))
+        size: int = getattr(self, axis)
+        return size
 
     def coordinate(self, rank: int) -> dict[AxisName, int]:
         """Where a rank stands on each axis."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from models.bert.config import BertConfig
 from tensor3d.layout import Layout, chunk_bounds, copies, matrix, narrow, table, vector
@@ -66,6 +67,7 @@ class Held:
     """By the axes over which their gradients are summed."""
 
 
+@lru_cache(maxsize=1024)  # a planner asks for the memory of each box many times, and each time it depends on this
 def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> Held:
     """What a rank holds of all parameters; rank 0 holds the most. Equal layers are looked at once."""
     place, by_sum = shape.coordinate(rank), dict[tuple[AxisName, ...], int]()

@@ -17,8 +17,7 @@ from tensor3d.planning.known import Encoder, Timed, timed, ways
 from tensor3d.planning.search import Plan, Search, search
 from tools.bench.machine import aligned, write_json
 from tools.entry import guarded
-from tools.plan import checking, sweep, tables
-from tools.plan.beside import dry_beside_prediction
+from tools.plan import sweep, tables
 from tools.plan.command import PlanCommand
 from tools.plan.kinds import kind_of
 from tools.recipe_sections import PrecisionRecipe
@@ -40,6 +39,8 @@ def run(command: PlanCommand) -> int:
         print(headline())
         return 0
     if command.check:
+        from tools.plan import checking  # reads recipes, and scipy
+
         cluster = command.machines()
         print("\n".join(checking.report([checking.check(path, cluster) for path in command.check])))
         return 0
@@ -169,6 +170,8 @@ def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts) -> Searc
 
 def count_beside(plan: Plan, costs: BertCosts) -> int:
     """The dry run of the plan's rank 0; 1 unless it counts what was predicted."""
+    from tools.plan.beside import dry_beside_prediction  # a training step, of which planning needs nothing
+
     choice = plan.choice
     found = dry_beside_prediction(
         costs.config,

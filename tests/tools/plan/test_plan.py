@@ -106,7 +106,7 @@ def test_a_wrong_formula_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         Comparison(what="peak", predicted=21, counted=20),
         Comparison(what="bytes x all-gather", predicted=8, counted=9),
     ]
-    monkeypatch.setattr("tools.plan.__main__.dry_beside_prediction", lambda *_, **__: found)
+    monkeypatch.setattr("tools.plan.beside.dry_beside_prediction", lambda *_, **__: found)
     assert main([*BASE, "--dry-run"]) == 1
     assert "please report it" in capsys.readouterr().err
     found.pop()
