@@ -93,7 +93,8 @@ def _train(boxes: Sequence[tuple[str, str]], ranks: int, hidden: int, heads: int
         losses[box, kind] = (loss.item(), after[0].item())
         states = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
         wire, load = wire_of(cube, None), load_of(batch)
-        lamb = sum(parameter.dim() > 1 for parameter in model.parameters()) if kind == LAMB else 0
+        # LAMB takes the norms of what decays, which is everything here.
+        lamb = len(list(model.parameters())) if kind == LAMB else 0
         received, calls = (
             step_traffic(config, each, load.rows, load.masked, load.first, lamb=lamb)
             for each in (wire, replace(wire, unit="calls"))
