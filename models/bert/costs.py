@@ -112,6 +112,7 @@ class BertCosts:
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
     stop and those whose loss is not finite come along."""
     _loads: dict[tuple[int, ...], Load] = field(default_factory=dict, repr=False, compare=False)
+    _memories: dict[tuple[CubeShape, Choice], Memory] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("compute", "reduce"):
@@ -143,6 +144,11 @@ class BertCosts:
         return [n for n in every if each // n * shape.z * self.batch.capacity % shape.y == 0]
 
     def memory(self, shape: CubeShape, choice: Choice) -> Memory:
+        if (shape, choice) not in self._memories:  # a search asks whether it fits, then for its cost
+            self._memories[shape, choice] = self._memory(shape, choice)
+        return self._memories[shape, choice]
+
+    def _memory(self, shape: CubeShape, choice: Choice) -> Memory:
         found = step_memory(
             self.config,
             self._wire(shape),

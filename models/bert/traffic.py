@@ -19,6 +19,7 @@ from tensor3d.planning.traffic import (
     replicated_gradients,
     select,
     times,
+    together,
     transformer_layer,
     turn,
 )
@@ -62,7 +63,7 @@ def micro_batch_traffic(
     ]
     if config.pre_norm:
         parts.append(layer_norm(wire, rows))
-    return sum(parts, Counter())
+    return together(parts)
 
 
 def ledger_traffic(config: BertConfig, wire: Wire) -> Bytes:
@@ -99,8 +100,9 @@ def step_traffic(
 def end_of_step_traffic(config: BertConfig, wire: Wire, *, norm: int = 1, lamb: int = 0) -> Bytes:
     """What comes once a step: the ledger's sums, the gradient norm and LAMB's norms; arguments as of `step_traffic`."""
     everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
-    total = ledger_traffic(config, wire) + wire.summed(everyone, norm, max(4, wire.parameter))
-    return total + wire.summed(everyone, 2 * lamb, max(4, wire.parameter))
+    size = max(4, wire.parameter)
+    norms = [wire.summed(everyone, numbers, size) for numbers in (norm, 2 * lamb)]
+    return together([ledger_traffic(config, wire), *norms])
 
 
 def _layers(config: BertConfig, wire: Wire, rows: int, kept: bool, recomputed: bool) -> Bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
-from tensor3d.planning.traffic import Bytes, Side, Wire, other
+from tensor3d.planning.traffic import Bytes, ProductTraffic, Side, Wire, other, product_collectives
 from tensor3d.shape import CubeShape
 
 Recompute = Literal["none", "attention", "layer"]
@@ -84,6 +85,11 @@ class StepCost:
     model_flops: float
     """Of the step, over all ranks, without what is computed again."""
     memory: Memory
+
+    @cached_property
+    def collectives(self) -> tuple[ProductTraffic, ...]:
+        """Of each product, the bytes of each collective: the same wherever the axes lie."""
+        return tuple(product_collectives(self.wire, each.rows, each.k, each.n, each.face) for each in self.products)
 
     @property
     def traffic(self) -> Bytes:

@@ -118,19 +118,17 @@ def search(
             refused.append(Refused(shape=shape, reason=reason))
             continue
         # As ranks usually lie; then the best of these in every other way.
-        usual = [_timed(model.cost(shape, choice), cluster, kind, overlap) for choice in found]
-        best = min(usual, key=_seconds)
-        plans.append(min((_timed(cost, cluster, kind, overlap) for cost in _placed(best.cost, cluster)), key=_seconds))
-    return Search(plans=tuple(sorted(plans, key=_seconds)), refused=tuple(refused))
+        costs = [model.cost(shape, choice) for choice in found]
+        cost = min(costs, key=lambda each: _seconds(step_time(each, cluster, kind, overlap)))
+        ways = [(way, step_time(cost, cluster, kind, overlap, placed=way)) for way in placements(shape, cluster)]
+        way, time = min(ways, key=lambda each: _seconds(each[1]))
+        plans.append(Plan(cost=replace(cost, wire=replace(cost.wire, shape=way)), time=time))
+    return Search(plans=tuple(sorted(plans, key=lambda plan: _seconds(plan.time))), refused=tuple(refused))
 
 
-def _timed(cost: StepCost, cluster: Cluster, kind: str, overlap: Overlap) -> Plan:
-    return Plan(cost=cost, time=step_time(cost, cluster, kind, overlap))
-
-
-def _seconds(plan: Plan) -> tuple[float, float]:
+def _seconds(time: StepTime) -> tuple[float, float]:
     """Of those that wait for the host alike, the one that leaves the device the least to do comes first."""
-    return plan.time.total, plan.time.total - plan.time.starting
+    return time.total, time.total - time.starting
 
 
 def _fitting(
@@ -146,11 +144,13 @@ def _fitting(
             choice = Choice(micro_batches=number, recompute=how[0], keep_gathered=how[1])
             return model.memory(shape, choice).peak <= limit
 
-        if not fits(numbers[-1]):
-            continue
         # The second micro-batch also keeps the first one's gradients; further ones only make each smaller.
-        low, high = min(1, len(numbers) - 1), len(numbers) - 1
-        low, high = (0, 0) if fits(numbers[0]) else (low, high)
+        if fits(numbers[0]):
+            low = high = 0
+        elif len(numbers) > 1 and fits(numbers[-1]):
+            low, high = 1, len(numbers) - 1
+        else:
+            continue
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if fits(numbers[middle]) else (middle + 1, high)
@@ -162,11 +162,6 @@ def _least(model: PlannedModel, shape: CubeShape, choices: Sequence[tuple[Recomp
     number = model.micro_batches(shape)[-1]
     every = [Choice(micro_batches=number, recompute=how, keep_gathered=kept) for how, kept in choices]
     return min((model.memory(shape, choice) for choice in every), key=lambda memory: memory.peak)
-
-
-def _placed(cost: StepCost, cluster: Cluster) -> Iterator[StepCost]:
-    for shape in placements(cost.wire.shape, cluster):
-        yield replace(cost, wire=replace(cost.wire, shape=shape))
 
 
 def _divisors(number: int) -> list[int]:

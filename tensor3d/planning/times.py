@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from tensor3d.planning.cluster import Cluster
 from tensor3d.planning.costs import StepCost
-from tensor3d.planning.traffic import Bytes, product_collectives
+from tensor3d.planning.traffic import Bytes
 from tensor3d.shape import AXES, AxisName, CubeShape
 from tensor3d.traffic import Key
 
@@ -59,18 +59,21 @@ class StepTime:
         return max(parts, key=parts.__getitem__)
 
 
-def step_time(cost: StepCost, cluster: Cluster, kind: str, overlap: Overlap = "products") -> StepTime:
+def step_time(
+    cost: StepCost, cluster: Cluster, kind: str, overlap: Overlap = "products", *, placed: CubeShape | None = None
+) -> StepTime:
     """
     Args:
         cost: its shape's `wire` says which axes lie inside a node.
         kind: type of the products: "fp32", "bf16" or "fp16".
+        placed: the same box with its axes in another order; nothing else of the cost depends on it.
 
     Raises:
         ValueError: an overlap or a type that there is not, or a box with other ranks than the cluster's.
     """
     if overlap not in OVERLAPS:
         raise ValueError(f"overlap must be one of {', '.join(OVERLAPS)}. Got {overlap!r}.")
-    shape, rate = cost.wire.shape, cluster.rate(kind)
+    shape, rate = placed or cost.wire.shape, cluster.rate(kind)
     if shape.ranks != cluster.ranks:
         raise ValueError(f"{cluster.name} has {cluster.ranks:,} ranks, and {shape} needs {shape.ranks:,}.")
     wires = _Wires(cluster, shape)
@@ -125,8 +128,7 @@ def _hidden(cost: StepCost, wires: _Wires, rate: float, overlap: Overlap) -> flo
     if overlap == "none":
         return 0.0
     hidden = late = early = room_forward = room_backward = 0.0
-    for product in cost.products:
-        each = product_collectives(cost.wire, product.rows, product.k, product.n, product.face)
+    for product, each in zip(cost.products, cost.collectives, strict=True):
         computing = product.flops(cost.wire.shape) / rate
         again = 0.0 if product.kept else min(wires.once(each.gather_a), computing)
         leaving = min(wires.once(each.scatter_da), computing)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -43,14 +44,20 @@ class Wire:
         return max(4, self.compute)
 
     def size(self, axis: AxisName) -> int:
-        return self.shape.size(axis)
+        return self._sizes[axis]
 
     def index(self, axis: AxisName) -> int:
         return self._place[axis]
 
+    # Formulas ask for both dozens of times.
+
+    @cached_property
+    def _sizes(self) -> dict[AxisName, int]:
+        return {axis: self.shape.size(axis) for axis in AXES}
+
     @cached_property
     def _place(self) -> dict[AxisName, int]:
-        return self.shape.coordinate(self.rank)  # formulas ask for it dozens of times
+        return self.shape.coordinate(self.rank)
 
     def moved(self, axis: AxisName, kind: Kind, shard: int, size: int) -> Bytes:
         """An all-gather or reduce-scatter whose shard on each member has `shard` elements of `size` bytes."""
@@ -89,6 +96,15 @@ class Wire:
 
 def times(count: Bytes, number: int) -> Bytes:
     return Counter({key: number * each for key, each in count.items()})
+
+
+def together(parts: Iterable[Bytes]) -> Bytes:
+    """The sum, without the copy that `Counter` makes at every `+`: a search over many boxes adds a million counts."""
+    total: dict[Key, int] = {}
+    for part in parts:
+        for key, count in part.items():
+            total[key] = total.get(key, 0) + count
+    return Counter(total)
 
 
 def other(face: Side) -> Side:
@@ -147,22 +163,23 @@ def product(
         kept: gathered operands were kept for backward (`reshard_after_forward=False`).
     """
     each = product_collectives(wire, rows, k, n, face)
-    total = each.gather_a + each.gather_w + each.scatter_c
+    forward = [each.gather_a, each.gather_w, each.scatter_c]
     if forward_only:
-        return total
-    total = total + each.gather_dc + each.scatter_dw
+        return together(forward)
+    backward = [each.gather_dc, each.scatter_dw]
+    if not kept:
+        backward.append(each.gather_a)
     if input_gradient:
-        total = total + each.scatter_da
-    if kept:
-        return total
-    return total + each.gather_a + (each.gather_w if input_gradient else Counter())
+        backward.append(each.scatter_da)
+        backward += [] if kept else [each.gather_w]
+    return together([*forward, *backward])
 
 
 def layer_norm(wire: Wire, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:
     """Three numbers a row forward, two back."""
     own = rows // wire.size(other(face))
     forward = wire.moved(face, "all-gather", 3 * own, wire.statistic)
-    return forward if forward_only else forward + wire.summed((face,), 2 * own, wire.statistic)
+    return forward if forward_only else together([forward, wire.summed((face,), 2 * own, wire.statistic)])
 
 
 def rms_norm(wire: Wire, rows: int, face: Side = "z") -> Bytes:
@@ -240,14 +257,12 @@ def transformer_layer(
         (hidden, 2 * inner if gated else inner, "z"),
         (inner, hidden, "y"),
     ]
-    total: Bytes = Counter()
-    for k, n, face in products:
-        total += product(wire, rows, k, n, face, kept=kept)
-        total += product(wire, rows, k, n, face, forward_only=True) if recomputed else Counter()
-    for _ in range(norms):
-        total += layer_norm(wire, rows)
-        total += layer_norm(wire, rows, forward_only=True) if recomputed else Counter()
-    return total
+    parts = [product(wire, rows, k, n, face, kept=kept) for k, n, face in products]
+    parts += [layer_norm(wire, rows)] * norms
+    if recomputed:
+        parts += [product(wire, rows, k, n, face, forward_only=True) for k, n, face in products]
+        parts += [layer_norm(wire, rows, forward_only=True)] * norms
+    return together(parts)
 
 
 def replicated_gradients(wire: Wire, on_y: int, on_z: int, matrices: int) -> Bytes:
@@ -266,4 +281,4 @@ def replicated_gradients(wire: Wire, on_y: int, on_z: int, matrices: int) -> Byt
     ]
     for elements, axes in sums:
         buckets[tuple(axis for axis in axes if wire.size(axis) > 1)] += elements
-    return sum((wire.summed_in_buckets(axes, elements) for axes, elements in buckets.items()), Counter())
+    return together(wire.summed_in_buckets(axes, elements) for axes, elements in buckets.items())

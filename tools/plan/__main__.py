@@ -17,7 +17,7 @@ from tensor3d.planning.known import Encoder, Timed, timed, ways
 from tensor3d.planning.search import Plan, Search, search
 from tools.bench.machine import aligned, write_json
 from tools.entry import guarded
-from tools.plan import sweep, tables
+from tools.plan import tables
 from tools.plan.command import PlanCommand
 from tools.plan.kinds import kind_of
 from tools.recipe_sections import PrecisionRecipe
@@ -73,6 +73,8 @@ def plan_one(command: PlanCommand) -> int:
 
 
 def plan_sizes(command: PlanCommand) -> int:
+    from tools.plan import sweep  # with it comes all that draws and counts
+
     counts = command.rank_counts()
     points = {}
     for ranks in counts:
