@@ -76,6 +76,8 @@ class Cube:
         connected: bool = False,
     ) -> None:
         self.shape = shape
+        self.ranks_per_node: int | None = None
+        """Where it decided how the axes lie on nodes (`from_env`); else None."""
         self.precision = precision
         self.rank = rank
         self.device = torch.device(device) if device is not None else _default_device(connected)
@@ -109,7 +111,7 @@ class Cube:
         z: int = 1,
         data: int = 1,
         *,
-        wire: tuple[AxisName, ...] = AXES,
+        wire: tuple[AxisName, ...] | None = None,
         timeout: timedelta = timedelta(minutes=10),
         precision: Precision = Precision(),  # noqa: B008
     ) -> Cube:
@@ -118,12 +120,20 @@ class Cube:
         Chooses NCCL, one CUDA device a rank, where every rank of the node has one, else gloo on the CPU. Without those
         variables this is one process of its own.
 
+        Args:
+            wire: see `CubeShape.wire`. Default: that which keeps y and z inside the nodes (`CubeShape.placed`).
+
         Raises:
             ValueError: `WORLD_SIZE` is not `x*y*z*data`, or a variable is missing or malformed; before connecting.
+                Nodes have different numbers of ranks, and no `wire` is given.
         """
-        shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
+        shape = CubeShape(x=x, y=y, z=z, data=data, wire=AXES if wire is None else wire)
         device = rendezvous.connect(shape.ranks, timeout)
-        return cls(x, y, z, data, device=device, wire=wire, precision=precision)
+        per_node = rendezvous.ranks_per_node(device) if wire is None and shape.ranks > 1 else None
+        placed = shape if per_node is None else shape.placed(per_node)
+        cube = cls(x, y, z, data, device=device, wire=placed.wire, precision=precision)
+        cube.ranks_per_node = per_node
+        return cube
 
     def computing(self, precision: Precision) -> Cube:
         """A cube of the same processes, groups and counters, whose layers compute in other types."""

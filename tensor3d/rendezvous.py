@@ -60,6 +60,27 @@ def connect(
     return device
 
 
+def ranks_per_node(device: torch.device, environment: Mapping[str, str] | None = None) -> int | None:
+    """How many ranks each node has; None where the launcher does not say (`LOCAL_WORLD_SIZE`).
+
+    Every rank calls it, after `connect`.
+
+    Raises:
+        ValueError: nodes have different numbers of ranks; on every rank.
+    """
+    variables = os.environ if environment is None else environment
+    here = _number(variables, "LOCAL_WORLD_SIZE", default=0)
+    least_and_most = torch.tensor([here, -here], device=device)
+    dist.all_reduce(least_and_most, dist.ReduceOp.MIN)
+    least, most = int(least_and_most[0]), -int(least_and_most[1])
+    if least != most:
+        raise ValueError(
+            f"nodes have from {least or 'an unknown number of'} to {most} ranks (LOCAL_WORLD_SIZE), so axes cannot be "
+            "laid on nodes. Start as many on each, or name the order of the axes yourself: wire."
+        )
+    return most or None
+
+
 def disconnect(timeout: timedelta) -> None:
     """Ends the default process group once every rank has called this, or after `timeout`.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Literal, get_args
 
 AxisName = Literal["data", "x", "y", "z"]
@@ -91,6 +93,48 @@ class CubeShape:
         """All the different `members` along the axes, in the order of their first ranks."""
         rest = tuple(axis for axis in AXES if axis not in axes)
         return [self.members(axes, first) for first in self.members(rest, 0)]
+
+    def neighbours(self, per_node: int) -> dict[AxisName, int]:
+        """On each axis, how many consecutive ranks share a node of `per_node` ranks wherever one looks: several nodes
+        of 8 do not hold all groups of 3."""
+        inner, found = 1, dict.fromkeys(AXES, 1)
+        for axis in reversed(self.wire):
+            size = self.size(axis)
+            if per_node % inner == 0:
+                found[axis] = math.gcd(size, per_node // inner)
+            inner *= size
+        return found
+
+    def placed(self, per_node: int) -> CubeShape:
+        """The same box with its axes dealt to nodes of `per_node` ranks so that y and z, which carry the blocking
+        traffic, cross between nodes least, then x, then data; as it is where nothing is gained.
+
+        Raises:
+            ValueError: nodes without ranks.
+        """
+        if per_node < 1:
+            raise ValueError(f"a node needs at least 1 rank. Got {per_node}.")
+
+        def crossing(wire: tuple[AxisName, ...]) -> tuple[int, int, int]:
+            together = replace(self, wire=wire).neighbours(per_node)
+            # A member receives from all others of its group but itself.
+            outside = {axis: (size - 1) * (together[axis] < size) for axis in AXES if (size := self.size(axis))}
+            return outside["y"] + outside["z"], outside["x"], outside["data"]
+
+        return replace(self, wire=min([self.wire, *permutations(AXES)], key=crossing))
+
+    def placement(self, per_node: int) -> str:
+        """In words, which axes lie inside a node of `per_node` ranks."""
+        nodes = -(-self.ranks // per_node)
+        if nodes <= 1:
+            return "all on one node"
+        together = self.neighbours(per_node)
+        split: list[AxisName] = [axis for axis in self.wire if self.size(axis) > 1]
+        inside = [axis for axis in split if together[axis] == self.size(axis)]
+        halves = [f"{together[axis]} of {axis} together" for axis in split if 1 < together[axis] < self.size(axis)]
+        across = [axis for axis in split if together[axis] < self.size(axis)]
+        parts = [f"{' and '.join(inside)} inside" if inside else "", *halves, f"{' and '.join(across)} across"]
+        return f"{nodes} nodes of {per_node}: " + ", ".join(part for part in parts if part)
 
     def __str__(self) -> str:
         box = f"{self.x}x{self.y}x{self.z}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 
@@ -11,7 +12,8 @@ import torch.distributed as dist
 
 from tensor3d import Cube
 from tensor3d.rendezvous import connect
-from tests.ranks import run_ranks
+from tensor3d.shape import AxisName
+from tests.ranks import RankError, run_ranks
 
 # A port at which nobody answers: whoever tries to connect before looking at the other variables is found out.
 GOOD = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
@@ -127,3 +129,22 @@ def _leave_alone(_: int) -> float:
 
 def test_who_never_comes_is_not_waited_for_without_end() -> None:
     assert 0.9 < run_ranks(2, _leave_alone, 0)[0] < 10
+
+
+def _laid_on_nodes(per_node: list[int], wire: tuple[AxisName, ...] | None) -> str:
+    rank = dist.get_rank()
+    variables = {"WORLD_SIZE": str(len(per_node)), "RANK": str(rank), "LOCAL_WORLD_SIZE": str(per_node[rank])}
+    os.environ.update(variables)
+    cube = Cube.from_env(1, 1, 2, 2, wire=wire)
+    return f"{','.join(cube.shape.wire)} {cube.ranks_per_node} {cube.axis('z').ranks}"
+
+
+def test_axes_are_laid_on_the_nodes_that_there_are() -> None:
+    assert run_ranks(4, _laid_on_nodes, [2] * 4, None)[3] == "data,x,y,z 2 (2, 3)"
+    opposite: tuple[AxisName, ...] = ("z", "y", "x", "data")
+    assert run_ranks(4, _laid_on_nodes, [2] * 4, opposite)[3] == "z,y,x,data None (1, 3)"
+
+
+def test_nodes_with_different_numbers_of_ranks() -> None:
+    with pytest.raises(RankError, match=r"nodes have from 1 to 3 ranks .* Start as many on each, or name the order"):
+        run_ranks(4, _laid_on_nodes, [3, 3, 3, 1], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, permutations
 from typing import Any
 
@@ -76,3 +77,44 @@ def test_groups_are_all_the_different_members() -> None:
     for count in range(len(AXES) + 1):
         for axes in combinations(AXES, count):
             assert shape.groups(axes) == sorted({shape.members(axes, rank) for rank in range(shape.ranks)})
+
+
+@pytest.mark.parametrize(
+    ("cube", "per_node", "order", "words"),
+    [
+        ("2x2x2", 8, "data,x,y,z", "all on one node"),
+        ("2x2x2", 4, "data,x,y,z", "2 nodes of 4: y and z inside, x across"),
+        ("4x2x1", 4, "data,x,y,z", "2 nodes of 4: y inside, 2 of x together, x across"),
+        # The larger one goes inside where only one fits: a member of 8 receives from 7, one of 2 from 1.
+        ("1x8x2", 8, "data,x,z,y", "2 nodes of 8: y inside, z across"),
+        ("1x2x8", 8, "data,x,y,z", "2 nodes of 8: z inside, y across"),
+        # Nodes of 2 cannot hold groups of 3.
+        ("2x2x3", 2, "data,x,z,y", "6 nodes of 2: y inside, x and z across"),
+    ],
+)
+def test_y_and_z_lie_inside_nodes(cube: str, per_node: int, order: str, words: str) -> None:
+    placed = CubeShape.parse(cube).placed(per_node)
+    assert ",".join(placed.wire) == order
+    assert placed.placement(per_node) == words
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4, 6, 12, 24])
+def test_no_order_has_less_of_y_and_z_across(per_node: int) -> None:
+    """Counted by going through the groups, and not by the closed form that the choice uses."""
+
+    def across(shape: CubeShape) -> int:
+        crossing = 0
+        for axis in ("y", "z"):
+            groups = shape.groups((axis,))
+            if any(rank // per_node != group[0] // per_node for group in groups for rank in group):
+                crossing += shape.size(axis) - 1
+        return crossing
+
+    shape = CubeShape(data=1, x=2, y=4, z=3)
+    least = min(across(replace(shape, wire=wire)) for wire in permutations(AXES))
+    assert across(shape.placed(per_node)) == least
+
+
+def test_a_node_needs_ranks() -> None:
+    with pytest.raises(ValueError, match=r"at least 1 rank\. Got 0"):
+        CubeShape(x=2).placed(0)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import tyro
 
@@ -14,6 +14,7 @@ from tensor3d import CubeShape, checkpoint
 from tensor3d.data import ExchangeOptions
 from tensor3d.data.exchange import check_within, shards_of
 from tensor3d.data.layout import check_rows, fit_packs_per_rank
+from tensor3d.shape import AxisName
 from tools.corpus.training import is_samples, read_samples_info
 from tools.profiler import Profile
 from tools.recipe import DataRecipe, Recipe, read_recipe
@@ -34,6 +35,9 @@ class Command:
     """Sizes of the axes x, y and z, as XxYxZ."""
     data_parallel: int = 1
     """Copies of the cube."""
+    wire: str | None = None
+    """Order of the axes on consecutive ranks, such as data,x,y,z: the last ones lie inside a node. Default: the one
+    that keeps y and z inside, for the nodes that there are."""
     output: Path | None = None
     """Folder of the run. Default: runs/NAME of the recipe, with a number behind it if that exists."""
     corpus: Path | None = None
@@ -108,6 +112,7 @@ def fitted(recipe: Recipe, corpus: Path | None) -> Recipe:
 def check(command: Command, shape: CubeShape) -> None:
     """Raises ValueError for what can be seen before any process is connected."""
     recipe = command.settings
+    wire_of(command)
     recipe.model.config(recipe.data).check(shape)
     traced_ranks(command.profile_ranks, shape)
     if command.profile is not None:
@@ -123,6 +128,14 @@ def check(command: Command, shape: CubeShape) -> None:
     sizes = (shape.data, shape.x, shape.y, shape.z)
     k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
     check_rows(packs_per_rank=k, z=shape.z, capacity=recipe.data.capacity, y=shape.y)
+
+
+def wire_of(command: Command) -> tuple[AxisName, ...] | None:
+    """The order of the axes, if one is asked for. Raises ValueError for one that is none."""
+    if command.wire is None:
+        return None
+    # Its own check tells what a wire is.
+    return CubeShape(wire=cast("tuple[AxisName, ...]", tuple(command.wire.split(",")))).wire
 
 
 def exchange_options(command: Command) -> ExchangeOptions | None:

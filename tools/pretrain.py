@@ -22,6 +22,7 @@ from tensor3d.agree import in_words, on_every_rank, on_first_rank
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.layout import fit_packs_per_rank
 from tensor3d.peers import PeerError
+from tensor3d.shape import AXES
 from tensor3d.watch import PREEMPTED, Watch
 from tools.command import (
     AUTO,
@@ -34,6 +35,7 @@ from tools.command import (
     parse,
     to_resume,
     traced_ranks,
+    wire_of,
 )
 from tools.corpus.training import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
 from tools.environment import environment
@@ -126,7 +128,7 @@ def train(command: Command, shape: CubeShape) -> int:
     """The run, on every rank. Its exit status."""
     # The watch must be first: the error of a collective that times out names nobody.
     timeout = timedelta(seconds=2 * command.settings.run.hang_after + 60)
-    cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, timeout=timeout)
+    cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=wire_of(command), timeout=timeout)
     if cube.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if command.settings.precision.tf32 else "highest")
     try:
@@ -289,7 +291,7 @@ def describe(
             "model",
             f"{config.layers} layers, hidden {config.hidden}, {config.heads} heads, {trainer.parameters:,} weights",
         ),
-        ("cube", f"{cube.shape} = {cube.shape.ranks} processes on {cube.device.type}"),
+        ("cube", f"{cube.shape} = {cube.shape.ranks} processes on {cube.device.type}{placement(cube)}"),
         ("corpus", info.in_words()),
         ("environment", ", ".join(f"{name} {value}" for name, value in around.items() if name != "command")),
         ("run", str(folder)),
@@ -300,6 +302,14 @@ def describe(
     for section, values in command.settings.to_dict().items():
         print(f"  [{section}] " + ", ".join(f"{name} = {value}" for name, value in values.items()))
     sys.stdout.flush()
+
+
+def placement(cube: Cube) -> str:
+    """How the axes lie on nodes, in words, where there are several."""
+    per_node, shape = cube.ranks_per_node, cube.shape
+    if per_node is None:
+        return "" if shape.wire == AXES else f", in the order {','.join(shape.wire)}"
+    return f", {shape.placement(per_node)}" if per_node < shape.ranks else ""
 
 
 def conclude(

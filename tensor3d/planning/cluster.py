@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensor3d.shape import AXES, AxisName, CubeShape
+from tensor3d.shape import AxisName, CubeShape
 from tensor3d.traffic import Kind
 
 
@@ -125,17 +125,8 @@ class Cluster:
         return math.prod(together[axis] for axis in axes)
 
     def neighbours(self, shape: CubeShape) -> dict[AxisName, int]:
-        """On each axis, how many consecutive ranks share a node wherever one looks: several nodes of 8 do not hold all
-        groups of 3."""
-        inner, found = 1, dict.fromkeys(AXES, 1)
-        for axis in reversed(shape.wire):
-            size = shape.size(axis)
-            if self.nodes == 1:
-                found[axis] = size
-            elif self.per_node % inner == 0:
-                found[axis] = math.gcd(size, self.per_node // inner)
-            inner *= size
-        return found
+        """On each axis, how many consecutive ranks share a node wherever one looks."""
+        return shape.neighbours(shape.ranks if self.nodes == 1 else self.per_node)
 
     def to_json(self) -> dict[str, Any]:
         """As `read_cluster` reads it."""

@@ -57,6 +57,7 @@ class BoxGroup:
 
 
 def _cube(shape: CubeShape, like: Cube) -> Cube:
-    if shape == like.shape:
+    placed = shape if like.ranks_per_node is None else shape.placed(like.ranks_per_node)
+    if placed == like.shape:
         return like
-    return Cube(shape.x, shape.y, shape.z, shape.data, device=like.device)
+    return Cube(shape.x, shape.y, shape.z, shape.data, device=like.device, wire=placed.wire)
