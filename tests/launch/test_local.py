@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = [Path(__file__).parents[2] / "launch" / name for name in ("local.sh", "torchrun.py")]
+SCRIPTS = [Path(__file__).parents[2] / "launch" / name for name in ("local.sh", "common.sh", "torchrun.py")]
 TORCHRUN = "launch/torchrun.py --standalone --local-addr=127.0.0.1"
 
 

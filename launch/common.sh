@@ -1,0 +1,215 @@
+# shellcheck shell=bash
+# What the launchers share: options, checks, and how a command is shown. Sourced, never run.
+# Kept to bash 3.2, which is what macOS has.
+#
+# A launcher sets `script`, its name in messages, and defines
+#   usage        prints its help
+#   own_option   takes its own options: looks at $option, calls `has_value` or `is_flag`, and returns 1 for what is not its own
+# `parse "$@"` then leaves
+#   cube, copies, ranks     the box and what it needs
+#   device                  any, cpu or gpu
+#   module, recipe          what runs
+#   overrides               what goes to training as it is
+#   dry_run                 yes or no
+
+# shellcheck disable=SC2034,SC2154  # variables that the launchers read, or set
+
+# shellcheck disable=SC2016  # backquotes are text
+COMMON_OPTIONS='  --cube XxYxZ        sizes of the axes of the cube (default 1x1x1)
+  --data-parallel N   copies of the cube (default 1)
+  --cpu               hide the GPUs
+  --gpu               insist on one GPU for each process (default: GPUs if there are enough, else the CPU)
+  --module NAME       run `python -m NAME` with the same arguments instead of tools.pretrain'
+COMMON_LAST_OPTIONS='  --help              print this (before RECIPE)
+  --                  what follows is for the recipe and training, even if it looks like an option above
+
+Options may stand before or behind RECIPE; what is not in this list and stands behind RECIPE goes to training as it is,
+and so does --help: there it lists every key of a recipe.'
+
+number='[1-9][0-9]{0,3}' # four digits keep products inside the shell's 64-bit arithmetic
+
+refuse() {
+    printf '%s: %s\n' "$script" "$1" >&2
+    exit 2
+}
+
+say() {
+    printf '%s: %s\n' "$script" "$1" >&2
+}
+
+# The option's value, as `--name value` or `--name=value`, into `value`.
+has_value() {
+    if [ "$given" != "$option" ]; then
+        value=${given#*=}
+        return 0
+    fi
+    [ "$left" -ge 2 ] || refuse "$option needs a value. See --help."
+    value=$next
+    taken=2
+}
+
+# Whether the word is the option alone: `--cpu=1` is none of ours.
+is_flag() {
+    [ "$given" = "$option" ]
+}
+
+check_number() {
+    [[ $2 =~ ^${number}$ ]] || refuse "$1 must be a whole number from 1 to 9999. Got '$2'."
+}
+
+common_option() {
+    case $option in
+    --cube) has_value && cube=$value ;;
+    --data-parallel) has_value && copies=$value ;;
+    --module) has_value && module=$value ;;
+    --cpu | --gpu)
+        is_flag || return 1
+        [ "$device" = any ] || [ "$device" = "${option#--}" ] || refuse "--cpu and --gpu exclude each other. Choose one."
+        device=${option#--}
+        ;;
+    --dry-run)
+        is_flag && [ -z "$recipe" ] || return 1
+        dry_run=yes
+        ;;
+    *) return 1 ;;
+    esac
+}
+
+parse() {
+    cube=1x1x1
+    copies=1
+    device=any
+    dry_run=no
+    module=tools.pretrain
+    recipe=
+    overrides=()
+    while [ $# -gt 0 ]; do
+        given=$1
+        option=${1%%=*}
+        next=${2-}
+        left=$#
+        taken=1
+        if [ "$given" = -- ]; then
+            shift
+            break
+        fi
+        if ! common_option && ! own_option; then
+            if [ -n "$recipe" ]; then
+                overrides+=("$given")
+            else
+                case $given in
+                -h | --help) usage && exit 0 ;;
+                -*) refuse "unknown option '$given' before the recipe. See --help." ;;
+                *) recipe=$given ;;
+                esac
+            fi
+        fi
+        shift "$taken"
+    done
+    if [ $# -gt 0 ] && [ -z "$recipe" ]; then
+        recipe=$1
+        shift
+    fi
+    overrides+=("$@")
+    [[ $cube =~ ^${number}x${number}x${number}$ ]] ||
+        refuse "--cube must be XxYxZ with whole numbers from 1 to 9999, like 2x2x2. Got '$cube'."
+    check_number --data-parallel "$copies"
+    ranks=$((${cube//x/*} * copies))
+}
+
+# What of the overrides a launcher must know:
+#   told_only   yes: training only tells something (--help, --dry-run), and one process does that
+#   resume      yes: --resume is there;  named: yes: it names a checkpoint, which is not "auto"
+#   output      folder of the run, empty: none is given
+read_overrides() {
+    told_only=no
+    resume=no
+    named=no
+    output=
+    local word previous=
+    for word in ${overrides[@]+"${overrides[@]}"}; do
+        case $word in
+        -h | --help | --dry-run) told_only=yes ;;
+        --resume) resume=yes ;;
+        --resume=*)
+            resume=yes
+            [ "${word#*=}" = auto ] || named=yes
+            ;;
+        --output=*) output=${word#*=} ;;
+        esac
+        [ "$previous" != --resume ] || [ "$word" = auto ] || named=yes
+        [ "$previous" != --output ] || output=$word
+        previous=$word
+    done
+}
+
+# Restarts go on from the newest checkpoint of --output.
+resume_after_restarts() {
+    if [ "$named" = yes ]; then
+        refuse "--max-restarts and a named --resume would go back to the same checkpoint at every restart. Give \
+--resume auto and --output DIR, the folder of the run."
+    fi
+    if [ "$resume" = no ]; then
+        [ -n "$output" ] ||
+            refuse "--max-restarts needs --output DIR: whoever is started again goes on from the newest checkpoint in it."
+        overrides+=(--resume auto)
+    fi
+}
+
+# Goes to the repository's root, where training runs; the recipe keeps its meaning. Sets `start`, `root` and `python`.
+enter_root() {
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+    start=$(pwd -P)
+    [ -n "$recipe" ] || refuse "a recipe is needed: $script [OPTIONS] RECIPE. Shipped ones lie in launch/recipes."
+    [ -f "$recipe" ] ||
+        refuse "recipe '$recipe' does not exist (looked for in $start). Shipped ones lie in launch/recipes."
+    if [ "$start" != "$root" ]; then
+        case $recipe in
+        /*) ;;
+        *) recipe=$start/$recipe ;;
+        esac
+        cd "$root" || exit
+    fi
+    python=python3
+    [ ! -x .venv/bin/python ] || python=.venv/bin/python
+}
+
+# $1: processes on this machine.
+check_gpus() {
+    [ "$device" = gpu ] || return 0
+    local gpus
+    gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') ||
+        refuse "--gpu: cannot ask PyTorch for its GPUs (above). Install it, with 'make .venv' for example."
+    [ "$gpus" -ge "$1" ] ||
+        refuse "--gpu needs one GPU for each of the $1 processes. Got $gpus. Choose a smaller cube or --cpu."
+}
+
+# What each of $1 processes on this machine gets by its environment: into the array `environment`.
+set_environment() {
+    environment=()
+    [ "$device" != cpu ] || environment+=("CUDA_VISIBLE_DEVICES=")
+    if [ -z "${OMP_NUM_THREADS:-}" ]; then
+        local cores threads
+        cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+        threads=$((cores / $1))
+        environment+=("OMP_NUM_THREADS=$((threads > 1 ? threads : 1))")
+    fi
+}
+
+# A command as it can be typed, with what it gets by its environment.
+show() {
+    local line='' word
+    [ "$start" = "$root" ] || line="cd $(printf '%q' "$root") && "
+    for word in ${environment[@]+"${environment[@]}"} "$@"; do
+        line+="$(printf '%q' "$word") "
+    done
+    printf '%s\n' "${line% }"
+}
+
+# Runs a command that must end well before training starts; a signal ends it, and this script.
+before_training() {
+    env ${environment[@]+"${environment[@]}"} "$@" &
+    trap 'kill "$!" 2>/dev/null; exit 143' TERM INT USR1 HUP
+    wait "$!" || exit
+    trap - TERM INT USR1 HUP
+}
