@@ -1,0 +1,209 @@
+#!/usr/bin/env bash
+# Trains on several machines: run once on each, or on all of them by launch/ssh.py or launch/slurm.sbatch. See --help.
+# Kept to bash 3.2, which is what macOS has.
+set -euo pipefail
+
+script=launch/torchrun.sh
+# shellcheck source=launch/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat <<TEXT
+usage: launch/torchrun.sh --nodes N --node-rank R --master HOST[:PORT] [OPTIONS] RECIPE [OVERRIDES...]
+
+Run it once on each of N nodes, with R from 0 to N - 1; HOST is node 0. Every node runs as many processes as the others.
+On each node:
+
+  1. node 0 alone checks the call and prepares the corpus (python -m tools.pretrain RECIPE ... --prepare-only)
+  2. the nodes call the roll at PORT + 1: who does not come is named after --wait, and versions, recipes and numbers of
+     processes must be the same everywhere (python -m tools.doctor.nodes)
+  3. all processes check what training needs, at PORT + 2 (python -m tools.doctor --quick)
+  4. torchrun starts the training, at PORT
+
+  --nodes N           how many nodes (default 1)
+  --node-rank R       which of them this is. With --rendezvous c10d it may be left out: step 2 is then left out, too
+  --master HOST[:PORT]  name or address of node 0 as all others reach it (PORT: default 29500)
+  --per-node G        processes on each node (default: those that the cube needs, shared out)
+  --rendezvous KIND   static: ranks are numbered by --node-rank, and a run ends with its first node (default); c10d: a
+                      node that is lost may come back, or another one in its place, within --max-restarts
+  --job NAME          of a c10d rendezvous, the same on all nodes (default: the recipe's name and the cube)
+$COMMON_OPTIONS
+  --interface NAME    network interface for gloo and NCCL (default: the one that leads to HOST)
+  --numa KIND         binds processes to the cores near their GPUs: node, socket, exclusive or core-complex (torchrun's
+                      --numa-binding), or none (default: node on machines of several NUMA nodes with --gpu)
+  --wait SECONDS      how long nodes wait for each other (default 300)
+  --max-restarts N    when a process dies, or fails, start all of them again, up to N times (default 0). They go on from
+                      the newest checkpoint of --output DIR, which must be given: --resume auto is added
+  --prepared          leave out step 1: whoever starts the nodes has done it
+  --no-doctor         leave out steps 2 and 3
+  --dry-run           before RECIPE: print the commands of this node and what each of its ranks is told, and start
+                      nothing
+$COMMON_LAST_OPTIONS
+A relative RECIPE is looked for in the current directory; training itself runs in the repository's root.
+OMP_NUM_THREADS (the cores of each process), GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME are set unless they are set
+already. y and z of the cube lie inside a node where they fit: see --wire of tools.pretrain.
+
+A signal goes to every process of this node: after SIGTERM or SIGUSR1 all ranks, those of other nodes too, end the step,
+save and leave.
+
+Exit status: as of launch/local.sh; 2 also where a check finds what would keep training from starting.
+TEXT
+}
+
+nodes=1
+node=
+master=
+per_node=
+rendezvous=static
+job=
+interface=
+numa=
+patience=300
+restarts=0
+prepared=no
+doctor=yes
+own_option() {
+    case $option in
+    --nodes) has_value && nodes=$value ;;
+    --node-rank) has_value && node=$value ;;
+    --master) has_value && master=$value ;;
+    --per-node) has_value && per_node=$value ;;
+    --rendezvous) has_value && rendezvous=$value ;;
+    --job) has_value && job=$value ;;
+    --interface) has_value && interface=$value ;;
+    --numa) has_value && numa=$value ;;
+    --wait) has_value && patience=$value ;;
+    --max-restarts) has_value && restarts=$value ;;
+    --prepared) is_flag && prepared=yes ;;
+    --no-doctor) is_flag && doctor=no ;;
+    *) return 1 ;;
+    esac
+}
+
+parse "$@"
+check_number --nodes "$nodes"
+check_number --wait "$patience"
+[[ $restarts =~ ^(0|${number})$ ]] || refuse "--max-restarts must be a whole number from 0 to 9999. Got '$restarts'."
+case $rendezvous in
+static | c10d) ;;
+*) refuse "--rendezvous must be static or c10d. Got '$rendezvous'." ;;
+esac
+case $numa in
+'' | none | node | socket | exclusive | core-complex) ;;
+*) refuse "--numa must be none, node, socket, exclusive or core-complex. Got '$numa'." ;;
+esac
+if [ -z "$node" ]; then
+    [ "$nodes" -eq 1 ] && node=0
+    [ -n "$node" ] || [ "$rendezvous" = c10d ] || refuse "--node-rank is needed: which of the $nodes nodes this is, from 0."
+elif ! [[ $node =~ ^(0|${number})$ ]] || [ "$node" -ge "$nodes" ]; then
+    refuse "--node-rank must be a whole number from 0 to $((nodes - 1)). Got '$node'."
+fi
+if [ -z "$master" ]; then
+    [ "$nodes" -eq 1 ] || refuse "--master HOST[:PORT] is needed: where node 0 is to be reached."
+    master=127.0.0.1
+fi
+port=29500
+case $master in
+\[*\]:*) port=${master##*:} && master=${master#\[} && master=${master%\]:*} ;;
+\[*\]) master=${master#\[} && master=${master%\]} ;;
+*:*:*) ;; # an IPv6 address alone
+*:*) port=${master##*:} && master=${master%:*} ;;
+esac
+[[ $port =~ ^[1-9][0-9]{0,4}$ ]] && [ "$port" -le 65533 ] ||
+    refuse "the port of --master must be from 1 to 65533, and the two above it free. Got '$port'."
+[ -n "$master" ] || refuse "--master HOST[:PORT] has no host."
+if [ -z "$per_node" ]; then
+    [ $((ranks % nodes)) -eq 0 ] ||
+        refuse "a cube of $cube and $copies copies needs $ranks processes, which $nodes nodes cannot share evenly."
+    per_node=$((ranks / nodes))
+else
+    check_number --per-node "$per_node"
+    [ $((nodes * per_node)) -eq "$ranks" ] ||
+        refuse "a cube of $cube and $copies copies needs $ranks processes, and $nodes nodes of $per_node are \
+$((nodes * per_node)). Choose another cube, or other numbers."
+fi
+read_overrides
+[ "$told_only" = no ] || refuse "--help and --dry-run behind RECIPE are for one process: run them with launch/local.sh."
+[ "$restarts" -eq 0 ] || resume_after_restarts
+enter_root
+check_gpus "$per_node"
+set_environment "$per_node"
+[ -n "$job" ] || job=$(basename "$recipe" .toml)-$cube-$copies
+
+# Which interface leads to the master: gloo would take the one that this host's name resolves to, often the loopback.
+address=
+if [ "$nodes" -gt 1 ]; then
+    found=$("$python" launch/interface.py "$master" --wait "$([ "$dry_run" = yes ] && echo 1 || echo "$patience")" \
+        ${interface:+--interface "$interface"}) || {
+        [ "$dry_run" = yes ] || exit 2
+        found="${interface:-?} ?"
+    }
+    interface=${found% *}
+    address=${found#* }
+    [ -n "${GLOO_SOCKET_IFNAME:-}" ] || environment+=("GLOO_SOCKET_IFNAME=$interface")
+    [ -n "${NCCL_SOCKET_IFNAME:-}" ] || environment+=("NCCL_SOCKET_IFNAME=$interface")
+fi
+if [ -z "$numa" ]; then
+    numa=none
+    memories=(/sys/devices/system/node/node[0-9]*)
+    [ "$device" != gpu ] || [ "${#memories[@]}" -lt 2 ] || numa=node
+fi
+
+# $1: port of the store.
+set_torchrun() {
+    torchrun=("$python" launch/torchrun.py "--nnodes=$nodes" "--nproc-per-node=$per_node")
+    if [ "$rendezvous" = static ]; then
+        torchrun+=("--node-rank=$node" "--master-addr=$master" "--master-port=$1" "--rdzv-conf=timeout=$patience")
+    else
+        local here=''
+        [ -z "$node" ] || here=",is_host=$([ "$node" -eq 0 ] && echo 1 || echo 0)"
+        torchrun+=(--rdzv-backend=c10d "--rdzv-endpoint=$master:$1" "--rdzv-id=$job")
+        torchrun+=("--rdzv-conf=join_timeout=$patience,timeout=$patience$here")
+    fi
+    [ -z "$address" ] || torchrun+=("--local-addr=$address")
+    [ "$numa" = none ] || torchrun+=("--numa-binding=$numa")
+}
+
+training=(-m "$module" "$recipe" --cube "$cube" --data-parallel "$copies" ${overrides[@]+"${overrides[@]}"})
+prepare=()
+if [ "$module" = tools.pretrain ] && [ "${node:-0}" -eq 0 ] && [ "$prepared" = no ]; then
+    prepare=("$python" "${training[@]}" --prepare-only)
+fi
+roll=()
+check=()
+if [ "$doctor" = yes ]; then
+    if [ -n "$node" ] && [ "$nodes" -gt 1 ]; then
+        roll=("$python" -m tools.doctor.nodes --nodes "$nodes" --node-rank "$node" --master "$master:$((port + 1))")
+        roll+=(--training-port "$port" --per-node "$per_node" --wait "$patience" --recipe "$recipe")
+    fi
+    set_torchrun $((port + 2))
+    check=("${torchrun[@]}" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe")
+    check+=(--wait "$patience")
+    [ -z "$output" ] || check+=(--directory "$output")
+fi
+set_torchrun "$port"
+[ "$restarts" -eq 0 ] || torchrun+=("--max-restarts=$restarts")
+command=("${torchrun[@]}" "${training[@]}")
+
+if [ "$dry_run" = yes ]; then
+    [ "${#prepare[@]}" -eq 0 ] || show "${prepare[@]}"
+    [ "${#roll[@]}" -eq 0 ] || show "${roll[@]}"
+    [ "${#check[@]}" -eq 0 ] || show "${check[@]}"
+    show "${command[@]}"
+    for ((local_rank = 0; local_rank < per_node; local_rank++)); do
+        # Under c10d without a number the rendezvous numbers the nodes.
+        rank=$([ -n "$node" ] && echo $((node * per_node + local_rank)) || echo '?')
+        printf 'RANK=%s LOCAL_RANK=%s WORLD_SIZE=%s LOCAL_WORLD_SIZE=%s GROUP_RANK=%s MASTER_ADDR=%s MASTER_PORT=%s ' \
+            "$rank" "$local_rank" "$ranks" "$per_node" "${node:-?}" "$master" "$port"
+        show "$python" "${training[@]}"
+    done
+    exit 0
+fi
+for step in prepare roll check; do
+    words="${step}[@]"
+    words=(${!words+"${!words}"})
+    [ "${#words[@]}" -eq 0 ] || before_training "${words[@]}"
+done
+show "${command[@]}" >&2
+# exec: signals reach torchrun itself, which passes them on to every process.
+exec env ${environment[@]+"${environment[@]}"} "${command[@]}"
