@@ -89,6 +89,7 @@ def test_boxes_are_measured_once_and_what_does_not_fit_is_told(recipe: Path) -> 
     ]
     assert {task.recipe for task in tasks} == {asked.settings}
     assert boxes_of(command("strong", recipe, "--cubes", "1x2x1,4x1x1,1x2x1"), recipe) == {2: ["1x2x1"], 4: ["4x1x1"]}
+    assert boxes_of(command("strong", recipe, "--cube", "1x2x1", "--data-parallel", "2"), recipe) == {4: ["2*(1x2x1)"]}
 
 
 def test_work_grows_with_the_ranks(recipe: Path) -> None:
@@ -122,6 +123,8 @@ def test_numbers_of_ranks() -> None:
         (["--ranks", "1,0"], "--ranks are whole numbers of at least 1 with commas, like 1,2,4. Got '1,0'"),
         (["--shapes", "cube,3d"], "--shapes are some of cube,1d,2d,fsdp,data, or all. Got '3d'"),
         (["--cubes", "1x2"], "Got '1x2'"),
+        (["--cube", "1x2x1", "--cubes", "1x2x1"], "--cube names one box and --cubes several"),
+        (["--data-parallel", "2"], "--data-parallel is the number of copies of --cube. Got 2 without it"),
         (["--cubes", "1x3x1"], "no box is left to measure. skipped: 1x3x1 on 3 ranks: heads must divide by y=3"),
         (["--steps", "0"], "--steps must be at least 1. Got 0"),
         (["--threads", "0"], "--threads must be at least 1. Got 0"),

@@ -66,6 +66,10 @@ class ScalingCommand(RecipeCommand):
     or all."""
     cubes: str | None = None
     """These boxes, as XxYxZ,XxYxZ,..., instead of ranks and shapes."""
+    cube: str | None = None
+    """This one box, with --data-parallel copies, instead of all of these."""
+    data_parallel: int = 1
+    """Copies of --cube."""
     steps: int = 12
     """Steps that are timed, on each box."""
     warmup: int = 2
@@ -140,6 +144,12 @@ class ScalingCommand(RecipeCommand):
 
     def wanted(self) -> tuple[list[CubeShape], list[Skipped]]:
         """The boxes that are asked for, each once, and the kinds that do not exist for a number of ranks."""
+        if self.cube is not None:
+            if self.cubes is not None:
+                raise ValueError("--cube names one box and --cubes several. Drop one of them.")
+            return [CubeShape.parse(self.cube, self.data_parallel)], []
+        if self.data_parallel != 1:
+            raise ValueError(f"--data-parallel is the number of copies of --cube. Got {self.data_parallel} without it.")
         if self.cubes is not None:
             return list(dict.fromkeys(CubeShape.parse(text) for text in self.cubes.split(","))), []
         kinds = list(KINDS) if self.shapes == "all" else self.shapes.split(",")

@@ -1,0 +1,107 @@
+"""One run of a scaling sweep on the ranks of a launcher, and the table and picture of all runs.
+
+    launch/torchrun.sh ... --module tools.scaling --cube 2x2x2 RECIPE --output DIR/NAME
+    python -m tools.scaling --collect DIR
+
+The first measures one box and writes DIR/NAME/strong.json; the second makes DIR/scaling.md and DIR/strong.png of all.
+A run is that of `python -m tools.bench strong` (or `weak`, with --kind weak); what is not known here goes there as it
+is: --steps, --rounds, --model.layers and so on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tools.bench.__main__ import main as bench
+from tools.bench.figures import CubeFigures
+from tools.bench.machine import aligned
+from tools.bench.plots import check_drawing, draw, read_results, save_picture
+from tools.bench.scaling_figures import HEADER, Point, base_of, row
+from tools.entry import guarded
+
+KINDS = ("strong", "weak")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: as of tools.bench; 2 for a bad call."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.scaling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", nargs="?")
+    parser.add_argument("--cube", default="1x1x1", help="sizes of the axes x, y and z (default: %(default)s)")
+    parser.add_argument("--data-parallel", default="1", help="copies of the cube (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="folder of this run, made if missing")
+    parser.add_argument("--kind", choices=KINDS, default="strong")
+    parser.add_argument("--collect", type=Path, metavar="DIR", help="read all runs in this folder, and measure nothing")
+    asked, rest = parser.parse_known_args(arguments)
+    return guarded("tools.scaling", lambda: collect(asked.collect) if asked.collect else run(asked, rest))
+
+
+def run(asked: argparse.Namespace, rest: Sequence[str]) -> int:
+    """One box, on all ranks. Raises ValueError for a bad call."""
+    if asked.recipe is None or asked.output is None:
+        raise ValueError("a recipe and --output DIR are needed, or --collect DIR.")
+    asked.output.mkdir(parents=True, exist_ok=True)
+    box = ["--cube", asked.cube, "--data-parallel", asked.data_parallel]
+    return bench([asked.kind, asked.recipe, *box, "--output", str(asked.output / f"{asked.kind}.json"), *rest])
+
+
+def collect(folder: Path) -> int:
+    """One table and one picture of all runs in a folder. Raises ValueError where there is none."""
+    files = sorted(path for kind in KINDS for path in folder.glob(f"*/{kind}.json"))
+    if not files:
+        raise ValueError(
+            f"{folder} holds no run. One is a folder in it with strong.json or weak.json, of tools.scaling."
+        )
+    check_drawing("--collect")
+    pages = []
+    for kind, results in read_results(files).items():
+        points = sorted((point_of(result) for result in results), key=lambda each: (each.step.ranks, each.step.name))
+        base = base_of(points)
+        rows = [row(point, base) for point in points]
+        print("\n".join([f"{kind} scaling; efficiency is to {base.step.name}", *aligned(HEADER, rows), ""]))
+        pages.append("\n".join([f"## {kind} scaling, efficiency to {base.step.name}", "", *markdown(HEADER, rows), ""]))
+        save_picture(draw(kind, results), folder / f"{kind}.png")
+        print(f"written: {folder / f'{kind}.png'}")
+    page = folder / "scaling.md"
+    draft = page.with_name(page.name + ".partial")
+    draft.write_text("\n".join(pages), encoding="utf-8")
+    os.replace(draft, page)
+    print(f"written: {page}")
+    return 0
+
+
+def point_of(result: Mapping[str, Any]) -> Point:
+    """The inverse of `tools.bench.scaling_figures.to_json`; efficiency is taken anew, over all runs."""
+    own = ("kinds", "global_batch", "hidden")
+    step = {name: value for name, value in result.items() if name not in (*own, "efficiency")}
+    return Point(
+        kinds=tuple(result["kinds"]),
+        global_batch=result["global_batch"],
+        hidden=result["hidden"],
+        step=CubeFigures(**step),
+    )
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown."""
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    sys.exit(status)
