@@ -97,7 +97,14 @@ def remote_commands(
     commands = []
     for node, host in enumerate(hosts):
         launcher = ["launch/remote.sh", "launch/torchrun.sh", "--nodes", str(len(hosts)), "--node-rank", str(node)]
-        launcher += ["--master", master, *([] if slots is None else ["--per-node", str(slots)]), *rest]
+        launcher += [
+            "--master",
+            master,
+            "--hosts",
+            ",".join(hosts),
+            *([] if slots is None else ["--per-node", str(slots)]),
+            *rest,
+        ]
         # The far shell splits the words again.
         commands.append([*shlex.split(ssh), host, f"cd {shlex.quote(directory)} && exec {shlex.join(launcher)}"])
     return commands

@@ -23,6 +23,7 @@ On each node:
   --nodes N           how many nodes (default 1)
   --node-rank R       which of them this is. With --rendezvous c10d it may be left out: step 2 is then left out, too
   --master HOST[:PORT]  name or address of node 0 as all others reach it (PORT: default 29500)
+  --hosts A,B,...     names of all nodes by number, to name those that do not come
   --per-node G        processes on each node (default: those that the cube needs, shared out)
   --rendezvous KIND   static: ranks are numbered by --node-rank, and a run ends with its first node (default); c10d: a
                       node that is lost may come back, or another one in its place, within --max-restarts
@@ -67,6 +68,7 @@ own_option() {
     --nodes) has_value && nodes=$value ;;
     --node-rank) has_value && node=$value ;;
     --master) has_value && master=$value ;;
+    --hosts) has_value && hosts=$value ;;
     --per-node) has_value && per_node=$value ;;
     --rendezvous) has_value && rendezvous=$value ;;
     --job) has_value && job=$value ;;
@@ -175,6 +177,8 @@ if [ "$doctor" = yes ]; then
     if [ -n "$node" ] && [ "$nodes" -gt 1 ]; then
         roll=("$python" -m tools.doctor.nodes --nodes "$nodes" --node-rank "$node" --master "$master:$((port + 1))")
         roll+=(--training-port "$port" --per-node "$per_node" --wait "$patience" --recipe "$recipe")
+        [ -z "$hosts" ] || roll+=(--hosts "$hosts")
+        [ -z "$output" ] || roll+=(--directory "$output")
     fi
     set_torchrun $((port + 2))
     check=("${torchrun[@]}" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe")

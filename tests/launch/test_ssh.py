@@ -45,8 +45,8 @@ def test_the_command_of_each_host(tmp_path: Path) -> None:
     assert second.startswith("ssh -o BatchMode=yes user@b ")
     assert "/far away" in first
     assert (
-        "exec launch/remote.sh launch/torchrun.sh --nodes 2 --node-rank 1 --master a --per-node 4 --cube 2x2x2 r.toml"
-        in second
+        "exec launch/remote.sh launch/torchrun.sh --nodes 2 --node-rank 1 --master a --hosts a,user@b --per-node 4 "
+        "--cube 2x2x2 r.toml" in second
     )
 
 

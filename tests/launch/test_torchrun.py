@@ -41,15 +41,14 @@ def torchrun(checkout: Path, arguments: str, **variables: str) -> subprocess.Com
 
 
 def test_the_commands_of_a_node_and_what_its_ranks_are_told(checkout: Path) -> None:
-    call = (
-        "--nodes 2 --node-rank 1 --master 127.0.0.1:4000 --cube 2x2x2 --dry-run small.toml --run.steps 3 --output out"
-    )
+    call = "--nodes 2 --node-rank 1 --master 127.0.0.1:4000 --hosts a,b --cube 2x2x2 --dry-run "
+    call += "small.toml --run.steps 3 --output out"
     lines = torchrun(checkout, call, OMP_NUM_THREADS="1").stdout.splitlines()
     interface = "GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo python3"
     training = "-m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 --run.steps 3 --output out"
     assert lines[0] == (
         f"{interface} -m tools.doctor.nodes --nodes 2 --node-rank 1 --master 127.0.0.1:4001 --training-port 4000 "
-        "--per-node 4 --wait 300 --recipe small.toml"
+        "--per-node 4 --wait 300 --recipe small.toml --hosts a\\,b --directory out"
     )
     assert lines[1] == (
         f"{interface} {NODE.format(port=4002)} -m tools.doctor --quick --cube 2x2x2 --data-parallel 1 --recipe "
