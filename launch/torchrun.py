@@ -58,6 +58,10 @@ def main(arguments: Sequence[str]) -> int:
             return list(self._pcontext.pids().values()) if self._pcontext else []
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+            if isinstance(sys.exc_info()[1], SignalException):
+                # Another one, while it waits for the ranks, would end torchrun alone and leave them behind.
+                for name in SIGNALS.split(","):
+                    signal.signal(signal.Signals[name], lambda number, _: send(number, self._ranks()))
             super()._shutdown(death_sig, timeout)
             handlers: Mapping[int, object] = getattr(self._pcontext, "subprocess_handlers", {})
             codes[:] = [handler.proc.returncode for handler in handlers.values()]  # type: ignore[attr-defined]
@@ -79,10 +83,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def stop(ranks: Sequence[int]) -> None:
     """Stops these processes and this one, which continues them when somebody continues it."""
-    for number, whom in ((signal.SIGSTOP, (*ranks, os.getpid())), (signal.SIGCONT, ranks)):
-        for pid in whom:
-            with suppress(ProcessLookupError):  # it has ended meanwhile
-                os.kill(pid, number)
+    send(signal.SIGSTOP, (*ranks, os.getpid()))
+    send(signal.SIGCONT, ranks)
+
+
+def send(number: int, processes: Sequence[int]) -> None:
+    """Sends a signal to those of them that still run."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def exit_status(codes: Sequence[int | None]) -> int:

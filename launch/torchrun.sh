@@ -59,6 +59,7 @@ rendezvous=static
 job=
 interface=
 numa=
+hosts=
 patience=300
 restarts=0
 prepared=no
