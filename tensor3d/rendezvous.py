@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -17,8 +18,89 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
     return "WORLD_SIZE" in (os.environ if environment is None else environment)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This process among those of its job, as torchrun's variables tell it. Ranks are numbered node by node."""
+
+    rank: int
+    world: int
+    """Ranks of the job."""
+    local_rank: int
+    """Number of this rank on its node."""
+    per_node: int
+    """Ranks of this node."""
+    address: str
+    """Host name or address at which the job's store is."""
+    port: int
+    hosted: bool
+    """Whether the launcher itself has the job's store; else rank 0 makes it."""
+
+    @property
+    def node(self) -> int:
+        return self.rank // self.per_node
+
+    def open_store(self, timeout: timedelta, *, wait: bool = True) -> dist.Store:
+        """Connects to the job's store, which rank 0 makes where the launcher has not.
+
+        Args:
+            timeout: of this call, and of what is asked of the store later.
+            wait: on rank 0, until all ranks have connected.
+        """
+        return dist.TCPStore(
+            self.address,
+            self.port,
+            world_size=self.world,
+            is_master=self.rank == 0 and not self.hosted,
+            timeout=timeout,
+            wait_for_workers=wait,
+        )
+
+
+def place(environment: Mapping[str, str] | None = None) -> Place | None:
+    """Where the launcher has put this process; None where none has.
+
+    Args:
+        environment: instead of the process's own.
+
+    Raises:
+        ValueError: a variable is missing or malformed.
+    """
+    variables = os.environ if environment is None else environment
+    if not is_launched(variables):
+        return None
+    world, rank, local = (_number(variables, name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    if not 0 <= rank < world:
+        raise ValueError(f"RANK must be at least 0 and below WORLD_SIZE={world}. Got {rank}. torchrun sets both.")
+    per_node = _number(variables, "LOCAL_WORLD_SIZE", default=local + 1)
+    if not 0 <= local < per_node:
+        raise ValueError(
+            f"LOCAL_RANK must be at least 0 and below LOCAL_WORLD_SIZE={per_node}. Got {local}. torchrun sets both."
+        )
+    if "MASTER_ADDR" not in variables:
+        raise ValueError("MASTER_ADDR is not set: the host name of rank 0 is needed. torchrun sets it.")
+    return Place(
+        rank=rank,
+        world=world,
+        local_rank=local,
+        per_node=per_node,
+        address=variables["MASTER_ADDR"],
+        port=_number(variables, "MASTER_PORT"),
+        # torchrun's agent may host the store itself; its workers are then all clients.
+        hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
+    )
+
+
+def gloo_interface(environment: Mapping[str, str] | None = None) -> str:
+    """The network interface that gloo is told to use; empty where it takes the address of the host name."""
+    return (os.environ if environment is None else environment).get("GLOO_SOCKET_IFNAME", "")
+
+
 def connect(
-    ranks: int, timeout: timedelta = timedelta(minutes=10), environment: Mapping[str, str] | None = None
+    ranks: int,
+    timeout: timedelta = timedelta(minutes=10),
+    environment: Mapping[str, str] | None = None,
+    *,
+    store: dist.Store | None = None,
 ) -> torch.device:
     """Initialises the default process group from torchrun's variables and returns this rank's device.
 
@@ -28,6 +110,7 @@ def connect(
     Args:
         ranks: how many processes are needed.
         environment: instead of the process's own.
+        store: the job's, where this process is connected to it already (`Place.open_store`).
 
     Raises:
         ValueError: a variable is missing or malformed, or `WORLD_SIZE` is not `ranks`; before connecting.
@@ -55,7 +138,8 @@ def connect(
     if cuda:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        store = _store(variables, world, rank, timeout)
+        store = _store(variables, timeout) if store is None else store
+        store = dist.PrefixStore(f"tensor3d/{_attempt(store, world, rank, timeout)}", store)
         dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     return device
 
@@ -106,19 +190,10 @@ def _arrive(store: dist.Store, where: str, ranks: int) -> None:
         store.set(where, "")
 
 
-def _store(variables: Mapping[str, str], world: int, rank: int, timeout: timedelta) -> dist.Store:
-    if "MASTER_ADDR" not in variables:
-        raise ValueError("MASTER_ADDR is not set: the host name of rank 0 is needed. torchrun sets it.")
-    # torchrun's agent may host the store itself; its workers are then all clients.
-    hosted = variables.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
-    store = dist.TCPStore(
-        variables["MASTER_ADDR"],
-        _number(variables, "MASTER_PORT"),
-        world_size=world,
-        is_master=rank == 0 and not hosted,
-        timeout=timeout,
-    )
-    return dist.PrefixStore(f"tensor3d/{_attempt(store, world, rank, timeout)}", store)
+def _store(variables: Mapping[str, str], timeout: timedelta) -> dist.Store:
+    own = place(variables)
+    assert own is not None, "checked before"
+    return own.open_store(timeout)
 
 
 def _attempt(store: dist.Store, world: int, rank: int, timeout: timedelta) -> str:

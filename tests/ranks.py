@@ -21,6 +21,8 @@ _PRELOAD = [
     "pytest",
     "transformers.models.bert.modeling_bert",
     "tools.bench.trial",
+    "tools.doctor.__main__",
+    "tools.doctor.nodes",
     "tests.ranks",
 ]
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tensor3d import Cube
-from tensor3d.rendezvous import connect
+from tensor3d.rendezvous import connect, place
 from tensor3d.shape import AxisName
 from tests.ranks import RankError, run_ranks
 
@@ -66,6 +66,21 @@ def test_a_cube_from_the_environment_checks_its_sizes_first(monkeypatch: pytest.
         Cube.from_env(0)
     monkeypatch.delenv("WORLD_SIZE")
     assert Cube.from_env().mesh is None
+
+
+def test_the_place_of_a_rank() -> None:
+    assert place({}) is None
+    own = place(GOOD | {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
+    assert own is not None
+    assert (own.rank, own.world, own.local_rank, own.per_node, own.node) == (5, 8, 1, 4, 1)
+    assert (own.address, own.port, own.hosted) == ("127.0.0.1", 9, False)
+    hosted = place(GOOD | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert hosted is not None
+    assert hosted.hosted
+    with pytest.raises(ValueError, match=r"LOCAL_RANK must be at least 0 and below LOCAL_WORLD_SIZE=2\. Got 2"):
+        place(GOOD | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"})
+    with pytest.raises(ValueError, match=r"MASTER_ADDR is not set"):
+        place({key: text for key, text in GOOD.items() if key != "MASTER_ADDR"})
 
 
 def _attempt(port: int, restart: int) -> float:

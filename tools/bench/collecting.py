@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -73,10 +74,15 @@ def _several(shape: CubeShape, axes: tuple[AxisName, ...]) -> tuple[AxisName, ..
     return tuple(axis for axis in axes if shape.size(axis) > 1)
 
 
-def points_of(shape: CubeShape, sizes: Sequence[int]) -> list[Point]:
-    """Every series at every size, as near to so many bytes as even shards come, and each only once."""
+def points_of(shape: CubeShape, sizes: Sequence[int], wanted: Sequence[Series] | None = None) -> list[Point]:
+    """Every series at every size, as near to so many bytes as even shards come, and each only once.
+
+    Args:
+        sizes: bytes that a rank receives.
+        wanted: series to take. Default: `series_of` the shape.
+    """
     points: dict[Point, None] = {}
-    for series in series_of(shape):
+    for series in series_of(shape) if wanted is None else wanted:
         smallest = Point(series=series, elements=1)
         for size in sizes:
             points[Point(series=series, elements=max(1, round(size / smallest.size)))] = None
@@ -86,9 +92,9 @@ def points_of(shape: CubeShape, sizes: Sequence[int]) -> list[Point]:
 class CollectingTrial:
     """All points of a cube on one rank, halted between calls."""
 
-    def __init__(self, cube: Cube, sizes: Sequence[int]) -> None:
+    def __init__(self, cube: Cube, sizes: Sequence[int], wanted: Sequence[Series] | None = None) -> None:
         self._cube = cube
-        self.points = points_of(cube.shape, sizes)
+        self.points = points_of(cube.shape, sizes, wanted)
         for point in self.points:
             cube.over(*point.series.axes)  # every rank makes the process groups here
 
@@ -170,20 +176,25 @@ def _issue(point: Point, tensor: Tensor, axis: Axis) -> Pending:
 
 
 def _numbers(rank: int, length: int, device: torch.device) -> Tensor:
-    """Whole numbers that tell ranks and places apart."""
-    return (torch.arange(length, device=device) % 997 + 1000 * rank).float()
+    """Whole numbers that tell ranks and places apart, so small that fp32 holds their sum over thousands of ranks."""
+    return (torch.arange(length, device=device) % 251 + rank * 31 % 1021).float()
 
 
 def _wanted(point: Point, axis: Axis, given: int, device: torch.device) -> Tensor:
     """The result, from what all members give."""
-    parts = [_numbers(rank, given, device) for rank in axis.ranks]
+    parts = (_numbers(rank, given, device) for rank in axis.ranks)
     own = slice(axis.index * point.elements, (axis.index + 1) * point.elements)
     match point.series.kind:
         case "all-gather":
-            return torch.cat(parts)
+            return torch.cat(list(parts))
         case "reduce-scatter":
-            return torch.stack(parts).sum(0)[own]
+            return _sum(part[own] for part in parts)
         case "all-reduce":
-            return torch.stack(parts).sum(0)
+            return _sum(parts)
         case "all-to-all":
             return torch.cat([part[own] for part in parts])
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    """One part after another: of many ranks all together would not fit in memory."""
+    return reduce(torch.add, parts)
