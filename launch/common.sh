@@ -120,12 +120,13 @@ parse() {
 # What of the overrides a launcher must know:
 #   told_only   yes: training only tells something (--help, --dry-run), and one process does that
 #   resume      yes: --resume is there;  named: yes: it names a checkpoint, which is not "auto"
-#   output      folder of the run, empty: none is given
+#   output      folder of the run, empty: none is given;  wire: order of the axes, likewise
 read_overrides() {
     told_only=no
     resume=no
     named=no
     output=
+    wire=
     local word previous=
     for word in ${overrides[@]+"${overrides[@]}"}; do
         case $word in
@@ -136,9 +137,11 @@ read_overrides() {
             [ "${word#*=}" = auto ] || named=yes
             ;;
         --output=*) output=${word#*=} ;;
+        --wire=*) wire=${word#*=} ;;
         esac
         [ "$previous" != --resume ] || [ "$word" = auto ] || named=yes
         [ "$previous" != --output ] || output=$word
+        [ "$previous" != --wire ] || wire=$word
         previous=$word
     done
 }

@@ -283,6 +283,7 @@ if [ "$doctor" = yes ]; then
     check=("${starter[@]}" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe")
     check+=(--wait "$patience")
     [ -z "$output" ] || check+=(--directory "$output")
+    [ -z "$wire" ] || check+=(--wire "$wire")
 fi
 command=("${starter[@]}" "${training[@]}")
 

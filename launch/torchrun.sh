@@ -185,6 +185,7 @@ if [ "$doctor" = yes ]; then
     check=("${torchrun[@]}" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe")
     check+=(--wait "$patience")
     [ -z "$output" ] || check+=(--directory "$output")
+    [ -z "$wire" ] || check+=(--wire "$wire")
 fi
 set_torchrun "$port"
 [ "$restarts" -eq 0 ] || torchrun+=("--max-restarts=$restarts")

@@ -40,6 +40,8 @@ class StepTime:
     """Of the wire, under products: no part of the sum."""
     by_axis: dict[str, float]
     """All of the wire, hidden or not."""
+    waits_for_host: bool = False
+    """Whether the device does: then the step takes what starting operators takes, and nothing else shortens it."""
 
     @property
     def total(self) -> float:
@@ -48,6 +50,8 @@ class StepTime:
     @property
     def limit(self) -> str:
         """What takes most of the time, in words."""
+        if self.waits_for_host:
+            return "starting operators"
         parts = {
             "matrix products": self.products + self.attention,
             "memory bandwidth": self.touching,
@@ -89,15 +93,20 @@ def step_time(
     attention = micro_batches * cost.attention_flops / rate
     touching = (micro_batches * cost.touched + cost.once_touched) / cluster.memory_bandwidth
     exposed = micro_batches * (sum(micro.values()) - hidden) + sum(once.values())
-    starting = (micro_batches * cost.operators + cost.once_operators) * cluster.launch
+    operators = micro_batches * cost.operators + cost.once_operators
+    if cluster.overlaps:  # elsewhere the time of a collective holds what it takes to start it
+        operators += micro_batches * sum(cost.micro_calls.values()) + sum(cost.once_calls.values())
+    starting = operators * cluster.launch
+    busy = products + attention + touching + exposed
     return StepTime(
         products=products,
         attention=attention,
         touching=touching,
-        starting=max(0.0, starting - (products + attention + touching + exposed)) if cluster.overlaps else starting,
+        starting=max(0.0, starting - busy) if cluster.overlaps else starting,
         exposed=exposed,
         hidden=micro_batches * hidden,
         by_axis=by_axis,
+        waits_for_host=cluster.overlaps and starting > busy,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tensor3d.planning.cluster import Cluster, Link
 from tensor3d.planning.headline import REPORTED, Case, cases, report
-from tensor3d.planning.known import WAYS, Encoder, KnownWay, Timed, crossings, known, scaled, timed, ways
+from tensor3d.planning.known import WAYS, Encoder, KnownWay, known, timed, ways
 from tensor3d.planning.traffic import Wire, transformer_layer
 
 # 64 sequences of 16 tokens: every way finds its sizes divide on 8, 16 and 64 ranks.
@@ -237,34 +237,6 @@ def test_every_call_has_its_latency() -> None:
     assert timed(one, ENCODER, slow).blocking == 4 * slow.collective(one.box, ("y",), "all-reduce")[0]
     assert timed(grid, ENCODER, slow).blocking == 96 * 3
     assert timed(grid, ENCODER, slow, broadcasts="tree").blocking == 96 * 2
-
-
-def row_of(name: str, ranks: int, seconds: float, refused: str | None = None) -> Timed:
-    way = dataclasses.replace(known("1-D", ENCODER, 1), name=name, ranks=ranks, refused=refused)
-    return Timed(way=way, compute=seconds, blocking=0.0, hidden=0.0)
-
-
-def test_crossings_compare_only_what_exists() -> None:
-    table = {
-        16: (row_of("a", 16, 3.0), row_of("b", 16, 2.0), row_of("c", 16, 9.0)),
-        4: (row_of("a", 4, 5.0), row_of("b", 4, 6.0), row_of("c", 4, 1.0)),
-        8: (row_of("a", 8, 4.0), row_of("b", 8, 0.0, "no square"), row_of("c", 8, 1.0)),
-    }
-    found = [(crossing.faster, crossing.slower, crossing.after, crossing.at) for crossing in crossings(table)]
-    assert found == [("b", "a", 4, 16), ("a", "c", 8, 16), ("b", "c", 4, 16)]
-
-
-def test_scaling_finds_where_3_d_overtakes_1_d() -> None:
-    """With M = h, 1-D on 8 moves 7 h² and 3-D 9.375 h²; on 64 it is 7.875 h² and 3.516 h²."""
-    wide = Encoder(sequences=16, length=4, hidden=64, inner=256, heads=64)
-    table = scaled(lambda ranks: wide, lambda ranks: WIRE, (8, 64), gradient=2)
-    assert [[row.way.name for row in table[count]] for count in table] == [list(WAYS)] * 2
-    seconds = {count: {row.way.name: row.seconds for row in table[count]} for count in table}
-    for name, eight, sixty_four in (("1-D", 7.0, 7.875), ("3-D", 9.375, 3.515625)):
-        assert seconds[8][name] == pytest.approx(2 * eight * 64**2, rel=1e-6)
-        assert seconds[64][name] == pytest.approx(2 * sixty_four * 64**2, rel=1e-6)
-    overtaken = [(found.at, found.slower) for found in crossings(table) if found.faster == "3-D"]
-    assert (64, "1-D") in overtaken
 
 
 def ratios(told: str) -> dict[str, float]:

@@ -96,6 +96,21 @@ def test_parts_of_the_time_add_up_and_overlap_only_hides() -> None:
     assert step_time(BASE.cost(shape, Choice()), still, "bf16", "prefetch").hidden == 0
 
 
+def test_a_step_that_waits_for_the_host_is_limited_by_it() -> None:
+    """However long the wire is: shortening it would not help. Collectives are started, too."""
+    slow = dataclasses.replace(NODE, launch=1.0)
+    shape = CubeShape(x=2, y=2, z=2)
+    cost = BASE.cost(shape, Choice())
+    time = step_time(cost, slow, "bf16")
+    assert time.limit == "starting operators"
+    started = cost.operators + cost.once_operators + sum(cost.calls.values())
+    assert time.total == pytest.approx(started)
+    wires = dataclasses.replace(slow, across=Link(latency=1.0, bandwidth=1.0), inside=Link(latency=1.0, bandwidth=1.0))
+    assert step_time(cost, wires, "bf16").limit.startswith("the wire")
+    # Where one core does it all, nothing waits for anything: the longest part counts.
+    assert step_time(cost, dataclasses.replace(slow, overlaps=False), "bf16").limit == "starting operators"
+
+
 def test_products_take_their_flops() -> None:
     """Of a model of which nearly all is products, and with no wire, seconds are FLOPs over the rate."""
     large = BertCosts(config=PRESETS["large"], batch=Batch(packs=8))

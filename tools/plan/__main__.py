@@ -10,15 +10,16 @@ from typing import Any
 
 import tyro
 
-from models.bert.costs import BertCosts
+from models.bert.costs import BYTES, BertCosts
 from tensor3d.planning.cluster import Cluster
 from tensor3d.planning.headline import report as headline
 from tensor3d.planning.known import Encoder, Timed, timed, ways
 from tensor3d.planning.search import Plan, Search, search
+from tensor3d.planning.times import Overlap
 from tools.bench.machine import aligned, write_json
 from tools.entry import guarded
 from tools.plan import tables
-from tools.plan.command import PlanCommand
+from tools.plan.command import DEFAULT_GPU, PlanCommand
 from tools.plan.kinds import kind_of
 from tools.recipe_sections import PrecisionRecipe
 
@@ -51,7 +52,7 @@ def plan_one(command: PlanCommand) -> int:
     cluster = command.machines()
     costs = command.costs(cluster)
     found = _searched(command, cluster, costs)
-    known = [] if command.cube else known_ways(costs, cluster)
+    known = [] if command.cube else known_ways(costs, cluster, command.overlap)
     print("\n".join([*tables.heading(costs, cluster), ""]))
     if found.plans:
         shown = found.plans if command.all else found.plans[: command.top]
@@ -86,7 +87,7 @@ def plan_sizes(command: PlanCommand) -> int:
     print("\n".join([*tables.heading(costs, largest), ""]))
     print("\n".join([*sweep.table(points, costs.compute), "", *sweep.told(sweep.crossings(points))]))
     if command.plot is not None:
-        name = command.gpu if command.cluster is None else Path(command.cluster).stem
+        name = (command.gpu or DEFAULT_GPU) if command.cluster is None else Path(command.cluster).stem
         sweep.plot(
             points, f"{command.model} on {name}, {command.global_batch:,} packs of {command.capacity}", command.plot
         )
@@ -101,13 +102,12 @@ def plan_sizes(command: PlanCommand) -> int:
     return 0 if any(point.found.plans for point in points.values()) else 1
 
 
-def known_ways(costs: BertCosts, cluster: Cluster) -> list[Timed]:
+def known_ways(costs: BertCosts, cluster: Cluster, overlap: Overlap) -> list[Timed]:
     """The analytic rows for the same layers and the same batch, all ranks split that way."""
     config, batch = costs.config, costs.batch
-    sequences = batch.packs * len(batch.lengths)
     encoder = Encoder(
-        sequences=sequences,
-        length=batch.tokens // sequences,
+        sequences=batch.tokens // batch.lengths[0],
+        length=batch.lengths[0],
         hidden=config.hidden,
         inner=config.inner_size,
         heads=config.heads,
@@ -115,7 +115,15 @@ def known_ways(costs: BertCosts, cluster: Cluster) -> list[Timed]:
         vocabulary=config.vocab,
     )
     return [
-        timed(way, encoder, cluster, compute=costs.compute, element=2 if costs.compute != "fp32" else 4)
+        timed(
+            way,
+            encoder,
+            cluster,
+            compute=costs.compute,
+            element=BYTES[costs.compute],
+            gradient=BYTES[costs.reduce],
+            overlapped=None if overlap != "none" else False,
+        )
         for way in ways(encoder, cluster.ranks)
     ]
 

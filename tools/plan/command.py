@@ -16,6 +16,7 @@ from tensor3d.planning.times import Overlap
 from tools.bench.machine import check_output
 from tools.plan.models import model_of
 
+DEFAULT_GPU = "H100"
 _MOST_RANKS = 2**20
 
 
@@ -32,9 +33,10 @@ class PlanCommand:
     inner: int | None = None
     vocab: int | None = None
     positions: int | None = None
-    gpu: str = "H100"
-    """Preset of a GPU: V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100, H200."""
-    nodes: int = 1
+    gpu: str | None = None
+    """Preset of a GPU: V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100, H200. Default: H100."""
+    nodes: int | None = None
+    """Default: 1."""
     per_node: int | None = None
     """GPUs of a node. Default: the preset's."""
     cluster: str | None = None
@@ -106,6 +108,11 @@ class PlanCommand:
             raise ValueError("--plot draws what --ranks asks for. Name some, such as --ranks 8,64,512,4096.")
         if self.cube is None and self.data_parallel is not None:
             raise ValueError(f"--data-parallel {self.data_parallel} says how many copies of --cube. Name one.")
+        described = [name for name in ("gpu", "nodes", "per_node") if getattr(self, name) is not None]
+        if self.cluster is not None and described:
+            raise ValueError(
+                f"--cluster is a whole machine. Leave out --{described[0].replace('_', '-')}; --ranks makes it larger."
+            )
         if self.check and self.cluster is None:
             raise ValueError(
                 "--check compares times of one machine. Name its --cluster, which bench collectives writes."
@@ -121,13 +128,18 @@ class PlanCommand:
         """
         plain = self._machine()
         given: dict[str, Any] = {
-            "flops": None if self.flops is None else {self.compute or "bf16": self.flops},
+            "flops": None if self.flops is None else {**plain.flops, self._type(plain): self.flops},
             "efficiency": self.efficiency,
             "memory": self.memory,
             "memory_bandwidth": self.memory_bandwidth,
             "inside": _link(plain.inside, self.inside_latency, self.inside_bandwidth),
             "across": _link(plain.across, self.across_latency, self.across_bandwidth),
         }
+        if plain.fits and (given["inside"] != plain.inside or given["across"] != plain.across):
+            raise ValueError(
+                f"{self.cluster} holds measured collectives, beside which a link's latency and bandwidth say nothing. "
+                "Leave out --inside-... and --across-..., or empty its fits."
+            )
         cluster = dataclasses.replace(plain, **{name: value for name, value in given.items() if value is not None})
         if ranks is not None:
             cluster = _resized(cluster, ranks)
@@ -159,7 +171,7 @@ class PlanCommand:
         longest = max(batch.lengths)
         if config.encoder == "classic" and config.positions < longest and self.positions is None:
             config = dataclasses.replace(config, positions=longest)
-        compute: str = self.compute or next(kind for kind in ("bf16", "fp16", "fp32") if kind in cluster.flops)
+        compute = self._type(cluster)
         cluster.rate(compute)
         return BertCosts(
             config=config,
@@ -199,9 +211,12 @@ class PlanCommand:
             raise ValueError(f"--ranks must be whole numbers of at least 1, as 8,64,512. Got {self.ranks!r}.")
         return sorted({int(part) for part in parts})
 
+    def _type(self, cluster: Cluster) -> str:
+        return self.compute or next(kind for kind in ("bf16", "fp16", "fp32") if kind in cluster.flops)
+
     def _machine(self) -> Cluster:
         if self.cluster is None:
-            return cluster_of(self.gpu, nodes=self.nodes, per_node=self.per_node)
+            return cluster_of(self.gpu or DEFAULT_GPU, nodes=self.nodes or 1, per_node=self.per_node)
         return read_cluster(Path(self.cluster)) if self.cluster.endswith(".json") else ready_made(self.cluster)
 
 
@@ -217,4 +232,7 @@ def _resized(cluster: Cluster, ranks: int) -> Cluster:
         raise ValueError(f"{ranks} ranks fill no whole number of nodes of {cluster.per_node}. Name a multiple.")
     per_node = min(ranks, cluster.per_node)
     name = f"{ranks:,} ranks as in {cluster.name}"
-    return dataclasses.replace(cluster, name=name, nodes=ranks // per_node, per_node=per_node)
+    nodes = ranks // per_node
+    # What was measured on few nodes says nothing of groups that cross more.
+    fits = cluster.fits if nodes <= cluster.nodes else ()
+    return dataclasses.replace(cluster, name=name, nodes=nodes, per_node=per_node, fits=fits)

@@ -19,6 +19,7 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         "100b": BertConfig(layers=80, hidden=10240, heads=80),
     }
 )
+_MOST_LAYERS = 10_000  # each is gone through, for every box
 _MOST = 10**15  # parameters: more than any cluster has memory for, and a slip of the finger
 
 
@@ -42,8 +43,9 @@ def model_of(
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "inner": inner, "vocab": vocab, "positions": positions}
     given: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
     for key, value in given.items():
-        if not 1 <= value <= 10**9:
-            raise ValueError(f"--{key} must be a whole number from 1 to 10^9. Got {value}.")
+        most = _MOST_LAYERS if key == "layers" else 10**9
+        if not 1 <= value <= most:
+            raise ValueError(f"--{key} must be a whole number from 1 to {most:,}. Got {value:,}.")
     config = dataclasses.replace(MODELS[name], **given)
     parameters = parameters_of(config)
     if parameters > _MOST:

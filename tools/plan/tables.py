@@ -135,7 +135,8 @@ def refusals(refused: Sequence[Refused], *, every: bool) -> list[str]:
 
 def known_table(rows: Sequence[Timed]) -> list[str]:
     """The papers' ways."""
-    header = ("way", "layers a step", "products", "wire seen", "elements received a layer", "weights", "kept", "source")
+    held = ("weights a rank", "kept a layer")
+    header = ("way", "layers a step", "products", "wire seen", "elements received a layer", *held, "source")
     shown = [
         (each.way.name, *(("-",) * 6), f"no: {each.way.refused}")
         if each.way.refused

@@ -60,7 +60,8 @@ def one_d_sequence(asked: Question) -> KnownWay:
     return asked.answer(
         row,
         forward=passing,
-        backward=passing if asked.kept else [gathers, *passing],
+        # The second gather of an input comes under the product for its gradient.
+        backward=passing if asked.kept else [replace(gathers, hidden=True), *passing],
         saved=asked.activations // P + (2 * (P - 1) * shard if asked.kept else 0),
         stored=shard,
         split=P,

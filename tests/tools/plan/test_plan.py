@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from tensor3d import CubeShape
+from tensor3d.planning.cluster import Fit
 from tensor3d.planning.presets import cluster_of
 from tools.plan.__main__ import main
 from tools.plan.beside import Comparison
 from tools.plan.checking import check, predicted
+from tools.plan.command import PlanCommand
 from tools.plan.kinds import kind_of
 from tools.recipe import read_recipe
 
@@ -61,6 +63,23 @@ def test_a_measured_machine(tmp_path: Path) -> None:
     content = planned(tmp_path, "--cluster", str(path), "--memory", "32e9")
     assert content["cluster"]["name"] == "mine"
     assert content["cluster"]["memory"] == 32e9
+
+
+def test_what_was_measured_on_one_node_says_nothing_of_more(tmp_path: Path) -> None:
+    fit = Fit(kind="all-gather", members=8, stride=1, latency=1e-6, seconds_per_byte=1e-11)
+    machine = dataclasses.replace(cluster_of("H100"), fits=(fit,))
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(machine.to_json()))
+    command = PlanCommand(cluster=str(path))
+    shape = CubeShape(x=8)
+    assert command.machines(8).collective(shape, ("x",), "all-gather") == (1e-6, 1e-11)
+    spread = CubeShape(x=8, data=8, wire=("x", "data", "y", "z"))  # one of each eight on a node
+    plain = dataclasses.replace(machine, fits=(), nodes=8)
+    assert command.machines(64).collective(spread, ("x",), "all-gather") == plain.collective(
+        spread, ("x",), "all-gather"
+    )
+    with pytest.raises(ValueError, match=r"holds measured collectives, beside which a link's latency and bandwidth"):
+        dataclasses.replace(command, across_bandwidth=1e9).machines()
 
 
 def test_sizes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,8 +167,8 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
         (["--gpu", "B9000"], "GPUs with a preset are"),
         (["--model", "huge"], "--model must be one of tiny, mini, small, base, large, 10b, 100b"),
         (["--nodes", "0"], "--nodes must be at least 1. Got 0."),
-        (["--layers", "0"], "--layers must be a whole number from 1 to 10^9. Got 0."),
-        (["--hidden", "-64"], "--hidden must be a whole number from 1 to 10^9. Got -64."),
+        (["--layers", "0"], "--layers must be a whole number from 1 to 10,000. Got 0."),
+        (["--hidden", "-64"], "--hidden must be a whole number from 1 to 1,000,000,000. Got -64."),
         (["--hidden", "100000000", "--heads", "1"], "the planner stops at 1e+15"),
         (["--heads", "7"], "hidden must divide by heads=7. Got 768."),
         (["--nodes", "1000000"], "the planner stops at 1,048,576 ranks. Got 8,000,000."),
@@ -165,6 +184,10 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "8", "--dry-run"], "Leave out --cube and --dry-run."),
         (["--plot", "a.png"], "--plot draws what --ranks asks for."),
         (["--cluster", "missing.json"], "missing.json"),
+        (["--cluster", "longhorn", "--nodes", "4"], "--cluster is a whole machine. Leave out --nodes; --ranks makes"),
+        (["--layers", "10001", "--hidden", "64"], "--layers must be a whole number from 1 to 10,000. Got 10,001."),
+        (["--global-batch", "100000000000"], "a step has at most 4,194,304 sequences. Got 100,000,000,000 in"),
+        (["--capacity", "1000000000000", "--length", "1"], "a step has at most 4,194,304 sequences."),
         (["--gpu", "V100-16GB", "--compute", "bf16"], "knows the FLOP/s of"),
         (["--output", "nowhere/plan.json"], "--output must be a file in a folder that exists."),
     ],
