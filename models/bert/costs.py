@@ -33,12 +33,16 @@ _ADAMW_BYTES, _LAMB_BYTES = 40, 80  # of an element's weight, gradient and momen
 _ADAMW_OPERATORS, _LAMB_OPERATORS, _OPERATORS_OF_A_GRADIENT = 20, 40, 2
 
 
+_MOST_SEQUENCES = 2**22
+"""Of a step: each is gone through. BERT was trained with 2^16 at most (You et al. 2020)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """The global batch of a step, in packs of full-length sequences.
 
     Raises:
-        ValueError: a number below 1, sequences longer than a pack.
+        ValueError: a number below 1, sequences longer than a pack, more than 2^22 sequences.
     """
 
     packs: int
@@ -56,6 +60,12 @@ class Batch:
                 raise ValueError(f"{name} must be at least 1. Got {value}.")
         if self.length is not None and self.length > self.capacity:
             raise ValueError(f"a pack of {self.capacity} slots holds no sequence of {self.length} tokens.")
+        sequences = self.packs * -(-self.capacity // (self.length or self.capacity))
+        if sequences > _MOST_SEQUENCES:
+            raise ValueError(
+                f"a step has at most {_MOST_SEQUENCES:,} sequences. Got {sequences:,} in {self.packs:,} packs. Choose "
+                "fewer packs, or longer sequences."
+            )
 
     @property
     def tokens(self) -> int:
