@@ -10,6 +10,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
+
 from tensor3d import Cube, CubeShape
 from tensor3d.shape import AXES, AxisName
 from tensor3d.traffic import Kind
@@ -35,10 +38,22 @@ class Effort:
     """That every rank computes."""
     trips: int = 9
     """Round trips to each node for its clock."""
+    seconds: float = 60.0
+    """For all rounds, about: on slow wires there are fewer calls."""
 
     @classmethod
     def quick(cls) -> Effort:
-        return cls(sizes=(1 << 10, 1 << 18), rounds=3, calls=3, product_seconds=0.1, trips=3)
+        return cls(sizes=(1 << 10, 1 << 18), rounds=3, calls=3, product_seconds=0.1, trips=3, seconds=6.0)
+
+    def within(self, once: float) -> Effort:
+        """As much of it as there is time for.
+
+        Args:
+            once: seconds of one call of everything.
+        """
+        calls = min(self.calls, max(1, int(self.seconds / (self.rounds * once))))
+        rounds = min(self.rounds, max(1, int(self.seconds / (calls * once))))
+        return dataclasses.replace(self, calls=calls, rounds=rounds)
 
 
 def series_for(shape: CubeShape) -> list[Series]:
@@ -67,11 +82,19 @@ class Wires(CollectingTrial):
         Args:
             note: called with what this rank begins to do.
         """
+        note("timing collectives")
+        effort = self._effort.within(self._slowest(sum(self.turn([1] * len(self.points)))))
         rounds = []
-        for number in range(self._effort.rounds):
+        for number in range(effort.rounds):
             note(f"timing collectives, round {number + 1}")
-            rounds.append(self.turn([self._effort.calls] * len(self.points)))
+            rounds.append(self.turn([effort.calls] * len(self.points)))
         return [statistics.median(seconds) for seconds in zip(*rounds, strict=True)]
+
+    def _slowest(self, seconds: float) -> float:
+        """Of all ranks, which then measure alike."""
+        slowest = torch.tensor(seconds, device=self._cube.device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return slowest.item()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from tools.doctor import clocks
 from tools.doctor.directories import probe_of, probes, sees, state_of
 from tools.doctor.facts import source
 from tools.doctor.reaching import address_of, is_own
-from tools.doctor.wires import HEADER, WireFigures, figures, series_for, slowest_axis
+from tools.doctor.wires import HEADER, Effort, WireFigures, figures, series_for, slowest_axis
 
 SIZES = (1 << 10, 1 << 20)
 
@@ -125,6 +125,16 @@ def test_states_of_folders(tmp_path: Path) -> None:
     if os.geteuid() != 0:  # root writes everywhere
         tmp_path.chmod(0o500)
         assert state_of(tmp_path)["error"] == "Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("once", "calls", "rounds"),
+    [(0.01, 5, 7), (1.0, 5, 7), (3.0, 2, 7), (8.0, 1, 7), (20.0, 1, 3), (100.0, 1, 1)],
+)
+def test_slow_wires_get_fewer_calls(once: float, calls: int, rounds: int) -> None:
+    effort = Effort().within(once)
+    assert (effort.calls, effort.rounds) == (calls, rounds)
+    assert effort.sizes == Effort().sizes
 
 
 def test_a_change_of_any_source_is_seen(tmp_path: Path) -> None:
