@@ -204,9 +204,27 @@ show() {
     local line='' word
     [ "$start" = "$root" ] || line="cd $(printf '%q' "$root") && "
     for word in ${environment[@]+"${environment[@]}"} "$@"; do
-        line+="$(printf '%q' "$word") "
+        case $word in
+        *=\?) line+="$word " ;; # unknown, and no pattern of a shell here
+        *) line+="$(printf '%q' "$word") " ;;
+        esac
     done
     printf '%s\n' "${line% }"
+}
+
+# What each rank of a node is told, and its command. $1: the node's number, empty where the rendezvous gives it; $2: ranks
+# on it; $3 and $4: address and port of the job's store; then the command.
+show_ranks() {
+    local node=$1 here=$2 address=$3 port=$4 local_rank rank both
+    shift 4
+    both=(${environment[@]+"${environment[@]}"})
+    for ((local_rank = 0; local_rank < here; local_rank++)); do
+        rank='?'
+        [ -z "$node" ] || rank=$((node * here + local_rank))
+        local environment=("RANK=$rank" "LOCAL_RANK=$local_rank" "WORLD_SIZE=$ranks" "LOCAL_WORLD_SIZE=$here"
+            "GROUP_RANK=${node:-?}" "MASTER_ADDR=$address" "MASTER_PORT=$port" ${both[@]+"${both[@]}"})
+        show "$@"
+    done
 }
 
 # Runs a command that must end well before training starts; a signal ends it, and this script.

@@ -17,8 +17,8 @@ call and prepares the corpus (--prepare-only), and then torchrun starts them all
 $COMMON_OPTIONS
   --max-restarts N    when a process dies, or fails, start all of them again, up to N times (default 0). They go on from
                       the newest checkpoint of --output DIR, which must be given: --resume auto is added
-  --dry-run           before RECIPE: print the command and start nothing. Behind RECIPE: print sizes, memory, traffic and
-                      the time to expect, and start nothing
+  --dry-run           before RECIPE: print the command, and what each rank is told, and start nothing. Behind RECIPE:
+                      print sizes, memory, traffic and the time to expect, and start nothing
 $COMMON_LAST_OPTIONS
 A relative RECIPE is looked for in the current directory; training itself runs in the repository's root.
 OMP_NUM_THREADS is set to the cores of each process unless it is set already.
@@ -63,6 +63,8 @@ command+=("${training[@]}")
 
 if [ "$dry_run" = yes ]; then
     show "${command[@]}"
+    # torchrun chooses a port.
+    [ "$processes" -eq 1 ] && [ "$restarts" -eq 0 ] || show_ranks 0 "$processes" 127.0.0.1 '?' "$python" "${training[@]}"
     exit 0
 fi
 if [ "$processes" -gt 1 ] && [ "$module" = tools.pretrain ]; then

@@ -196,13 +196,7 @@ if [ "$dry_run" = yes ]; then
     [ "${#roll[@]}" -eq 0 ] || show "${roll[@]}"
     [ "${#check[@]}" -eq 0 ] || show "${check[@]}"
     show "${command[@]}"
-    for ((local_rank = 0; local_rank < per_node; local_rank++)); do
-        # Under c10d without a number the rendezvous numbers the nodes.
-        rank=$([ -n "$node" ] && echo $((node * per_node + local_rank)) || echo '?')
-        printf 'RANK=%s LOCAL_RANK=%s WORLD_SIZE=%s LOCAL_WORLD_SIZE=%s GROUP_RANK=%s MASTER_ADDR=%s MASTER_PORT=%s ' \
-            "$rank" "$local_rank" "$ranks" "$per_node" "${node:-?}" "$master" "$port"
-        show "$python" "${training[@]}"
-    done
+    show_ranks "$node" "$per_node" "$master" "$port" "$python" "${training[@]}"
     exit 0
 fi
 for step in prepare roll check; do

@@ -6,6 +6,7 @@ It runs in a small tree of its own, with a stand-in for tools.pretrain, so that 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -106,7 +107,13 @@ def test_command(checkout: Path, arguments: str, command: str) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     # Called from elsewhere, the recipe is found there, and training still runs in the root.
     command = command.replace("small.toml", f"{checkout}/launch/recipes/small.toml")
-    assert result.stdout == f"cd {checkout} && {command}\n"
+    first, *ranks = result.stdout.splitlines()
+    assert first == f"cd {checkout} && {command}"
+    started = re.search(r"--nproc-per-node=(\d+)", command)
+    assert len(ranks) == (int(started[1]) if started else 0)
+    for rank, told in enumerate(ranks):
+        variables = f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={len(ranks)} LOCAL_WORLD_SIZE={len(ranks)} GROUP_RANK=0"
+        assert told.startswith(f"cd {checkout} && {variables} MASTER_ADDR=127.0.0.1 MASTER_PORT=? python3 -m tools.pre")
 
 
 def test_called_in_the_root_paths_stay_as_they_are(checkout: Path) -> None:
