@@ -13,6 +13,8 @@ from typing import Any
 from tensor3d.shape import AxisName, CubeShape
 from tensor3d.traffic import Kind
 
+_SLOWEST, _NARROWEST = 60.0, 1e-6  # seconds of latency, bytes/s: beyond that it is a slip of the finger
+
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
@@ -41,7 +43,7 @@ class Cluster:
     """Equal nodes of equal ranks (GPUs, or processes of a CPU).
 
     Raises:
-        ValueError: a number that is not finite and above 0.
+        ValueError: a number that is not finite and above 0, a latency above a minute, no bandwidth.
     """
 
     name: str
@@ -79,6 +81,11 @@ class Cluster:
         for name, value in numbers.items():
             if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
                 raise ValueError(f"a cluster's {name} must be a number above 0. Got {value!r}.")
+        for name, link in (("inside", self.inside), ("across", self.across)):
+            if link.latency > _SLOWEST:
+                raise ValueError(f"a cluster's latency {name} is in seconds, at most {_SLOWEST}. Got {link.latency}.")
+            if link.bandwidth < _NARROWEST:
+                raise ValueError(f"a cluster's bandwidth {name} is in bytes/s. Got {link.bandwidth}.")
         if not self.flops:
             raise ValueError('a cluster needs the FLOP/s of at least one type, such as {"bf16": 312e12}. Got none.')
         if self.efficiency > 1:

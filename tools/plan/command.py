@@ -113,12 +113,14 @@ class PlanCommand:
             raise ValueError(
                 f"--cluster is a whole machine. Leave out --{described[0].replace('_', '-')}; --ranks makes it larger."
             )
+        if self.headline and (self.check or self.ranks is not None or self.cluster is not None):
+            raise ValueError("--headline is about one machine of its own. Leave out --check, --ranks and --cluster.")
         if self.check and self.cluster is None:
             raise ValueError(
                 "--check compares times of one machine. Name its --cluster, which bench collectives writes."
             )
         check_output(self.output)
-        check_output(self.plot)
+        check_output(self.plot, "--plot")
 
     def machines(self, ranks: int | None = None) -> Cluster:
         """The cluster, or one like it with so many ranks.
