@@ -230,7 +230,8 @@ show_ranks() {
 # Runs a command that must end well before training starts; a signal ends it, and this script.
 before_training() {
     env ${environment[@]+"${environment[@]}"} "$@" &
-    trap 'kill "$!" 2>/dev/null; exit 143' TERM INT USR1 HUP
+    trap 'kill "$!" 2>/dev/null; exit 130' INT
+    trap 'kill "$!" 2>/dev/null; exit 143' TERM USR1 HUP
     wait "$!" || exit
     trap - TERM INT USR1 HUP
 }

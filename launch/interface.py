@@ -42,9 +42,16 @@ def route(host: str, wait: float = 0.0) -> tuple[str, str]:
     while True:
         try:
             own = _own_address(host)
+            if own.startswith("127.") and host != "localhost" and not host.startswith("127."):
+                raise ValueError(
+                    f"the master {host!r} is {own} on {socket.gethostname()}, a loopback (/etc/hosts), by which no "
+                    "other node comes in. Give its address, or name the interface: --interface."
+                )
             break
         except socket.gaierror as problem:
-            raise ValueError(f"the master {host!r} is unknown here ({problem.strerror}). Give its address.") from None
+            raise ValueError(
+                f"the master {host!r} is unknown here ({problem.strerror}). Give its IPv4 address."
+            ) from None
         except OSError as problem:
             if time.monotonic() >= deadline:
                 raise ValueError(

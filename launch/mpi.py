@@ -25,8 +25,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,8 +128,8 @@ def meet(mpi: Any, interface: str | None, wait: float) -> tuple[Place, Link, dic
         warnings.filterwarnings("ignore", "suspicious MPI execution environment")  # said below, in full
         if "OMPI_COMM_WORLD_SIZE" in os.environ and mpi.get_vendor()[0] != "Open MPI":
             raise MeetingError(another_library(mpi, "mpirun is that of Open MPI"))  # its MPI_Init would abort
-        with exit_after(wait):
-            mpi.Init()
+        give_up = exit_after(wait)
+        mpi.Init()
     try:
         comm = mpi.COMM_WORLD
         if started is not None and comm.size != started:
@@ -149,6 +148,7 @@ def meet(mpi: Any, interface: str | None, wait: float) -> tuple[Place, Link, dic
         link, variables = join(comm, places, interface)
     finally:
         mpi.Finalize()
+        give_up.cancel()
     variables.update(
         RANK=str(place.rank),
         WORLD_SIZE=str(len(places)),
@@ -167,24 +167,21 @@ def another_library(mpi: Any, seen: str) -> str:
     )
 
 
-@contextmanager
-def exit_after(seconds: float) -> Iterator[None]:
-    """Ends this process where the body takes longer: MPI waits without end for a process that does not come."""
+def exit_after(seconds: float) -> threading.Timer:
+    """Ends this process unless it is cancelled in time: MPI waits without end for a process that does not come, and
+    Open MPI connects two of them only when they first have something to say."""
 
     def give_up() -> None:
         say(
             f"{socket.gethostname()}: not all processes of the job came within {seconds:g} s. Look at the nodes that "
-            "say nothing."
+            "say nothing, and at --interface."
         )
         os._exit(BAD_INPUT)
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return timer
 
 
 def misfit(places: Sequence[Place]) -> str:
@@ -252,8 +249,8 @@ def join(comm: Any, places: Sequence[Place], interface: str | None) -> tuple[Lin
     if name is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
         # gloo would take the interface to which this host's name resolves, often the loopback.
         variables["GLOO_SOCKET_IFNAME"] = name
-    if interface is not None and "NCCL_SOCKET_IFNAME" not in os.environ:
-        variables["NCCL_SOCKET_IFNAME"] = interface
+    if (interface or name) is not None and "NCCL_SOCKET_IFNAME" not in os.environ:
+        variables["NCCL_SOCKET_IFNAME"] = interface or name or ""
     return link, variables
 
 

@@ -95,9 +95,11 @@ read_hosts() {
     fi
     for name in ${names[@]+"${names[@]}"}; do
         [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || refuse "a host is a name or an address. Got '$name'."
-        case " ${names[*]} " in
-        *" $name "*" $name "*) refuse "host $name is given twice. Every node is one host." ;;
-        esac
+        times=0
+        for other in "${names[@]}"; do
+            [ "$other" != "$name" ] || times=$((times + 1))
+        done
+        [ "$times" -eq 1 ] || refuse "host $name is given twice. Every node is one host."
     done
 }
 
@@ -206,6 +208,7 @@ under_mpirun() {
     set -m
     "$@" </dev/null &
     job=$!
+    [ -z "$caught" ] || pass "$caught" # it came before there was a job
     # When a node is lost, mpirun waits for it although rank 0 has ended the job.
     {
         until [ -s "$notes/status" ]; do sleep 1; done
@@ -282,7 +285,12 @@ check=()
 if [ "$doctor" = yes ]; then
     check=("${starter[@]}" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe")
     check+=(--wait "$patience")
-    [ -z "$output" ] || check+=(--directory "$output")
+    if [ -n "$output" ]; then
+        check+=(--directory "$output")
+    elif [ "$module" = tools.pretrain ] && [ "$named" = no ]; then
+        check+=(--directory runs) # training makes its folder there
+    fi
+    [ "$device" != gpu ] || check+=(--gpu)
     [ -z "$wire" ] || check+=(--wire "$wire")
 fi
 command=("${starter[@]}" "${training[@]}")

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-PREEMPTED = 75
+BAD_INPUT, PREEMPTED = 2, 75
+# A host that is cut off is noticed after a minute and a half.
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="launch/ssh.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All other options, RECIPE and its overrides are those of launch/torchrun.sh.",
+        epilog="All other options, RECIPE and its overrides are those of launch/torchrun.sh. RECIPE is looked for in "
+        "the repository of the hosts. No variable of this shell travels.",
         allow_abbrev=False,
     )
     named = parser.add_mutually_exclusive_group(required=True)
@@ -40,19 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--hostfile", type=Path, help="a host a line, with slots=N behind it if wanted; # begins a comment"
     )
     parser.add_argument("--master", help="HOST[:PORT] of the first host as the others reach it (default: its name)")
-    parser.add_argument(
-        "--ssh", default="ssh -o BatchMode=yes", help="command that enters a host (default: %(default)s)"
-    )
-    parser.add_argument("--directory", default=str(ROOT), help="the repository on the hosts (default: %(default)s)")
+    parser.add_argument("--ssh", default=SSH, help="command that enters a host (default: %(default)s)")
+    parser.add_argument("--repository", default=str(ROOT), help="where it lies on the hosts (default: %(default)s)")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds (default: %(default)g)")
     parser.add_argument("--dry-run", action="store_true", help="print the command of each host and start nothing")
     asked, rest = parser.parse_known_args(arguments)
     try:
         hosts, slots = read_hosts(asked.hosts, asked.hostfile)
-        commands = remote_commands(hosts, slots, asked.master or hosts[0], asked.ssh, asked.directory, rest)
+        commands = remote_commands(hosts, slots, asked.master or hosts[0], asked.ssh, asked.repository, rest)
     except (OSError, ValueError) as problem:
         print(f"launch/ssh.py: {problem}", file=sys.stderr)
-        return 2
+        return BAD_INPUT
     if asked.dry_run:
         for command in commands:
             print(shlex.join(command))
@@ -125,9 +126,17 @@ class Hosts:
         readers = []
         for name, command in zip(self._names, self._commands, strict=True):
             # A session of its own: Ctrl-C would end ssh itself before the ranks have saved.
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as problem:  # of the first host, or of all
+                self._say(f"{command[0]} cannot be started: {problem.strerror}. Name what enters a host: --ssh.")
+                return BAD_INPUT
             self._running.append(process)
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None

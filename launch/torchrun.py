@@ -8,6 +8,7 @@ Ctrl-Z (SIGTSTP), which would leave the ranks to train on with nobody behind the
 | --------------------------------- | ---------------------------------------------------------------------------- |
 | all ranks ended well              | 0                                                                            |
 | a rank failed, no restart is left | that of the first rank that failed; 128 + n where signal n killed it         |
+| the rendezvous failed             | 2: a port in use, a node that does not come                                  |
 | the ranks ended with 75           | 75: whoever sent them a signal wants them to end, and they are not restarted |
 | a signal was passed on            | that of the first rank that answered neither 0 nor 75; else 75 where any did |
 """
@@ -20,14 +21,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from torch.distributed import run
+from torch.distributed import DistError, run
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
-PREEMPTED = 75
+PREEMPTED, BAD_INPUT = 75, 2
+TOLD = (BAD_INPUT, PREEMPTED)
+"""Statuses of ranks that have said themselves why they ended."""
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
@@ -70,8 +73,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run.main(list(arguments))
     except ChildFailedError as error:
-        print(error.format_msg(), file=sys.stderr, flush=True)
-        return exit_status([error.get_first_failure()[1].exitcode])
+        status = exit_status([error.get_first_failure()[1].exitcode])
+        if status not in TOLD:
+            print(error.format_msg(), file=sys.stderr, flush=True)
+        return status
+    except DistError as error:
+        print(f"launch/torchrun.py: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        return BAD_INPUT
     except SignalException as error:
         status = exit_status(codes) if codes else 128 + error.sigval
         print(f"launch/torchrun.py: {error.sigval.name}; the ranks ended with {status}", file=sys.stderr, flush=True)

@@ -21,12 +21,13 @@ On each node:
   4. torchrun starts the training, at PORT
 
   --nodes N           how many nodes (default 1)
-  --node-rank R       which of them this is. With --rendezvous c10d it may be left out: step 2 is then left out, too
+  --node-rank R       which of them this is. With --rendezvous c10d it may be left out: steps 1 and 2 are then left out
   --master HOST[:PORT]  name or address of node 0 as all others reach it (PORT: default 29500)
   --hosts A,B,...     names of all nodes by number, to name those that do not come
   --per-node G        processes on each node (default: those that the cube needs, shared out)
-  --rendezvous KIND   static: ranks are numbered by --node-rank, and a run ends with its first node (default); c10d: a
-                      node that is lost may come back, or another one in its place, within --max-restarts
+  --rendezvous KIND   static: ranks are numbered by --node-rank, and a run ends when any node is lost (default); c10d: a
+                      node other than the master that is lost may come back, or another one in its place, within
+                      --max-restarts and --wait: start it with --no-doctor --prepared. Nodes are numbered by address
   --job NAME          of a c10d rendezvous, the same on all nodes (default: the recipe's name and the cube)
 $COMMON_OPTIONS
   --interface NAME    network interface for gloo and NCCL (default: the one that leads to HOST)
@@ -136,11 +137,17 @@ set_environment "$per_node"
 # Which interface leads to the master: gloo would take the one that this host's name resolves to, often the loopback.
 address=
 if [ "$nodes" -gt 1 ]; then
-    found=$("$python" launch/interface.py "$master" --wait "$([ "$dry_run" = yes ] && echo 1 || echo "$patience")" \
-        ${interface:+--interface "$interface"}) || {
-        [ "$dry_run" = yes ] || exit 2
-        found="${interface:-?} ?"
-    }
+    look=("$python" launch/interface.py "$master" ${interface:+--interface "$interface"})
+    if [ "$dry_run" = yes ]; then
+        found=$("${look[@]}") || found="${interface:-?} ?"
+    else
+        note=$(mktemp)
+        trap 'rm -f "$note"' EXIT
+        before_training "${look[@]}" --wait "$patience" >"$note"
+        found=$(cat "$note")
+        rm -f "$note"
+        trap - EXIT
+    fi
     interface=${found% *}
     address=${found#* }
     [ -n "${GLOO_SOCKET_IFNAME:-}" ] || environment+=("GLOO_SOCKET_IFNAME=$interface")
@@ -161,7 +168,7 @@ set_torchrun() {
         local here=''
         [ -z "$node" ] || here=",is_host=$([ "$node" -eq 0 ] && echo 1 || echo 0)"
         torchrun+=(--rdzv-backend=c10d "--rdzv-endpoint=$master:$1" "--rdzv-id=$job")
-        torchrun+=("--rdzv-conf=join_timeout=$patience,timeout=$patience$here")
+        torchrun+=("--rdzv-conf=join_timeout=$patience,timeout=$patience,read_timeout=$patience$here")
     fi
     [ -z "$address" ] || torchrun+=("--local-addr=$address")
     [ "$numa" = none ] || torchrun+=("--numa-binding=$numa")
@@ -169,8 +176,14 @@ set_torchrun() {
 
 training=(-m "$module" "$recipe" --cube "$cube" --data-parallel "$copies" ${overrides[@]+"${overrides[@]}"})
 prepare=()
-if [ "$module" = tools.pretrain ] && [ "${node:-0}" -eq 0 ] && [ "$prepared" = no ]; then
+if [ "$module" = tools.pretrain ] && [ "$node" = 0 ] && [ "$prepared" = no ]; then
     prepare=("$python" "${training[@]}" --prepare-only)
+fi
+folders=()
+if [ -n "$output" ]; then
+    folders=(--directory "$output")
+elif [ "$module" = tools.pretrain ] && [ "$named" = no ]; then
+    folders=(--directory runs) # training makes its folder there
 fi
 roll=()
 check=()
@@ -179,12 +192,13 @@ if [ "$doctor" = yes ]; then
         roll=("$python" -m tools.doctor.nodes --nodes "$nodes" --node-rank "$node" --master "$master:$((port + 1))")
         roll+=(--training-port "$port" --per-node "$per_node" --wait "$patience" --recipe "$recipe")
         [ -z "$hosts" ] || roll+=(--hosts "$hosts")
-        [ -z "$output" ] || roll+=(--directory "$output")
+        roll+=(${folders[@]+"${folders[@]}"})
     fi
     set_torchrun $((port + 2))
     check=("${torchrun[@]}" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe")
     check+=(--wait "$patience")
-    [ -z "$output" ] || check+=(--directory "$output")
+    check+=(${folders[@]+"${folders[@]}"})
+    [ "$device" != gpu ] || check+=(--gpu)
     [ -z "$wire" ] || check+=(--wire "$wire")
 fi
 set_torchrun "$port"
@@ -196,6 +210,7 @@ if [ "$dry_run" = yes ]; then
     [ "${#roll[@]}" -eq 0 ] || show "${roll[@]}"
     [ "${#check[@]}" -eq 0 ] || show "${check[@]}"
     show "${command[@]}"
+    [ "$rendezvous" = static ] || node=
     show_ranks "$node" "$per_node" "$master" "$port" "$python" "${training[@]}"
     exit 0
 fi

@@ -77,7 +77,7 @@ class Cube:
     ) -> None:
         self.shape = shape
         self.ranks_per_node: int | None = None
-        """Where it decided how the axes lie on nodes (`from_env`); else None."""
+        """As the launcher says (`from_env`): ranks are numbered node by node. None where nobody says."""
         self.precision = precision
         self.rank = rank
         self.device = torch.device(device) if device is not None else _default_device(connected)
@@ -129,8 +129,8 @@ class Cube:
         """
         shape = CubeShape(x=x, y=y, z=z, data=data, wire=AXES if wire is None else wire)
         device = rendezvous.connect(shape.ranks, timeout)
-        per_node = rendezvous.ranks_per_node(device) if wire is None and shape.ranks > 1 else None
-        placed = shape if per_node is None else shape.placed(per_node)
+        per_node = rendezvous.ranks_per_node(device, needed=wire is None) if shape.ranks > 1 else None
+        placed = shape.placed(per_node) if wire is None and per_node is not None else shape
         cube = cls(x, y, z, data, device=device, wire=placed.wire, precision=precision)
         cube.ranks_per_node = per_node
         return cube

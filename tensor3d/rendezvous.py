@@ -144,19 +144,26 @@ def connect(
     return device
 
 
-def ranks_per_node(device: torch.device, environment: Mapping[str, str] | None = None) -> int | None:
+def ranks_per_node(
+    device: torch.device, *, needed: bool = True, environment: Mapping[str, str] | None = None
+) -> int | None:
     """How many ranks each node has; None where the launcher does not say (`LOCAL_WORLD_SIZE`).
 
     Every rank calls it, after `connect`.
 
+    Args:
+        needed: whether the axes are laid on nodes by it; else different numbers are None, too.
+
     Raises:
-        ValueError: nodes have different numbers of ranks; on every rank.
+        ValueError: nodes have different numbers of ranks, and one is needed; on every rank.
     """
     variables = os.environ if environment is None else environment
     here = _number(variables, "LOCAL_WORLD_SIZE", default=0)
     least_and_most = torch.tensor([here, -here], device=device)
     dist.all_reduce(least_and_most, dist.ReduceOp.MIN)
     least, most = int(least_and_most[0]), -int(least_and_most[1])
+    if least != most and not needed:
+        return None
     if least != most:
         raise ValueError(
             f"nodes have from {least or 'an unknown number of'} to {most} ranks (LOCAL_WORLD_SIZE), so axes cannot be "

@@ -114,7 +114,9 @@ class Watch:
         self._heartbeat: Heartbeat | None = None
         if store is None and cube.mesh is not None:
             store = _store(cube.rank)
+        self._no_answer = _NO_ANSWER
         if store is not None:
+            self._no_answer += _address(store)
             names = [_name(cube, rank) for rank in range(cube.shape.ranks)]
             self._heartbeat = Heartbeat(
                 store, names, cube.rank, grace=grace, clock=self._clock, note=self._beat, woken=self._signals.wake
@@ -234,7 +236,7 @@ class Watch:
         if heartbeat:
             heartbeat.look(judge=idle > self._hang_after, anyway=bool(self._caught))
             if now - heartbeat.answered > (self._grace if heartbeat.lost else heartbeat.deaf):
-                return ORPHANED, f"leaving, for nobody would end this process: {heartbeat.lost or _NO_ANSWER}"
+                return ORPHANED, f"leaving, for nobody would end this process: {heartbeat.lost or self._no_answer}"
         elif idle > self._hang_after:
             return HANG, f"no progress for {idle:.0f} s in {self._beat().place}"
         return None
@@ -249,7 +251,7 @@ class Watch:
         if heartbeat and heartbeat.broken:
             return heartbeat.broken
         if heartbeat and now - heartbeat.answered > heartbeat.grace:
-            return heartbeat.lost or _NO_ANSWER
+            return heartbeat.lost or self._no_answer
         if not self._agreed and now - max(self._saved, min(self._caught.values())) > self._patience:
             return f"the ranks have not agreed on a step within {self._patience:g} s; {self._beat().place}"
         return ""
@@ -269,8 +271,19 @@ class Watch:
 
 def _name(cube: Cube, rank: int) -> str:
     coordinate = cube.shape.coordinate(rank)
-    place = ", ".join(f"{axis} {coordinate[axis]}" for axis in AXES if cube.shape.size(axis) > 1)
+    parts = [f"{axis} {coordinate[axis]}" for axis in AXES if cube.shape.size(axis) > 1]
+    per_node = cube.ranks_per_node
+    if per_node is not None and per_node < cube.shape.ranks:
+        parts.append(f"on node {rank // per_node}")
+    place = ", ".join(parts)
     return f"rank {rank} ({place})" if place else f"rank {rank}"
+
+
+def _address(store: dist.Store) -> str:
+    """Where it is, in brackets; empty for one that does not say."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return f" ({store.host}:{store.port})" if isinstance(store, dist.TCPStore) else ""
 
 
 def _store(rank: int) -> dist.Store:

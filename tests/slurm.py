@@ -28,6 +28,8 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scan
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}
 _SETTINGS = """
 ClusterName=tests
+# Ports are made from the number: clusters side by side must not share them.
+FirstJobId={first}
 SlurmctldHost=localhost
 SlurmctldPort={port}
 SlurmUser={user}
@@ -170,7 +172,7 @@ def _configure(folder: Path, names: Sequence[str], cpus: int) -> None:
     (folder / "state").mkdir()
     (folder / "plugstack.conf").touch()
     port, *ports = _free_ports(1 + len(names))
-    lines = [_SETTINGS.format(folder=folder, port=port, user=getpass.getuser())]
+    lines = [_SETTINGS.format(folder=folder, port=port, user=getpass.getuser(), first=os.getpid() % 3000 + 1)]
     for name, own in zip(names, ports, strict=True):
         (folder / name).mkdir()
         lines.append(f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={own} CPUs={cpus}\n")

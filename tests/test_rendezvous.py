@@ -157,7 +157,8 @@ def _laid_on_nodes(per_node: list[int], wire: tuple[AxisName, ...] | None) -> st
 def test_axes_are_laid_on_the_nodes_that_there_are() -> None:
     assert run_ranks(4, _laid_on_nodes, [2] * 4, None)[3] == "data,x,y,z 2 (2, 3)"
     opposite: tuple[AxisName, ...] = ("z", "y", "x", "data")
-    assert run_ranks(4, _laid_on_nodes, [2] * 4, opposite)[3] == "z,y,x,data None (1, 3)"
+    assert run_ranks(4, _laid_on_nodes, [2] * 4, opposite)[3] == "z,y,x,data 2 (1, 3)"
+    assert run_ranks(4, _laid_on_nodes, [3, 3, 3, 1], opposite)[3] == "z,y,x,data None (1, 3)"
 
 
 def test_nodes_with_different_numbers_of_ranks() -> None:

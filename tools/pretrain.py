@@ -307,9 +307,8 @@ def describe(
 def placement(cube: Cube) -> str:
     """How the axes lie on nodes, in words, where there are several."""
     per_node, shape = cube.ranks_per_node, cube.shape
-    if per_node is None:
-        return "" if shape.wire == AXES else f", in the order {','.join(shape.wire)}"
-    return f", {shape.placement(per_node)}" if per_node < shape.ranks else ""
+    order = "" if shape.wire == AXES else f", in the order {','.join(shape.wire)}"
+    return order + (f", {shape.placement(per_node)}" if per_node is not None and per_node < shape.ranks else "")
 
 
 def conclude(

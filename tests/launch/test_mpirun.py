@@ -148,7 +148,7 @@ def test_each_mpirun_gets_its_own_options(checkout: Path, arguments: str, option
         "out",
     ]
     assert doctor == [*training[: -len(run)], "-m", "tools.doctor", "--quick", *judged]
-    assert len(ranks) == 6 if copies == "3" else 4
+    assert len(ranks) == (6 if copies == "3" else 4)
     assert ranks[-1][-len(run) :] == run
 
 
@@ -181,6 +181,7 @@ def test_the_library_beside_mpirun_is_the_one_that_is_taken(checkout: Path) -> N
         ("--hosts a,,b small.toml", "a host is a name or an address. Got ''"),
         ("--hosts a,-b small.toml", "Got '-b'"),
         ("--hosts a,b,a small.toml", "host a is given twice"),
+        ("--hosts a,a small.toml", "host a is given twice"),
         ("--hosts a --hostfile bad small.toml", "--hosts and --hostfile exclude each other"),
         ("--hostfile missing small.toml", "--hostfile 'missing' does not exist"),
         ("--hostfile bad small.toml", "NAME slots=N or NAME:N. Got 'b max_slots=2'"),

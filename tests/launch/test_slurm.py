@@ -149,7 +149,7 @@ def test_dry_run(
     assert (done.returncode, done.stderr) == (0, "")
     *first, step = [shlex.split(line) for line in done.stdout.splitlines()[:-nodes]]
     save = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110"
-    passed = f"--nodes {nodes} {told} {recipe} -- {training}"
+    passed = f"--hosts {'a1,a2'[: 3 * nodes - 1]} --nodes {nodes} {told} {recipe} -- {training}"
     assert step == shlex.split(f"{save} {SRUN.format(nodes)} {passed}")
     assert [shlex.split(line) for line in done.stdout.splitlines()[-nodes:]] == [
         shlex.split(f"on node {n} (a{n + 1}): {save} launch/torchrun.sh --node-rank {n} {passed}") for n in range(nodes)

@@ -32,17 +32,17 @@ def far(tmp_path: Path) -> Path:
 
 
 def run(far: Path, body: str, *options: str, hosts: str = "a,b") -> subprocess.CompletedProcess[str]:
-    command = ssh("--hosts", hosts, "--ssh", SHELL, "--directory", far, *options, "--", body)
+    command = ssh("--hosts", hosts, "--ssh", SHELL, "--repository", far, *options, "--", body)
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_command_of_each_host(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("# ours\na slots=4\n\nuser@b slots=4  # the other\n")
-    command = ssh("--hostfile", hostfile, "--directory", "/far away", "--dry-run", "--cube", "2x2x2", "r.toml")
+    command = ssh("--hostfile", hostfile, "--repository", "/far away", "--dry-run", "--cube", "2x2x2", "r.toml")
     first, second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert first.startswith("ssh -o BatchMode=yes a ")
-    assert second.startswith("ssh -o BatchMode=yes user@b ")
+    assert first.startswith("ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30 a ")
+    assert " user@b " in second
     assert "/far away" in first
     assert (
         "exec launch/remote.sh launch/torchrun.sh --nodes 2 --node-rank 1 --master a --hosts a,user@b --per-node 4 "
@@ -70,7 +70,7 @@ def test_a_host_that_fails_takes_the_others_with_it(far: Path) -> None:
 @pytest.mark.parametrize(("sent", "heard"), [("SIGTERM", "TERM"), ("SIGINT", "TERM"), ("SIGUSR1", "USR1")])
 def test_signals_reach_every_host(far: Path, sent: str, heard: str) -> None:
     body = f'trap "echo {heard}; exit 75" {heard}; echo ready; while :; do sleep 0.1; done'
-    command = ssh("--hosts", "a,b", "--ssh", SHELL, "--directory", far, "--", body)
+    command = ssh("--hosts", "a,b", "--ssh", SHELL, "--repository", far, "--", body)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert {process.stdout.readline() for _ in range(2)} == {"[a] ready\n", "[b] ready\n"}
@@ -124,3 +124,13 @@ def test_bad_hostfiles(tmp_path: Path, content: str, message: str) -> None:
     assert done.returncode == 2
     assert re.search(message, done.stderr)
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_unknown_ssh(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ssh("--hosts", "a,b", "--ssh", "no-such-command", "r.toml"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "launch/ssh.py: no-such-command cannot be started: No such file or directory. Name what enters a host: --ssh.\n"
+    )

@@ -74,7 +74,7 @@ def test_c10d_needs_no_number(checkout: Path) -> None:
     call = (
         "--nodes 2 --rendezvous c10d --master 127.0.0.1 --max-restarts 2 --no-doctor --dry-run --cube 2x1x1 small.toml"
     )
-    _, command, rank = torchrun(checkout, f"{call} --output out").stdout.splitlines()
+    command, rank = torchrun(checkout, f"{call} --output out").stdout.splitlines()
     assert "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29500 --rdzv-id=small-2x1x1-1" in command
     assert "--max-restarts=2" in command
     assert command.endswith("--output out --resume auto")

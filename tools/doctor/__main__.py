@@ -52,6 +52,8 @@ class DoctorCommand:
     """Copies of the cube (default 1 where --cube is given)."""
     wire: str | None = None
     """Order of the axes over the ranks, slowest first, such as "data,x,y,z". Default: as training lays them."""
+    gpu: bool = False
+    """Insist on a GPU for each rank."""
     quick: bool = False
     """Measure small sizes, a few times: some seconds in all."""
     recipe: Path | None = None
@@ -127,13 +129,14 @@ def examine(
         alone=_speaks(place),
     )
     try:
-        call = f"cube {shape}, wire {','.join(shape.wire)}, quick {command.quick}"
+        call = f"cube {shape}, wire {','.join(shape.wire)}, quick {command.quick}, gpu {command.gpu}"
         Checks(board, place, report).run(
             call=call,
             recipe=command.recipe,
             folders=command.directory,
             seen_within=min(SEEN, command.wait / 2),
             trips=effort.trips,
+            gpu=command.gpu,
         )
         if raw is None:
             cube = Cube.from_env()

@@ -32,17 +32,27 @@ class Checks:
         self._nodes: list[int] = []
         self._names = Names(kind="node")
 
-    def run(self, *, call: str, recipe: Path | None, folders: Sequence[Path], seen_within: float, trips: int) -> None:
+    def run(
+        self,
+        *,
+        call: str,
+        recipe: Path | None,
+        folders: Sequence[Path],
+        seen_within: float,
+        trips: int,
+        gpu: bool = False,
+    ) -> None:
         """All of them, in this order. Raises NotReadyError on every rank at the first that finds something.
 
         Args:
             call: the options that must be the same on all ranks, as text.
             seen_within: seconds in which a file must be seen by other nodes.
             trips: round trips to each node for its clock.
+            gpu: whether each rank must have one.
         """
         self._board.meet(socket.gethostname())
         self.versions(call, recipe)
-        self.nodes()
+        self.nodes(gpu)
         if folders:
             self.folders(folders, seen_within)
         if len(self._nodes) > 1:
@@ -57,13 +67,13 @@ class Checks:
 
         self._board.decide("versions", {"call": call, "versions": versions(recipe)}, judge)
 
-    def nodes(self) -> None:
+    def nodes(self, gpu: bool) -> None:
         def judge(reports: list[Any]) -> Verdict:
             nodes = [NodeFacts.from_json(report) for report in reports if report is not None]
             leaders = [rank for rank, report in enumerate(reports) if report is not None]
             names = Names(kind="node", hosts=tuple(node.host for node in nodes))
             self._report.nodes = nodes
-            found = judge_nodes(nodes, names)
+            found = judge_nodes(nodes, names, gpu=gpu)
             # Ranks are numbered node by node, as the placement of axes takes for granted.
             ranks, first = [node.ranks for node in nodes], 0
             for leader, here in zip(leaders, ranks, strict=True):

@@ -59,12 +59,13 @@ def judge_calls(calls: Sequence[str], names: Names) -> list[Finding]:
     return [Finding(text=text, about=odd_ones(calls))]
 
 
-def judge_nodes(nodes: Sequence[NodeFacts], names: Names) -> list[Finding]:
+def judge_nodes(nodes: Sequence[NodeFacts], names: Names, *, gpu: bool = False) -> list[Finding]:
     """What keeps nodes from working together: numbers of ranks and GPUs, GPUs that cannot be used, addresses.
 
     Args:
         nodes: by number.
         names: of nodes.
+        gpu: whether each rank must have one.
     """
     found = []
     for what, values in {"rank": [node.ranks for node in nodes], "GPU": [len(node.gpus) for node in nodes]}.items():
@@ -81,7 +82,11 @@ def judge_nodes(nodes: Sequence[NodeFacts], names: Names) -> list[Finding]:
         if node.gpu_error:
             text = f"the GPUs of {names.one(number)} cannot be used: {node.gpu_error}"
             found.append(Finding(text=text, about=(number,)))
-        if 0 < len(node.gpus) < node.ranks:
+        if gpu and len(node.gpus) < node.ranks:
+            has = count(len(node.gpus), "GPU")
+            text = f"{names.one(number)} has {has} for {node.ranks} ranks, and --gpu needs one for each."
+            found.append(Finding(text=text, about=(number,)))
+        elif 0 < len(node.gpus) < node.ranks:
             text = f"{names.one(number)} has {count(len(node.gpus), 'GPU')} for {node.ranks} ranks: they use the CPU."
             found.append(Finding(text=text, about=(number,), warning=True))
     kinds = [" + ".join(dict.fromkeys(node.gpus)) for node in nodes]

@@ -191,3 +191,17 @@ Legend:
 def test_links_between_gpus() -> None:
     assert read_links(TOPOLOGY) == ("NV18", "SYS")
     assert read_links("no devices were found") == ()
+
+
+def test_a_gpu_for_each_rank_may_be_asked_for() -> None:
+    nodes = [NodeFacts(host=host, ranks=2, gpus=("H100",), address="10.0.0.1") for host in "ab"]
+    names = Names(kind="node", hosts=("a", "b"))
+    assert all(finding.warning for finding in judge_nodes(nodes, names))
+    found = judge_nodes(nodes, names, gpu=True)
+    assert [finding.text for finding in found] == [
+        "node 0 (a) has 1 GPU for 2 ranks, and --gpu needs one for each.",
+        "node 1 (b) has 1 GPU for 2 ranks, and --gpu needs one for each.",
+    ]
+    assert not any(finding.warning for finding in found)
+    none = [NodeFacts(host=host, ranks=2, address="10.0.0.1") for host in "ab"]
+    assert len(judge_nodes(none, names, gpu=True)) == 2

@@ -38,10 +38,10 @@ def test_all_come(tmp_path: Path) -> None:
 
 
 def test_nodes_that_never_come_are_named_on_those_that_did(tmp_path: Path) -> None:
-    node = called(nodes=4, wait=0.5)
+    node = called(nodes=4, wait=3)
     ended = roll(tmp_path, {0: node(0, "--hosts", "a,b,c,d"), 2: node(2, "--hosts", "a,b,c,d")})
     message = (
-        "not ready: nodes 1, 3 (b, d) did not come within 0.5 s; nodes 0, 2 (a, c) did. Look whether they were "
+        "not ready: nodes 1, 3 (b, d) did not come within 3 s; nodes 0, 2 (a, c) did. Look whether they were "
         "started, and for an error in their logs.\n"
     )
     assert {number: (each.status, each.err) for number, each in ended.items()} == {0: (2, message), 2: (2, message)}
@@ -115,7 +115,7 @@ def test_a_master_that_nobody_knows(capfd: pytest.CaptureFixture[str], monkeypat
 
 
 def test_the_same_number_twice(tmp_path: Path) -> None:
-    node = called(wait=1)
+    node = called(wait=5)
     ended = roll(tmp_path, {0: node(0), 1: node(1), 2: node(1)})
     twins = sorted((ended[1], ended[2]), key=lambda each: each.status == 0)
     assert "another process has come as node 1. Give each node a --node-rank of its own." in twins[0].err
