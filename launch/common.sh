@@ -117,6 +117,20 @@ parse() {
     ranks=$((${cube//x/*} * copies))
 }
 
+# How many processes each of $nodes nodes has, into `per_node`: as many as are asked for there, or the cube's shared out.
+share_out() {
+    if [ -z "$per_node" ]; then
+        [ $((ranks % nodes)) -eq 0 ] ||
+            refuse "a cube of $cube and $copies copies needs $ranks processes, which $nodes nodes cannot share evenly."
+        per_node=$((ranks / nodes))
+    else
+        check_number --per-node "$per_node"
+        [ $((nodes * per_node)) -eq "$ranks" ] ||
+            refuse "a cube of $cube and $copies copies needs $ranks processes, and $nodes nodes of $per_node are \
+$((nodes * per_node)). Choose another cube, or other numbers."
+    fi
+}
+
 # What of the overrides a launcher must know:
 #   told_only   yes: training only tells something (--help, --dry-run), and one process does that
 #   resume      yes: --resume is there;  named: yes: it names a checkpoint, which is not "auto"

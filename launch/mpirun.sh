@@ -248,16 +248,7 @@ else
     nodes=1
     [ -z "$scheduler" ] || [ "$ranks" -eq 1 ] || refuse "in a scheduler's job --per-node or --hosts is needed."
 fi
-if [ -z "$per_node" ]; then
-    [ $((ranks % nodes)) -eq 0 ] ||
-        refuse "a cube of $cube and $copies copies needs $ranks processes, which $nodes nodes cannot share evenly."
-    per_node=$((ranks / nodes))
-else
-    check_number --per-node "$per_node"
-    [ $((nodes * per_node)) -eq "$ranks" ] ||
-        refuse "a cube of $cube and $copies copies needs $ranks processes, and $nodes nodes of $per_node are \
-$((nodes * per_node)). Choose another cube, or other numbers."
-fi
+share_out
 read_overrides
 [ "$told_only" = no ] || refuse "--help and --dry-run behind RECIPE are for one process: run them with launch/local.sh."
 enter_root

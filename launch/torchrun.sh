@@ -116,16 +116,7 @@ esac
 [[ $port =~ ^[1-9][0-9]{0,4}$ ]] && [ "$port" -le 65533 ] ||
     refuse "the port of --master must be from 1 to 65533, and the two above it free. Got '$port'."
 [ -n "$master" ] || refuse "--master HOST[:PORT] has no host."
-if [ -z "$per_node" ]; then
-    [ $((ranks % nodes)) -eq 0 ] ||
-        refuse "a cube of $cube and $copies copies needs $ranks processes, which $nodes nodes cannot share evenly."
-    per_node=$((ranks / nodes))
-else
-    check_number --per-node "$per_node"
-    [ $((nodes * per_node)) -eq "$ranks" ] ||
-        refuse "a cube of $cube and $copies copies needs $ranks processes, and $nodes nodes of $per_node are \
-$((nodes * per_node)). Choose another cube, or other numbers."
-fi
+share_out
 read_overrides
 [ "$told_only" = no ] || refuse "--help and --dry-run behind RECIPE are for one process: run them with launch/local.sh."
 [ "$restarts" -eq 0 ] || resume_after_restarts
