@@ -12,7 +12,7 @@ from tensor3d import Cube, clip_grad_norm_, clip_gradients, constant, distribute
 from tensor3d.layout import copies, matrix, narrow, table, vector
 from tests.ranks import run_ranks
 from tests.tied import Tied
-from tests.twins import error, full, make_twins, name_of, ranks_of
+from tests.twins import error, fast_alone, full, make_twins, ranks_of
 
 Shape = tuple[int, int, int, int]
 BOXES: list[Shape] = [(2, 2, 2, 1), (1, 8, 1, 1), (8, 1, 1, 1), (1, 2, 2, 2)]
@@ -42,7 +42,7 @@ def _clipped(shape: Shape) -> dict[str, float]:
     return errors
 
 
-@pytest.mark.parametrize("shape", BOXES, ids=name_of)
+@pytest.mark.parametrize("shape", fast_alone(*BOXES))
 def test_equals_torchs_on_one_device(shape: Shape) -> None:
     for errors in run_ranks(ranks_of(shape), _clipped, shape):
         assert max(errors.values()) <= 1e-10, errors
