@@ -20,7 +20,7 @@ from models.bert.texts import LaidTexts, Text, lay_texts
 from tensor3d import Cube, gather
 from tests.models.toy import toy_config
 from tests.ranks import run_ranks
-from tests.twins import fast_alone, TOLERANCE, error, full, gradient_errors, make_twins, ranks_of, worst
+from tests.twins import TOLERANCE, error, fast_alone, full, gradient_errors, make_twins, ranks_of, worst
 
 VOCAB = 67
 Shape = tuple[int, int, int, int]
