@@ -185,7 +185,8 @@ def test_an_array_takes_a_run_of_a_sweep_for_each_of_its_jobs(cluster: Cluster, 
     for index, (nodes, cube, data) in enumerate(runs):
         assert sorted((checkout / f"told-{index}").read_text().splitlines()) == [
             f"node{node} --node-rank {node} --hosts {'node0,node1'[: 6 * nodes - 1]} --nodes {nodes} --master here:77 "
-            f"--per-node 2 --module tools.scaling --cube {cube} --data-parallel {data} small.toml -- --output out/{nodes}-{cube}-{data}"
+            f"--per-node 2 --module tools.scaling --cube {cube} --data-parallel {data} small.toml -- "
+            f"--output out/{nodes}-{cube}-{data}"
             for node in range(nodes)
         ]
     assert "index 3 of the array has no run: sweep has 3, from 0." in (checkout / "3.log").read_text()
