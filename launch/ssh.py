@@ -92,7 +92,7 @@ def read_hosts(names: str | None, hostfile: Path | None) -> tuple[list[str], int
 
 
 def remote_commands(
-    hosts: Sequence[str], slots: int | None, master: str, ssh: str, directory: str, rest: Sequence[str]
+    hosts: Sequence[str], slots: int | None, master: str, ssh: str, repository: str, rest: Sequence[str]
 ) -> list[list[str]]:
     """What is run here for each host."""
     commands = []
@@ -107,7 +107,7 @@ def remote_commands(
             *rest,
         ]
         # The far shell splits the words again.
-        commands.append([*shlex.split(ssh), host, f"cd {shlex.quote(directory)} && exec {shlex.join(launcher)}"])
+        commands.append([*shlex.split(ssh), host, f"cd {shlex.quote(repository)} && exec {shlex.join(launcher)}"])
     return commands
 
 

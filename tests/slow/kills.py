@@ -28,7 +28,7 @@ from tools.metrics.journal import read_journal
 ROOT = Path(__file__).parents[2]
 RANKS = 8
 EVERY = 2  # steps between two checkpoints
-RECIPE = """
+SMALL = """
 # Dropout is on, so that the random streams count as well.
 [data]
 source = "embedded"
@@ -42,6 +42,11 @@ hidden = 64
 heads = 2
 [batch]
 global_batch = 8
+"""
+"""A run that takes seconds, without its section [run]."""
+RECIPE = (
+    SMALL
+    + """
 [run]
 steps = STEPS
 evaluate_every = 0
@@ -49,6 +54,7 @@ checkpoint_every = EVERY
 checkpoint_keep = 3
 log_every = 1000
 """
+)
 
 
 @dataclass(kw_only=True)

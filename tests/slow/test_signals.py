@@ -12,24 +12,13 @@ from pathlib import Path
 import pytest
 
 from tensor3d import checkpoint
-from tests.slow.kills import ROOT, losses, ranks_of
+from tests.slow.kills import ROOT, SMALL, losses, ranks_of
 
 pytestmark = pytest.mark.slow
 
-RECIPE = """
-# Dropout is on, so that the random streams count as well.
-[data]
-source = "embedded"
-vocab_size = 1024
-capacity = 64
-max_length = 64
-packing = "spfhp"
-[model]
-layers = 1
-hidden = 64
-heads = 2
-[batch]
-global_batch = 8
+RECIPE = (
+    SMALL
+    + """
 [run]
 steps = 100_000
 evaluate_every = 0
@@ -38,6 +27,7 @@ hang_after = 20.0
 # With torchrun's own patience (below) enough for a machine that is busy elsewhere.
 stop_within = 60.0
 """
+)
 
 
 class Run:

@@ -10,32 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow.kills import ROOT, losses
+from tests.slow.kills import ROOT, SMALL, losses
 from tests.slurm import Cluster, slurm, until, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 STEPS = 40
-RECIPE = f"""
-# Dropout is on, so that the random streams count as well.
-[data]
-source = "embedded"
-vocab_size = 1024
-capacity = 64
-max_length = 64
-packing = "spfhp"
-[model]
-layers = 1
-hidden = 64
-heads = 2
-[batch]
-global_batch = 8
+RECIPE = (
+    SMALL
+    + f"""
 [run]
 steps = {STEPS}
 evaluate_every = 0
 checkpoint_every = 0
 stop_within = 60.0
 """
+)
 
 
 @pytest.fixture(scope="module")
