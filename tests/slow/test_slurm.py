@@ -144,7 +144,7 @@ def test_a_node_that_is_slower_to_save_is_waited_for(cluster: Cluster, checkout:
 
 
 def test_what_is_cancelled_saves_and_stays_away(cluster: Cluster, checkout: Path) -> None:
-    program(checkout / "launch" / "torchrun.sh", "trap 'exit 75' TERM; touch waits\nwhile :; do sleep 0.1; done")
+    program(checkout / "launch" / "torchrun.sh", "trap 'exit 75' TERM USR1; touch waits\nwhile :; do sleep 0.1; done")
     options = ["--nodes=1", "--exclusive", f"--output={checkout}/job.log"]
     job = cluster.submit(*options, "launch/slurm.sbatch", "small.toml", cwd=checkout)
     log = checkout / "job.log"

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tools import pretrain, run_loop
@@ -29,4 +31,5 @@ def interrupted(*arguments: Any) -> dict[str, float] | None:
 
 
 run_loop.held_out_means = interrupted
+torch.set_num_threads(1)  # as in the run it is compared with: LayerNorm's gradients are summed by threads
 sys.exit(pretrain.main(sys.argv[1:]))
