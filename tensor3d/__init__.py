@@ -1,6 +1,7 @@
 """tensor3d: transformer training split three ways, without a token of padding."""
 
 from tensor3d.attention import attention
+from tensor3d.chosen import ChosenRows
 from tensor3d.clip import GradientNorm, check_parameters, clip_grad_norm_, clip_gradients
 from tensor3d.collectives import sum_copies
 from tensor3d.cube import Cube
@@ -23,10 +24,12 @@ from tensor3d.padded import PaddedPacks, own_share, pack_padded
 from tensor3d.parallel import PackedRows, full_state_dict, kinds, load_full_state_dict, parallelize, propose_plan
 from tensor3d.parameters import constant, normal, use
 from tensor3d.precision import Precision
+from tensor3d.queries import Queries
 from tensor3d.rotary import rotary
 from tensor3d.rows import own_rows, select, turn
 from tensor3d.sequences import Sequences
 from tensor3d.shape import CubeShape
+from tensor3d.speed import Speed
 from tensor3d.traffic import TrafficCount
 
 __version__ = "0.1.0"
@@ -35,6 +38,7 @@ __all__ = [
     "MLP3D",
     "Attention3D",
     "Block3D",
+    "ChosenRows",
     "Cube",
     "CubeShape",
     "Dropout3D",
@@ -51,8 +55,10 @@ __all__ = [
     "PaddedPacks",
     "Precision",
     "Projection3D",
+    "Queries",
     "RMSNorm3D",
     "Sequences",
+    "Speed",
     "TableEmbedding3D",
     "TiedProjection3D",
     "TrafficCount",

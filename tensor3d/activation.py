@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,3 +25,24 @@ def activated(x: Tensor, name: Activation) -> Tensor:
     if name == "silu":
         return F.silu(x)
     return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+
+
+def biased(x: Tensor, bias: Tensor, name: Activation) -> Tensor:
+    """The function of that name of x (rows, columns) + bias: a region (`tensor3d.fusion`)."""
+    return activated(x + bias.to(x.dtype), name)
+
+
+def biased_backward(dy: Tensor, saved: Tensor, bias: Tensor, name: Activation) -> tuple[Tensor, Tensor]:
+    """The gradients of x and bias: a region.
+
+    Args:
+        saved: x; of relu, its result.
+    """
+    if name == "relu":
+        dx = dy * (saved > 0)
+    elif name == "silu":
+        dx = torch.ops.aten.silu_backward(dy, saved + bias.to(saved.dtype))
+    else:
+        approximate = "tanh" if name == "gelu_tanh" else "none"
+        dx = torch.ops.aten.gelu_backward(dy, saved + bias.to(saved.dtype), approximate=approximate)
+    return dx, dx.sum(0, dtype=bias.dtype)

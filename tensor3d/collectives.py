@@ -42,6 +42,8 @@ class Axis:
     group: dist.ProcessGroup | None
     """None for an axis of one member."""
     traffic: Traffic
+    overlap: bool = True
+    """Whether a collective may still travel when it is returned (`tensor3d.speed.Speed`)."""
 
     @property
     def size(self) -> int:
@@ -112,7 +114,7 @@ def all_gather(shard: Tensor, axis: Axis) -> Pending:
         return Pending(torch.cat([shard] * axis.size))
     result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
     work = _all_gather(result, shard, group=axis.group, async_op=True)
-    return Pending(result, work, shard, traffic=axis.traffic, place=place)
+    return _issued(Pending(result, work, shard, traffic=axis.traffic, place=place), axis)
 
 
 def reduce_scatter(parts: Tensor, axis: Axis) -> Pending:
@@ -126,7 +128,7 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> Pending:
         return Pending(parts.narrow(0, axis.index * rows, rows).clone())
     result = parts.new_empty((rows, *parts.shape[1:]))
     work = _reduce_scatter(result, parts, group=axis.group, async_op=True)
-    return Pending(result, work, parts, traffic=axis.traffic, place=place)
+    return _issued(Pending(result, work, parts, traffic=axis.traffic, place=place), axis)
 
 
 def all_reduce(part: Tensor, axis: Axis) -> Pending:
@@ -139,7 +141,7 @@ def all_reduce(part: Tensor, axis: Axis) -> Pending:
     if axis.traffic.is_dry:
         return Pending(part)
     work = dist.all_reduce(part, group=axis.group, async_op=True)
-    return Pending(part, work, traffic=axis.traffic, place=place)
+    return _issued(Pending(part, work, traffic=axis.traffic, place=place), axis)
 
 
 def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> Pending:
@@ -153,7 +155,13 @@ def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis
         return Pending(blocks.new_zeros(sum(receive)))
     result = blocks.new_empty(sum(receive))
     work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=axis.group, async_op=True)
-    return Pending(result, work, blocks, traffic=axis.traffic, place=place)
+    return _issued(Pending(result, work, blocks, traffic=axis.traffic, place=place), axis)
+
+
+def _issued(pending: Pending, axis: Axis) -> Pending:
+    if not axis.overlap:
+        pending.wait()
+    return pending
 
 
 def _bytes(tensor: Tensor) -> int:

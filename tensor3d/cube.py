@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,11 +14,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tensor3d import rendezvous
+from tensor3d.ahead import Ahead
 from tensor3d.collectives import Axis
+from tensor3d.fusion import Regions
 from tensor3d.ledger import Ledger
 from tensor3d.precision import Precision
 from tensor3d.seeds import mix
 from tensor3d.shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
+from tensor3d.speed import Speed
 from tensor3d.traffic import Traffic
 
 # Sums of gradients on either face, and the plane.
@@ -37,6 +41,7 @@ class Cube:
         device: where parameters live. Default: the CPU under gloo, the current CUDA device under NCCL.
         wire: axes from the slowest to the fastest change of the rank (see `CubeShape.wire`).
         precision: in which types the layers on this cube compute and sum gradients. Default: that of the parameters.
+        speed: how its layers do their work.
 
     Raises:
         ValueError: sizes below 1, or a world size that is not `x*y*z*data`. Raised before any communication.
@@ -52,6 +57,7 @@ class Cube:
         device: torch.device | str | None = None,
         wire: tuple[AxisName, ...] = AXES,
         precision: Precision = Precision(),  # noqa: B008  # frozen
+        speed: Speed = Speed(),  # noqa: B008
     ) -> None:
         shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
         connected = dist.is_available() and dist.is_initialized()
@@ -64,7 +70,7 @@ class Cube:
                 f"a cube of x*y*z*data = {x}*{y}*{z}*{data} needs {shape.ranks} processes. Got {world}. {remedy}."
             )
         rank = dist.get_rank() if connected else 0
-        self._set_up(shape, rank=rank, device=device, precision=precision, connected=connected)
+        self._set_up(shape, rank=rank, device=device, precision=precision, speed=speed, connected=connected)
 
     def _set_up(
         self,
@@ -73,23 +79,25 @@ class Cube:
         rank: int,
         device: torch.device | str | None,
         precision: Precision,
+        speed: Speed,
         connected: bool = False,
     ) -> None:
         self.shape = shape
         self.ranks_per_node: int | None = None
         """As the launcher says (`from_env`): ranks are numbered node by node. None where nobody says."""
-        self.precision = precision
+        self.precision, self.speed = precision, speed
         self.rank = rank
         self.device = torch.device(device) if device is not None else _default_device(connected)
+        self.regions = Regions(speed.compile, self.device)
         self.coordinate = shape.coordinate(rank)
         self.traffic = Traffic()
-        self.ledger = Ledger(precision)
+        self.ledger, self.ahead = Ledger(precision), Ahead()
         self.seeded = False
         self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
         self.mesh = _mesh(shape, self.device) if connected else None
-        self._axes[()] = Axis(name="none", ranks=(rank,), index=0, group=None, traffic=self.traffic)
+        self._axes[()] = self._made((), (rank,), None)
         for name in AXES:
             self._axes[name,] = self._axis(name)
         # Made here, where every rank is, and not at a first use that one rank alone may come to (a line in a log).
@@ -97,10 +105,15 @@ class Cube:
             self.over(*names)
 
     @classmethod
-    def single(cls, device: torch.device | str = "cpu", precision: Precision = Precision()) -> Cube:  # noqa: B008
+    def single(
+        cls,
+        device: torch.device | str = "cpu",
+        precision: Precision = Precision(),  # noqa: B008
+        speed: Speed = Speed(),  # noqa: B008
+    ) -> Cube:
         """One device on its own, whatever process group there is: the unsharded twin of a model."""
         cube = cls.__new__(cls)
-        cube._set_up(CubeShape(), rank=0, device=device, precision=precision)
+        cube._set_up(CubeShape(), rank=0, device=device, precision=precision, speed=speed)
         return cube
 
     @classmethod
@@ -114,6 +127,7 @@ class Cube:
         wire: tuple[AxisName, ...] | None = None,
         timeout: timedelta = timedelta(minutes=10),
         precision: Precision = Precision(),  # noqa: B008
+        speed: Speed = Speed(),  # noqa: B008
     ) -> Cube:
         """Connects the processes that torchrun (or anything that sets its variables) started, and arranges them.
 
@@ -131,14 +145,23 @@ class Cube:
         device = rendezvous.connect(shape.ranks, timeout)
         per_node = rendezvous.ranks_per_node(device, needed=wire is None) if shape.ranks > 1 else None
         placed = shape.placed(per_node) if wire is None and per_node is not None else shape
-        cube = cls(x, y, z, data, device=device, wire=placed.wire, precision=precision)
+        cube = cls(x, y, z, data, device=device, wire=placed.wire, precision=precision, speed=speed)
         cube.ranks_per_node = per_node
         return cube
 
-    def computing(self, precision: Precision) -> Cube:
-        """A cube of the same processes, groups and counters, whose layers compute in other types."""
+    def computing(self, precision: Precision | None = None, speed: Speed | None = None) -> Cube:
+        """A cube of the same processes, groups and counters, whose layers compute in other types or another way.
+
+        Args:
+            precision, speed: None: as here.
+        """
         cube = copy.copy(self)
-        cube.precision, cube.ledger = precision, self.ledger.relative(precision)
+        cube.precision = self.precision if precision is None else precision
+        cube.speed = self.speed if speed is None else speed
+        cube.ledger, cube.ahead = self.ledger.relative(cube.precision), Ahead()
+        cube.regions = self.regions.switched(cube.speed.compile)
+        if cube.speed.overlap != self.speed.overlap:
+            cube._axes = {names: replace(axis, overlap=cube.speed.overlap) for names, axis in self._axes.items()}
         return cube
 
     def close(self, timeout: timedelta = timedelta(minutes=1)) -> None:
@@ -169,9 +192,7 @@ class Cube:
         wanted = tuple(name for name in AXES if name in names and self.shape.size(name) > 1)
         if wanted not in self._axes and self.traffic.is_dry:  # this rank alone: nothing is sent, so it needs no group
             ranks = self.shape.members(wanted, self.rank)
-            return Axis(
-                name="+".join(wanted), ranks=ranks, index=ranks.index(self.rank), group=None, traffic=self.traffic
-            )
+            return self._made(wanted, ranks, None)
         if wanted not in self._axes:
             self._axes[wanted] = self._combined(wanted)
         return self._axes[wanted]
@@ -184,7 +205,7 @@ class Cube:
     def _axis(self, name: AxisName) -> Axis:
         ranks = self.shape.members((name,), self.rank)
         group = self.mesh.get_group(name) if self.mesh is not None and len(ranks) > 1 else None
-        return Axis(name=name, ranks=ranks, index=ranks.index(self.rank), group=group, traffic=self.traffic)
+        return self._made((name,), ranks, group)
 
     def _combined(self, names: tuple[AxisName, ...]) -> Axis:
         ranks = self.shape.members(names, self.rank)
@@ -192,7 +213,17 @@ class Cube:
             group = dist.group.WORLD
         else:
             group, _ = dist.new_subgroups_by_enumeration([list(members) for members in self.shape.groups(names)])
-        return Axis(name="+".join(names), ranks=ranks, index=ranks.index(self.rank), group=group, traffic=self.traffic)
+        return self._made(names, ranks, group)
+
+    def _made(self, names: tuple[AxisName, ...], ranks: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
+        return Axis(
+            name="+".join(names) or "none",
+            ranks=ranks,
+            index=ranks.index(self.rank),
+            group=group,
+            traffic=self.traffic,
+            overlap=self.speed.overlap,
+        )
 
     # --- seeds ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Sequences grouped by length class, so that each group is one batched attention with little padding.
 
 The grouped attention of Zeng et al. 2022 (arXiv 2208.08124, §4.1) has fixed classes; here they are chosen for each
-micro-batch, on the host, such that the padded area is least.
+micro-batch, on the host, such that the padded area is least. On a CPU, where a call is cheap beside what it computes,
+sequences that are long enough attend one by one instead, where they lie: what classes cost is the way there and back.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Numbers = NDArray[np.int64]
 
 _MOST_GROUPS = 8
 _GROUP_COST = 256.0  # of starting one more group, in score entries: what a few microseconds would compute
+# In score entries, on a CPU, there and back: a call; and a row that goes to a slot and returns.
+_CALL_COST, _SLOT_COST = 4096.0, 80.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,25 +35,41 @@ class LengthGroup:
     mask: Tensor | None
     """bool (members, 1, 1, length), True at real keys; None where nothing is padded."""
     device: torch.device
-    _bands: dict[tuple[int, bool], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    asked: int | None = None
+    """Slots of each member for rows that ask, where only some do; None: all do."""
+    places: Tensor | None = None
+    """int64 (members, asked): the place of each of these in its sequence; padding repeats the first."""
+    _bands: dict[tuple[int | None, bool], Tensor] = field(default_factory=dict, repr=False, compare=False)
     """Masks of windows, once made."""
 
-    def band(self, window: int, causal: bool) -> Tensor:
+    def masking(self, window: int | None, causal: bool) -> tuple[Tensor | None, bool]:
+        """The mask that hides from real queries what they must not see, if there is one; and whether, instead, the
+        kernel is to hide what comes after a query."""
+        near = window is None or window >= self.length
+        if self.places is not None:
+            return (self.mask if near and not causal else self.band(None if near else window, causal)), False
+        if not near:
+            return self.band(window, causal), False
+        # Padding stands at the end, so a causal mask alone already hides it from real rows.
+        return (None, True) if causal else (self.mask, False)
+
+    def band(self, window: int | None, causal: bool) -> Tensor:
         """bool, True where a query (dim -2) sees a key (dim -1) that is less than `window` away; causal: not after it.
 
-        Of shape (length, length), or (members, 1, length, length) where padded keys are to be hidden. Made once for
-        all layers.
+        Of shape (length, length), or (members, 1, length, length) where padded keys are to be hidden, or
+        (members, 1, asked, length) where some rows ask. Made once for all layers.
         """
         if (window, causal) not in self._bands:
             self._bands[window, causal] = self._made_band(window, causal)
         return self._bands[window, causal]
 
-    def _made_band(self, window: int, causal: bool) -> Tensor:
-        places = torch.arange(self.length, device=self.device)
-        distance = places[:, None] - places
+    def _made_band(self, window: int | None, causal: bool) -> Tensor:
+        keys = torch.arange(self.length, device=self.device)
+        asking = keys[:, None] if self.places is None else self.places[:, None, :, None]
+        distance = asking - keys
+        near = distance.abs() < (self.length if window is None else window)
         if causal:  # padding stands at the end, where no real row looks
-            return (distance >= 0) & (distance < window)
-        near = distance.abs() < window
+            return near & (distance >= 0)
         # A slot of padding sees itself: what a row without any key gives is up to the kernel, and may be nan, in
         # gradients of the others too.
         return near if self.mask is None else (near & self.mask) | (distance == 0)
@@ -55,6 +77,10 @@ class LengthGroup:
     @property
     def slots(self) -> int:
         return len(self.members) * self.length
+
+    @property
+    def asking_slots(self) -> int:
+        return len(self.members) * (self.length if self.asked is None else self.asked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,43 +91,126 @@ class Grouping:
     gather: Tensor | None
     """int64 (slots,): the row of each slot; padding repeats its sequence's first row. None: the rows as they are."""
     restore: Tensor | None
-    """int64 (rows,): the slot of each row."""
+    """int64 (rows,): the slot of each row. Where some rows ask, (R,): the slot of each of them, and one slot beyond the
+    last for those that are not used."""
+    ask: Tensor | None = None
+    """int64 (asking slots,), where some rows ask: which of them each slot holds; padding repeats its member's first."""
 
 
 def group_by_length(lengths: Sequence[int], starts: Sequence[int], device: torch.device) -> Grouping:
     """Groups sequences of `lengths` that begin at rows `starts`."""
     sizes, order = np.asarray(lengths, dtype=np.int64), np.argsort(np.asarray(lengths), kind="stable")
+    classes = [order[part] for part in _classes(sizes[order], sizes[order])]
+    runs = _runs(sizes)
+    if _as_they_lie(classes, runs, sizes, sizes, device):
+        return Grouping(groups=tuple(_group(sizes, run, device) for run in runs), gather=None, restore=None)
     groups, gather, restore, slot = [], [], np.empty(int(sizes.sum()), dtype=np.int64), 0
-    for members in _classes(sizes[order]):
-        chosen = order[members]
-        longest = int(sizes[chosen].max())
-        offsets = np.arange(longest)
-        real = offsets < sizes[chosen, None]
-        rows = np.asarray(starts, dtype=np.int64)[chosen, None] + np.where(real, offsets, 0)
+    for members in classes:
+        rows, real = _laid(np.asarray(starts, dtype=np.int64)[members], sizes[members])
         restore[rows[real]] = slot + np.flatnonzero(real)
         gather.append(rows.reshape(-1))
         slot += rows.size
-        mask = None if real.all() else torch.from_numpy(real)[:, None, None, :].to(device, non_blocking=True)
-        groups.append(LengthGroup(members=tuple(int(i) for i in chosen), length=longest, mask=mask, device=device))
-    slots = np.concatenate(gather) if gather else np.empty(0, dtype=np.int64)
-    if np.array_equal(slots, np.arange(len(slots))):
-        return Grouping(groups=tuple(groups), gather=None, restore=None)
+        groups.append(_group(sizes, members, device))
+    return Grouping(groups=tuple(groups), gather=_sent(np.concatenate(gather), device), restore=_sent(restore, device))
+
+
+def group_queries(lengths: Sequence[int], starts: Sequence[int], rows: Numbers, device: torch.device) -> Grouping:
+    """Groups the sequences in which rows ask. Others have no slot, or, where sequences stay as they lie, no query.
+
+    Args:
+        rows: int64 (R,), which rows ask; -1: a slot that is not used.
+    """
+    sizes, firsts = np.asarray(lengths, dtype=np.int64), np.asarray(starts, dtype=np.int64)
+    asking = np.flatnonzero(rows >= 0)
+    asking = asking[np.argsort(rows[asking], kind="stable")]
+    counts = np.bincount(np.searchsorted(firsts, rows[asking], side="right") - 1, minlength=len(sizes))
+    before = np.cumsum(counts) - counts
+    order = np.lexsort((counts, sizes))
+    order = order[counts[order] > 0]
+    classes = [order[part] for part in _classes(sizes[order], counts[order])]
+    alone = list(np.arange(len(sizes))[:, None])
+    gathered = not _as_they_lie(classes, alone, sizes, counts, device)
+    groups, gather, ask, restore, slot = [], [_NONE], [_NONE], np.empty(len(rows), dtype=np.int64), 0
+    for members in classes if gathered else alone:
+        gather.append(_laid(firsts[members], sizes[members])[0].reshape(-1))
+        chosen, wanted = _laid(before[members], counts[members])
+        restore[asking[chosen[wanted]]] = slot + np.flatnonzero(wanted)
+        ask.append(asking[chosen].reshape(-1))
+        slot += chosen.size
+        places = rows[asking[chosen]] - firsts[members, None]
+        groups.append(_group(sizes, members, device, chosen.shape[1], _sent(places, device)))
+    restore[rows < 0] = slot
     return Grouping(
         groups=tuple(groups),
-        gather=torch.from_numpy(slots).to(device, non_blocking=True),
-        restore=torch.from_numpy(restore).to(device, non_blocking=True),
+        gather=_sent(np.concatenate(gather), device) if gathered else None,
+        restore=_sent(restore, device),
+        ask=_sent(np.concatenate(ask), device),
     )
 
 
-def _classes(ascending: np.ndarray) -> list[slice]:
-    """Cuts lengths in ascending order into classes: least sum of members * longest**2, by dynamic programming."""
+def _group(
+    sizes: Numbers, members: Numbers, device: torch.device, asked: int | None = None, places: Tensor | None = None
+) -> LengthGroup:
+    longest = int(sizes[members].max())
+    real = np.arange(longest) < sizes[members, None]
+    mask = None if real.all() else torch.from_numpy(real)[:, None, None, :].to(device, non_blocking=True)
+    return LengthGroup(
+        members=tuple(members.tolist()), length=longest, mask=mask, device=device, asked=asked, places=places
+    )
+
+
+def _runs(sizes: Numbers) -> list[Numbers]:
+    """Neighbours of equal length."""
+    return np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(sizes)) + 1) if len(sizes) else []
+
+
+def _as_they_lie(
+    classes: list[Numbers], runs: list[Numbers], sizes: Numbers, asked: Numbers, device: torch.device
+) -> bool:
+    """Whether sequences are better taken in `runs`, where they lie, than brought into classes."""
+    if len(classes) == len(runs) and all(map(np.array_equal, classes, runs)):
+        return True
+
+    def cost(groups: list[Numbers], of_slot: float) -> float:
+        slots = [len(members) * int(sizes[members].max()) for members in groups]
+        area = sum(count * int(asked[members].max()) for count, members in zip(slots, groups, strict=True))
+        return area + _CALL_COST * len(groups) + of_slot * sum(slots)
+
+    return device.type == "cpu" and cost(runs, 0.0) <= cost(classes, _SLOT_COST)
+
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+def _laid(first: Numbers, sizes: Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Numbers from `first` on, a row for each member, as many as the longest has; and which of them are not padding,
+    which repeats the first."""
+    offsets = np.arange(int(sizes.max()))
+    real = offsets < sizes[:, None]
+    return first[:, None] + np.where(real, offsets, 0), real
+
+
+def _sent(numbers: Numbers, device: torch.device) -> Tensor:
+    return torch.from_numpy(numbers).to(device, non_blocking=True)
+
+
+def _classes(ascending: Numbers, asked: Numbers) -> list[slice]:
+    """Cuts sequences in ascending order of length into classes, by dynamic programming: least sum of
+    members * longest * most rows that ask.
+
+    Args:
+        ascending: of each sequence, its rows.
+        asked: of each sequence, its rows that ask.
+    """
     if len(ascending) == 0:
         return []
-    values, counts = np.unique(ascending, return_counts=True)
+    values, first, counts = np.unique(ascending, return_index=True, return_counts=True)
     before = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
-    square = values.astype(np.float64) ** 2
+    # most[i, j]: rows that ask of any sequence of the distinct lengths i..j
+    most = np.triu(np.broadcast_to(np.maximum.reduceat(asked, first), (len(values), len(values)))).astype(np.float64)
+    most = np.maximum.accumulate(most, 1)
     # cost[i, j]: distinct lengths i..j in one class
-    cost = (before[None, 1:] - before[:-1, None]) * square[None, :] + _GROUP_COST
+    cost = (before[None, 1:] - before[:-1, None]) * values[None, :] * most + _GROUP_COST
     cost[np.tril_indices(len(values), -1)] = np.inf
     best, cuts = cost[0], []
     for _ in range(min(_MOST_GROUPS, len(values)) - 1):

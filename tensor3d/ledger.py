@@ -52,6 +52,8 @@ class Ledger:
         self._relatives.add(self)
         self.observer: Callable[[Literal["sum", "summed"]], None] | None = None
         """Called where the sums over ranks at the end of a backward pass begin and end: for whoever measures them."""
+        self.passes = 0
+        """Backward passes that have ended."""
         self._precision = precision
         self._passes: dict[int, _Pass] = {}
         self._held: dict[int, _Entry] = {}
@@ -114,6 +116,7 @@ class Ledger:
 
     def _close(self, task: int) -> None:
         """The end of one backward pass."""
+        self.passes += 1
         entries: dict[int, _Entry] = dict(self._held)
         local: dict[int, _Entry] = {}
         _add_all(self._passes.pop(task).handed, entries, local)

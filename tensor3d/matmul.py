@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tensor3d.ahead import Kind
 from tensor3d.collectives import Axis, Pending, all_gather, reduce_scatter
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, other
@@ -44,7 +45,9 @@ def matmul(
     and `(y-1)/y*MK/xz` for dA and `(x-1)/x*NK/yz` for dW.
 
     Saved for backward: the shards `a` and `weight`, never A' and W' (1/P of one device's). All gathers of a pass are
-    issued together; the reduce-scatter of dA runs under the product for dW, that of dW under the next layer's.
+    issued together, that of the next product's W' under this product (`tensor3d.ahead`); the reduce-scatter of dA runs
+    under the product for dW, that of dW under the next layer's. `Speed(overlap=False)` waits for each; the bits are the
+    same.
 
     Args:
         a: (M/xy, K/z) on this rank; its type (`cube.precision.compute`, if that is set; inside `torch.autocast`:
@@ -65,18 +68,27 @@ def matmul(
     a = a.to(cube.precision.computed(a.dtype))
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
-    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward)
+    # Inside of the function nobody can tell any more whether a backward pass will follow.
+    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, torch.is_grad_enabled())
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, reshard: bool
+        ctx: Any,
+        a: Tensor,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        cube: Cube,
+        face: Face,
+        reshard: bool,
+        training: bool,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         rows, columns = cube.axis(other(face)), cube.axis(face)
-        gathering_a, gathering_w = all_gather(a, rows), gather_slab(weight, cube, rows, a.dtype)
+        gathering_a, gathering_w = all_gather(a, rows), take_slab(weight, cube, rows, a.dtype, ordered=training)
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
+        gather_next_slab(cube, ordered=training)
         c = reduce_scatter(a_full @ w_full.t(), columns).wait()
         if bias is not None:
             c += local(bias).to(c.dtype)
@@ -87,7 +99,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
         cube, face, weight, bias = ctx.cube, ctx.face, ctx.weight, ctx.bias
         rows, columns = cube.axis(other(face)), cube.axis(face)
         needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
@@ -97,17 +109,18 @@ class _Product(torch.autograd.Function):
         saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
         a, w = Pending(saved_a), Pending(saved_w)
         if ctx.reshard:
-            w = gather_slab(saved_w, cube, rows, dc.dtype) if needs_da else w
+            w = take_slab(weight, cube, rows, dc.dtype) if needs_da else w
             a = all_gather(saved_a, rows) if needs_dw else a
         if needs_db:
             cube.ledger.hand_in(bias, dc.sum(0, dtype=bias.dtype), cube.over(*vector(other(face)).sum_over))
-        dc_full = gathering_dc.wait()
+        dc_full, w_full = gathering_dc.wait(), w.wait() if needs_da else None
+        gather_next_slab(cube)
 
-        sending_da = reduce_scatter(dc_full @ w.wait(), rows) if needs_da else None
+        sending_da = reduce_scatter(dc_full @ w_full, rows) if w_full is not None else None
         if needs_dw:
             dw = dc_full.t() @ a.wait()
             cube.ledger.hand_in(weight, scatter_slab(dw, weight, cube), cube.over(*matrix(face).sum_over))
-        return sending_da.wait() if sending_da else None, None, None, None, None, None
+        return sending_da.wait() if sending_da else None, None, None, None, None, None, None
 
 
 # A slab is what the members of x hold of a weight together: its rows of this rank's chunk over the rows axis (y for a
@@ -122,6 +135,39 @@ def gather_slab(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> P
     first, last = chunk_bounds(weight.shape[0], rows.size, rows.index)
     chunk = -(-(last - first) // x.size)
     return all_gather(_pad_rows(block, chunk), x).narrowed(last - first)
+
+
+def take_slab(
+    weight: nn.Parameter,
+    cube: Cube,
+    rows: Axis,
+    dtype: torch.dtype,
+    *,
+    kind: Kind = "product",
+    ordered: bool = True,
+) -> Pending:
+    """The same, or the gather that the product before has started (`tensor3d.ahead`).
+
+    Args:
+        kind: what for; a tied weight has uses of both.
+        ordered: whether this use has a place in the order of a step: all but those that no backward pass follows.
+    """
+    if not ordered or not _works_ahead(cube):
+        return gather_slab(weight, cube, rows, dtype)
+    wanted = (kind, rows.name, dtype)
+    return cube.ahead.take(
+        weight, local(weight), wanted, cube.ledger.passes, lambda one: gather_slab(one, cube, rows, dtype)
+    )
+
+
+def gather_next_slab(cube: Cube, *, ordered: bool = True) -> None:
+    """Starts the gather for the product after this one, to travel under what is computed now."""
+    if ordered and _works_ahead(cube):
+        cube.ahead.go_on(local)
+
+
+def _works_ahead(cube: Cube) -> bool:
+    return cube.speed.overlap and cube.axis("x").size > 1 and not cube.traffic.is_dry
 
 
 def scatter_slab(dw: Tensor, weight: Tensor, cube: Cube) -> Pending:

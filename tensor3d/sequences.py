@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tensor3d.grouping import Grouping, group_by_length
+from tensor3d.grouping import Grouping, group_by_length, group_queries
+from tensor3d.queries import Queries
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +28,8 @@ class Sequences:
     """int32 (sequences + 1,): first row of each sequence, then the number of rows."""
     lengths: tuple[int, ...]
     """Rows of each sequence, on the host."""
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    """What attention has worked out of them."""
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Sequences:
@@ -69,3 +75,16 @@ class Sequences:
     def grouping(self) -> Grouping:
         """The sequences by length class. Made once for all layers."""
         return group_by_length(self.lengths, self.starts, self.device)
+
+    def grouping_of(self, queries: Queries) -> Grouping:
+        """Those in which rows ask, by length class. Made once for all layers."""
+        return self.once(
+            ("grouping", queries), lambda: group_queries(self.lengths, self.starts, queries.numbers, self.device)
+        )
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave when it was first asked for by this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made

@@ -61,6 +61,19 @@ class Moment(Protocol):
         """Whether it has been passed."""
 
 
+class Observer(Protocol):
+    """Is told of every collective, where the host stands: for whoever measures them, or makes them slower."""
+
+    def issued(self, place: Place) -> None:
+        """It travels from now on."""
+
+    def waits(self, place: Place) -> None:
+        """The host needs its result."""
+
+    def has(self, place: Place) -> None:
+        """The host has it; on a GPU, the device will."""
+
+
 def _has_passed(moment: Moment) -> bool:
     try:
         return moment.query()
@@ -78,6 +91,7 @@ class Traffic:
         self._note: Callable[[str, Kind, int], None] | None = None
         self.watched = False
         """Whether somebody wants to know where a device is; noting it costs an event a collective."""
+        self.observer: Observer | None = None
         self._waiting: Place | None = None
         self._ahead: deque[tuple[Place, Moment]] = deque(maxlen=_AHEAD)
 
@@ -123,12 +137,16 @@ class Traffic:
     def begin_waiting(self, place: Place) -> None:
         """From here on the host waits."""
         self._waiting = place
+        if self.observer is not None:
+            self.observer.waits(place)
 
     def end_waiting(self, place: Place, passed: Moment | None = None) -> None:
         """The host waits no more; the device does until it has passed that point."""
         self._waiting = None
         if passed is not None:
             self._ahead.append((place, passed))
+        if self.observer is not None:
+            self.observer.has(place)
 
     def add(self, axis: str, kind: Kind, received: int) -> Place:
         """Notes one collective in every active count. Returns its number, axis and kind."""
@@ -140,4 +158,7 @@ class Traffic:
             count.received[axis, kind] += received
             count.calls[axis, kind] += 1
             count.order.append((axis, kind, received))
-        return self.issued, axis, kind
+        place = self.issued, axis, kind
+        if self.observer is not None and self._note is None:
+            self.observer.issued(place)
+        return place

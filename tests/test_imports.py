@@ -19,9 +19,9 @@ ROOTS = ("tensor3d", "models", "tools")
 # The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
 # a new module is given its place here.
 LEVELS = (
-    ("activation", "graph", "precision", "seeds", "shape", "traffic", "values"),
+    ("activation", "fusion", "graph", "precision", "seeds", "shape", "speed", "traffic", "values"),
     ("collectives",),
-    ("beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
+    ("ahead", "beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
     ("cube",),
     ("heartbeat", "peers"),
     ("agree", "watch"),
@@ -29,8 +29,8 @@ LEVELS = (
     ("faces",),
     ("layout",),
     ("parameters",),
-    ("grouping", "matmul", "rotary", "rows", "statistics"),
-    ("sequences",),
+    ("grouping", "matmul", "queries", "rotary", "rows", "statistics"),
+    ("chosen", "sequences"),
     ("attention",),
     ("layers",),
     ("checkpoint", "clip", "optim"),

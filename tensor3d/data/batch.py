@@ -16,6 +16,8 @@ from torch import Tensor
 
 from tensor3d.data.layout import check_rows
 from tensor3d.data.ragged import first_rows, ranges
+from tensor3d.data.read_rows import ReadRows, read_rows
+from tensor3d.queries import Queries
 from tensor3d.sequences import Sequences
 
 UNUSED = -1
@@ -70,19 +72,23 @@ class PackedBatch:
     """int64 (C,): plane row of each sequence's [CLS], -1 where unused."""
     next_labels: Tensor
     """int64 (C,): next-sentence label of each sequence, -100 where unused."""
+    read: ReadRows | None = None
+    """For a model whose last layer computes only the rows that heads read."""
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """The batch on a device. From pinned memory the copy is asynchronous, ordered by the current stream."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True), self.sequences.to(device))
+        read = None if self.read is None else self.read.chosen.own.to(device)
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True), self.sequences.to(device), read)
 
     def pin_memory(self) -> PackedBatch:
         """The batch in page-locked memory, from which a copy to a GPU runs beside the computation."""
         sequences = Sequences(cu_seqlens=self.sequences.cu_seqlens.pin_memory(), lengths=self.sequences.lengths)
-        return self._map(Tensor.pin_memory, sequences)
+        return self._map(Tensor.pin_memory, sequences, None if self.read is None else self.read.chosen.own.pin_memory())
 
-    def _map(self, function: Callable[[Tensor], Tensor], sequences: Sequences) -> PackedBatch:
-        names = (field.name for field in fields(self) if field.name != "sequences")
-        return PackedBatch(sequences=sequences, **{name: function(getattr(self, name)) for name in names})
+    def _map(self, function: Callable[[Tensor], Tensor], sequences: Sequences, own: Queries | None) -> PackedBatch:
+        names = (field.name for field in fields(self) if field.name not in ("sequences", "read"))
+        read = None if self.read is None or own is None else self.read.moved(function, own)
+        return PackedBatch(sequences=sequences, read=read, **{name: function(getattr(self, name)) for name in names})
 
 
 def collate(
@@ -95,6 +101,7 @@ def collate(
     z: int,
     slice_index: int,
     pad: int,
+    with_read_rows: bool = False,
 ) -> PackedBatch:
     """Lays a plane's packs out as one rank's tensors.
 
@@ -106,6 +113,7 @@ def collate(
         y, z: sizes of the plane.
         slice_index: this rank's place on the axis z.
         pad: the id of unused slots.
+        with_read_rows: also say which rows heads read (`PackedBatch.read`).
 
     Raises:
         ValueError: a pack over a limit, or packs and rows that do not divide among z and y.
@@ -133,8 +141,14 @@ def collate(
     rows = range(0, len(packs) * capacity, capacity)
     masked_slots = _round_up(len(packs) * masked_per_pack, multiple)
     first_slots = _round_up(len(packs) * max_sequences, multiple)
-    masked = (row + pack.masked for row, pack in zip(rows, packs, strict=True))
-    first = (row + first_rows(pack.lengths) for row, pack in zip(rows, packs, strict=True))
+    masked = [row + pack.masked for row, pack in zip(rows, packs, strict=True)]
+    first = [row + first_rows(pack.lengths) for row, pack in zip(rows, packs, strict=True)]
+    read = None
+    if with_read_rows:
+        budget, slots = masked_per_pack + max_sequences, (masked_slots, first_slots)
+        read = read_rows(
+            masked, first, capacity=capacity, budget=budget, slots=slots, y=y, z=z, slice_index=slice_index
+        )
     own = packs[slice_index * k : (slice_index + 1) * k]
     return PackedBatch(
         ids=torch.from_numpy(ids.reshape(-1)),
@@ -145,6 +159,7 @@ def collate(
         masked_labels=_filled((pack.masked_labels for pack in packs), masked_slots, IGNORED),
         first=_filled(first, first_slots, UNUSED),
         next_labels=_filled((pack.next_labels for pack in packs), first_slots, IGNORED),
+        read=read,
     )
 
 

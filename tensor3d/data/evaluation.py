@@ -22,6 +22,7 @@ def evaluation_batches(
     z_index: int,
     packs_per_rank: int,
     device: torch.device | str = "cpu",
+    with_read_rows: bool = False,
 ) -> Iterator[Step]:
     """Every pack of the held-out data once, with the pairs and masks of epoch 0: the same each time, on any cube.
 
@@ -34,6 +35,7 @@ def evaluation_batches(
         data_index, x_index, z_index: this rank's place.
         packs_per_rank: k, as in training.
         device: where the batches are delivered.
+        with_read_rows: as of `Loader`.
 
     Raises:
         ValueError: see `BatchLayout`, at the call and not at the first step.
@@ -46,10 +48,12 @@ def evaluation_batches(
         packs_per_rank=packs_per_rank,
         capacity=data.capacity,
     )
-    return _steps(data, layout, device)
+    return _steps(data, layout, device, with_read_rows)
 
 
-def _steps(data: PretrainingData, layout: BatchLayout, device: torch.device | str) -> Iterator[Step]:
+def _steps(
+    data: PretrainingData, layout: BatchLayout, device: torch.device | str, with_read_rows: bool
+) -> Iterator[Step]:
     epoch = data.epochs[0]
     order = np.arange(len(epoch.packs))
     for index, first in enumerate(range(0, len(order), layout.micro_batch)):
@@ -60,7 +64,7 @@ def _steps(data: PretrainingData, layout: BatchLayout, device: torch.device | st
         tokens = int(epoch.tokens[all_packs].sum())
         yield Step(
             index=index,
-            batches=[to_batch(packs, data, layout).to(device)],
+            batches=[to_batch(packs, data, layout, with_read_rows=with_read_rows).to(device)],
             targets=int(epoch.targets[all_packs].sum()),
             sequences=int(epoch.sequences[all_packs].sum()),
             tokens=tokens,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tensor3d.data.batch import Pack, PackedBatch, collate
+from tensor3d.data.delivery import Courier, Delivery
 from tensor3d.data.exchange import Exchange, ExchangedDrawing, Wanted
 from tensor3d.data.layout import BatchLayout, fit_packs_per_rank
 from tensor3d.data.masking import masked_count
@@ -48,6 +50,12 @@ class Step:
     """By epoch, a hash of all its packs: the same on all ranks, or they work on different steps."""
 
 
+class _Built(NamedTuple):
+    step: Step
+    delivery: Delivery
+    """Of its batches."""
+
+
 Fetched = dict[tuple[int, int], Segments]
 """Content of this rank's packs by step and epoch, where it does not come from the epoch's drawing."""
 
@@ -67,12 +75,15 @@ class Loader:
         start_step: index of the first step.
         end_step: index after the last step; nothing is built beyond it. None: no end.
         lookahead: steps that are built ahead, at least 1; with an exchange, rounds of steps.
-        device: where the batches are delivered. For a GPU they are built in pinned memory and copied when asked for.
+        device: where the batches are delivered. To a GPU they are copied in the background, as soon as they are built,
+            on a stream of their own: no step waits for a copy. The stream that is current where a step is asked for
+            (and no other one, unless the caller sees to it) may use its batches.
         work: what packs cost; ranks then get equal work (see `Schedule`).
         exchange: brings sequences of other data ranks' shards. Every rank makes its loader with the same arguments.
             Closing the loader before it has come to its end closes the exchange.
         every: steps of which the sequences are exchanged together.
         blocks: see `Schedule`. None: as the exchange has it, or one.
+        with_read_rows: batches also say which rows heads read (`PackedBatch.read`).
 
     Raises:
         ValueError: a global batch that does not divide, rows that do not divide by y, an argument out of range.
@@ -96,6 +107,7 @@ class Loader:
         exchange: Exchange | None = None,
         every: int = 1,
         blocks: int | None = None,
+        with_read_rows: bool = False,
     ) -> None:
         if start_step < 0 or lookahead < 1:
             raise ValueError(
@@ -114,9 +126,9 @@ class Loader:
             capacity=data.capacity,
         )
         self.schedule = Schedule(data, self.layout, global_batch=global_batch, work=work, blocks=blocks)
-        self._data = data
+        self._data, self._with_read_rows = data, with_read_rows
         self._global_batch = global_batch
-        self._device = _with_index(torch.device(device))
+        self._courier = Courier(torch.device(device))
         self._exchange = exchange
         self._every = every
         self._first_step, self._next_step, self._end_step = start_step, start_step, end_step
@@ -125,9 +137,9 @@ class Loader:
         # all ranks must do the same things in the same order.
         workers = 2 if exchange is None else 1
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="loader")
-        self._ahead: deque[Future[list[Step]]] = deque()
-        self._awaited: Future[list[Step]] | None = None
-        self._built: deque[Step] = deque()
+        self._ahead: deque[Future[list[_Built]]] = deque()
+        self._awaited: Future[list[_Built]] | None = None
+        self._built: deque[_Built] = deque()
         self._closed = False
         for _ in range(lookahead):
             self._start_next()
@@ -146,13 +158,14 @@ class Loader:
                 self._awaited = self._ahead.popleft()
                 self._built.extend(self._awaited.result())
                 self._start_next()
-            step = self._built.popleft()
+            built = self._built.popleft()
             if self._exchange is None:
-                self._draw_ahead(step.index)
+                self._draw_ahead(built.step.index)
+            built.delivery.take()
         except BaseException:
             self.close()
             raise
-        return replace(step, batches=[batch.to(self._device) for batch in step.batches])
+        return built.step
 
     def __enter__(self) -> Loader:
         return self
@@ -202,7 +215,7 @@ class Loader:
         self._drawn_epoch = following
         return following
 
-    def _build(self, steps: range) -> list[Step]:
+    def _build(self, steps: range) -> list[_Built]:
         try:
             if self._exchange is not None:
                 self._draw_following(steps)
@@ -214,19 +227,24 @@ class Loader:
                 self._exchange.abort(f"{type(error).__name__}: {error}")
             raise
 
-    def _assemble(self, plan: StepPlan, fetched: Fetched) -> Step:
+    def _assemble(self, plan: StepPlan, fetched: Fetched) -> _Built:
         packs = self._packs(plan, fetched)
         size = self.layout.plane_packs
-        batches = [
-            to_batch(packs[first : first + size], self._data, self.layout, plan.capacity)
-            for first in range(0, len(packs), size)
-        ]
-        if self._device.type == "cuda":
-            with torch.cuda.device(self._device):
-                batches = [batch.pin_memory() for batch in batches]
-        return Step(
+        delivery = self._courier.send(
+            [
+                to_batch(
+                    packs[first : first + size],
+                    self._data,
+                    self.layout,
+                    plan.capacity,
+                    with_read_rows=self._with_read_rows,
+                )
+                for first in range(0, len(packs), size)
+            ]
+        )
+        step = Step(
             index=plan.index,
-            batches=batches,
+            batches=delivery.batches,
             targets=plan.targets,
             sequences=plan.sequences,
             tokens=plan.tokens,
@@ -236,6 +254,7 @@ class Loader:
             imbalance=plan.imbalance,
             digests={epoch: drawn.digest for epoch, drawn in plan.drawn.items()},
         )
+        return _Built(step, delivery)
 
     def _packs(self, plan: StepPlan, fetched: Fetched) -> list[Pack]:
         """This plane's packs, micro-batch after micro-batch."""
@@ -268,7 +287,14 @@ def epochs_of(plan: StepPlan, slots: NDArray[np.int64]) -> list[tuple[int, NDArr
     return [(int(epoch), np.flatnonzero(epochs == epoch)) for epoch in np.unique(epochs)]
 
 
-def to_batch(packs: list[Pack], data: PretrainingData, layout: BatchLayout, capacity: int | None = None) -> PackedBatch:
+def to_batch(
+    packs: list[Pack],
+    data: PretrainingData,
+    layout: BatchLayout,
+    capacity: int | None = None,
+    *,
+    with_read_rows: bool = False,
+) -> PackedBatch:
     """The packs of a plane as tensors, with the limits of their data; a smaller capacity where all packs fit it."""
     _, _, y, z = layout.cube_shape
     masked = data.masked_per_pack
@@ -283,11 +309,5 @@ def to_batch(packs: list[Pack], data: PretrainingData, layout: BatchLayout, capa
         z=z,
         slice_index=layout.z_index,
         pad=data.special.pad,
+        with_read_rows=with_read_rows,
     )
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """Names the current GPU: a background thread has a current one of its own."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

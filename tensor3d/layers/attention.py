@@ -16,6 +16,7 @@ from tensor3d.cube import Cube
 from tensor3d.faces import check_divides, in_batch
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
+from tensor3d.queries import Queries
 from tensor3d.rotary import check_rotary, rotary
 from tensor3d.sequences import Sequences
 
@@ -54,7 +55,7 @@ class Attention3D(nn.Module):
         causal: bool = False,
         *,
         dropout: float = 0.0,
-        backend: Backend = "grouped",
+        backend: Backend = "auto",
         bias: bool = True,
         std: float = 0.02,
         recompute: Recompute = "none",
@@ -81,23 +82,36 @@ class Attention3D(nn.Module):
         self.qkv = Linear3D(hidden, 3 * hidden, cube, "z", bias, std=std, reshard_after_forward=reshard)
         self.out = Linear3D(hidden, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y."""
+    def forward(self, x: Tensor, sequences: Sequences, queries: Queries | None = None) -> Tensor:
+        """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
+
+        Args:
+            queries: rows of this rank's on face y, U/z of them; the result then has these alone, (U/y, H/z).
+        """
         if x.dim() == 3:
-            return in_batch(lambda rows: self.forward(rows, sequences), x, "Attention3D")
+            return in_batch(lambda rows: self.forward(rows, sequences, queries), x, "Attention3D")
         qkv = self.qkv(x).view(-1, self.heads // self.cube.axis("y").size, 3, self.head_dim)
         if self.recompute == "attention" and torch.is_grad_enabled():
-            return self.out(checkpoint(self._mixed, qkv, sequences, use_reentrant=False))
-        return self.out(self._mixed(qkv, sequences))
+            return self.out(checkpoint(self._mixed, qkv, sequences, queries, use_reentrant=False))
+        return self.out(self._mixed(qkv, sequences, queries))
 
-    def _mixed(self, qkv: Tensor, sequences: Sequences) -> Tensor:
+    def _mixed(self, qkv: Tensor, sequences: Sequences, queries: Queries | None) -> Tensor:
         q, k, v = qkv.unbind(2)
         if self.rotary_base is not None:
             check_cover(sequences, q.shape[0])  # before positions meet rows that are not theirs
             q, k = (rotary(t, sequences.positions, self.rotary_base) for t in (q, k))
-        dropout = self.dropout if self.training else 0.0
+        if queries is not None:
+            q = q.index_select(0, queries.rows.clamp_min(0))  # what an unused slot holds is looked at by nobody
         mixed = attention(
-            q, k, v, sequences, backend=self.backend, dropout=dropout, causal=self.causal, window=self.window
+            q,
+            k,
+            v,
+            sequences,
+            queries=queries,
+            backend=self.backend,
+            dropout=self.dropout if self.training else 0.0,
+            causal=self.causal,
+            window=self.window,
         )
         return mixed.flatten(1)
 

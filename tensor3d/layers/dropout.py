@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,7 +20,12 @@ class Dropout3D(nn.Module):
     def __init__(self, p: float, cube: Cube) -> None:
         super().__init__()
         check_dropout(p, cube)
-        self.p = p
+        self.p, self.cube = p, cube
+
+    @property
+    def active(self) -> bool:
+        """Whether it drops anything now."""
+        return self.training and self.p > 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.p, self.training) if self.p else x
@@ -37,3 +43,15 @@ def check_dropout(p: float, cube: Cube) -> None:
             f"dropout of {p} on {cube.shape} needs random streams that differ by rank. Call cube.manual_seed(seed) "
             "before the model is made."
         )
+
+
+def draw_kept(like: Tensor, p: float) -> Tensor:
+    """1 where dropout leaves an element of a tensor of that shape, with a probability of 1 - p, to 2^-32; else 0.
+
+    By 32 random bits an element, compared: on CPUs several times as fast as torch's draw of one truth value each. In
+    uint8: truth values would keep compiled code from working on several elements at once.
+    """
+    elements = like.numel()
+    bits = torch.empty(-(-elements // 2), dtype=torch.int64, device=like.device).random_(-(2**63), None)
+    dropped = min(round(p * 2**32), 2**32 - 1)
+    return (bits.view(torch.int32)[:elements] >= dropped - 2**31).view(torch.uint8).view(like.shape)

@@ -16,7 +16,7 @@ from tensor3d.cube import Cube
 from tensor3d.faces import check_activation, check_divides, in_batch, lies
 from tensor3d.layout import block, chunk_bounds, matrix, table, vector
 from tensor3d.ledger import asked_for
-from tensor3d.matmul import gather_slab, matmul, scatter_slab
+from tensor3d.matmul import gather_next_slab, matmul, scatter_slab, take_slab
 from tensor3d.parameters import constant, normal, use
 from tensor3d.rows import check_numbers, lookup, own_rows
 
@@ -49,7 +49,13 @@ class Embedding3D(nn.Module):
         check_numbers("ids", ids, self.vocab, self.cube)
         y = self.cube.axis("y")
         first, _ = chunk_bounds(self.vocab, y.size, y.index)
-        return lookup(_Slab.apply(self.weight, self.cube), ids, first, y, f"Embedding3D of {self.vocab} entries")
+        return lookup(
+            _Slab.apply(self.weight, self.cube, torch.is_grad_enabled()),
+            ids,
+            first,
+            y,
+            f"Embedding3D of {self.vocab} entries",
+        )
 
     def extra_repr(self) -> str:
         return f"{self.vocab}, {self.hidden}, ids -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
@@ -115,17 +121,19 @@ class _Slab(torch.autograd.Function):
     """The embedding's rows of this rank's y chunk, gathered over x; backward sums over x, into the ledger."""
 
     @staticmethod
-    def forward(ctx: Any, weight: nn.Parameter, cube: Cube) -> Tensor:
+    def forward(ctx: Any, weight: nn.Parameter, cube: Cube, training: bool) -> Tensor:
         cube.ledger.forget_failed_passes()
         ctx.weight, ctx.cube = weight, cube
-        slab = gather_slab(weight, cube, cube.axis("y"), cube.precision.computed(weight.dtype)).wait()
+        dtype = cube.precision.computed(weight.dtype)
+        slab = take_slab(weight, cube, cube.axis("y"), dtype, kind="lookup", ordered=training).wait()
+        gather_next_slab(cube, ordered=training)
         return slab.view_as(slab)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         cube, weight = ctx.cube, ctx.weight
         if all(asked_for(ctx, weight)):
             scattering = scatter_slab(gradient, weight, cube)
             cube.ledger.hand_in(weight, scattering, cube.over(*matrix("z").sum_over))
-        return None, None
+        return None, None, None

@@ -6,15 +6,16 @@ R' rows of this rank, V vocabulary, V' its slice here, n members of the axis tha
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tensor3d.collectives import Axis
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_face
+from tensor3d.layers.moments import widened
 from tensor3d.layout import chunk_bounds
 from tensor3d.origin import check_origin
 from tensor3d.statistics import gather_statistics
@@ -22,6 +23,8 @@ from tensor3d.values import are_at_hand
 
 IGNORED = -100
 """A label that counts for nothing."""
+_IN_CACHE = 2**20
+"""Logits."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: Face = "y") -> tuple[Tensor, Tensor]:
@@ -56,7 +59,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
         wrong = labels[~_are_labels(labels, vocab)]
         if wrong.numel():
             raise ValueError(f"labels must be at least 0 and below {vocab}, or {IGNORED}. Got {int(wrong[0])}.")
-    return _CrossEntropy.apply(logits, labels, vocab, axis)
+    return _CrossEntropy.apply(logits, labels, vocab, cube, face)
 
 
 def _are_labels(labels: Tensor, vocab: int) -> Tensor:
@@ -65,43 +68,79 @@ def _are_labels(labels: Tensor, vocab: int) -> Tensor:
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab: int, axis: Axis) -> tuple[Tensor, Tensor]:
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: Face) -> tuple[Tensor, Tensor]:
+        axis = cube.axis(face)
         first, last = chunk_bounds(vocab, axis.size, axis.index)
         owned = (labels >= first) & (labels < last)
         target = torch.where(owned, labels - first, 0)
-        statistics = gather_statistics(_row_statistics(wide, target, owned), axis)
-        largest, exponentials, label_logits, places = statistics.unbind(-1)
-
-        top, winner = largest.max(0)
-        log_sum = top + (exponentials * (largest - top).exp()).sum(0).log()
-        counts = labels != IGNORED
-        losses = torch.where(counts, log_sum - label_logits.sum(0), 0)
-        losses.masked_fill_(~_are_labels(labels, vocab), math.nan)
-        # The place inside the winner's slice; the slices before it are all of full size.
-        place = places.gather(0, winner.unsqueeze(0))[0].long() + winner * -(-vocab // axis.size)
-        ctx.save_for_backward(logits, log_sum, target, owned, counts)
+        parts = [
+            cube.regions(_row_statistics, *(each.unsqueeze(1) if each.dim() == 1 else each for each in part))
+            for part in _in_parts(logits, target, owned, whole=cube.speed.compile)
+        ]
+        statistics = gather_statistics(parts[0] if len(parts) == 1 else torch.cat(parts), axis)
+        losses, place, log_sum = cube.regions(_combined, statistics, labels.unsqueeze(1), vocab)
+        ctx.save_for_backward(logits, log_sum, target, owned, labels != IGNORED)
+        ctx.cube = cube
         ctx.result_face, ctx.made = None, "cross_entropy"  # one loss a row, on no face
         ctx.mark_non_differentiable(place)
         return losses, place
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, log_sum, target, owned, counts = ctx.saved_tensors
-        result = (logits.to(log_sum.dtype) - log_sum.unsqueeze(1)).exp_()
-        if result.shape[1]:
-            result.scatter_add_(1, target.unsqueeze(1), -owned.to(result.dtype).unsqueeze(1))
-        return result.mul_((gradient * counts).unsqueeze(1)).to(logits.dtype), None, None, None
+        region = _gradient_compiled if ctx.cube.speed.compile else _gradient
+        columns = [each.unsqueeze(1) for each in (log_sum, target, owned, gradient * counts)]
+        return ctx.cube.regions(region, logits, *columns), None, None, None, None
+
+
+def _in_parts(logits: Tensor, target: Tensor, owned: Tensor, *, whole: bool) -> Sequence[tuple[Tensor, ...]]:
+    """Rows of each of them, a few at a time on CPUs: what their statistics need on the way then stays in the cache."""
+    if whole or logits.device.type != "cpu":
+        return [(logits, target, owned)]
+    rows = max(1, _IN_CACHE // max(1, logits.shape[1]))
+    return list(zip(logits.split(rows), target.split(rows), owned.split(rows), strict=True))
+
+
+# --- regions: rows of a matrix each, (R', V') or (R', 1) ------------------------------------------------------------
 
 
 def _row_statistics(logits: Tensor, target: Tensor, owned: Tensor) -> Tensor:
     """(R', 4): largest, sum of exponentials below it, the label's logit (0 on other slices), place of the largest."""
+    logits = widened(logits)
     if logits.shape[1] == 0:  # an axis larger than the vocabulary leaves empty slices
         empty = logits.new_tensor([-math.inf, 0.0, 0.0, 0.0])
         return empty.expand(logits.shape[0], 4)
     largest, place = logits.max(1)
     exponentials = (logits - largest.unsqueeze(1)).exp_().sum(1)
     # Chosen, not multiplied: where no label is owned, the entry looked at may be -inf.
-    label_logits = torch.where(owned, logits.gather(1, target.unsqueeze(1))[:, 0], 0)
+    label_logits = torch.where(owned, logits.gather(1, target), 0)[:, 0]
     return torch.stack([largest, exponentials, label_logits, place.to(logits.dtype)], 1)
+
+
+def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All members' statistics (n, R', 4) to losses, predictions and the logarithms of the sums, (R',) each."""
+    labels = labels[:, 0]
+    largest, exponentials, label_logits, places = statistics.unbind(-1)
+    top, winner = largest.max(0)
+    log_sum = top + (exponentials * (largest - top).exp()).sum(0).log()
+    losses = torch.where(labels != IGNORED, log_sum - label_logits.sum(0), 0)
+    losses = losses.masked_fill(~_are_labels(labels, vocab), math.nan)
+    # The place inside the winner's slice; the slices before it are all of full size.
+    place = places.gather(0, winner.unsqueeze(0))[0].long() + winner * -(-vocab // statistics.shape[0])
+    return losses, place, log_sum
+
+
+def _gradient(logits: Tensor, log_sum: Tensor, target: Tensor, owned: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of logits: probabilities minus 1 at the own label, times the row's `gradient`."""
+    result = (logits.to(log_sum.dtype) - log_sum).exp_()
+    if result.shape[1]:
+        result.scatter_add_(1, target, -owned.to(result.dtype))
+    return result.mul_(gradient).to(logits.dtype)
+
+
+def _gradient_compiled(logits: Tensor, log_sum: Tensor, target: Tensor, owned: Tensor, gradient: Tensor) -> Tensor:
+    """The same in one pass. As it stands here it needs several times the memory of the other one."""
+    probabilities = (logits.to(log_sum.dtype) - log_sum).exp()
+    is_label = (torch.arange(logits.shape[1], device=logits.device) == target) & owned
+    return ((probabilities - is_label.to(log_sum.dtype)) * gradient).to(logits.dtype)

@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tensor3d.collectives import Axis, all_reduce
+from tensor3d.collectives import all_reduce
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_divides, check_face, in_batch, lies
+from tensor3d.layers.fused_norm import add_and_norm
+from tensor3d.layers.moments import combined_moments, local_moments, normalised, widened
 from tensor3d.layout import local, vector
 from tensor3d.ledger import asked_for
 from tensor3d.origin import check_origin
@@ -25,7 +28,7 @@ class LayerNorm3D(nn.Module):
     """LayerNorm over the columns of a face; rows and columns stay where they are.
 
     Elements received a row: 3(n-1) forward, the members' means and sums of squares; 2*2(n-1)/n backward. Saved for
-    backward: the input and three numbers a row.
+    backward: the input and 3n+2 numbers a row (n = 1: two).
 
     Args:
         hidden: H, divides by the face's axis.
@@ -44,12 +47,34 @@ class LayerNorm3D(nn.Module):
         self.weight = constant((hidden,), vector(face), cube, 1.0)
         self.bias = constant((hidden,), vector(face), cube, 0.0) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(M', H') on the layer's face, to the same; a batch dim of 1 before them is kept."""
+    def forward(self, x: Tensor, *others: Tensor, dropout: float = 0.0) -> Tensor:
+        """(M', H') on the layer's face, to the same; a batch dim of 1 before them is kept.
+
+        Args:
+            others: added to x first, as a residual is.
+            dropout: of the last of these, with this probability.
+
+        Raises:
+            ValueError: shapes other than that, or a dropout of nothing.
+        """
+        if dropout and not others:
+            raise ValueError(f"dropout is that of what is added to x. Got dropout={dropout} and nothing to add.")
         if x.dim() == 3:
-            return in_batch(self.forward, x, "LayerNorm3D")
-        _check_columns(x, self.hidden, self.cube, self.face, "LayerNorm3D")
-        return _LayerNorm.apply(x, self.weight, self.bias, self.cube, self.face, self.eps)
+            rest = [other.squeeze(0) for other in others]
+            return in_batch(lambda rows: self.forward(rows, *rest, dropout=dropout), x, "LayerNorm3D")
+        for each in (x, *others):
+            _check_columns(each, self.hidden, self.cube, self.face, "LayerNorm3D")
+        _check_rows(x, *others)
+        if self.cube.speed.compile:
+            return add_and_norm(
+                (x, *others), self.weight, self.bias, self.cube, self.face, eps=self.eps, dropout=dropout
+            )
+        for each in others[:-1]:
+            x = x + each
+        if others:
+            x = x + (F.dropout(others[-1], dropout) if dropout else others[-1])
+        function = _LayerNorm if self.cube.axis(self.face).size > 1 else _LayerNormAlone
+        return function.apply(x, self.weight, self.bias, self.cube, self.face, self.eps)
 
     def extra_repr(self) -> str:
         bias = "" if self.bias is not None else ", bias=False"
@@ -90,16 +115,23 @@ def _check_columns(x: Tensor, hidden: int, cube: Cube, face: Face, layer: str) -
     check_origin(x, face, cube, f"{layer} of {hidden} columns")
 
 
+def _check_rows(*addends: Tensor) -> None:
+    rows = [each.shape[0] for each in addends]
+    if len(set(rows)) > 1:
+        raise ValueError(f"LayerNorm3D adds matrices of the same number of rows. Got {rows}.")
+
+
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, eps: float
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        center, offset, variance = _moments(wide, cube.axis(face))
+        wide = widened(x)
+        moments = gather_statistics(local_moments(wide), cube.axis(face))
+        center, offset, variance = combined_moments(moments, x.shape[1])
         rstd = (variance + eps).rsqrt()
-        normal = _normalised(wide, center, offset, rstd)
+        normal = normalised(wide, center, offset, rstd)
         ctx.save_for_backward(x, weight, center, offset, rstd)
         ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
         ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
@@ -112,7 +144,7 @@ class _LayerNorm(torch.autograd.Function):
         x, weight, center, offset, rstd = ctx.saved_tensors
         cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
         wide_dy = dy.to(rstd.dtype)
-        normal = _normalised(x.to(rstd.dtype), center, offset, rstd)
+        normal = normalised(x.to(rstd.dtype), center, offset, rstd)
         product = wide_dy * normal
         gain = local(weight).to(rstd.dtype)
         # sum over columns of g and of g * normal, with g = dy * weight, as two matrix-vector products
@@ -129,27 +161,48 @@ class _LayerNorm(torch.autograd.Function):
         return dx.to(dy.dtype), None, None, None, None, None
 
 
-def _moments(x: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
-    """A center, the mean's offset from it, and the variance of each row, over all members' columns.
+class _LayerNormAlone(torch.autograd.Function):
+    """Where one member has all columns: torch's own kernels, a pass each way in place of ten.
 
-    Chan, Golub & LeVeque's combination of (count, mean, M2), but around the first member's mean and with the rounding
-    error of each mean carried along: at a mean of 1000 in fp32 the plain form loses the digits that matter.
+    They take the deviation of a large mean from its rounding for a deviation of the elements (an error of 1e-4 at a
+    mean of 1000 in fp32), so they are given each row less its mean: what rounding has left of that is small.
+    Saved for backward: the input and two numbers a row.
     """
-    columns = x.shape[1]
-    mean = x.mean(1, keepdim=True)
-    centered = x - mean
-    rest = centered.mean(1, keepdim=True)  # what rounding left of the mean
-    squares = centered.square_().sum(1, keepdim=True)
-    means, rests, squares = gather_statistics(torch.cat([mean, rest, squares], 1), axis).unsqueeze(-1).unbind(2)
-    center = means[0]
-    offsets = (means - center) + rests
-    offset = offsets.mean(0)
-    second = (squares - columns * rests.square() + columns * (offsets - offset).square()).sum(0)
-    return center, offset, second / (columns * axis.size)
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, eps: float
+    ) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        shifted = _shifted(x)
+        gain, shift = local(weight).to(shifted.dtype), None if bias is None else local(bias).to(shifted.dtype)
+        result, mean, rstd = torch.native_layer_norm(shifted, (x.shape[1],), gain, shift, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
+        ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
+        return result.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        over = ctx.cube.over(*vector(ctx.face).sum_over)
+        needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
+        gain = local(weight).to(rstd.dtype)
+        dx, dgain, dshift = torch.ops.aten.native_layer_norm_backward(
+            dy.to(rstd.dtype), _shifted(x), [x.shape[1]], mean, rstd, gain, gain, [True, needs_weight, needs_bias]
+        )
+        if needs_weight:
+            ctx.cube.ledger.hand_in(ctx.weight, dgain, over)
+        if needs_bias:
+            ctx.cube.ledger.hand_in(ctx.bias, dshift, over)
+        return dx.to(dy.dtype), None, None, None, None, None
 
 
-def _normalised(x: Tensor, center: Tensor, offset: Tensor, rstd: Tensor) -> Tensor:
-    return (x - center).sub_(offset).mul_(rstd)
+def _shifted(x: Tensor) -> Tensor:
+    """Each row less its mean, wide: it has the same LayerNorm."""
+    wide = widened(x)
+    return wide - wide.mean(1, keepdim=True)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -157,7 +210,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float) -> Tensor:
         cube.ledger.forget_failed_passes()
         axis = cube.axis(face)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widened(x)
         squares = all_reduce(wide.square().sum(1, keepdim=True), axis).wait()
         rrms = (squares / (x.shape[1] * axis.size) + eps).rsqrt()
         ctx.save_for_backward(x, weight, rrms)

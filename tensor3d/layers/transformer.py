@@ -13,11 +13,16 @@ from torch.utils.checkpoint import checkpoint
 
 from tensor3d.activation import Activation, activated, check_activation_name
 from tensor3d.attention import Backend
+from tensor3d.chosen import ChosenRows
 from tensor3d.cube import Cube
+from tensor3d.faces import check_activation, in_batch
 from tensor3d.layers.attention import Attention3D, Recompute
 from tensor3d.layers.dropout import Dropout3D
+from tensor3d.layers.fused_block import add_bias_and_activate, add_dropped
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.norm import LayerNorm3D
+from tensor3d.matmul import matmul
+from tensor3d.rows import select
 from tensor3d.sequences import Sequences
 
 NormPlace = Literal["post", "pre"]
@@ -50,6 +55,7 @@ class MLP3D(nn.Module):
         super().__init__()
         check_activation_name(activation)
         self.activation: Activation = activation
+        self.cube = cube
         inner = 4 * hidden if inner is None else inner
         reshard = reshard_after_forward
         self.up = Linear3D(hidden, inner, cube, "z", bias, std=std, reshard_after_forward=reshard)
@@ -57,7 +63,24 @@ class MLP3D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, H/z) on face z, to the same."""
+        if self._fuses_bias():
+            return self.down(self._fused_up(x))
         return self.down(activated(self.up(x), self.activation))
+
+    def _fuses_bias(self) -> bool:
+        cube, up = self.cube, self.up
+        wanted = cube.speed.compile and cube.regions.with_activations
+        return wanted and _is_plain(up, Linear3D) and up.bias is not None
+
+    def _fused_up(self, x: Tensor) -> Tensor:
+        """activation(up(x)), whose bias is added where the activation is."""
+        if x.dim() == 3:
+            return in_batch(self._fused_up, x, "MLP3D")
+        up = self.up
+        assert up.bias is not None
+        check_activation(x, up.in_features, self.cube, "z", "MLP3D")
+        product = matmul(x, up.weight, self.cube, "z", reshard_after_forward=up.reshard_after_forward)
+        return add_bias_and_activate(product, up.bias, self.activation, self.cube, "y")
 
     def extra_repr(self) -> str:
         return "" if self.activation == "gelu" else f"activation={self.activation}"
@@ -72,7 +95,8 @@ class Block3D(nn.Module):
     Sends nothing itself. Saves nothing of its own but what its two sums and dropouts keep.
 
     Args:
-        attention: called with (x, sequences), face z to face z, as `Attention3D`.
+        attention: called with (x, sequences), face z to face z, as `Attention3D`; for chosen rows with (x, sequences,
+            queries).
         mlp: called with x, face z to face z, as `MLP3D` and `GatedMLP3D`.
         attention_norm, mlp_norm: on face z, as `LayerNorm3D("z")` and `RMSNorm3D`; `nn.Identity()` leaves one out.
         norm: `"post"`: after the residual, as in BERT. `"pre"`: before each part.
@@ -111,20 +135,59 @@ class Block3D(nn.Module):
         self.mlp, self.mlp_norm = mlp, mlp_norm
         self.dropout = dropout
 
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y."""
+    def forward(self, x: Tensor, sequences: Sequences, chosen: ChosenRows | None = None) -> Tensor:
+        """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
+
+        Args:
+            chosen: U rows of the plane, to which all others attend as before, but for which alone the rest is computed:
+                the result is (U/y, H/z), equal to those rows of the whole. One more reduce-scatter over y, of U/z rows
+                of H, and its gather in backward.
+        """
         if self.recompute == "layer" and torch.is_grad_enabled():
             # Not reentrant: backward stays one pass, at whose end the ledger sums once.
-            result: Tensor = checkpoint(self._blocks, x, sequences, use_reentrant=False)
+            result: Tensor = checkpoint(self._blocks, x, sequences, chosen, use_reentrant=False)
             return result
-        return self._blocks(x, sequences)
+        return self._blocks(x, sequences, chosen)
 
-    def _blocks(self, x: Tensor, sequences: Sequences) -> Tensor:
+    def _blocks(self, x: Tensor, sequences: Sequences, chosen: ChosenRows | None) -> Tensor:
         if self.norm == "pre":
-            x = x + self.dropout(self.attention(self.attention_norm(x), sequences))
-            return x + self.dropout(self.mlp(self.mlp_norm(x)))
-        x = self.attention_norm(x + self.dropout(self.attention(x, sequences)))
-        return self.mlp_norm(x + self.dropout(self.mlp(x)))
+            x = self._added(self._kept(x, chosen), self._attend(self.attention_norm(x), sequences, chosen))
+            return self._added(x, self.mlp(self.mlp_norm(x)))
+        x = self._normed(self._kept(x, chosen), self._attend(x, sequences, chosen), self.attention_norm)
+        return self._normed(x, self.mlp(x), self.mlp_norm)
+
+    def _added(self, x: Tensor, part: Tensor) -> Tensor:
+        """x + dropout(part)"""
+        dropout = self.dropout
+        if _is_plain(dropout, Dropout3D) and dropout.cube.speed.compile and dropout.active and x.dim() == 2:
+            return add_dropped(x, part, dropout.p, dropout.cube, "z")
+        return x + dropout(part)
+
+    def _normed(self, x: Tensor, part: Tensor, norm: nn.Module) -> Tensor:
+        """norm(x + dropout(part))"""
+        dropout = self.dropout
+        result: Tensor
+        plain = _is_plain(dropout, Dropout3D) and _is_plain(norm, LayerNorm3D)
+        if plain and dropout.cube.speed.compile:
+            result = norm(x, part, dropout=dropout.p if dropout.active else 0.0)
+        else:
+            result = norm(x + dropout(part))
+        return result
+
+    def _attend(self, x: Tensor, sequences: Sequences, chosen: ChosenRows | None) -> Tensor:
+        mixed: Tensor = self.attention(x, sequences) if chosen is None else self.attention(x, sequences, chosen.own)
+        return mixed
+
+    def _kept(self, x: Tensor, chosen: ChosenRows | None) -> Tensor:
+        """Of the residual stream, what goes on."""
+        return x if chosen is None else select(x, chosen.rows, self.dropout.cube)
+
+
+def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is of that very kind and nobody waits for its calls: then it may be computed as part of
+    something else."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is kind and not any(hooks)
 
 
 class TransformerLayer3D(Block3D):
@@ -154,7 +217,7 @@ class TransformerLayer3D(Block3D):
         norm: NormPlace = "post",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        backend: Backend = "grouped",
+        backend: Backend = "auto",
         eps: float = 1e-12,
         std: float = 0.02,
         recompute: Recompute = "none",

@@ -188,11 +188,11 @@ def rms_norm(wire: Wire, rows: int, face: Side = "z") -> Bytes:
     return wire.summed((face,), own, wire.statistic) + wire.summed((face,), own, wire.statistic)
 
 
-def select(wire: Wire, rows: int, hidden: int) -> Bytes:
+def select(wire: Wire, rows: int, hidden: int, *, forward_only: bool = False) -> Bytes:
     """`rows` selected of a plane on face z: a reduce-scatter forward, an all-gather back."""
     shard = rows // wire.size("y") * (hidden // wire.size("z"))
     forward = wire.moved("y", "reduce-scatter", shard, wire.compute)
-    return forward + wire.moved("y", "all-gather", shard, wire.compute)
+    return forward if forward_only else forward + wire.moved("y", "all-gather", shard, wire.compute)
 
 
 def embedding(wire: Wire, rows: int, vocab: int, hidden: int) -> Bytes:
@@ -240,28 +240,38 @@ def transformer_layer(
     *,
     gated: bool = False,
     norms: int = 2,
+    pre_norm: bool = False,
     kept: bool = False,
     recomputed: bool = False,
+    chosen: int | None = None,
 ) -> Bytes:
     """QKV, output, up, down and the LayerNorms; attention itself sends nothing.
 
     Args:
         gated: up is the product of a `GatedMLP3D`, with the gate.
         norms: how many LayerNorms the layer has; the modern encoder's first has one.
+        pre_norm: whether they stand before the blocks. It matters for chosen rows alone.
         kept: gathered operands of the products were kept for backward.
         recomputed: backward repeats the whole forward first.
+        chosen: rows of the plane for which alone the layer goes on after attention. None: all.
     """
-    products: list[tuple[int, int, Side]] = [
-        (hidden, 3 * hidden, "z"),
-        (hidden, hidden, "y"),
-        (hidden, 2 * inner if gated else inner, "z"),
-        (inner, hidden, "y"),
+    few = rows if chosen is None else chosen
+    products: list[tuple[int, int, int, Side]] = [
+        (rows, hidden, 3 * hidden, "z"),
+        (few, hidden, hidden, "y"),
+        (few, hidden, 2 * inner if gated else inner, "z"),
+        (few, inner, hidden, "y"),
     ]
-    parts = [product(wire, rows, k, n, face, kept=kept) for k, n, face in products]
-    parts += [layer_norm(wire, rows)] * norms
+    normed = [few] * norms
+    if pre_norm and norms == 2:
+        normed[0] = rows
+    parts = [product(wire, m, k, n, face, kept=kept) for m, k, n, face in products]
+    parts += [layer_norm(wire, m) for m in normed]
+    parts += [] if chosen is None else [select(wire, chosen, hidden)]
     if recomputed:
-        parts += [product(wire, rows, k, n, face, forward_only=True) for k, n, face in products]
-        parts += [layer_norm(wire, rows, forward_only=True)] * norms
+        parts += [product(wire, m, k, n, face, forward_only=True) for m, k, n, face in products]
+        parts += [layer_norm(wire, m, forward_only=True) for m in normed]
+        parts += [] if chosen is None else [select(wire, chosen, hidden, forward_only=True)]
     return together(parts)
 
 

@@ -39,7 +39,7 @@ def test_a_plane_of_two_packs_by_hand() -> None:
     assert batch.first.tolist() == [0, 6, 9, UNUSED]
     assert batch.next_labels.tolist() == [1, 0, 1, IGNORED]
     for field in fields(PackedBatch):
-        if field.name != "sequences":
+        if field.name not in ("sequences", "read"):
             assert getattr(batch, field.name).dtype == torch.int64
 
 
@@ -47,7 +47,7 @@ def test_members_of_z_own_their_packs_and_share_the_rest() -> None:
     first, second = (collate([ONE, TWO], y=2, z=2, slice_index=index, **LIMITS) for index in (0, 1))
     assert (first.sequences.lengths, second.sequences.lengths) == ((5, 1), (3, 3))
     for field in fields(PackedBatch):
-        if field.name != "sequences":
+        if field.name not in ("sequences", "read"):
             torch.testing.assert_close(getattr(first, field.name), getattr(second, field.name))
 
 
@@ -71,9 +71,13 @@ def test_an_empty_pack_is_one_unused_tail() -> None:
 
 
 def test_to_moves_every_tensor() -> None:
-    batch = collate([ONE, TWO], y=1, z=1, slice_index=0, **LIMITS).to("meta")
+    batch = collate([ONE, TWO], y=1, z=1, slice_index=0, with_read_rows=True, **LIMITS).to("meta")
     for field in fields(PackedBatch):
-        assert getattr(batch, field.name).device.type == "meta"
+        if field.name != "read":
+            assert getattr(batch, field.name).device.type == "meta"
+    assert batch.read is not None
+    for tensor in (batch.read.masked, batch.read.first, batch.read.chosen.rows, batch.read.chosen.own.rows):
+        assert tensor.device.type == "meta"
     assert batch.sequences.lengths == (5, 1, 3, 3)
 
 

@@ -1,0 +1,95 @@
+"""Attention inside sequences that lie one after another: one function, a table of backends.
+
+T rows of a rank, R rows of them that ask, h heads of a rank, d head dimension
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from tensor3d.attention.call import Call
+from tensor3d.attention.flex import flex
+from tensor3d.attention.grouped import grouped
+from tensor3d.attention.reference import reference
+from tensor3d.attention.support import Backend, Facts, Name, choose
+from tensor3d.attention.varlen import varlen
+from tensor3d.queries import Queries
+from tensor3d.sequences import Sequences
+
+__all__ = ["Backend", "attention", "check_cover", "check_window"]
+
+_BACKENDS: Mapping[Name, Callable[[Tensor, Tensor, Tensor, Call], Tensor]] = {
+    "reference": reference,
+    "grouped": grouped,
+    "varlen": varlen,
+    "flex": flex,
+}
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequences: Sequences,
+    *,
+    backend: Backend = "auto",
+    dropout: float = 0.0,
+    causal: bool = False,
+    window: int | None = None,
+    queries: Queries | None = None,
+) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v within each sequence; nothing crosses a boundary, and no rank talks to another.
+
+    Args:
+        q, k, v: (T, h, d), the rows of whole sequences.
+        sequences: where they begin and end; they cover the T rows.
+        backend: `"varlen"`: FlashAttention on CUDA. `"flex"`: FlexAttention with a document mask. `"grouped"`: batches
+            by length class, one SDPA each. `"reference"`: dense, with a block-diagonal mask; T*T memory, for tests.
+            `"auto"`: varlen where it can serve, else grouped. `docs/attention.md` says what each can do.
+        dropout: of the probabilities, drawn from torch's default generator.
+        causal: a row attends to itself and the rows before it.
+        queries: only these rows ask: q is (R, h, d), and so is the result, in their order; keys and values are those of
+            all rows. Slots that are not used give zeros.
+        window: a row attends only to rows less than this far away (Beltagy et al. 2020, arXiv 2004.05150, §3.1);
+            causal: to itself and the `window - 1` rows before it. At least 1.
+
+    Raises:
+        ValueError: shapes that differ, sequences that do not cover the rows, queries that are not among them, a window
+            below 1, an unknown backend, or one that cannot serve this call.
+    """
+    check_window(window)
+    _check_shapes(q, k, v, sequences, queries)
+    near = None if window is None or window >= sequences.max_seqlen else window
+    call = Call(sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near)
+    return _BACKENDS[choose(backend, Facts.of(q, k, v, call))](q, k, v, call)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: Queries | None) -> None:
+    if k.dim() != 3 or k.shape != v.shape or q.shape[1:] != k.shape[1:] or (queries is None and q.shape != k.shape):
+        raise ValueError(
+            f"q, k and v must have one shape (rows, heads, head dimension). Got {tuple(q.shape)}, {tuple(k.shape)} and "
+            f"{tuple(v.shape)}."
+        )
+    check_cover(sequences, k.shape[0])
+    if queries is not None:
+        if len(queries) != q.shape[0]:
+            raise ValueError(f"q must have a row for each of the queries. Got {q.shape[0]} rows for {len(queries)}.")
+        if queries.most >= k.shape[0]:
+            raise ValueError(f"queries are numbers of this rank's {k.shape[0]} rows, from 0. Got {queries.most}.")
+
+
+def check_cover(sequences: Sequences, rows: int) -> None:
+    """Raises ValueError unless the sequences are those of `rows` rows."""
+    if sequences.rows != rows:
+        raise ValueError(
+            f"the sequences must cover the rows of this rank. Got sequences of {sequences.rows} rows for {rows}. "
+            "An unused tail of a pack is a sequence of its own."
+        )
+
+
+def check_window(window: int | None) -> None:
+    """Raises ValueError for a window in which a row would not even see itself."""
+    if window is not None and window < 1:
+        raise ValueError(f"an attention window must be at least 1, the row itself; None sees all rows. Got {window}.")

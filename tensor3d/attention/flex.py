@@ -1,0 +1,111 @@
+"""FlexAttention (Dong et al. 2024, arXiv 2412.05496) with a document mask: one kernel, which skips blocks of other
+sequences.
+
+T rows of a rank, R rows that ask, h heads of a rank, d head dimension; blocks of 128 rows
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tensor3d.attention.call import Call, apart
+
+BLOCK = 128
+Bools = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    """Saved for backward: q, k, v, the result, and the logarithms of the sums of exponentials."""
+    if q.shape[0] == 0:
+        return torch.cat([q, k[:0], v[:0]])
+    mask = call.sequences.once(("blocks", call.queries, call.causal, call.window), lambda: block_mask(call))
+    batch = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, apart(v, k)))
+    result: Tensor = _kernel(q.is_cuda)(*batch, block_mask=mask)
+    return result.squeeze(0).transpose(0, 1)
+
+
+@cache
+def _kernel(compiled: bool) -> Any:
+    """Compiled, it is one kernel, made at the first call for some sizes; as it is, all scores lie in memory."""
+    from torch.nn.attention.flex_attention import flex_attention  # takes its time, and few need it
+
+    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+
+
+def block_mask(call: Call) -> Any:
+    """Which blocks hold anything to see, and which nothing else. Worked out on the host from lengths, so that no mask
+    of T*T entries is made and nothing waits for the device."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    sequences, queries, causal, window = call.sequences, call.queries, call.causal, call.window
+    lengths = np.asarray(sequences.lengths, dtype=np.int64)
+    rows = np.arange(sequences.rows)
+    asking = rows if queries is None else queries.numbers
+    member = np.repeat(np.arange(len(lengths)), lengths)
+    owner = np.where(asking < 0, -1, member[asking])
+    there = [torch.from_numpy(each).to(sequences.device, non_blocking=True) for each in (asking, owner, member)]
+    row, owners, members = there
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        distance = row[query] - key
+        allowed = owners[query] == members[key]
+        if causal:
+            allowed = allowed & (distance >= 0)
+        return allowed if window is None else allowed & (distance < window) & (distance > -window)
+
+    some, whole = blocks(asking, owner, rows, member, causal, window)
+    device = sequences.device
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~whole, device),
+        *_listed(whole, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=seen,
+        seq_lengths=(len(asking), len(rows)),
+    )
+
+
+def blocks(
+    asking: Numbers, owner: Numbers, rows: Numbers, member: Numbers, causal: bool, window: int | None
+) -> tuple[Bools, Bools]:
+    """Blocks (of queries, of keys) in which some query may see some key; and those in which every query sees every key.
+
+    Args:
+        asking, owner: of each query, its row and its sequence, -1 for a slot that is not used.
+        rows, member: the same of each key.
+    """
+    (q_first, q_last), (k_first, k_last) = _bounds(asking), _bounds(rows)
+    (q_low, q_high), (k_low, k_high) = _bounds(owner), _bounds(member)
+    # From key to query: the least and the greatest distance in a block.
+    least, most = q_first[:, None] - k_last, q_last[:, None] - k_first
+    some = (q_low[:, None] <= k_high) & (q_high[:, None] >= k_low)
+    whole = (q_low[:, None] == k_high) & (q_high[:, None] == k_low)
+    if causal:
+        some, whole = some & (most >= 0), whole & (least >= 0)
+    if window is not None:
+        some &= (least < window) & (most > -window)
+        whole &= (most < window) & (least > -window)
+    # The last block may hang over the end, where there is nothing to see.
+    whole[len(asking) // BLOCK :], whole[:, len(rows) // BLOCK :] = False, False
+    return some, whole
+
+
+def _bounds(values: Numbers) -> tuple[Numbers, Numbers]:
+    """The least and the greatest of each block."""
+    starts = np.arange(0, len(values), BLOCK)
+    return np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+
+
+def _listed(wanted: Bools, device: torch.device) -> tuple[Tensor, Tensor]:
+    """int32 (1, 1, blocks of queries), how many; and (1, 1, blocks of queries, blocks of keys), which, those first."""
+    counts, which = wanted.sum(1), np.argsort(~wanted, axis=1, kind="stable")
+    counted, listed = (
+        torch.from_numpy(each.astype(np.int32))[None, None].to(device, non_blocking=True) for each in (counts, which)
+    )
+    return counted, listed

@@ -1,0 +1,89 @@
+"""One batched SDPA for each length class (Zeng et al. 2022, arXiv 2208.08124, §4.1), on a GPU each on its own stream.
+
+T rows of a rank, R rows that ask, S slots of all groups, h heads of a rank, d head dimension
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tensor3d.attention.call import Call, apart
+from tensor3d.grouping import Grouping, LengthGroup
+
+Slots = tuple[Tensor, ...]
+"""q, k and v of a group, (slots, h, d) each."""
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    """Saved for backward: q, k, v and the result in slots, S each, and the kernel's statistics; with dropout a CPU has
+    no fused kernel and keeps the probabilities."""
+    sequences, queries = call.sequences, call.queries
+    grouping = sequences.grouping if queries is None else sequences.grouping_of(queries)
+    slots = list(zip(*_slots(q, k, v, grouping), strict=True))
+    asked = [(group, own) for group, own in zip(grouping.groups, slots, strict=True) if group.asked != 0]
+    if k.is_cuda and len(asked) > 1:
+        results = _on_streams(asked, call)
+    else:
+        results = [_attend(group, own, call) for group, own in asked]
+    if queries is not None:
+        # The slot of those that are not used; and nothing of q, k and v, so that a backward pass comes through here
+        # where all are unused, as on the other ranks.
+        results += [v.new_zeros(1, *v.shape[1:]), q[:0], k[:0], v[:0]]
+    # Slots of padding are not restored, so no gradient comes back through them.
+    return torch.cat(results) if grouping.restore is None else torch.cat(results).index_select(0, grouping.restore)
+
+
+def _slots(q: Tensor, k: Tensor, v: Tensor, grouping: Grouping) -> list[Slots]:
+    """q, k and v, each of every group."""
+    if grouping.gather is None:
+        v = apart(v, k)
+    places = (grouping.gather if grouping.ask is None else grouping.ask, grouping.gather, grouping.gather)
+    chosen = [t if place is None else t.index_select(0, place) for t, place in zip((q, k, v), places, strict=True)]
+    sizes = [group.slots for group in grouping.groups]
+    asking = [group.asking_slots for group in grouping.groups]
+    return [t.split(each) for t, each in zip(chosen, (asking, sizes, sizes), strict=True)]
+
+
+def _attend(group: LengthGroup, slots: Slots, call: Call) -> Tensor:
+    """(asking slots of the group, h, d)"""
+    q, k, v = (t.unflatten(0, (len(group.members), -1)).transpose(1, 2) for t in slots)
+    mask, causal = group.masking(call.window, call.causal)
+    result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=call.dropout, is_causal=causal)
+    return result.transpose(1, 2).flatten(0, 1)
+
+
+def _on_streams(asked: Sequence[tuple[LengthGroup, Slots]], call: Call) -> list[Tensor]:
+    """The groups beside one another. Autograd runs the backward of each on the stream of its forward, and lets streams
+    wait where gradients go from one to another.
+
+    What one stream takes from the allocator and another one uses must not be given away before the other is done with
+    it, which `record_stream` tells the allocator: q, k and v are kept until their group's backward, on its own stream;
+    the result comes from its stream's memory and is read on the current one.
+    """
+    device = asked[0][1][0].device
+    current, results = torch.cuda.current_stream(device), []
+    masks = [group.masking(call.window, call.causal)[0] for group, _ in asked]  # made here, whoever uses them
+    begun = current.record_event()
+    for number, ((group, slots), mask) in enumerate(zip(asked, masks, strict=True)):
+        stream = _stream(device, number)
+        stream.wait_event(begun)
+        with torch.cuda.stream(stream):
+            result = _attend(group, slots, call)
+        for tensor in slots if mask is None else (*slots, mask):
+            tensor.record_stream(stream)
+        result.record_stream(current)
+        results.append(result)
+    for number in range(len(asked)):
+        current.wait_stream(_stream(device, number))
+    return results
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """The same ones again: each has its own pool of memory."""
+    return torch.cuda.Stream(device)

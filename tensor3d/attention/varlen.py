@@ -1,0 +1,75 @@
+"""PyTorch's attention over sequences of different length, FlashAttention on CUDA: no padding, no way there and back.
+
+T rows of a rank, R rows that ask, h heads of a rank, d head dimension
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from tensor3d.attention.call import Call, apart
+from tensor3d.queries import Queries
+from tensor3d.sequences import Sequences
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    """Saved for backward: q, k, v, the result, and the logarithms of the sums of exponentials."""
+    v, sequences, window = apart(v, k), call.sequences, window_size(call)
+    ends, longest = sequences.cu_seqlens, sequences.max_seqlen
+    if call.queries is None:
+        return _run(q, k, v, ends, ends, longest, longest, window)
+    order = order_of(call.queries, sequences)
+    asked = q.index_select(0, order.order)
+    result = _run(asked, k, v, order.cu_seqlens, ends, order.most, longest, window) if order.most else asked
+    return torch.cat([result, q.new_zeros(1, *q.shape[1:]), k[:0], v[:0]]).index_select(0, order.restore)
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, most: int, longest: int, window: tuple[int, int]
+) -> Tensor:
+    result = varlen_attn(q, k, v, q_ends, k_ends, most, longest, window_size=window)
+    assert isinstance(result, Tensor), "without a request for more there is no more"
+    return result
+
+
+def window_size(call: Call) -> tuple[int, int]:
+    """How many rows before and after itself a row sees, -1: all; (-1, 0) is what the kernel knows as causal."""
+    near = -1 if call.window is None else call.window - 1
+    return near, 0 if call.causal else near
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QueryOrder:
+    """Rows that ask, sequence by sequence."""
+
+    order: Tensor
+    """int64 (used,): which query comes at each place."""
+    restore: Tensor
+    """int64 (R,): the place of each query; those that are not used have one beyond the last."""
+    cu_seqlens: Tensor
+    """int32 (sequences + 1,): the first place of each sequence, then the number of places."""
+    most: int
+    """Of any sequence."""
+
+
+def order_of(queries: Queries, sequences: Sequences) -> QueryOrder:
+    """Made once for all layers."""
+    return sequences.once(
+        ("order", queries), lambda: _made_order(queries.numbers, np.asarray(sequences.starts), sequences.device)
+    )
+
+
+def _made_order(numbers: NDArray[np.int64], starts: NDArray[np.int64], device: torch.device) -> QueryOrder:
+    order = np.argsort(numbers, kind="stable")[np.count_nonzero(numbers < 0) :]
+    counts = np.bincount(np.searchsorted(starts, numbers[order], side="right") - 1, minlength=len(starts))
+    restore = np.full(len(numbers), len(order), dtype=np.int64)
+    restore[order] = np.arange(len(order))
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    there = [torch.from_numpy(each).to(device, non_blocking=True) for each in (order, restore, ends)]
+    return QueryOrder(order=there[0], restore=there[1], cu_seqlens=there[2], most=int(counts.max(initial=0)))

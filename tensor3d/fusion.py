@@ -1,0 +1,133 @@
+"""Regions: chains of small operators between products, compiled into a kernel or two each (docs/compile.md).
+
+A region is a plain function of tensors, in which nothing is sent and nothing kept. Whole layers cannot be compiled:
+their collectives are under way while others work, and their gradients leave by the ledger; `torch.compile` refuses the
+one and loses the other without a word. So an autograd function calls regions in its forward and backward, between its
+collectives, and states itself what it saves.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+R = TypeVar("R")
+# Compiled in this process: the default is a pool of as many processes as the machine has cores, for every rank.
+_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"compile_threads": 1}
+
+
+class Regions:
+    """Runs regions, compiled or as they are written. One on each cube, used by its layers.
+
+    Each is compiled at its first call, for the types and columns that it meets; the number of rows is left open.
+
+    Args:
+        compiled: False runs the functions as they are: the results differ by rounding.
+        device: where the tensors will lie.
+
+    Raises:
+        ValueError: regions are to be compiled, and there is nothing to compile them with.
+    """
+
+    def __init__(self, compiled: bool, device: torch.device) -> None:
+        if compiled:
+            _check_compiler(device)
+        self.compiled, self._device = compiled, device
+        self.with_activations = device.type != "cpu"
+        """Whether bias and activation are a region: on CPUs PyTorch's own kernels are faster (docs/compile.md)."""
+        self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
+        """`region(*inputs)`, without a graph.
+
+        Args:
+            region: a function at the top of a module. It changes no input, and returns none.
+            inputs: what is no tensor is part of the compiled code. Of tensors with two dims and more the last but one
+                counts rows, of which there may be another number each time; all else of their shapes stays.
+        """
+        tensors = [each for each in inputs if isinstance(each, Tensor)]
+        with torch.no_grad():
+            if not self.compiled or not _can_compile(tensors):
+                return region(*inputs)
+            plain = [_open(each) if isinstance(each, Tensor) else each for each in inputs]
+            key = (region, *(_kind(each) if isinstance(each, Tensor) else each for each in plain))
+            if key not in self._made:
+                # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
+                own = torch.compile(_copy(region), fullgraph=True, dynamic=False, options=_OPTIONS)
+                self._made[key] = own
+            return cast("R", self._made[key](*plain))
+
+    def switched(self, compiled: bool) -> Regions:
+        """These, or new ones where they are not as told."""
+        return self if compiled == self.compiled else Regions(compiled, self._device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_made": {}}  # a stored model takes its cube along; code is made anew
+
+
+def _can_compile(tensors: list[Tensor]) -> bool:
+    """Not where somebody follows the operators one by one, and not for so few rows that each number is its own code."""
+    if is_in_torch_dispatch_mode() or any(isinstance(each, FakeTensor) for each in tensors):
+        return False
+    return all(each.shape[-2] > 1 for each in tensors if each.dim() > 1)
+
+
+def _open(tensor: Tensor) -> Tensor:
+    """The same numbers, with rows whose number is open; not the same object, on which that would stay written."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dim() > 1:
+        torch._dynamo.mark_dynamic(tensor, tensor.dim() - 2)
+    return tensor
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    """All of a tensor that compiled code depends on."""
+    shape = tensor.shape
+    return tensor.dtype, tensor.device, tensor.is_inference(), shape[:-2], shape[-1:], len(shape)
+
+
+def _copy(region: Callable[..., R]) -> Callable[..., R]:
+    """The function with code of its own: the compiler keeps what it has made by code, and not many of one."""
+    assert isinstance(region, FunctionType), f"a region must be a function at the top of a module. Got {region}."
+    return FunctionType(region.__code__.replace(), region.__globals__, region.__name__, region.__defaults__)
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Raises ValueError where nothing can be compiled for the device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch imports what it has deprecated itself
+        import torch._inductor.compile_fx  # noqa: F401  # slow, and needed where something is compiled alone
+    missing = _missing_for_cuda() if device.type == "cuda" else _missing_for_cpu()
+    if missing:
+        raise ValueError(
+            f"compile=True needs {missing}, and there is none here. Install it, or leave compile off: the results are "
+            "the same but for rounding."
+        )
+
+
+def _missing_for_cpu() -> str:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "a C++ compiler (g++, or another one that the variable CXX names)"
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        return "the headers of Python (Python.h, in the package python3-dev of most systems)"
+    return ""
+
+
+def _missing_for_cuda() -> str:
+    from torch.utils._triton import has_triton
+
+    return "" if has_triton() else "Triton (the Python package triton) for this GPU, and a C compiler"

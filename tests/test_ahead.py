@@ -1,0 +1,247 @@
+"""Overlap: the same bits, bytes and memory for backward with and without, and weights gathered ahead in every order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from models.bert import BertForPreTraining
+from tensor3d import Cube, Linear3D, Speed, local, matmul, shard
+from tensor3d.optim import AdamW
+from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
+from tests.ranks import run_ranks
+from tests.test_memory import saved_bytes
+from tests.twins import fast_alone, full, ranks_of
+
+STEPS = 3
+
+
+def _train(cube: Cube, options: dict[str, Any]) -> dict[str, Any]:
+    """A few steps of a small BERT, the second in two micro-batches; everything that overlap could change."""
+    cube.manual_seed(0)
+    config = toy_config(67, layers=3, dropout=0.1)
+    model = BertForPreTraining(config, cube, **options)
+    optimizer = AdamW(model.parameters(), cube, lr=1e-2)
+    packs = toy_packs(config.vocab, 16)
+    batch, (targets, sequences) = lay(packs, cube), totals(packs)
+    losses, received = [], []
+    for step in range(STEPS):
+        with cube.traffic.counting() as traffic:
+            for _ in range(1 + (step == 1)):
+                loss = model(batch, targets, sequences).loss
+                loss.backward()
+                losses.append(loss.item())
+        received.append((dict(traffic.received), dict(traffic.calls)))
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = saved_bytes(lambda: model(batch, targets, sequences).loss)
+    weights = [local(parameter).detach().clone() for parameter in model.parameters()]
+    return {"losses": losses, "received": received, "kept": kept, "weights": weights}
+
+
+def _both(shape: Shape, options: dict[str, Any]) -> tuple[int, int]:
+    """Asserts that nothing differs, and gives what was gathered ahead: used and in vain."""
+    cube = Cube(*shape)
+    off = _train(Cube(*shape, speed=Speed(overlap=False)), options)
+    on = _train(cube, options)
+    for name in ("losses", "received", "kept"):
+        assert on[name] == off[name], f"{name} differ: {on[name]} with overlap, {off[name]} without"
+    assert all(map(torch.equal, on["weights"], off["weights"])), "weights differ"
+    return cube.ahead.used, cube.ahead.dropped
+
+
+@pytest.mark.parametrize("shape", fast_alone((2, 2, 2, 1), (4, 1, 2, 1), (2, 1, 2, 2), (1, 2, 2, 2)))
+def test_overlap_changes_no_bit_and_no_byte(shape: Shape) -> None:
+    for used, dropped in run_ranks(ranks_of(shape), _both, shape, {}):
+        # Uses of a step: 4 products in 3 layers and 3 in the heads, twice, and the embedding. All but the first of the
+        # first forward pass are ahead from the second pass on; one pass more is a forward pass alone.
+        uses = 2 * (4 * 3 + 3) + 1
+        assert used == ((uses - 1) * STEPS + (uses - 1) // 2 if shape[0] > 1 else 0)
+        assert dropped == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recompute": "layer"},
+        {"recompute": "attention"},
+        {"keep_gathered": True},
+        {"recompute": "layer", "keep_gathered": True},
+    ],
+)
+def test_overlap_changes_nothing_where_things_are_kept_or_computed_again(options: dict[str, Any]) -> None:
+    for used, dropped in run_ranks(2, _both, (2, 1, 1, 1), options):
+        assert used > 0
+        assert dropped == 0
+
+
+class _Branches(nn.Module):
+    """A layer, and then one of two others."""
+
+    def __init__(self, cube: Cube) -> None:
+        super().__init__()
+        self.first, self.left, self.right = (Linear3D(8, 8, cube, face) for face in ("z", "y", "y"))
+
+    def forward(self, x: torch.Tensor, *, right: bool) -> torch.Tensor:
+        return (self.right if right else self.left)(self.first(x))
+
+
+def _changed_order() -> tuple[list[bool], int]:
+    cube = Cube(2, 1, 1)
+    cube.manual_seed(0)
+    model = _Branches(cube)
+    twin_cube = Cube.single()
+    twin_cube.manual_seed(0)
+    twin = _Branches(twin_cube)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    same = []
+    for right in (False, False, True, False):
+        for each, where in ((model, cube), (twin, twin_cube)):
+            each.zero_grad()
+            each(shard(x, where, "z"), right=right).square().sum().backward()
+        pairs = zip(model.parameters(), twin.parameters(), strict=True)
+        got = [(full(ours.grad), full(its.grad)) for ours, its in pairs if its.grad is not None]
+        same.append(len(got) == 4 and all(torch.allclose(*pair, rtol=1e-5, atol=1e-7) for pair in got))
+    return same, cube.ahead.dropped
+
+
+def test_another_order_is_correct() -> None:
+    for same, dropped in run_ranks(2, _changed_order):
+        assert all(same)
+        assert dropped > 0, "nothing was gathered in vain, so that nothing was tried"
+
+
+def _edit_block(weight: nn.Parameter) -> None:
+    local(weight).mul_(2)
+
+
+def _edit_weight(weight: nn.Parameter) -> None:
+    weight.mul_(2)
+
+
+EDITS: dict[str, Callable[[nn.Parameter], None]] = {
+    "its block": _edit_block,
+    "the weight": _edit_weight,
+}
+
+
+def _changed_weight(edit: str) -> tuple[float, int]:
+    """A weight that changes between its gather ahead and its use."""
+    cube = Cube(2, 1, 1)
+    one, two = Linear3D(8, 8, cube, "z", bias=False), Linear3D(8, 8, cube, "y", bias=False)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    for step in range(3):
+        between = one(x)
+        if step == 2:
+            with torch.no_grad():
+                EDITS[edit](two.weight)
+        result = two(between)
+        if step == 2:
+            wanted = x @ full(one.weight).t() @ full(two.weight).t()
+            return float((result - wanted).detach().abs().max()), cube.ahead.dropped
+        result.sum().backward()
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_weight_that_has_changed_is_gathered_again(edit: str) -> None:
+    for difference, dropped in run_ranks(2, _changed_weight, edit):
+        assert difference < 1e-6
+        assert dropped == 1
+
+
+def _scale_together(weights: list[nn.Parameter]) -> None:
+    torch._foreach_mul_(weights, 2.0)
+
+
+def _scale_data(weights: list[nn.Parameter]) -> None:
+    for weight in weights:
+        weight.data.mul_(2)
+
+
+def _scale_blocks(weights: list[nn.Parameter]) -> None:
+    for weight in weights:
+        local(weight).data.mul_(2)
+
+
+def _step(weights: list[nn.Parameter]) -> None:
+    for weight in weights:
+        weight.grad = weight.detach().clone()
+    torch.optim.AdamW(weights, lr=0.5, fused=True).step()
+
+
+UNSEEN: dict[str, Callable[[list[nn.Parameter]], None]] = {
+    "foreach": _scale_together,
+    "data": _scale_data,
+    "blocks": _scale_blocks,
+    "fused": _step,
+}
+
+
+def _between_forward_passes(edit: str) -> list[float]:
+    """Weights that change where no backward pass has ended, in ways that no counter shows."""
+    cube = Cube(2, 1, 1)
+    layers = [Linear3D(8, 8, cube, face, bias=False) for face in ("z", "y")]
+    weights = [layer.weight for layer in layers]
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    differences = []
+    for _ in range(3):
+        layers[1](layers[0](x))
+        with torch.no_grad():
+            UNSEEN[edit](weights)
+        result = layers[1](layers[0](x))
+        with torch.no_grad():
+            wanted = layers[1](layers[0](x))
+        differences.append(float((result - wanted).detach().abs().max()))
+        result.sum().backward()
+        for weight in weights:
+            weight.grad = None
+    return differences
+
+
+@pytest.mark.parametrize("edit", UNSEEN)
+def test_weights_may_change_between_two_forward_passes(edit: str) -> None:
+    for differences in run_ranks(2, _between_forward_passes, edit):
+        assert differences == [0.0] * 3
+
+
+def _dead_weights() -> int:
+    """A head that is replaced, and still alive on one rank alone."""
+    cube = Cube(2, 1, 1)
+    trunk, kept = Linear3D(8, 8, cube, "z"), []
+    x = torch.randn(4, 8)
+    for _ in range(4):
+        head = Linear3D(8, 8, cube, "y")
+        if cube.rank == 0:
+            kept.append(head)
+        for _ in range(2):
+            head(trunk(x)).sum().backward()
+        del head
+    return cube.ahead.dropped
+
+
+def test_ranks_agree_whatever_is_alive_on_each() -> None:
+    first, second = run_ranks(2, _dead_weights)
+    assert first == second > 0
+
+
+def _without_training() -> tuple[int, int]:
+    cube = Cube(2, 1, 1)
+    layers = [Linear3D(8, 8, cube, face) for face in ("z", "y", "z")]
+    x = torch.randn(4, 8)
+    for _ in range(3):
+        with torch.no_grad(), cube.traffic.counting() as traffic:
+            h = x
+            for layer in layers:
+                h = matmul(h, layer.weight, cube, layer.face)
+    return cube.ahead.used, sum(traffic.calls.values())
+
+
+def test_nothing_is_gathered_ahead_where_no_backward_follows() -> None:
+    """The end of such a pass shows nowhere, and what is gathered across it would be one collective more."""
+    assert run_ranks(2, _without_training) == [(0, 3)] * 2

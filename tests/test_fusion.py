@@ -1,0 +1,210 @@
+"""Functions of regions equal the layers they stand for, and compiled regions the functions they are made of."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from models.bert import BertForPreTraining
+from tensor3d import Cube, LayerNorm3D, Sequences, Speed, TransformerLayer3D, gather, local, shard
+from tensor3d.fusion import Regions
+from tensor3d.layers.dropout import draw_kept
+from tensor3d.layers.fused_block import add_dropped
+from tests.models.toy import lay, totals, toy_config, toy_packs
+from tests.ranks import run_ranks
+from tests.test_memory import saved_bytes
+from tests.twins import error, fast_alone, ranks_of
+
+Shape = tuple[int, int, int, int]
+CPU = torch.device("cpu")
+
+
+def fused(cube: Cube) -> Cube:
+    """The same processes, with the functions that a compiling cube uses, as they are written: nothing is compiled."""
+    other = copy.copy(cube)
+    other.speed = Speed(compile=True)
+    other.regions = Regions(False, CPU)
+    other.regions.with_activations = True  # as on a GPU
+    return other
+
+
+# --- the functions, uncompiled, on ranks ----------------------------------------------------------------------------
+
+
+def sums_and_gradients(cube: Cube, changes: dict[str, Any], made: dict[str, Any]) -> dict[str, Tensor]:
+    """What a BERT with `changes` of its configuration, made so, gives on a cube, with vectors that hide nothing."""
+    config = toy_config(67, **changes)
+    cube.manual_seed(3)
+    model = BertForPreTraining(config, cube, **made)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # biases of 0 and gains of 1 would hide much
+            torch.manual_seed(len(name))
+            local(parameter).data.add_(0.3 * torch.randn(local(parameter).shape))
+    step = toy_packs(config.vocab, 16)
+    result = model(lay(step, cube), *totals(step))
+    result.loss.backward()
+    gradients = {name: local(parameter.grad) for name, parameter in model.named_parameters()}  # type: ignore[arg-type]
+    return {"sums": result.sums, **gradients}
+
+
+def _models(shape: Shape) -> dict[str, float]:
+    """Sums and gradients of BERT on both cubes."""
+    torch.set_default_dtype(torch.float64)
+    errors: dict[str, float] = {}
+    for changes in ({"activation": "gelu_tanh"}, {"norm": "pre", "activation": "relu"}, {"encoder": "modern"}):
+        eager = Cube(*shape)
+        wanted, got = (sums_and_gradients(cube, changes, {}) for cube in (eager, fused(eager)))
+        errors |= {f"{changes} {name}": error(got[name], wanted[name]) for name in wanted}
+    return errors
+
+
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (1, 1, 1, 1), (2, 2, 2, 1), (2, 1, 2, 2)))
+def test_functions_equal_the_layers_on_ranks(shape: Shape) -> None:
+    for errors in run_ranks(ranks_of(shape), _models, shape):
+        assert max(errors.values()) < 1e-11, max(errors, key=lambda name: errors[name])
+
+
+def _dropped(shape: Shape) -> dict[str, float]:
+    """LayerNorm of a sum with dropout, and a sum with dropout, against autograd's, with the same mask."""
+    torch.set_default_dtype(torch.float64)
+    cube = fused(Cube(*shape))
+    cube.manual_seed(1)
+    layer = LayerNorm3D(24, cube, eps=1e-5)
+    errors = {}
+    functions: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "norm": lambda x, y: layer(x, y, dropout=0.25),
+        "sum": lambda x, y: add_dropped(x, y, 0.25, cube, "z"),
+    }
+    for name, function in functions.items():
+        full = [torch.randn(32, 24, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in (1, 2)]
+        ours = [shard(each.detach(), cube, "z").clone().requires_grad_() for each in full]
+        torch.manual_seed(7 + cube.rank)
+        kept = draw_kept(ours[1], 0.25)
+        torch.manual_seed(7 + cube.rank)
+        result = function(*ours)
+        total = full[0] + full[1] * gather(kept.double(), cube, "z") / 0.75
+        wanted = F.layer_norm(total, (24,), eps=1e-5) if name == "norm" else total
+        direction = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(3))
+        (wanted * direction).sum().backward()
+        (result * shard(direction, cube, "z")).sum().backward()
+        errors[name] = error(gather(result.detach(), cube, "z"), wanted)
+        for number, (own, whole) in enumerate(zip(ours, full, strict=True)):
+            assert whole.grad is not None
+            errors[f"{name} gradient {number}"] = error(own.grad, shard(whole.grad, cube, "z"))  # type: ignore[arg-type]
+    return errors
+
+
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (1, 1, 1, 1)))
+def test_sums_with_dropout_equal_autograds(shape: Shape) -> None:
+    for errors in run_ranks(ranks_of(shape), _dropped, shape):
+        assert max(errors.values()) < 1e-12, errors
+
+
+def test_a_norm_adds_up_to_the_same_on_a_plain_cube() -> None:
+    """The argument `dropout` and further addends of `LayerNorm3D` mean the same where nothing is fused."""
+    cube = Cube.single()
+    layer = LayerNorm3D(24, cube)
+    x, y, z = torch.randn(3, 8, 24).unbind()
+    assert torch.equal(layer(x, y, z), layer(x + y + z))
+    torch.manual_seed(1)
+    got = layer(x, y, dropout=0.5)
+    torch.manual_seed(1)
+    assert torch.equal(got, layer(x + F.dropout(y, 0.5)))
+    assert torch.equal(layer(x.unsqueeze(0), y.unsqueeze(0)), layer(x, y).unsqueeze(0))
+    with pytest.raises(ValueError, match=r"the same number of rows. Got \[8, 7\]"):
+        layer(x, y[:7])
+
+
+def test_dropout_leaves_its_share_and_none_in_evaluation() -> None:
+    for p in (0.1, 0.5, 0.97):
+        kept = draw_kept(torch.empty(1001, 999), p)
+        assert set(kept.unique().tolist()) == {0, 1}
+        # Six standard deviations of a mean of so many draws.
+        assert abs(kept.double().mean() - (1 - p)) < 6 * (p * (1 - p) / kept.numel()) ** 0.5
+    assert int(draw_kept(torch.empty(999), 1e-12).sum()) == 999
+    layer = TransformerLayer3D(32, 4, fused(Cube.single()), dropout=0.5)
+    x, sequences = torch.randn(16, 32), Sequences.from_lengths([16])
+    assert not torch.equal(layer(x, sequences), layer(x, sequences))
+    layer.eval()
+    assert torch.equal(layer(x, sequences), layer(x, sequences))
+
+
+@pytest.mark.parametrize("changes", [{"norm": "post"}, {"norm": "pre"}, {"activation": "relu"}], ids=str)
+def test_no_more_is_saved(changes: dict[str, Any]) -> None:
+    """docs/compile.md: a byte an element of dropout instead of four, three numbers a row of a LayerNorm, not two."""
+    rows, hidden, found = 48, 64, []
+    for cube in (Cube.single(), fused(Cube.single())):
+        layer = TransformerLayer3D(hidden, 8, cube, dropout=0.1, **changes)
+        x, sequences = torch.randn(rows, hidden, requires_grad=True), Sequences.from_lengths([rows])
+        found.append(saved_bytes(partial(layer, x, sequences)))
+    eager, compiled = found
+    bias = 4 * 4 * hidden  # of the product up: a parameter, which is there anyway
+    assert eager - (compiled - bias) == 2 * 3 * rows * hidden - 2 * 1 * 4 * rows
+
+
+# --- compiled -------------------------------------------------------------------------------------------------------
+
+
+def chain(x: Tensor, shift: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    result = F.gelu(x + shift) * factor
+    return result, result.sum(0)
+
+
+def test_a_region_is_compiled_once_for_any_number_of_rows() -> None:
+    regions = Regions(True, CPU)
+    shift = torch.randn(24, dtype=torch.float64)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in (24, 40, 3, 2, 7, 24, 1, 0):  # of 1 and 0 as it is written
+            x = torch.randn(rows, 24, dtype=torch.float64).requires_grad_()
+            got, wanted = regions(chain, x, shift, 0.3), chain(x, shift, 0.3)
+            assert not got[0].requires_grad
+            assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(got, wanted, strict=True))
+        x = torch.randn(24, 40, dtype=torch.float64).t()  # rows that do not follow one another
+        assert torch.allclose(regions(chain, x, shift, 0.3)[0], chain(x, shift, 0.3)[0], atol=1e-12)
+    assert len(regions._made) == 1
+    with FakeTensorMode():
+        assert regions(chain, torch.empty(5, 24), torch.empty(24), 0.3)[0].shape == (5, 24)
+    stored = pickle.loads(pickle.dumps(regions))
+    assert stored.compiled
+    assert not stored._made
+
+
+def test_a_break_in_a_region_is_an_error() -> None:
+    with pytest.raises(Exception, match="User-inserted graph break"):
+        Regions(True, CPU)(_looks_into_it, torch.ones(4, 4))
+
+
+def _looks_into_it(x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return x + 1
+
+
+def test_cubes_that_compute_in_other_types_share_what_is_compiled() -> None:
+    cube = Cube.single()
+    compiling = cube.computing(speed=Speed(compile=True))
+    assert not cube.regions.compiled
+    assert compiling.regions.compiled
+    assert compiling.computing().regions is compiling.regions
+    assert cube.computing().regions is cube.regions
+
+
+def test_without_a_compiler_the_cube_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        raise InvalidCxxCompiler
+
+    Regions(True, CPU)
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", refuse)
+    with pytest.raises(ValueError, match=r"compile=True needs a C\+\+ compiler .* leave compile off"):
+        Cube.single(speed=Speed(compile=True))
+    Cube.single()
