@@ -11,7 +11,9 @@ from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.data.masking import MASKED_SHARE
 
 
-def example_batch(tokens: int, longest: int, cube: Cube) -> tuple[PackedBatch, int, int]:
+def example_batch(
+    tokens: int, longest: int, cube: Cube, *, with_read_rows: bool = False
+) -> tuple[PackedBatch, int, int]:
     """This rank's part of `tokens` tokens, all of id 0; and the targets and sequences of the whole micro-batch.
 
     Each rank's rows on face y are one full pack, of sequences of `longest` tokens and one of the rest.
@@ -45,5 +47,6 @@ def example_batch(tokens: int, longest: int, cube: Cube) -> tuple[PackedBatch, i
         z=shape.z,
         slice_index=cube.coordinate["z"],
         pad=0,
+        with_read_rows=with_read_rows,
     )
     return batch.to(cube.device), packs * masked, packs * len(lengths)

@@ -16,6 +16,8 @@ rows replaced by the sum over the sequences, since packed attention crosses no b
     masked-LM head            2 (h² + h V) R
     pooler, next sentence     2 (h² + 2h) C
 
+A last layer that computes the read rows alone does its output projection and MLP for R + C tokens.
+
 The backward pass of a product is two products of the same size, so a step is three times its forward pass. What is
 computed again to save memory does not count: these are the FLOPs of the model, not of the hardware (Chowdhery et al.
 2022, arXiv 2204.02311, appendix B).
@@ -51,7 +53,14 @@ def work(config: BertConfig) -> Work:
 
 
 def model_flops(
-    config: BertConfig, tokens: int, squares: int, masked: int, sequences: int, near: int | None = None
+    config: BertConfig,
+    tokens: int,
+    squares: int,
+    masked: int,
+    sequences: int,
+    near: int | None = None,
+    *,
+    read_rows_only: bool = False,
 ) -> int:
     """FLOPs of a pre-training step with its heads, forward and backward, over all ranks and micro-batches.
 
@@ -61,6 +70,8 @@ def model_flops(
         masked: R, positions that the masked-LM head predicts.
         sequences: C.
         near: N, the sum of `attended(length, config.window)`; needed where there are local layers.
+        read_rows_only: the last layer computes only the R + C rows that heads read. Of its attention their share is
+            counted, as if they were spread evenly.
 
     Raises:
         ValueError: a number below 0; local layers, and no `near`.
@@ -74,6 +85,7 @@ def model_flops(
     hidden, encoder = config.hidden, work(config)
     head = 2 * _PASSES * hidden * (hidden + config.vocab)
     pooler = 2 * _PASSES * hidden * (hidden + _NEXT_SENTENCE)
+    spared = _spared(config, int(tokens), int(squares), int(masked + sequences), near) if read_rows_only else 0
     # In whole numbers: a long step has more FLOPs than a double has digits.
     return (
         int(encoder.per_token) * int(tokens)
@@ -81,10 +93,22 @@ def model_flops(
         + int(encoder.per_near) * int(near or 0)
         + head * int(masked)
         + pooler * int(sequences)
+        - spared
     )
 
 
-def step_flops(config: BertConfig, step: Step) -> int:
+def _spared(config: BertConfig, tokens: int, squares: int, read: int, near: int | None) -> int:
+    """What the last layer does not compute for the rows that nobody reads: all but QKV."""
+    hidden, others = config.hidden, max(0, tokens - read)
+    matrices = 2 if config.encoder == "classic" else 3
+    pairs = squares if config.window_of(config.layers - 1) is None else int(near or 0)
+    products = 2 * _PASSES * (hidden**2 + matrices * hidden * config.inner_size) * others
+    return products + 4 * _PASSES * hidden * pairs * others // max(1, tokens)
+
+
+def step_flops(config: BertConfig, step: Step, *, read_rows_only: bool = False) -> int:
     """`model_flops` of a step that a loader has made."""
     near = int(attended(np.arange(len(step.lengths)), config.window) @ step.lengths)
-    return model_flops(config, step.tokens, step.squares, step.targets, step.sequences, near)
+    return model_flops(
+        config, step.tokens, step.squares, step.targets, step.sequences, near, read_rows_only=read_rows_only
+    )

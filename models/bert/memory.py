@@ -2,7 +2,8 @@
 
 What stays and `saved` (models/bert/saved.py) are exact. The peak is that of the moment in which most is alive: the
 backward pass is followed from the loss to the embeddings, with what is kept growing less and gradients growing more,
-and beside them what comes and goes (models/bert/passing.py).
+and beside them what comes and goes (models/bert/passing.py). The weight that is gathered ahead of its product from the
+second pass on (tensor3d/ahead.py) is not in it: at most one gathered weight more.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class _Walk:
         yield "the projection to the vocabulary", now + grown, state + sent + projection
         now -= logits + few
         grown, sent = grown + self.held.table, passing.sending(vocab, hidden, "z")
-        yield "the masked-LM head's norm", now + grown, state + sent + few + passing.norm(slots)
+        yield "the masked-LM head's norm", now + grown, state + sent + few + passing.norm(slots, "y")
         dense = passing.product(slots, hidden, hidden, "z", kept=False)
         yield "the masked-LM head's dense layer", now + grown, state + sent + few + dense
         grown, sent = grown + self.held.dense, passing.sending(hidden, hidden, "z")

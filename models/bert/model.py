@@ -36,6 +36,7 @@ from tensor3d import (
 from tensor3d.activation import activated
 from tensor3d.attention import Backend
 from tensor3d.data.batch import PackedBatch
+from tensor3d.data.read_rows import ReadRows
 from tensor3d.layers.attention import Recompute
 
 
@@ -74,10 +75,10 @@ class BertEmbeddings(nn.Module):
         self.dropout = Dropout3D(config.dropout, cube)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
-        h = self.tokens(ids)
+        chosen = [self.tokens(ids)]
         if self.positions is not None:
-            h = h + self.positions(positions)
-        return self.dropout(self.norm(h + self.types(types)))
+            chosen.append(self.positions(positions))
+        return self.dropout(self.norm(*chosen, self.types(types)))
 
 
 def classic_layer(
@@ -85,7 +86,7 @@ def classic_layer(
     cube: Cube,
     number: int,
     *,
-    backend: Backend = "grouped",
+    backend: Backend = "auto",
     recompute: Recompute = "none",
     keep_gathered: bool = False,
 ) -> TransformerLayer3D:
@@ -114,6 +115,8 @@ class BertModel(Pretrained):
 
     Args:
         recompute, keep_gathered: memory against time, as in `TransformerLayer3D`; the results are the same.
+        read_rows_only: the last layer computes only the rows that heads read, which its batches have to name
+            (`PackedBatch.read`); the results are the same, but for dropout's draws.
 
     Raises:
         ValueError: heads or an inner size that do not divide by y, or a hidden size that does not by y and z.
@@ -124,12 +127,13 @@ class BertModel(Pretrained):
         config: BertConfig,
         cube: Cube,
         *,
-        backend: Backend = "grouped",
+        backend: Backend = "auto",
         recompute: Recompute = "none",
         keep_gathered: bool = False,
+        read_rows_only: bool = False,
     ) -> None:
         super().__init__()
-        self.config, self.cube = config, cube
+        self.config, self.cube, self.read_rows_only = config, cube, read_rows_only
         self.embeddings = BertEmbeddings(config, cube)
         layer = modern_layer if config.encoder == "modern" else classic_layer
         self.layers = nn.ModuleList(
@@ -142,11 +146,32 @@ class BertModel(Pretrained):
             self.final_norm = LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """One plane's micro-batch to hidden states (M/xy, H/z) on face z."""
+        """One plane's micro-batch to hidden states (M/xy, H/z) on face z; of the read rows alone (U/y, H/z).
+
+        Raises:
+            ValueError: the last layer needs to know which rows are read, and the batch does not say.
+        """
         h = self.embeddings(batch.ids, batch.positions, batch.types)
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             h = layer(h, batch.sequences)
+        chosen = self._read(batch).chosen if self.read_rows_only else None
+        h = self.layers[-1](h, batch.sequences, chosen)
         return h if self.final_norm is None else self.final_norm(h)
+
+    def rows_of_heads(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Where masked places (R,) and [CLS] (C,) are in what `forward` gives, as rows of the plane."""
+        if not self.read_rows_only:
+            return batch.masked, batch.first
+        read = self._read(batch)
+        return read.masked, read.first
+
+    def _read(self, batch: PackedBatch) -> ReadRows:
+        if batch.read is None:
+            raise ValueError(
+                "a model with read_rows_only=True needs batches that say which rows are read. Got one without. Make "
+                "it with collate(..., with_read_rows=True) or Loader(..., with_read_rows=True)."
+            )
+        return batch.read
 
 
 class MaskedLMHead(nn.Module):
@@ -179,20 +204,28 @@ class Pooler(nn.Module):
 
 
 class BertForPreTraining(Pretrained):
-    """The encoder with both heads of pre-training."""
+    """The encoder with both heads of pre-training. Arguments as of `BertModel`."""
 
     def __init__(
         self,
         config: BertConfig,
         cube: Cube,
         *,
-        backend: Backend = "grouped",
+        backend: Backend = "auto",
         recompute: Recompute = "none",
         keep_gathered: bool = False,
+        read_rows_only: bool = False,
     ) -> None:
         super().__init__()
         self.config, self.cube = config, cube
-        self.bert = BertModel(config, cube, backend=backend, recompute=recompute, keep_gathered=keep_gathered)
+        self.bert = BertModel(
+            config,
+            cube,
+            backend=backend,
+            recompute=recompute,
+            keep_gathered=keep_gathered,
+            read_rows_only=read_rows_only,
+        )
         self.masked_lm = MaskedLMHead(config, cube)
         self.pooler = Pooler(config, cube)
         self.next_sentence = NarrowHead3D(config.hidden, 2, cube, "y", std=config.std)
@@ -206,11 +239,12 @@ class BertForPreTraining(Pretrained):
             sequences: next-sentence labels of the whole step.
         """
         h = self.bert(batch)
-        logits = self.masked_lm(h, batch.masked, self.bert.embeddings.tokens.weight)
+        masked, first = self.bert.rows_of_heads(batch)
+        logits = self.masked_lm(h, masked, self.bert.embeddings.tokens.weight)
         labels = own_rows(batch.masked_labels, self.cube)
         mlm, predictions = cross_entropy(logits, labels, self.config.vocab, self.cube)
 
-        pair_logits = self.next_sentence(self.pooler(h, batch.first))  # (C/xz, 2), copies over y
+        pair_logits = self.next_sentence(self.pooler(h, first))  # (C/xz, 2), copies over y
         pair_labels = own_rows(batch.next_labels, self.cube)
         pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
         nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")
@@ -235,5 +269,5 @@ class BertForPreTraining(Pretrained):
             ValueError: tokens that do not divide among the ranks' rows.
         """
         longest = min(512, self.config.positions) if self.config.encoder == "classic" else 512
-        batch, targets, sequences = example_batch(tokens, longest, self.cube)
+        batch, targets, sequences = example_batch(tokens, longest, self.cube, with_read_rows=self.bert.read_rows_only)
         return {"batch": batch, "targets": targets, "sequences": sequences}

@@ -23,7 +23,7 @@ def modern_layer(
     cube: Cube,
     number: int,
     *,
-    backend: Backend = "grouped",
+    backend: Backend = "auto",
     recompute: Recompute = "none",
     keep_gathered: bool = False,
 ) -> Block3D:

@@ -53,7 +53,7 @@ def likely_pieces(model: BertForPreTraining, texts: Sequence[Text], k: int) -> t
     laid = lay_texts(texts, cube)
     with _looking(model):
         h = model.bert(laid.batch)
-        logits = model.masked_lm(h, laid.batch.masked, model.bert.embeddings.tokens.weight)
+        logits = model.masked_lm(h, model.bert.rows_of_heads(laid.batch)[0], model.bert.embeddings.tokens.weight)
         ids, log_probabilities = likeliest(logits, k, vocab, cube)
         z = cube.axis("z")
         whole = (all_gather(part, z).wait() for part in (ids, log_probabilities.exp()))

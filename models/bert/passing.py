@@ -125,13 +125,14 @@ class Passing:
         """The same while it sums and scatters: gloo sums in a copy."""
         return elements * size if self.wire_buffers and self.wire.size(axis) > 1 else 0
 
-    def norm(self, rows: int) -> int:
+    def norm(self, rows: int, face: Side = "z") -> int:
         """Backward of a LayerNorm, beside its input and both gradients: in the type of statistics.
 
-        The normalised input, its product with the gradient, and the result; in narrow types also the gradient.
+        The normalised input, its product with the gradient, and the result; in narrow types also the gradient. One
+        member with all columns has the input less its mean instead of the first two.
         """
-        wide = self.wide(rows)
-        return (4 if self.mixed else 3) * wide + (self.state(rows) if self.mixed else 0)
+        wides = (3 if self.wire.size(face) > 1 else 2) + self.mixed
+        return wides * self.wide(rows) + (self.state(rows) if self.mixed else 0)
 
     def attention(self, kept: int) -> list[int]:
         """Backward from the projection's input to q, k and v, beside the residual stream's gradient.

@@ -217,9 +217,13 @@ class Kept:
         return rows * self.config.hidden // (self.wire.size("y") * self.wire.size("z")) * self.wire.compute
 
     def norm(self, rows: int, face: Side) -> int:
-        """The input; the members' statistics, of which the first mean is a view; the mean's offset and 1/deviation."""
-        own = rows // self.wire.size(other(face))
-        return self.hidden(rows) + (3 * self.wire.size(face) + 2) * own * self.wire.statistic
+        """The input; the members' statistics, of which the first mean is a view; the mean's offset and 1/deviation.
+
+        Of one member alone: the mean and 1/deviation.
+        """
+        own, members = rows // self.wire.size(other(face)), self.wire.size(face)
+        numbers = 3 * members + 2 if members > 1 else 2
+        return self.hidden(rows) + numbers * own * self.wire.statistic
 
     def mask(self, probability: float) -> int:
         """Of dropout of a hidden state."""
@@ -281,13 +285,12 @@ class Kept:
             # Where batch and heads fold into one dim without a copy, v is a view of what all of it lies in.
             views = sum(group.slots for group in load.groups if group.members == 1 or heads == 1)
             if views and self.wire.compute == self.wire.statistic:
-                whole = slots if load.reordered else 3 * slots  # QKV
+                # QKV, or v alone where q and k have left it
+                whole = slots if load.reordered or config.encoder == "modern" else 3 * slots
                 kept += (whole - views) * columns
             return kept * self.wire.statistic
-        # Turned queries and keys are tensors of their own, beside QKV, of which v may be a view.
-        turned = 2 * slots if config.encoder == "modern" and not load.reordered else 0
         masks = sum(group.mask(window) for group in load.groups)
-        return ((4 * slots + turned) * columns + masks) * self.wire.compute + slots * heads * self.wire.statistic
+        return (4 * slots * columns + masks) * self.wire.compute + slots * heads * self.wire.statistic
 
     def masked_lm(self) -> int:
         """Selection, dense, GELU, LayerNorm, projection, cross-entropy."""

@@ -38,7 +38,7 @@ class BertForSequenceClassification(PretrainedClassifier):
         cube: Cube,
         *,
         dropout: float | None = None,
-        backend: Backend = "grouped",
+        backend: Backend = "auto",
         recompute: Recompute = "none",
         keep_gathered: bool = False,
     ) -> None:
@@ -85,7 +85,7 @@ class BertForQuestionAnswering(Pretrained):
         config: BertConfig,
         cube: Cube,
         *,
-        backend: Backend = "grouped",
+        backend: Backend = "auto",
         recompute: Recompute = "none",
         keep_gathered: bool = False,
     ) -> None:

@@ -35,18 +35,20 @@ def micro_batch_traffic(
     *,
     keep_gathered: bool = False,
     recompute: Recompute = "none",
+    read: int | None = None,
 ) -> Bytes:
     """One forward and backward pass, without what the ledger sums.
 
     Args:
         rows: tokens of a plane; masked, first: slots of a plane for masked positions and for [CLS].
         keep_gathered, recompute: as the model was made.
+        read: slots of a plane for the rows that the last layer computes. None: all rows.
     """
     hidden, vocab = config.hidden, config.vocab
     parts = [
         embedding(wire, rows, vocab, hidden),
         layer_norm(wire, rows),
-        _layers(config, wire, rows, keep_gathered, recompute == "layer"),
+        _layers(config, wire, rows, keep_gathered, recompute == "layer", read),
         # masked-LM head
         select(wire, masked, hidden),
         product(wire, masked, hidden, hidden, "z"),
@@ -62,7 +64,7 @@ def micro_batch_traffic(
         wire.summed(("data", "x", "z"), 4, wire.statistic),
     ]
     if config.pre_norm:
-        parts.append(layer_norm(wire, rows))
+        parts.append(layer_norm(wire, rows if read is None else read))
     return together(parts)
 
 
@@ -85,15 +87,19 @@ def step_traffic(
     norm: int = 1,
     keep_gathered: bool = False,
     recompute: Recompute = "none",
+    read: int | None = None,
     lamb: int = 0,
 ) -> Bytes:
     """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and LAMB's norms.
 
     Args:
+        read: as of `micro_batch_traffic`.
         norm: numbers in the sum of the gradient norm and what goes along with it; 0: gradients are not clipped.
         lamb: parameters whose norms LAMB takes.
     """
-    one = micro_batch_traffic(config, wire, rows, masked, first, keep_gathered=keep_gathered, recompute=recompute)
+    one = micro_batch_traffic(
+        config, wire, rows, masked, first, keep_gathered=keep_gathered, recompute=recompute, read=read
+    )
     return times(one, micro_batches) + end_of_step_traffic(config, wire, norm=norm, lamb=lamb)
 
 
@@ -105,10 +111,14 @@ def end_of_step_traffic(config: BertConfig, wire: Wire, *, norm: int = 1, lamb: 
     return together([ledger_traffic(config, wire), *norms])
 
 
-def _layers(config: BertConfig, wire: Wire, rows: int, kept: bool, recomputed: bool) -> Bytes:
+def _layers(config: BertConfig, wire: Wire, rows: int, kept: bool, recomputed: bool, read: int | None) -> Bytes:
     """Layers with as many norms send the same: a planner asks thousands of times for models of a hundred layers."""
+    kinds: Counter[tuple[int, int | None]] = Counter(
+        (layer_norms(config, number), None) for number in range(config.layers - 1)
+    )
+    kinds[layer_norms(config, config.layers - 1), read] += 1
     total: Bytes = Counter()
-    for norms, layers in Counter(layer_norms(config, number) for number in range(config.layers)).items():
+    for (norms, chosen), layers in kinds.items():
         one = transformer_layer(
             wire,
             rows,
@@ -116,8 +126,16 @@ def _layers(config: BertConfig, wire: Wire, rows: int, kept: bool, recomputed: b
             config.inner_size,
             gated=config.encoder == "modern",
             norms=norms,
+            pre_norm=config.pre_norm,
             kept=kept,
             recomputed=recomputed,
+            chosen=chosen,
         )
         total += times(one, layers)
     return total
+
+
+def read_slots(packs: int, budget: int, wire: Wire) -> int:
+    """U: slots of a plane of `packs` packs for rows that heads read, `budget` a pack (`tensor3d.data.read_rows`)."""
+    y, z = wire.size("y"), wire.size("z")
+    return -(-(packs // z) * budget // y) * y * z

@@ -70,7 +70,7 @@ class PackedSelfAttention(nn.Module):
         head_dim: int,
         dropout: Dropout3D,
         current: CurrentBatch,
-        backend: Backend = "grouped",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.query, self.key, self.value, self.dropout = query, key, value, dropout

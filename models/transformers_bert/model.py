@@ -54,7 +54,7 @@ class PackedBert(nn.Module):
             not divide by the cube's, or transformers is not installed.
     """
 
-    def __init__(self, hf_model: nn.Module, cube: Cube, *, backend: Backend = "grouped") -> None:
+    def __init__(self, hf_model: nn.Module, cube: Cube, *, backend: Backend = "auto") -> None:
         super().__init__()
         check_supported(hf_model)
         self.cube, self.current = cube, CurrentBatch()

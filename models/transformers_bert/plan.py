@@ -16,7 +16,7 @@ Build: TypeAlias = Callable[[Any, str, Workshop], nn.Module]
 """What `kinds.replace` takes."""
 
 
-def plan_for(model: nn.Module, current: CurrentBatch, backend: Backend = "grouped") -> dict[str, Kind]:
+def plan_for(model: nn.Module, current: CurrentBatch, backend: Backend = "auto") -> dict[str, Kind]:
     """The plan of a `BertForPreTraining` or a `BertModel`, with or without its pooler.
 
     Args:

@@ -7,6 +7,7 @@ with `reference` attention, whose products are counted: dense, over all rows of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,3 +136,19 @@ def test_negative_counts_are_refused(name: str) -> None:
     counts = {"tokens": 4, "squares": 16, "masked": 1, "sequences": 1, name: -3}
     with pytest.raises(ValueError, match=f"{name} must be at least 0. Got -3"):
         model_flops(PRESETS["tiny"], **counts)
+
+
+@pytest.mark.parametrize("changes", [{}, {"encoder": "modern"}, {"encoder": "modern", "window": 4, "global_every": 2}])
+def test_what_nobody_reads_is_no_work(changes: dict[str, Any]) -> None:
+    """Where all tokens are read nothing is spared; where none is, the last layer's QKV and the others are left."""
+    config = toy_config(67, layers=2, **changes)
+    tokens, squares, near = 100, 1000, 500
+
+    def of(masked: int, sequences: int, **options: bool) -> int:
+        return model_flops(config, tokens, squares, masked, sequences, near, **options)
+
+    assert of(90, 10, read_rows_only=True) == of(90, 10)
+    one = replace(config, layers=1, window=None, global_every=None)
+    hidden = config.hidden
+    layer = model_flops(one, tokens, squares if config.window_of(1) is None else near, 0, 0)
+    assert of(0, 0) - of(0, 0, read_rows_only=True) == layer - 6 * 3 * hidden**2 * tokens

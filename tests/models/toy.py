@@ -77,7 +77,7 @@ def totals(packs: list[Pack]) -> tuple[int, int]:
     return sum(len(pack.masked) for pack in packs), sum(len(pack.lengths) for pack in packs)
 
 
-def lay(packs: list[Pack], cube: Cube, capacity: int = CAPACITY) -> PackedBatch:
+def lay(packs: list[Pack], cube: Cube, capacity: int = CAPACITY, *, with_read_rows: bool = False) -> PackedBatch:
     """This rank's part of one micro-batch of all `packs`."""
     shape, place = cube.shape, cube.coordinate
     count, plane = len(packs) // shape.planes, place["data"] * shape.x + place["x"]
@@ -91,4 +91,5 @@ def lay(packs: list[Pack], cube: Cube, capacity: int = CAPACITY) -> PackedBatch:
         z=shape.z,
         slice_index=place["z"],
         pad=0,
+        with_read_rows=with_read_rows,
     )
