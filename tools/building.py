@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from tensor3d import Cube, Precision
+from tensor3d import Cube, Precision, Speed
 from tensor3d.optim import AdamW, Lamb, LearningRate, LossScaler, decay_groups
 from tools.peaks import Compute
-from tools.recipe import OptimizerRecipe, PrecisionRecipe
+from tools.recipe import OptimizerRecipe, PrecisionRecipe, SpeedRecipe
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -26,6 +26,11 @@ def precision(recipe: PrecisionRecipe) -> Precision:
     """The types of a cube. fp32 is what the parameters are, so nothing is converted for it."""
     compute, reduce = (None if name == "fp32" else TYPES[name] for name in (recipe.compute, recipe.reduce))
     return Precision(compute=compute, reduce=reduce)
+
+
+def speed(recipe: SpeedRecipe) -> Speed:
+    """How a cube's layers work."""
+    return Speed(overlap=recipe.overlap, compile=recipe.compile)
 
 
 def make_optimizer(model: nn.Module, recipe: OptimizerRecipe, cube: Cube, betas: tuple[float, float]) -> AdamW | Lamb:

@@ -10,7 +10,7 @@ from models.bert.flops import model_flops, work
 from models.bert.inventory import parameters
 from models.bert.memory import StepMemory, step_memory
 from models.bert.saved import Device, Load
-from models.bert.traffic import micro_batch_traffic, step_traffic
+from models.bert.traffic import micro_batch_traffic, read_slots, step_traffic
 from tensor3d import CubeShape
 from tensor3d.data.layout import check_rows, fit_packs_per_rank
 from tensor3d.data.masking import MASKED_SHARE, masked_count
@@ -83,7 +83,10 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
     squares, planned, speed = tokens * data.max_length, parameters(config), recipe.model
     near = tokens * int(attended(data.max_length, config.window)) // data.max_length
     sequences = round(packs * contents.packing_factor)
-    flops = model_flops(config, tokens, squares, round(MASKED_SHARE * tokens), sequences, near)
+    only_read = recipe.speed.read_rows_only
+    flops = model_flops(
+        config, tokens, squares, round(MASKED_SHARE * tokens), sequences, near, read_rows_only=only_read
+    )
     return Expectation(
         config=config,
         parameters=sum(parameter.elements for parameter in planned),
@@ -108,7 +111,7 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
             device=device,
             wire_buffers=device == "cpu",  # which gloo connects
         ),
-        traffic=_traffic(recipe, config, wire, load, micro_batches),
+        traffic=_traffic(recipe, config, wire, load, micro_batches, _read_slots(data, wire, k)),
     )
 
 
@@ -134,8 +137,9 @@ def _packs(recipe: Recipe, shape: CubeShape, contents: Contents) -> tuple[int, b
     return max(unit, round(packs / unit) * unit), batch.multiple_of % unit == 0
 
 
-def _traffic(recipe: Recipe, config: BertConfig, wire: Wire, load: Load, micro_batches: int) -> Bytes:
+def _traffic(recipe: Recipe, config: BertConfig, wire: Wire, load: Load, micro_batches: int, slots: int) -> Bytes:
     """Of a step of any number of micro-batches, all of which receive the same."""
+    read = slots if recipe.speed.read_rows_only else None
     speed, lamb = recipe.model, recipe.optimizer.kind == "lamb"
     rows, recompute, keep_gathered = (load.rows, load.masked, load.first), speed.recompute, speed.keep_gathered
     total = step_traffic(
@@ -145,21 +149,32 @@ def _traffic(recipe: Recipe, config: BertConfig, wire: Wire, load: Load, micro_b
         norm=3,  # the gradients', the ranks that a signal has asked to stop, and those whose loss is not finite
         keep_gathered=keep_gathered,
         recompute=recompute,
+        read=read,
         lamb=sum(len(parameter.shape) > 1 for parameter in parameters(config)) if lamb else 0,
     )
-    further = micro_batch_traffic(config, wire, *rows, keep_gathered=keep_gathered, recompute=recompute)
+    further = micro_batch_traffic(config, wire, *rows, keep_gathered=keep_gathered, recompute=recompute, read=read)
     for key, count in further.items():
         total[key] += (micro_batches - 1) * count
     return total
 
 
-def _load(data: DataRecipe, shape: CubeShape, k: int) -> Load:
-    """A micro-batch whose packs are full of the longest sequences: attention has the most to keep then."""
-    packs, multiple = k * shape.z, math.lcm(shape.y, shape.z)
+def _budgets(data: DataRecipe) -> tuple[int, int]:
+    """Tokens to guess and sequences of a pack, at most."""
     most = 1 if data.packing in ("padded", "binned") else data.max_sequences
     masked = data.masked_per_pack
     if masked is None:
         masked = max(default_masked_per_pack(data.capacity, most), masked_count(data.max_length))
+    return masked, most
+
+
+def _read_slots(data: DataRecipe, wire: Wire, k: int) -> int:
+    return read_slots(k * wire.size("z"), sum(_budgets(data)), wire)
+
+
+def _load(data: DataRecipe, shape: CubeShape, k: int) -> Load:
+    """A micro-batch whose packs are full of the longest sequences: attention has the most to keep then."""
+    packs, multiple = k * shape.z, math.lcm(shape.y, shape.z)
+    masked, most = _budgets(data)
     whole, tail = divmod(data.capacity, data.max_length)
     return Load(
         rows=packs * data.capacity,

@@ -111,6 +111,7 @@ class Feed:
             work=work(self._recipe.model.config(self._recipe.data)) if batch.balance else None,
             exchange=self.exchange,
             every=self._every,
+            with_read_rows=self._recipe.speed.read_rows_only,
             **place(self._cube),
         )
 

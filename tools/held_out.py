@@ -25,7 +25,13 @@ def held_out_means(
     """
     model.eval()
     sums, targets, sequences = torch.zeros(5, dtype=torch.float64), 0, 0
-    batches = evaluation_batches(data, packs_per_rank=packs_per_rank, device=cube.device, **place(cube))
+    batches = evaluation_batches(
+        data,
+        packs_per_rank=packs_per_rank,
+        device=cube.device,
+        with_read_rows=model.bert.read_rows_only,
+        **place(cube),
+    )
     for number, batch in enumerate(batches, start=1):
         if not goes_on(number):
             model.train()

@@ -16,6 +16,7 @@ from tools.recipe_sections import (
     OptimizerRecipe,
     PrecisionRecipe,
     RunRecipe,
+    SpeedRecipe,
 )
 from tools.typed_table import from_table
 
@@ -32,6 +33,7 @@ __all__ = [
     "PrecisionRecipe",
     "Recipe",
     "RunRecipe",
+    "SpeedRecipe",
     "read_recipe",
 ]
 
@@ -48,6 +50,7 @@ class Recipe:
     model: ModelRecipe = field(default_factory=ModelRecipe)
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     precision: PrecisionRecipe = field(default_factory=PrecisionRecipe)
+    speed: SpeedRecipe = field(default_factory=SpeedRecipe)
     batch: BatchRecipe = field(default_factory=BatchRecipe)
     run: RunRecipe = field(default_factory=RunRecipe)
 

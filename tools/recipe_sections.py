@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from models.bert import PRESETS, BertConfig
+from tensor3d.attention import Backend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,21 @@ class ModelRecipe:
             attention_dropout=self.attention_dropout,
             std=self.std,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedRecipe:
+    """How the work is done. What is learnt is the same, but for rounding and dropout's draws; a run may be resumed
+    with other values."""
+
+    overlap: bool = True
+    """Collectives travel under products. Without it each is waited for where it is issued."""
+    compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
+    """Compile chains of small operators between products; the first steps are slower for it."""
+    attention: Backend = "auto"
+    """Which kernels attention uses (docs/attention.md)."""
+    read_rows_only: bool = False
+    """The last layer computes only the rows that heads read: masked places and [CLS]."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import Loader, Step
 from tensor3d.seeds import mix
 from tensor3d.watch import Watch
-from tools.building import learning_rate, make_optimizer, make_scaler, peak_type, precision
+from tools.building import learning_rate, make_optimizer, make_scaler, peak_type, precision, speed
 from tools.corpus.training import TrainingCorpus
 from tools.divergence import LossWatch, first_non_finite
 from tools.feed import Feed
@@ -55,11 +55,18 @@ class Trainer:
         *,
         watch: Watch | None = None,
     ) -> None:
-        cube = cube.computing(precision(recipe.precision))
+        cube = cube.computing(precision(recipe.precision), speed(recipe.speed))
         self.recipe, self.cube, self.feed, self.corpus = recipe, cube, feed, corpus
         cube.manual_seed(recipe.run.seed)
         config, memory = recipe.model.config(recipe.data), recipe.model
-        self.model = BertForPreTraining(config, cube, recompute=memory.recompute, keep_gathered=memory.keep_gathered)
+        self.model = BertForPreTraining(
+            config,
+            cube,
+            backend=recipe.speed.attention,
+            recompute=memory.recompute,
+            keep_gathered=memory.keep_gathered,
+            read_rows_only=recipe.speed.read_rows_only,
+        )
         check_parameters(self.model.parameters(), cube)
         self.optimizer = make_optimizer(self.model, recipe.optimizer, cube, self.feed.betas())
         self.scaler = make_scaler(recipe, cube)
@@ -229,7 +236,8 @@ class Trainer:
         self._judge(taken, numbers)
         times = taken.lap.seconds()
         seconds = sum(times.values())
-        per_device = step_flops(self.model.config, step) / seconds / self.cube.shape.ranks
+        flops = step_flops(self.model.config, step, read_rows_only=self.recipe.speed.read_rows_only)
+        per_device = flops / seconds / self.cube.shape.ranks
         return StepMetrics(
             step=step.index + 1,
             loss=numbers.loss,
