@@ -12,8 +12,10 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from tools.bench.attention import AttentionCommand
 from tools.bench.checkpoint import CheckpointCommand
 from tools.bench.collectives import CollectivesCommand
+from tools.bench.compile import CompileCommand
 from tools.bench.corpus import CorpusCommand
 from tools.bench.exchange import ExchangeCommand
 from tools.bench.extract import ExtractCommand
@@ -21,8 +23,10 @@ from tools.bench.finetune import FinetuneBenchCommand
 from tools.bench.groups import RankFailedError
 from tools.bench.infer import InferCommand
 from tools.bench.layer import LayerCommand
+from tools.bench.library import LibraryCommand
 from tools.bench.loss import LossCommand
 from tools.bench.matmul import MatmulCommand
+from tools.bench.overlap import OverlapCommand
 from tools.bench.packing import PackingCommand
 from tools.bench.padding import PaddingCommand
 from tools.bench.plots import PlotCommand
@@ -53,7 +57,11 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "collectives": CollectivesCommand,
     "matmul": MatmulCommand,
     "layer": LayerCommand,
+    "compile": CompileCommand,
     "rivals": RivalsCommand,
+    "overlap": OverlapCommand,
+    "library": LibraryCommand,
+    "attention": AttentionCommand,
 }
 
 

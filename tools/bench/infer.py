@@ -6,8 +6,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tools.bench.inferring import Library, write_random_model, written_texts
 from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.random_pairs import exponential_histogram
 from tools.bench.subcommand import Subcommand
+from tools.bench.threads import using_threads
 from tools.cores import usable_cores
 from tools.packing.histogram import read_histogram
 from tools.predict import Embedded, Predictor, load
@@ -71,7 +71,7 @@ class InferCommand(Subcommand):
             raise ValueError("--texts have lengths of their own. Leave out --histogram.")
         check_output(self.output)
         machine = Machine.here()
-        with tempfile.TemporaryDirectory() as folder, _threads(self.threads or usable_cores()):
+        with tempfile.TemporaryDirectory() as folder, using_threads(self.threads or usable_cores()):
             model = self.model or write_random_model(Path(folder))
             ours, theirs = load(model, "embed", batch_tokens=self.batch_tokens), Library(model)
             texts = self._texts(ours)
@@ -233,13 +233,3 @@ def _padding_ratio(lengths: NDArray[np.int64], batch: int) -> float:
             len(part) * int(part.max()) for part in (turn[at : at + batch] for at in range(0, len(turn), batch))
         )
     return slots / int(lengths.sum())
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

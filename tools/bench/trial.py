@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from models.bert.traffic import step_traffic
+from models.bert.traffic import read_slots, step_traffic
 from tensor3d import Cube
 from tensor3d.planning.traffic import Bytes, Wire
 from tensor3d.traffic import Key
@@ -134,6 +134,8 @@ class StepTrial:
             -(-layout.plane_packs * budget // multiple) * multiple
             for budget in (self._feed.data.masked_per_pack, self._feed.data.max_sequences)
         )
+        budget = self._feed.data.masked_per_pack + self._feed.data.max_sequences
+        only_read = trainer.recipe.speed.read_rows_only
         expected = step_traffic(
             trainer.model.config,
             wire,
@@ -144,6 +146,7 @@ class StepTrial:
             norm=3,  # the norm, the ranks that want to stop, and those whose loss is not finite
             keep_gathered=trainer.recipe.model.keep_gathered,
             recompute=trainer.recipe.model.recompute,
+            read=read_slots(layout.plane_packs, budget, wire) if only_read else None,
             lamb=sum(len(g["params"]) for g in groups if g["weight_decay"] > 0) if recipe.kind == "lamb" else 0,
         )
         return Counter({key: size for key, size in expected.items() if size})

@@ -1,0 +1,84 @@
+"""`bench compile`: its figures by hand, what it refuses, and a short run on real processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensor3d import CubeShape
+from tools.bench.__main__ import main
+from tools.bench.compile_figures import HEADER, REGION_HEADER, faults, region_figures, region_row, row, step_figures
+from tools.bench.compile_regions import RegionFacts
+from tools.bench.compile_trial import Case, Facts
+
+EAGER: Case = ("fp32", "eager")
+COMPILED: Case = ("fp32", "compiled")
+
+
+def facts(**changes: Any) -> Facts:
+    values: dict[str, Any] = {"device": "cpu", "threads": 1, "warmup": 2.0, "loss": 8.0, "saved": 2**20, "peak": 2**21}
+    return Facts(**values | changes)
+
+
+def test_figures_by_hand() -> None:
+    # Two rounds of a step each, on two ranks: the mean of the ranks counts.
+    turns = {EAGER: [[[1.0], [3.0]], [[4.0], [4.0]]], COMPILED: [[[1.0], [1.0]], [[3.0], [3.0]]]}
+    ranks = [
+        {EAGER: facts(), COMPILED: facts(warmup=9.0, loss=8.0004, saved=2**19)},
+        {EAGER: facts(), COMPILED: facts()},
+    ]
+    found = step_figures(CubeShape(z=2), "fp32", turns, ranks)
+    assert found.seconds == {"eager": 3.0, "compiled": 2.0}
+    assert (found.ratio, found.ratio_range) == (0.625, (0.5, 0.75))
+    assert found.warmup == {"eager": 2.0, "compiled": 9.0}
+    assert found.saved == {"eager": 2**20, "compiled": 2**20}
+    assert found.loss_difference == pytest.approx(5e-5)
+    assert faults([found]) == []
+    assert row(found)[:7] == ("1x1x2", "fp32", "1", "3000.0", "2000.0", "0.625", "0.50-0.75")
+    assert len(row(found)) == len(HEADER)
+
+
+def test_losses_that_differ_are_a_fault() -> None:
+    turns = {EAGER: [[[1.0]]], COMPILED: [[[1.0]]]}
+    for loss in (8.1, float("nan")):
+        found = step_figures(CubeShape(), "fp32", turns, [{EAGER: facts(), COMPILED: facts(loss=loss)}])
+        assert "the losses of both sides differ by" in faults([found])[0]
+
+
+def test_a_region_by_hand() -> None:
+    turns = {("chain", EAGER): [[2.0], [4.0]], ("chain", COMPILED): [[1.0], [1.0]]}
+    of_region = {key: RegionFacts(elements=6_000_000, first=1.5) for key in turns}
+    found = region_figures("chain", "fp32", turns, of_region)
+    assert region_row(found) == ("chain", "fp32", "6,000,000", "2.0", "6.0", "0.375", "0.25-0.50", "1.5")
+    assert len(region_row(found)) == len(REGION_HEADER)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--types", "fp16"], "--types must be some of fp32, bf16. Got 'fp16'"),
+        (["--steps", "0"], "--steps must be at least 1. Got 0"),
+        (["--cubes", "4x1x1", "--sequences", "2"], "--sequences must divide by data * x * z = 4. Got 2"),
+    ],
+)
+def test_bad_calls_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "compile.json"
+    sizes = ["--preset", "tiny", "--sequences", "2", "--length", "16", "--steps", "2", "--rounds", "1", "--warmup", "1"]
+    assert main(["compile", *sizes, "--cubes", "1x1x2", "--output", str(output)]) == 0
+    content = json.loads(output.read_text())
+    (step,) = content["steps"]
+    assert (step["cube"], step["ranks"], step["type"]) == ("1x1x2", 2, "fp32")
+    assert step["saved"]["compiled"] < step["saved"]["eager"]
+    assert len(step["rounds"]["compiled"][0]) == 2
+    names = {region["region"] for region in content["regions"]}
+    assert {"LayerNorm", "cross-entropy", "bias + gelu", "dropout + residual + LayerNorm"} <= names
+    assert "ratios are compiled over eager" in capsys.readouterr().out

@@ -1,0 +1,219 @@
+"""tools.bench library: the same sequences on all sides, what its figures mean, and that contenders must agree."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tensor3d.data.batch import Pack, collate
+from tools.bench import library
+from tools.bench.__main__ import main
+from tools.bench.library import LibraryCommand
+from tools.bench.library_data import FULL, PADDED, SORTED, Work, padded_batch, padded_batches, samples_of, works
+from tools.bench.library_figures import HEADER, Sample, SideFigures, agree, all_agree, differences, figures, row
+from tools.bench.library_sides import Checked, Library
+from tools.corpus.tokenizer import special_tokens
+
+# Two packs of 8 slots: sequences of 3 and 4 tokens and an unused slot; one of 5 and three unused slots.
+PACKS = [
+    Pack(
+        ids=np.array([10, 11, 12, 20, 21, 22, 23]),
+        types=np.array([0, 0, 1, 0, 1, 1, 1]),
+        lengths=np.array([3, 4]),
+        masked=np.array([1, 4, 6]),
+        masked_labels=np.array([91, 92, 93]),
+        next_labels=np.array([0, 1]),
+    ),
+    Pack(
+        ids=np.array([30, 31, 32, 33, 34]),
+        types=np.array([0, 0, 0, 1, 1]),
+        lengths=np.array([5]),
+        masked=np.array([4]),
+        masked_labels=np.array([94]),
+        next_labels=np.array([1]),
+    ),
+]
+
+
+def batch() -> Any:
+    return collate(PACKS, capacity=8, masked_per_pack=4, max_sequences=3, y=1, z=1, slice_index=0, pad=0)
+
+
+def test_sequences_are_taken_out_of_packs() -> None:
+    samples = samples_of(batch())
+    assert [sample.ids.tolist() for sample in samples] == [[10, 11, 12], [20, 21, 22, 23], [30, 31, 32, 33, 34]]
+    assert [sample.types.tolist() for sample in samples] == [[0, 0, 1], [0, 1, 1, 1], [0, 0, 0, 1, 1]]
+    assert [sample.masked.tolist() for sample in samples] == [[1], [1, 3], [4]]
+    assert [sample.labels.tolist() for sample in samples] == [[91], [92, 93], [94]]
+    assert [sample.next_label for sample in samples] == [0, 1, 1]
+
+
+def test_a_padded_batch() -> None:
+    padded = padded_batch(samples_of(batch())[:2], width=5, pad=0)
+    assert padded.ids.tolist() == [[10, 11, 12, 0, 0], [20, 21, 22, 23, 0]]
+    assert padded.types.tolist() == [[0, 0, 1, 0, 0], [0, 1, 1, 1, 0]]
+    assert padded.mask is not None
+    assert padded.mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]
+    assert padded.labels.tolist() == [[-100, 91, -100, -100, -100], [-100, 92, -100, 93, -100]]
+    assert padded.rows.tolist() == [1, 6, 8]
+    assert padded.row_labels.tolist() == padded.labels.flatten()[padded.rows].tolist() == [91, 92, 93]
+    assert padded.next_labels.tolist() == [0, 1]
+    assert padded.slots == 10
+
+
+def test_kinds_of_padding() -> None:
+    samples = [samples_of(batch())[place] for place in (2, 0, 1)]
+    whole = padded_batches(samples, PADDED, size=2, longest=8, pad=0)
+    assert [tuple(each.ids.shape) for each in whole] == [(2, 8), (1, 8)]
+    assert [each.ids[0, 0].item() for each in whole] == [30, 20]
+    by_length = padded_batches(samples, SORTED, size=2, longest=8, pad=0)
+    assert [tuple(each.ids.shape) for each in by_length] == [(2, 4), (1, 5)]
+    assert by_length[0].ids[:, 0].tolist() == [10, 20]
+    assert by_length[1].mask is None
+
+
+def made(kind: str) -> list[Work]:
+    return works(
+        kind,
+        np.bincount([5, 5, 6, 11, 16]),
+        steps=2,
+        sequences=12,
+        micro_batch=4,
+        packs=2,
+        longest=16,
+        special=special_tokens(60),
+        seed=3,
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.mark.parametrize("kind", [FULL, PADDED, SORTED])
+def test_both_train_on_the_same_sequences(kind: str) -> None:
+    first, second = made(kind)
+    for work in (first, second):
+        assert sum(len(each.next_labels) for each in work.padded) == work.step.sequences
+        packed = torch.cat([each.ids[each.positions > 0] for each in work.step.batches])
+        padded = torch.cat([each.ids[:, 1:][each.types[:, 1:] + each.ids[:, 1:] > 0] for each in work.padded])
+        assert packed.sort().values.tolist() == padded.sort().values.tolist()
+        labels = torch.cat([each.masked_labels[each.masked >= 0] for each in work.step.batches])
+        row_labels = torch.cat([each.row_labels for each in work.padded])
+        assert labels.sort().values.tolist() == row_labels.sort().values.tolist()
+    assert not torch.equal(first.step.batches[0].ids, second.step.batches[0].ids)
+    if kind == FULL:
+        assert first.step.fill == first.padded_fill == 1.0
+        assert all(each.mask is None for each in first.padded)
+    if kind == PADDED:
+        assert first.padded_fill < first.step.fill
+
+
+def test_sorting_saves_padding() -> None:
+    assert made(PADDED)[0].padded_fill < made(SORTED)[0].padded_fill
+
+
+def side(contender: str, loss: float = 7.0, norm: float = 2.0, precision: str = "fp32") -> SideFigures:
+    rounds = [[Sample(seconds=2.0, tokens=100)]]
+    checked = Checked(loss=loss, gradient_norm=norm)
+    return figures(("tiny", precision, FULL), contender, rounds, rounds, fill=1.0, checked=checked)
+
+
+def test_figures_are_those_of_rounds() -> None:
+    base = [[Sample(seconds=s, tokens=100), Sample(seconds=s, tokens=300)] for s in (2.0, 4.0, 1.0)]
+    rounds = [[Sample(seconds=s, tokens=100), Sample(seconds=s, tokens=300)] for s in (1.0, 1.0, 1.0)]
+    checked = Checked(loss=7.0, gradient_norm=2.0)
+    found = figures(("tiny", "fp32", PADDED), "ours", rounds, base, fill=0.5, checked=checked, peak=2**20)
+    assert found.tokens_per_second == 200
+    assert found.ratio == 2.0
+    assert found.ratio_range == (1.0, 4.0)
+    assert found.steps == 6
+    assert found.seconds_median == 1.0
+    assert len(row(found)) == len(HEADER)
+    assert row(found)[7:9] == ("50.00%", "1")
+
+
+def test_contenders_must_agree() -> None:
+    assert differences([side("a"), side("b", loss=7.7, norm=2.5)]) == (pytest.approx(0.1), pytest.approx(0.25))
+    assert agree("fp32", 5e-5, 5e-4)
+    assert not agree("fp32", 2e-4, 0.0)
+    assert not agree("fp32", 0.0, 2e-3)
+    assert not agree("fp32", math.nan, 0.0)
+    assert agree("bf16", 2e-4, 2e-3)
+    off = side("b", loss=7.01)
+    assert all_agree([side("a"), side("b"), side("a", precision="bf16")])
+    assert not all_agree([side("a"), off])
+    assert not all_agree([side("a"), side("b", norm=math.nan)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"presets": "small,huge"}, r"--presets must be some of tiny,.*Got 'small,huge'"),
+        ({"precisions": "fp16"}, "--precisions must be some of fp32,bf16"),
+        ({"inputs": "short"}, "--inputs must be some of full,padded,sorted"),
+        ({"contenders": "transformers,ours"}, "--contenders must have transformers-masked among them"),
+        ({"contenders": "mine"}, "--contenders must be some of"),
+        ({"micro_batch": 0}, r"--micro-batch must be at least 1\. Got 0"),
+        ({"warmup": -1}, "--warmup must be at least 0"),
+        ({"warmup": 0, "contenders": "transformers-masked,ours-compiled"}, "--warmup must be at least 1 with"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"output": Path("/none/there/a.json")}, "--output must be a file"),
+    ],
+)
+def test_bad_calls_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LibraryCommand(**options).check()
+
+
+def test_without_transformers_it_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    assert main(["library"]) == 2
+    assert "pip install transformers" in capsys.readouterr().err
+
+
+SMALL = ["--presets", "tiny", "--vocab", "500", "--length", "32", "--sequences", "12", "--micro-batch", "4"]
+
+
+@pytest.mark.slow
+def test_all_contenders_have_the_same_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    output, plot = tmp_path / "figures.json", tmp_path / "bars.png"
+    contenders = ["transformers", "transformers-masked", "ours", "ours-rows"]
+    call = ["library", *SMALL, "--rounds", "2", "--contenders", ",".join(contenders), "--threads", "1", "--memory"]
+    assert main([*call, "--output", str(output), "--plot", str(plot)]) == 0
+    assert "do NOT agree" not in capsys.readouterr().out
+    content = json.loads(output.read_text())
+    assert content["agree"] is True
+    results = content["results"]
+    assert [side["contender"] for side in results] == contenders * 6
+    for side in results:
+        assert side["steps"] == 2
+        assert side["peak_tensor_bytes"] > 0
+        assert side["ratio"] > 0
+    fills = {(side["inputs"], side["contender"]): side["fill"] for side in results}
+    assert fills["full", "ours"] == fills["full", "transformers"] == 1.0
+    assert fills["padded", "transformers"] < fills["sorted", "transformers"] < fills["sorted", "ours"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_contender_that_trains_on_something_else_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    masked = Library._masked
+
+    def forgetful(self: Library, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+        logits, labels, pairs = masked(self, batch)
+        return logits[1:], labels[1:], pairs
+
+    monkeypatch.setattr(Library, "_masked", forgetful)
+    assert main(["library", *SMALL, "--rounds", "1", "--precisions", "fp32", "--inputs", "padded"]) == 1
+    assert "do NOT agree" in capsys.readouterr().out

@@ -1,0 +1,258 @@
+"""`bench attention`: attention of packed sequences against padded ones, and against what their squares predict.
+
+h heads, d head dimension, T rows of all sequences, n sequences, L the longest
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tensor3d import Sequences, attention
+from tensor3d.attention.support import SUPPORT, Facts, Name
+from tensor3d.data import SpecialTokens
+from tools.bench.machine import Machine, aligned, check_output, heading, write_json
+from tools.bench.random_pairs import RandomPairs, exponential_histogram
+from tools.bench.subcommand import Subcommand
+from tools.bench.turns import in_turns
+from tools.cores import usable_cores
+from tools.packing.histogram import read_histogram
+
+PADDED, FULL = "padded", "full"
+HEADER = ("attention", "ms", "quartiles", "x faster than padded", "x of prediction", "calls", "area")
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCommand(Subcommand):
+    """Time backends of attention, forward and backward, in turns with padded SDPA and with SDPA of full-length
+    sequences, whose time for a score entry predicts what the sum of squared lengths should take."""
+
+    histogram: Path | None = None
+    """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
+    longest: int = 512
+    """Of the formula's lengths; the padded rows of the histogram's are as long as its longest."""
+    tokens: int = 16_384
+    """Rows in all, nearly."""
+    heads: int = 8
+    head_dim: int = 64
+    type: Literal["fp32", "bf16"] = "fp32"
+    backends: str = "grouped"
+    """Some of grouped, varlen, flex and reference, with commas."""
+    dropout: float = 0.0
+    """Of the probabilities."""
+    rounds: int = 7
+    """Turns that each gets; one more before them is not counted."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu: what all threads of this process have computed, which other work on the machine disturbs less."""
+    output: Path | None = None
+    """JSON file for the figures."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> AttentionCommand:
+        return cls()
+
+    def run(self, arguments: Sequence[str]) -> int:
+        names = self.check()
+        lengths, source = self.lengths()
+        machine = Machine.here()
+        torch.set_num_threads(usable_cores())
+        results = measure(self, names, lengths)
+        print(f"{machine}\n{len(lengths)} sequences of {sum(lengths)} tokens in all, lengths: {source}")
+        print(f"{self.heads} heads of {self.head_dim}, {self.type}, dropout {self.dropout:g}, {self.rounds} rounds")
+        print("\n".join(aligned(HEADER, [row(each) for each in results])))
+        if self.output is not None:
+            options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+            content = {
+                **heading(arguments, machine),
+                **{name: value for name, value in options.items() if not isinstance(value, Path)},
+                "lengths": lengths,
+                "source": source,
+                "load_after": Machine.here().load,
+                "results": [dataclasses.asdict(each) for each in results],
+            }
+            write_json(self.output, content)
+            print(f"written: {self.output}")
+        sys.stdout.flush()
+        return 0
+
+    def check(self) -> list[Name]:
+        """The backends that are asked for. Raises ValueError for what cannot be."""
+        for option in ("longest", "tokens", "heads", "head_dim", "rounds"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"--{option.replace('_', '-')} must be at least 1. Got {getattr(self, option)}.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout must be at least 0 and below 1. Got {self.dropout}.")
+        check_output(self.output)
+        names = list(dict.fromkeys(self.backends.split(",")))
+        device = _device()
+        capability = torch.cuda.get_device_capability() if device == "cuda" else None
+        facts = Facts(
+            device=device,
+            dtype=_TYPES[self.type],
+            head_dim=self.head_dim,
+            capability=capability,
+            dropout=self.dropout > 0,
+        )
+        for name in names:
+            if name not in SUPPORT:
+                raise ValueError(f"--backends must be some of {','.join(SUPPORT)}. Got {name!r}.")
+            refusals = SUPPORT[name].refusals(facts)
+            if refusals:
+                raise ValueError(f"{name} cannot be measured here: it {'; it '.join(refusals)}.")
+        return cast("list[Name]", names)
+
+    def lengths(self) -> tuple[list[int], str]:
+        """Of each sequence, and what to say of them."""
+        if self.histogram is None:
+            counts, source = exponential_histogram(self.longest), f"exponential, cut at {self.longest}"
+        else:
+            counts, source = np.trim_zeros(read_histogram(self.histogram), "b"), str(self.histogram)
+        return drawn(counts, self.tokens), source
+
+
+def drawn(counts: NDArray[np.int64], tokens: int) -> list[int]:
+    """Lengths as the histogram has them, about so many tokens in all, in an order drawn at random."""
+    mean = float((counts * np.arange(len(counts))).sum() / counts.sum())
+    special = SpecialTokens(vocab_size=1000, pad=0, cls=1, sep=2, mask=3)  # of whose ids nothing is drawn here
+    pairs = RandomPairs(counts, max(1, round(tokens / mean)), special=special, seed=0)
+    return [int(length) for length in pairs.draw(0).lengths]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFigures:
+    """Of one way to attend. Seconds of one forward and backward pass."""
+
+    name: str
+    seconds: list[float]
+    """By round."""
+    median: float
+    quartiles: tuple[float, float]
+    faster_than_padded: float
+    """Median over the rounds of padded / this."""
+    of_prediction: float
+    """Median over the rounds of this / predicted: the sum of squared lengths times the seconds that full-length SDPA
+    takes for a score entry, in the same round."""
+    calls: int
+    """Of SDPA or of another kernel."""
+    area: float
+    """Score entries that are computed, over the sum of squared lengths."""
+
+
+def measure(command: AttentionCommand, names: Sequence[Name], lengths: list[int]) -> list[AttentionFigures]:
+    """All in turns: padded and full-length SDPA first."""
+    squares, longest = sum(length**2 for length in lengths), max(lengths)
+    whole = max(1, squares // longest**2)
+    sequences = Sequences.from_lengths(lengths, _device())
+    passes: dict[str, Callable[[], object]] = {
+        PADDED: _sdpa(command, len(lengths), longest, lengths),
+        FULL: _sdpa(command, whole, longest, None),
+    }
+    for name in names:
+        passes[name] = _packed(command, name, sequences)
+    clock = _CLOCKS[command.clock]
+
+    def turn(i: int, number: int) -> float:
+        before = clock()
+        list(passes.values())[i]()
+        return clock() - before
+
+    taken = in_turns(list(passes), command.rounds + 1, turn)
+    seconds = {name: each[1:] for name, each in zip(passes, taken, strict=True)}
+    predicted = [each / (whole * longest**2) * squares for each in seconds[FULL]]
+    grouped = sequences.grouping
+    work = {
+        PADDED: (1, len(lengths) * longest**2 / squares),
+        FULL: (1, whole * longest**2 / squares),
+        "grouped": (len(grouped.groups), sum(len(g.members) * g.length**2 for g in grouped.groups) / squares),
+        "reference": (1, sum(lengths) ** 2 / squares),
+    }
+    return [figures(name, seconds[name], seconds[PADDED], predicted, work.get(name, (1, 1.0))) for name in passes]
+
+
+def figures(
+    name: str, seconds: list[float], padded: Sequence[float], predicted: Sequence[float], work: tuple[int, float]
+) -> AttentionFigures:
+    """Ratios are taken in each round: what slows the machine down for a while meets both sides."""
+    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+    return AttentionFigures(
+        name=name,
+        seconds=seconds,
+        median=statistics.median(seconds),
+        quartiles=(first, third),
+        faster_than_padded=statistics.median(a / b for a, b in zip(padded, seconds, strict=True)),
+        of_prediction=statistics.median(a / b for a, b in zip(seconds, predicted, strict=True)),
+        calls=work[0],
+        area=work[1],
+    )
+
+
+def row(each: AttentionFigures) -> tuple[str, ...]:
+    first, third = each.quartiles
+    return (
+        each.name,
+        f"{each.median * 1e3:.1f}",
+        f"{first * 1e3:.1f}-{third * 1e3:.1f}",
+        f"{each.faster_than_padded:.2f}",
+        f"{each.of_prediction:.3f}",
+        str(each.calls),
+        f"{each.area:.3f}",
+    )
+
+
+def _sdpa(command: AttentionCommand, count: int, longest: int, lengths: list[int] | None) -> Callable[[], object]:
+    """One sequence a row; with `lengths`, a mask hides the padded keys, as in the library transformers."""
+    device = _device()
+    mask = None
+    if lengths is not None:
+        mask = (torch.arange(longest) < torch.tensor(lengths)[:, None])[:, None, None].to(device)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=command.dropout).transpose(1, 2)
+
+    return _pass(attend, (count, longest, command.heads, command.head_dim), _TYPES[command.type])
+
+
+def _packed(command: AttentionCommand, name: Name, sequences: Sequences) -> Callable[[], object]:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, sequences, backend=name, dropout=command.dropout)
+
+    return _pass(attend, (sequences.rows, command.heads, command.head_dim), _TYPES[command.type])
+
+
+def _pass(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor], shape: Sequence[int], dtype: torch.dtype
+) -> Callable[[], object]:
+    device = _device()
+    generator = torch.Generator(device).manual_seed(0)
+    drawn: Mapping[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
+    direction, *qkv = (torch.randn(*shape, **drawn) for _ in range(4))
+    for tensor in qkv:
+        tensor.requires_grad_()
+
+    def once() -> None:
+        attend(*qkv).backward(direction)
+        for tensor in qkv:
+            tensor.grad = None
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return once
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,199 @@
+"""The contenders of `bench library`: `transformers` as it is, with its head on masked rows alone, and ours.
+
+All have the same weights, the same objective (means over the whole step's masked tokens and sequences), the same
+clipping and AdamW, fused.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.bert import BertConfig, BertForPreTraining, export_huggingface
+from tensor3d import Cube, Precision, Speed, clip_grad_norm_
+from tensor3d.data.batch import PackedBatch
+from tensor3d.optim import AdamW, decay_groups
+from tools.bench.library_data import PaddedBatch, Work
+
+PLAIN, MASKED = "transformers", "transformers-masked"
+OURS, ROWS, COMPILED, ROWS_COMPILED = "ours", "ours-rows", "ours-compiled", "ours-rows-compiled"
+CONTENDERS = (PLAIN, MASKED, OURS, ROWS, COMPILED, ROWS_COMPILED)
+"""`transformers`' BertForPreTraining as it is; the same with its masked-LM head on the masked rows alone; ours; ours
+whose last layer computes the rows alone that heads read; both of these with compiled regions."""
+COMPILING = {COMPILED, ROWS_COMPILED}
+_READING_ROWS = {ROWS, ROWS_COMPILED}
+_CLIP, _DECAY = 1.0, 0.01
+_OPTIONS = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What one forward and backward pass without dropout gives, before any step."""
+
+    loss: float
+    """Masked-LM plus next-sentence loss, in nats."""
+    gradient_norm: float
+
+
+class Side(ABC):
+    """A model with its optimiser."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @abstractmethod
+    def gradients(self, work: Work) -> Tensor:
+        """Forward and backward of all micro-batches. The loss of the step."""
+
+    @abstractmethod
+    def clip(self) -> Tensor:
+        """The norm of the gradients before it was limited."""
+
+    @abstractmethod
+    def fill(self, work: Work) -> float:
+        """Share of the slots that hold a token."""
+
+    def step(self, work: Work) -> float:
+        """A whole training step; the loss, for which it waits."""
+        loss = self.gradients(work)
+        self.clip()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def check(self, work: Work) -> Checked:
+        """Changes nothing."""
+        self.model.eval()
+        loss, norm = self.gradients(work), self.clip()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.train()
+        return Checked(loss=loss.item(), gradient_norm=norm.item())
+
+
+class Ours(Side):
+    """A model of this project on one device, on packs."""
+
+    def __init__(self, name: str, folder: Path, compute: torch.dtype | None, device: torch.device) -> None:
+        speed = Speed(compile=name in COMPILING)
+        self._cube = Cube.single(device, precision=Precision(compute=compute), speed=speed)
+        read_rows_only = name in _READING_ROWS
+        self.model = BertForPreTraining.from_pretrained(folder, self._cube, read_rows_only=read_rows_only).train()
+        self.optimizer = AdamW(decay_groups(self.model, _DECAY), self._cube, **_OPTIONS)  # type: ignore[arg-type]
+
+    def gradients(self, work: Work) -> Tensor:
+        total = torch.zeros((), device=self._cube.device)
+        for batch in work.step.batches:
+            # `to` forgets what an earlier step has found out about the sequences: it is a new batch to each.
+            fresh: PackedBatch = batch.to(self._cube.device)
+            loss = self.model(fresh, work.step.targets, work.step.sequences).loss
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def clip(self) -> Tensor:
+        return clip_grad_norm_(self.model.parameters(), _CLIP, self._cube)
+
+    def fill(self, work: Work) -> float:
+        return work.step.fill
+
+
+class Library(Side):
+    """`transformers`' BertForPreTraining with PyTorch's attention, on padded batches.
+
+    Args:
+        model, optimizer: of `library_model`; several sides may share them, for a step's time does not depend on what
+            was learnt.
+        masked_rows: whether the masked-LM head computes the masked rows alone.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, compute: torch.dtype | None, *, masked_rows: bool
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._compute, self._masked_rows = compute, masked_rows
+
+    def gradients(self, work: Work) -> Tensor:
+        total = torch.zeros((), device=work.padded[0].ids.device)
+        for batch in work.padded:
+            with torch.autocast(total.device.type, self._compute, enabled=self._compute is not None):
+                logits, labels, pairs = self._masked(batch) if self._masked_rows else self._whole(batch)
+                # The library's own two losses, but as parts of the step's means: batches differ in what is masked.
+                loss = F.cross_entropy(logits, labels, reduction="sum") / work.step.targets
+                loss = loss + F.cross_entropy(pairs, batch.next_labels, reduction="sum") / work.step.sequences
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def clip(self) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
+
+    def fill(self, work: Work) -> float:
+        return work.padded_fill
+
+    def _whole(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        output = self.model(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
+        return output.prediction_logits.flatten(0, 1), batch.labels.flatten(), output.seq_relationship_logits
+
+    def _masked(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        encoder: Any = self.model.bert
+        heads: Any = self.model.cls
+        found = encoder(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
+        rows = found.last_hidden_state.flatten(0, 1).index_select(0, batch.rows)
+        return heads.predictions(rows), batch.row_labels, heads.seq_relationship(found.pooler_output)
+
+
+def write_model(config: BertConfig, folder: Path, seed: int) -> None:
+    """Fresh weights as a Hugging Face folder, from which all contenders begin."""
+    cube = Cube.single()
+    cube.manual_seed(seed)
+    export_huggingface(BertForPreTraining(config, cube), cube, folder)
+
+
+def make_sides(
+    names: Sequence[str], folder: Path, compute: torch.dtype | None, device: torch.device
+) -> dict[str, Side]:
+    """The contenders, in their order.
+
+    Args:
+        folder: of `write_model`.
+        compute: the type of products; the weights are fp32. None: that too.
+    """
+    sides: dict[str, Side] = {}
+    library = library_model(folder, device) if {PLAIN, MASKED} & set(names) else None
+    for name in names:
+        if name in (PLAIN, MASKED):
+            assert library is not None
+            sides[name] = Library(*library, compute, masked_rows=name == MASKED)
+        else:
+            sides[name] = Ours(name, folder, compute, device)
+    return sides
+
+
+def library_model(folder: Path, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """`transformers`' model with PyTorch's attention and the weights of a folder, and its optimiser."""
+    from transformers import BertForPreTraining as LibraryBert
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # a bar of its own, which would stand between the figures
+    try:
+        model = LibraryBert.from_pretrained(
+            folder, local_files_only=True, attn_implementation="sdpa", dtype=torch.float32
+        )
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    model = model.to(device).train()
+    return model, torch.optim.AdamW(decay_groups(model, _DECAY), fused=True, **_OPTIONS)  # type: ignore[arg-type]
+
+
+def with_sizes(config: BertConfig, *, layers: int | None, dropout: float) -> BertConfig:
+    """The config with so many layers and that dropout everywhere."""
+    return replace(config, layers=layers or config.layers, dropout=dropout, attention_dropout=dropout)
