@@ -30,9 +30,10 @@ def test_lengths_follow_the_histogram() -> None:
 
 
 def test_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "figures.json"
-    assert main(["attention", *SMALL, "--backends", "grouped,reference", "--output", str(file)]) == 0
+    file, threads = tmp_path / "figures.json", torch.get_num_threads()
+    assert main(["attention", *SMALL, "--threads", "1", "--backends", "grouped,reference", "--output", str(file)]) == 0
     content = json.loads(file.read_text())
+    assert (content["threads"], torch.get_num_threads()) == (1, threads)
     assert [each["name"] for each in content["results"]] == ["padded", "full", "grouped", "reference"]
     padded, full, grouped, reference = content["results"]
     squares = sum(length**2 for length in content["lengths"])
@@ -52,6 +53,7 @@ def test_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--backends", "flex"], "flex cannot be measured here: it has no backward pass on cpu"),
         (["--dropout", "1"], "--dropout must be at least 0 and below 1"),
         (["--head-dim", "0"], "--head-dim must be at least 1"),
+        (["--threads", "0"], "--threads must be at least 1"),
         (["--output", "/nowhere/at/all.json"], "folder that exists"),
     ],
 )

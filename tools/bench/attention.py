@@ -26,6 +26,7 @@ from tensor3d.data import SpecialTokens
 from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.random_pairs import RandomPairs, exponential_histogram
 from tools.bench.subcommand import Subcommand
+from tools.bench.threads import using_threads
 from tools.bench.turns import in_turns
 from tools.cores import usable_cores
 from tools.packing.histogram import read_histogram
@@ -56,6 +57,8 @@ class AttentionCommand(Subcommand):
     """Of the probabilities."""
     rounds: int = 7
     """Turns that each gets; one more before them is not counted."""
+    threads: int | None = None
+    """Default: one a core."""
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: what all threads of this process have computed, which other work on the machine disturbs less."""
     output: Path | None = None
@@ -69,16 +72,19 @@ class AttentionCommand(Subcommand):
         names = self.check()
         lengths, source = self.lengths()
         machine = Machine.here()
-        torch.set_num_threads(usable_cores())
-        results = measure(self, names, lengths)
+        with using_threads(self.threads or usable_cores()):
+            threads = torch.get_num_threads()
+            results = measure(self, names, lengths)
         print(f"{machine}\n{len(lengths)} sequences of {sum(lengths)} tokens in all, lengths: {source}")
-        print(f"{self.heads} heads of {self.head_dim}, {self.type}, dropout {self.dropout:g}, {self.rounds} rounds")
+        print(f"{self.heads} heads of {self.head_dim}, {self.type}, dropout {self.dropout:g}")
+        print(f"{threads} threads, {self.rounds} rounds")
         print("\n".join(aligned(HEADER, [row(each) for each in results])))
         if self.output is not None:
             options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
             content = {
                 **heading(arguments, machine),
                 **{name: value for name, value in options.items() if not isinstance(value, Path)},
+                "threads": threads,
                 "lengths": lengths,
                 "source": source,
                 "load_after": Machine.here().load,
@@ -91,9 +97,10 @@ class AttentionCommand(Subcommand):
 
     def check(self) -> list[Name]:
         """The backends that are asked for. Raises ValueError for what cannot be."""
-        for option in ("longest", "tokens", "heads", "head_dim", "rounds"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"--{option.replace('_', '-')} must be at least 1. Got {getattr(self, option)}.")
+        for option in ("longest", "tokens", "heads", "head_dim", "rounds", "threads"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ValueError(f"--{option.replace('_', '-')} must be at least 1. Got {value}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout must be at least 0 and below 1. Got {self.dropout}.")
         check_output(self.output)
