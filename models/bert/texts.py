@@ -17,8 +17,9 @@ from torch import Tensor
 
 from tensor3d import Cube, CubeShape
 from tensor3d.collectives import all_gather
-from tensor3d.data.batch import UNUSED, Pack, PackedBatch, collate
+from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.data.ragged import first_rows, ranges
+from tensor3d.data.read_rows import UNUSED
 from tensor3d.packing import Packs, pack_evenly, restore_order
 
 # Batches of ever other numbers of rows make allocators and kernel caches grow: on a CPU from 450 to 1480 MB in 400

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from tensor3d.data.layout import check_rows
 from tensor3d.data.ragged import first_rows, ranges
-from tensor3d.data.read_rows import ReadRows, read_rows
+from tensor3d.data.read_rows import UNUSED, ReadRows, read_rows
 from tensor3d.queries import Queries
 from tensor3d.sequences import Sequences
 
-UNUSED = -1
-"""Where no row is meant."""
 IGNORED = -100
 """The label that cross-entropy ignores, as PyTorch has it."""
 

@@ -20,6 +20,7 @@ from tensor3d.chosen import ChosenRows
 from tensor3d.queries import Queries
 
 UNUSED = -1
+"""Where no row is meant."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

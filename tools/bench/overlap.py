@@ -14,19 +14,19 @@ from typing import Any
 
 import torch.distributed as dist
 
-from models.bert import BertConfig
 from tensor3d import CubeShape
 from tools.bench.machine import Machine, aligned, check_output, heading, write_json
 from tools.bench.overlap_trial import SIDES, Facts, OverlapTrial, Sample, Side
 from tools.bench.rivals_work import Work
 from tools.bench.shared import Part, check_world, start
+from tools.bench.sizes import Sizes
 from tools.bench.step import deal
 from tools.bench.subcommand import Subcommand
 from tools.bench.turns import in_turns
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverlapCommand(Subcommand):
+class OverlapCommand(Sizes, Subcommand):
     """Time BERT steps with and without overlap, in turns, on the machine's own wire and on slower ones."""
 
     cube: str = "2x2x2"
@@ -35,18 +35,6 @@ class OverlapCommand(Subcommand):
     """Copies of the cube."""
     latencies: str = "0,5,20"
     """Milliseconds that a collective takes at least, made by sleeping; with commas. 0: the machine's own wire."""
-    hidden: int = 256
-    """Columns of a hidden state."""
-    layers: int = 4
-    """Transformer layers."""
-    heads: int = 8
-    """Attention heads of a layer."""
-    vocab: int = 8192
-    """Entries of the vocabulary."""
-    sequences: int = 8
-    """Of the global batch. All are full."""
-    length: int = 128
-    """Tokens of a sequence."""
     steps: int = 10
     """Steps that are timed, of each side and latency."""
     warmup: int = 3
@@ -77,22 +65,11 @@ class OverlapCommand(Subcommand):
 
     @property
     def work(self) -> Work:
-        config = BertConfig(
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            vocab=self.vocab,
-            positions=max(512, self.length),
-            dropout=0.0,
-            attention_dropout=0.0,
-        )
-        return Work(what="step", config=config, sequences=self.sequences, length=self.length)
+        return Work(what="step", config=self.config, sequences=self.sequences, length=self.length)
 
     def check(self) -> tuple[CubeShape, list[float]]:
         """The cube, and the latencies in seconds. Raises ValueError for what can be seen before any process."""
-        for name, least in (("sequences", 1), ("length", 1), ("steps", 1), ("warmup", 2), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} must be at least {least}. Got {getattr(self, name)}.")
+        self.check_least(steps=1, warmup=2, rounds=1)
         try:
             latencies = [float(part) / 1e3 for part in self.latencies.split(",")]
         except ValueError:

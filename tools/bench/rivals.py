@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from models.bert import BertConfig
 from tensor3d import CubeShape, rendezvous
 from tools.bench.groups import Group, LocalGroup, World
 from tools.bench.machine import Machine, aligned, check_output, heading, write_json
@@ -22,6 +21,7 @@ from tools.bench.rivals_contender import RIVALS
 from tools.bench.rivals_figures import HEADER, LOSS_TOLERANCE, RivalFigures, faults, figures, loss_difference, row
 from tools.bench.rivals_trial import RivalsTrial
 from tools.bench.rivals_work import What, Work
+from tools.bench.sizes import Sizes
 from tools.bench.step import deal, disconnect
 from tools.bench.subcommand import Subcommand
 from tools.bench.turns import in_turns
@@ -29,7 +29,7 @@ from tools.cores import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True)
-class RivalsCommand(Subcommand):
+class RivalsCommand(Sizes, Subcommand):
     """Time BERT on cubes and by PyTorch's own parallelism, in turns, and count what they send and hold.
 
     All of them live in the same processes: N copies of the whole model and its optimiser (ddp), and the rest.
@@ -45,18 +45,6 @@ class RivalsCommand(Subcommand):
     """N: ranks of each cube and of each rival."""
     tensor_parallel: int = 2
     """Ranks of tp in tp+fsdp2."""
-    hidden: int = 256
-    """Columns of a hidden state."""
-    layers: int = 4
-    """Transformer layers."""
-    heads: int = 8
-    """Attention heads of a layer."""
-    vocab: int = 8192
-    """Entries of the vocabulary."""
-    sequences: int = 8
-    """Of the global batch. All are full: nobody gains from packing."""
-    length: int = 128
-    """Tokens of a sequence."""
     steps: int = 20
     """Steps that are timed, of each."""
     warmup: int = 3
@@ -86,22 +74,11 @@ class RivalsCommand(Subcommand):
 
     @property
     def work(self) -> Work:
-        config = BertConfig(
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            vocab=self.vocab,
-            positions=max(512, self.length),
-            dropout=0.0,
-            attention_dropout=0.0,
-        )
-        return Work(what=self.what, config=config, sequences=self.sequences, length=self.length)
+        return Work(what=self.what, config=self.config, sequences=self.sequences, length=self.length)
 
     def check(self) -> list[str]:
         """All contenders, our first cube first. Raises ValueError for what can be seen before any process."""
-        for name in ("sequences", "length", "steps", "warmup", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
+        self.check_least(steps=1, warmup=1, rounds=1)
         if self.processes < 2:
             raise ValueError(f"--processes must be at least 2: one alone splits nothing. Got {self.processes}.")
         work = self.work
