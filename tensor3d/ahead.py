@@ -8,9 +8,12 @@ pass has nothing to go by and gathers nothing ahead.
 
 What is gathered ahead was read from the weight at that moment, and edits in place are not always seen: `.data` and the
 operators of foreach and fused optimisers leave the counters of a DTensor as they are. So nothing is gathered ahead
-where weights usually change: across the end of a backward pass, and where a second forward pass begins. An edit that is
-seen makes a gather in vain. All of this follows from the order of the calls alone and never from what is still alive,
-so all ranks issue the same collectives in the same order; for it the weights of the last two passes are held.
+where weights may change: not into a forward pass or from one into a backward pass, also not for the first layer of a
+second model, but only for what works on results of products before it. (What was ahead between the passes would also be
+in memory beside the logits.) What remains are edits between two layers. One that is seen makes a gather in vain; it
+must be made on all ranks, since those without it would not gather again. All else follows from the order of the calls
+alone and never from what is still alive, so all ranks issue the same collectives in the same order; for it the weights
+of the last two passes are held (`Ahead.forget` lets them go).
 """
 
 from __future__ import annotations
@@ -22,13 +25,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tensor3d.collectives import Pending
+from tensor3d.collectives import Axis, Pending
+from tensor3d.graph import walk
 
-Start = Callable[[nn.Parameter], Pending]
-"""Issues the gather of a weight."""
+Start = Callable[[nn.Parameter, Axis, torch.dtype], Pending]
+"""Issues the gather of a weight over x, whose rows are cut over another axis, in a type."""
 Kind = Literal["product", "lookup"]
 _Key = tuple[int, bool, Kind, str, torch.dtype]
 _LONGEST = 10_000  # uses that are written down, should no backward pass ever end them
+
+
+def follows(tensor: Tensor) -> bool:
+    """Whether a product or a lookup on a cube is among what `tensor` was computed from, as far as autograd knows."""
+    return any(getattr(node, "is_ordered", False) for node in walk(tensor, lambda _: True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +46,14 @@ class _Use:
 
     key: _Key
     weight: nn.Parameter
-    start: Start
+    rows: Axis
+    dtype: torch.dtype
+    follows: bool
+    """Whether it works on what others have computed in the same direction."""
 
     @property
-    def is_forward(self) -> bool:
-        return not self.key[1]
+    def is_backward(self) -> bool:
+        return self.key[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +70,7 @@ class Ahead:
     def __init__(self) -> None:
         self._order: list[_Use] = []
         self._now: list[_Use] = []
-        self._seen: set[_Key] = set()
         self._astray = False
-        self._pass = 0
         self._on_the_way: _OnTheWay | None = None
         self.used, self.dropped = 0, 0
         """Gathers ahead of their use that were used, and those that were in vain."""
@@ -72,51 +82,70 @@ class Ahead:
         vars(self).update(vars(Ahead()))
 
     def take(
-        self, weight: nn.Parameter, block: Tensor, wanted: tuple[Kind, str, torch.dtype], passes: int, start: Start
+        self, weight: nn.Parameter, block: Tensor, kind: Kind, rows: Axis, dtype: torch.dtype, after: bool, start: Start
     ) -> Pending:
         """The gather of `weight`: the one that is on its way, else one that is issued now.
 
         Args:
             block: this rank's part of the weight.
-            wanted: what for, and the axis and the type in which it is gathered.
-            passes: backward passes that have ended; with each, an order ends.
+            kind: what for.
+            rows, dtype: see `Start`.
+            after: in a forward pass, whether this use works on what others have computed.
             start: issues the gather.
         """
-        if passes != self._pass or len(self._now) == _LONGEST:
-            self._order, self._astray, self._pass = self._now if passes != self._pass else [], False, passes
-            self._now, self._seen = [], set()
+        if len(self._now) == _LONGEST:
+            self._order, self._now = [], []
         # What is computed again comes in the midst of a backward pass, and is another use than the first one.
-        key: _Key = (id(weight), torch._C._current_graph_task_id() != -1, *wanted)
+        backward = torch._C._current_graph_task_id() != -1
+        key: _Key = (id(weight), backward, kind, rows.name, dtype)
         place = len(self._now)
         if place < len(self._order) and self._order[place].key != key:
             self._astray = True
-        self._now.append(_Use(key=key, weight=weight, start=start))
-        self._seen.add(key)
-        ahead, self._on_the_way = self._on_the_way, None
+        if backward:
+            after = bool(self._now) and self._now[-1].is_backward
+        self._now.append(_Use(key=key, weight=weight, rows=rows, dtype=dtype, follows=after))
+        ahead = self._on_the_way
         if ahead is None:
-            return start(weight)
+            return start(weight, rows, dtype)
         if ahead.key == key and ahead.weight is weight and ahead.version == _version(weight, block):
-            self.used += 1
+            self.used, self._on_the_way = self.used + 1, None
             return ahead.gathering
-        self.dropped += 1
-        ahead.gathering.wait()
-        return start(weight)
+        self._drop()
+        return start(weight, rows, dtype)
 
-    def go_on(self, local: Callable[[nn.Parameter], Tensor]) -> None:
+    def go_on(self, local: Callable[[nn.Parameter], Tensor], start: Start) -> None:
         """Issues the gather that came next at this place of the pass before.
 
         Args:
             local: gives this rank's part of a weight.
+            start: issues the gather.
         """
         if self._on_the_way is not None or self._astray or len(self._now) >= len(self._order):
             return
         following = self._order[len(self._now)]
-        if following.is_forward and following.key in self._seen:
-            return  # a second forward pass begins, and somebody may edit weights before it
+        if not following.follows:
+            return
         weight = following.weight
         version = _version(weight, local(weight))
-        gathering = following.start(weight)
+        gathering = start(weight, following.rows, following.dtype)
         self._on_the_way = _OnTheWay(key=following.key, weight=weight, version=version, gathering=gathering)
+
+    def end(self) -> None:
+        """A backward pass has ended, and with it an order."""
+        self._drop()
+        self._order, self._now, self._astray = self._now, [], False
+
+    def forget(self) -> None:
+        """Lets go of all weights: for a model that is given up while its cube lives on. On all ranks alike. The next
+        pass is a first one."""
+        self._drop()
+        self._order, self._now, self._astray = [], [], False
+
+    def _drop(self) -> None:
+        ahead, self._on_the_way = self._on_the_way, None
+        if ahead is not None:
+            self.dropped += 1
+            ahead.gathering.wait()
 
 
 def _version(weight: nn.Parameter, block: Tensor) -> tuple[int, ...]:

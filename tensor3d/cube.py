@@ -91,7 +91,8 @@ class Cube:
         self.regions = Regions(speed.compile, self.device)
         self.coordinate = shape.coordinate(rank)
         self.traffic = Traffic()
-        self.ledger, self.ahead = Ledger(precision), Ahead()
+        self.ahead = Ahead()
+        self.ledger = Ledger(precision, at_end=self.ahead.end)
         self.seeded = False
         self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
@@ -158,7 +159,8 @@ class Cube:
         cube = copy.copy(self)
         cube.precision = self.precision if precision is None else precision
         cube.speed = self.speed if speed is None else speed
-        cube.ledger, cube.ahead = self.ledger.relative(cube.precision), Ahead()
+        cube.ahead = Ahead()
+        cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end)
         cube.regions = self.regions.switched(cube.speed.compile)
         if cube.speed.overlap != self.speed.overlap:
             cube._axes = {names: replace(axis, overlap=cube.speed.overlap) for names, axis in self._axes.items()}

@@ -47,13 +47,17 @@ class _Pass:
 class Ledger:
     """Collects the local gradients of backward passes. One on each cube; layers use it through `hand_in`."""
 
-    def __init__(self, precision: Precision = Precision(), relatives: WeakSet[Ledger] | None = None) -> None:  # noqa: B008
+    def __init__(
+        self,
+        precision: Precision = Precision(),  # noqa: B008
+        relatives: WeakSet[Ledger] | None = None,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._relatives = WeakSet() if relatives is None else relatives  # of cubes that compute on the same processes
         self._relatives.add(self)
         self.observer: Callable[[Literal["sum", "summed"]], None] | None = None
         """Called where the sums over ranks at the end of a backward pass begin and end: for whoever measures them."""
-        self.passes = 0
-        """Backward passes that have ended."""
+        self._at_end = at_end  # of each backward pass
         self._precision = precision
         self._passes: dict[int, _Pass] = {}
         self._held: dict[int, _Entry] = {}
@@ -96,9 +100,9 @@ class Ledger:
         """Whether gradients wait for a backward pass outside of `holding`, here or on a cube made by `computing`."""
         return any(ledger._held for ledger in self._relatives)
 
-    def relative(self, precision: Precision) -> Ledger:
+    def relative(self, precision: Precision, at_end: Callable[[], None]) -> Ledger:
         """One for a cube of the same processes that computes in other types."""
-        return Ledger(precision, self._relatives)
+        return Ledger(precision, self._relatives, at_end)
 
     def discard(self) -> None:
         """Drops gradients held back by `holding`: for a step that is given up in the middle of its accumulation."""
@@ -116,7 +120,7 @@ class Ledger:
 
     def _close(self, task: int) -> None:
         """The end of one backward pass."""
-        self.passes += 1
+        self._at_end()
         entries: dict[int, _Entry] = dict(self._held)
         local: dict[int, _Entry] = {}
         _add_all(self._passes.pop(task).handed, entries, local)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tensor3d.ahead import Kind
+from tensor3d.ahead import Kind, Start, follows
 from tensor3d.collectives import Axis, Pending, all_gather, reduce_scatter
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, other
@@ -68,8 +68,8 @@ def matmul(
     a = a.to(cube.precision.computed(a.dtype))
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
-    # Inside of the function nobody can tell any more whether a backward pass will follow.
-    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, torch.is_grad_enabled())
+    # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
+    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, place_in_order(a, cube))
 
 
 class _Product(torch.autograd.Function):
@@ -82,17 +82,18 @@ class _Product(torch.autograd.Function):
         cube: Cube,
         face: Face,
         reshard: bool,
-        training: bool,
+        after: bool | None,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         rows, columns = cube.axis(other(face)), cube.axis(face)
-        gathering_a, gathering_w = all_gather(a, rows), take_slab(weight, cube, rows, a.dtype, ordered=training)
+        gathering_a, gathering_w = all_gather(a, rows), take_slab(weight, cube, rows, a.dtype, after=after)
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
-        gather_next_slab(cube, ordered=training)
+        gather_next_slab(cube, after=after)
         c = reduce_scatter(a_full @ w_full.t(), columns).wait()
         if bias is not None:
             c += local(bias).to(c.dtype)
         ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.reshard = weight, bias, cube, face, reshard
+        ctx.is_ordered = True
         ctx.result_face, ctx.made = other(face), f"a product with a weight of shape {tuple(weight.shape)}"
         ctx.save_for_backward(*((a, weight) if reshard else (a_full, w_full)))
         return c
@@ -137,6 +138,17 @@ def gather_slab(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> P
     return all_gather(_pad_rows(block, chunk), x).narrowed(last - first)
 
 
+def place_in_order(a: Tensor | None, cube: Cube) -> bool | None:
+    """What `take_slab` is to know of a use in a forward pass, asked outside of autograd's functions.
+
+    Args:
+        a: what is multiplied; None: nothing that was computed.
+    """
+    if not torch.is_grad_enabled() or not _works_ahead(cube):
+        return None
+    return a is not None and follows(a)
+
+
 def take_slab(
     weight: nn.Parameter,
     cube: Cube,
@@ -144,26 +156,28 @@ def take_slab(
     dtype: torch.dtype,
     *,
     kind: Kind = "product",
-    ordered: bool = True,
+    after: bool | None = True,
 ) -> Pending:
     """The same, or the gather that the product before has started (`tensor3d.ahead`).
 
     Args:
         kind: what for; a tied weight has uses of both.
-        ordered: whether this use has a place in the order of a step: all but those that no backward pass follows.
+        after: whether this use works on results of others in the pass; None: it has no place in the order of a step,
+            since no backward pass follows.
     """
-    if not ordered or not _works_ahead(cube):
+    if after is None or not _works_ahead(cube):
         return gather_slab(weight, cube, rows, dtype)
-    wanted = (kind, rows.name, dtype)
-    return cube.ahead.take(
-        weight, local(weight), wanted, cube.ledger.passes, lambda one: gather_slab(one, cube, rows, dtype)
-    )
+    return cube.ahead.take(weight, local(weight), kind, rows, dtype, after, _gathering(cube))
 
 
-def gather_next_slab(cube: Cube, *, ordered: bool = True) -> None:
+def gather_next_slab(cube: Cube, *, after: bool | None = True) -> None:
     """Starts the gather for the product after this one, to travel under what is computed now."""
-    if ordered and _works_ahead(cube):
-        cube.ahead.go_on(local)
+    if after is not None and _works_ahead(cube):
+        cube.ahead.go_on(local, _gathering(cube))
+
+
+def _gathering(cube: Cube) -> Start:
+    return lambda weight, rows, dtype: gather_slab(weight, cube, rows, dtype)
 
 
 def _works_ahead(cube: Cube) -> bool:

@@ -16,7 +16,7 @@ from tensor3d.cube import Cube
 from tensor3d.faces import check_activation, check_divides, in_batch, lies
 from tensor3d.layout import block, chunk_bounds, matrix, table, vector
 from tensor3d.ledger import asked_for
-from tensor3d.matmul import gather_next_slab, matmul, scatter_slab, take_slab
+from tensor3d.matmul import gather_next_slab, matmul, place_in_order, scatter_slab, take_slab
 from tensor3d.parameters import constant, normal, use
 from tensor3d.rows import check_numbers, lookup, own_rows
 
@@ -50,7 +50,7 @@ class Embedding3D(nn.Module):
         y = self.cube.axis("y")
         first, _ = chunk_bounds(self.vocab, y.size, y.index)
         return lookup(
-            _Slab.apply(self.weight, self.cube, torch.is_grad_enabled()),
+            _Slab.apply(self.weight, self.cube, place_in_order(None, self.cube)),
             ids,
             first,
             y,
@@ -121,12 +121,12 @@ class _Slab(torch.autograd.Function):
     """The embedding's rows of this rank's y chunk, gathered over x; backward sums over x, into the ledger."""
 
     @staticmethod
-    def forward(ctx: Any, weight: nn.Parameter, cube: Cube, training: bool) -> Tensor:
+    def forward(ctx: Any, weight: nn.Parameter, cube: Cube, after: bool | None) -> Tensor:
         cube.ledger.forget_failed_passes()
-        ctx.weight, ctx.cube = weight, cube
+        ctx.weight, ctx.cube, ctx.is_ordered = weight, cube, True
         dtype = cube.precision.computed(weight.dtype)
-        slab = take_slab(weight, cube, cube.axis("y"), dtype, kind="lookup", ordered=training).wait()
-        gather_next_slab(cube, ordered=training)
+        slab = take_slab(weight, cube, cube.axis("y"), dtype, kind="lookup", after=after).wait()
+        gather_next_slab(cube, after=after)
         return slab.view_as(slab)
 
     @staticmethod
