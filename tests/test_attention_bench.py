@@ -54,6 +54,7 @@ def test_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--dropout", "1"], "--dropout must be at least 0 and below 1"),
         (["--head-dim", "0"], "--head-dim must be at least 1"),
         (["--threads", "0"], "--threads must be at least 1"),
+        (["--longest", "4"], "--longest must be at least 5. Got 4"),
         (["--output", "/nowhere/at/all.json"], "folder that exists"),
     ],
 )
@@ -62,3 +63,9 @@ def test_what_cannot_be_is_refused(options: list[str], said: str, capsys: pytest
         pytest.skip("can be measured here")
     assert main(["attention", *SMALL, *options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_it_is_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["attention", *SMALL]) == 2
+    assert "Call it without torchrun" in capsys.readouterr().err

@@ -151,10 +151,11 @@ class BertModel(Pretrained):
         Raises:
             ValueError: the last layer needs to know which rows are read, and the batch does not say.
         """
+        # Asked for before anything is sent.
+        chosen = self._read(batch).chosen if self.read_rows_only else None
         h = self.embeddings(batch.ids, batch.positions, batch.types)
         for layer in self.layers[:-1]:
             h = layer(h, batch.sequences)
-        chosen = self._read(batch).chosen if self.read_rows_only else None
         h = self.layers[-1](h, batch.sequences, chosen)
         return h if self.final_norm is None else self.final_norm(h)
 

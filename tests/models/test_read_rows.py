@@ -113,12 +113,18 @@ def test_slots_are_the_rows_of_the_batch(y: int, z: int) -> None:
     assert len(own) % y == len(own) % z == 0
 
 
-def test_a_batch_that_does_not_say_is_refused() -> None:
-    cube = Cube.single()
-    packs = toy_packs(67, 2)
+def _refused(shape: Shape) -> int:
+    """Collectives that were issued before the error."""
+    cube, packs = Cube(*shape), toy_packs(67, 2)
     model = BertForPreTraining(toy_config(67), cube, read_rows_only=True)
-    with pytest.raises(ValueError, match=r"needs batches that say which rows are read"):
+    refusal = pytest.raises(ValueError, match=r"needs batches that say which rows are read")
+    with cube.traffic.counting() as traffic, refusal:
         model(lay(packs, cube), *totals(packs))
+    return traffic.total_calls
+
+
+def test_a_batch_that_does_not_say_is_refused_before_anything_is_sent() -> None:
+    assert run_ranks(2, _refused, (1, 2, 1, 1)) == [0, 0]
 
 
 def test_only_the_read_rows_are_computed() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tensor3d import CubeShape
+from tools.bench import compile as compile_
 from tools.bench.__main__ import main
+from tools.bench.compile import CompileCommand
 from tools.bench.compile_figures import HEADER, REGION_HEADER, faults, region_figures, region_row, row, step_figures
 from tools.bench.compile_regions import RegionFacts
-from tools.bench.compile_trial import Case, Facts
+from tools.bench.compile_trial import Case, CompileTrial, Facts
 
 EAGER: Case = ("fp32", "eager")
 COMPILED: Case = ("fp32", "compiled")
@@ -67,6 +71,43 @@ def test_a_region_by_hand() -> None:
 def test_bad_calls_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_regions_need_processes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["compile", "--cubes", "1x1x2"]) == 2
+    assert "Add --no-regions" in capsys.readouterr().err
+    CompileCommand(cubes="1x1x2", regions=False).check()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_tells(
+    rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under torchrun: the ranks know their numbers until the processes part."""
+    connected = [False]
+
+    class OnTwo:
+        def call(self, action: Callable[..., Any], *args: Any) -> list[Any]:
+            assert connected[0]
+            return [[1.0]] * 2 if action is CompileTrial.turn else [{EAGER: facts(), COMPILED: facts()}] * 2
+
+    def start(shapes: object, make: object, stack: ExitStack) -> list[OnTwo]:
+        connected[0] = True
+        stack.callback(lambda: connected.__setitem__(0, False))
+        return [OnTwo()]
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(compile_, "start", start)
+    monkeypatch.setattr(compile_.dist, "is_initialized", lambda: connected[0])
+    monkeypatch.setattr(compile_.dist, "get_rank", lambda: rank)
+    output = tmp_path / "compile.json"
+    given = ["--cubes", "1x1x2", "--no-regions", "--steps", "1", "--rounds", "1", "--output", str(output)]
+    assert main(["compile", *given]) == 0
+    assert output.exists() == (rank == 0)
+    assert bool(capsys.readouterr().out) == (rank == 0)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -12,12 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from tensor3d import Speed
 from tensor3d.data.batch import Pack, collate
+from tensor3d.data.delivery import tensors_of
 from tools.bench import library
 from tools.bench.__main__ import main
 from tools.bench.library import LibraryCommand
 from tools.bench.library_data import FULL, PADDED, SORTED, Work, padded_batch, padded_batches, samples_of, works
-from tools.bench.library_figures import HEADER, Sample, SideFigures, agree, all_agree, differences, figures, row
+from tools.bench.library_figures import (
+    HEADER,
+    Sample,
+    SideFigures,
+    agree,
+    all_agree,
+    differences,
+    figures,
+    input_figures,
+    row,
+)
+from tools.bench.library_picture import draw
 from tools.bench.library_sides import Checked, Library
 from tools.corpus.tokenizer import special_tokens
 
@@ -79,7 +93,15 @@ def test_kinds_of_padding() -> None:
     assert by_length[1].mask is None
 
 
-def made(kind: str) -> list[Work]:
+def test_sequences_are_dealt_out_evenly() -> None:
+    """Nine in batches of at most four: no batch of a single one is left over."""
+    short, middle, long = samples_of(batch())
+    parts = padded_batches([long] * 4 + [short] * 3 + [middle] * 2, SORTED, size=4, longest=8, pad=0)
+    assert [tuple(each.ids.shape) for each in parts] == [(3, 3), (3, 5), (3, 5)]
+    assert [len(each.ids) for each in padded_batches([long] * 8, PADDED, size=4, longest=8, pad=0)] == [4, 4]
+
+
+def made(kind: str, device: str = "cpu") -> list[Work]:
     return works(
         kind,
         np.bincount([5, 5, 6, 11, 16]),
@@ -90,8 +112,27 @@ def made(kind: str) -> list[Work]:
         longest=16,
         special=special_tokens(60),
         seed=3,
-        device=torch.device("cpu"),
+        device=torch.device(device),
     )
+
+
+def test_both_lie_on_the_device() -> None:
+    for work in made(SORTED, device="meta"):
+        tensors = list(tensors_of([work.step.batches, work.padded]))
+        assert len(tensors) > 20
+        assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+def test_what_the_timed_steps_hold() -> None:
+    mine = made(PADDED)
+    found = input_figures(PADDED, mine)
+    assert (found.steps, found.packed_batches) == (2, sum(len(work.step.batches) for work in mine))
+    assert found.sequences == sum(len(each.next_labels) for work in mine for each in work.padded)
+    tokens = sum(int(each.mask.sum()) for work in mine for each in work.padded if each.mask is not None)
+    assert found.tokens == tokens
+    assert found.padded_fill == tokens / (found.sequences * 16), "each is padded to 16"
+    assert found.packed_fill == tokens / (found.packed_batches * 2 * 16), "two packs of 16 a micro-batch"
+    assert f"{found.sequences} sequences of {tokens} tokens in 2 timed steps" in str(found)
 
 
 @pytest.mark.parametrize("kind", [FULL, PADDED, SORTED])
@@ -107,14 +148,14 @@ def test_both_train_on_the_same_sequences(kind: str) -> None:
         assert labels.sort().values.tolist() == row_labels.sort().values.tolist()
     assert not torch.equal(first.step.batches[0].ids, second.step.batches[0].ids)
     if kind == FULL:
-        assert first.step.fill == first.padded_fill == 1.0
+        assert first.step.tokens == first.packed_slots == first.padded_slots
         assert all(each.mask is None for each in first.padded)
     if kind == PADDED:
-        assert first.padded_fill < first.step.fill
+        assert first.padded_slots > first.packed_slots
 
 
 def test_sorting_saves_padding() -> None:
-    assert made(PADDED)[0].padded_fill < made(SORTED)[0].padded_fill
+    assert made(PADDED)[0].padded_slots > made(SORTED)[0].padded_slots
 
 
 def side(contender: str, loss: float = 7.0, norm: float = 2.0, precision: str = "fp32") -> SideFigures:
@@ -123,18 +164,23 @@ def side(contender: str, loss: float = 7.0, norm: float = 2.0, precision: str = 
     return figures(("tiny", precision, FULL), contender, rounds, rounds, fill=1.0, checked=checked)
 
 
-def test_figures_are_those_of_rounds() -> None:
+def test_figures_are_those_of_all_steps_and_of_rounds() -> None:
     base = [[Sample(seconds=s, tokens=100), Sample(seconds=s, tokens=300)] for s in (2.0, 4.0, 1.0)]
     rounds = [[Sample(seconds=s, tokens=100), Sample(seconds=s, tokens=300)] for s in (1.0, 1.0, 1.0)]
     checked = Checked(loss=7.0, gradient_norm=2.0)
     found = figures(("tiny", "fp32", PADDED), "ours", rounds, base, fill=0.5, checked=checked, peak=2**20)
-    assert found.tokens_per_second == 200
-    assert found.ratio == 2.0
+    assert found.tokens_per_second == found.tokens_per_second_median == 200
+    assert found.ratio == pytest.approx(14 / 6), "of all seconds; the rounds have 2, 4 and 1"
+    assert found.ratio_median == 2.0
     assert found.ratio_range == (1.0, 4.0)
+    slow = figures(("tiny", "fp32", PADDED), "ours", base, base, fill=0.5, checked=checked)
+    assert slow.tokens_per_second == pytest.approx(1200 / 14)
+    assert (slow.tokens_per_second_median, slow.tokens_per_second_range) == (100, (50, 200))
     assert found.steps == 6
     assert found.seconds_median == 1.0
     assert len(row(found)) == len(HEADER)
-    assert row(found)[7:9] == ("50.00%", "1")
+    assert row(found)[3:6] == ("2.333", "2.000", "1.000-4.000")
+    assert row(found)[8:10] == ("50.00%", "1")
 
 
 def test_contenders_must_agree() -> None:
@@ -159,8 +205,12 @@ def test_contenders_must_agree() -> None:
         ({"contenders": "transformers,ours"}, "--contenders must have transformers-masked among them"),
         ({"contenders": "mine"}, "--contenders must be some of"),
         ({"micro_batch": 0}, r"--micro-batch must be at least 1\. Got 0"),
-        ({"warmup": -1}, "--warmup must be at least 0"),
-        ({"warmup": 0, "contenders": "transformers-masked,ours-compiled"}, "--warmup must be at least 1 with"),
+        ({"warmup": 0}, r"--warmup must be at least 1: .* state.* Got 0"),
+        ({"vocab": 3}, "--vocab 3 is too small: sep must be an id below"),
+        ({"seed": -1}, r"--seed must be at least 0\. Got -1"),
+        ({"length": 4}, r"--length must be at least 5\. Got 4"),
+        ({"also": "a.json"}, "--also names what --plot draws"),
+        ({"also": "/none/a.json", "plot": Path("a.png")}, "--also must be files that .* Got /none/a.json"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
         ({"output": Path("/none/there/a.json")}, "--output must be a file"),
     ],
@@ -168,6 +218,42 @@ def test_contenders_must_agree() -> None:
 def test_bad_calls_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LibraryCommand(**options).check()
+
+
+def test_the_compiler_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def single(*_: object, speed: Speed) -> None:
+        assert speed.compile
+        raise ValueError("no compiler here")
+
+    monkeypatch.setattr(library.Cube, "single", single)
+    LibraryCommand().check()
+    with pytest.raises(ValueError, match="no compiler here"):
+        LibraryCommand(contenders="transformers-masked,ours-compiled").check()
+
+
+def test_a_picture_of_several_runs(tmp_path: Path) -> None:
+    """All kinds of input are panels of one picture; a contender has one colour in all of them."""
+    pytest.importorskip("matplotlib")
+    file, plot = tmp_path / "earlier.json", tmp_path / "bars.png"
+    earlier = [side("transformers-masked"), side("ours"), side("ours", precision="bf16")]
+    results = [dataclasses.asdict(each) for each in earlier]
+    file.write_text(json.dumps({"benchmark": "library", "results": results}))
+    command = LibraryCommand(presets="tiny", inputs=SORTED, also=str(file), plot=plot)
+    command.check()
+    with pytest.raises(ValueError, match=r"--also must have what neither .* Got tiny, fp32, full, transformers-masked"):
+        dataclasses.replace(command, inputs=FULL).check()
+    with pytest.raises(ValueError, match="--also must have what neither"):
+        dataclasses.replace(command, also=f"{file},{file}").check()
+    here = [dataclasses.replace(side(name), inputs=SORTED) for name in ("ours-rows", "ours")]
+    figure = draw([*command.earlier(), *here])
+    full, by_length = figure.axes
+    assert full.get_title(loc="left") == "BERT-tiny, no padding"
+    assert by_length.get_title(loc="left") == "BERT-tiny, padded, sorted by length"
+    (of_full, _), (of_sorted, _) = [axes.get_legend_handles_labels() for axes in (full, by_length)]
+    assert [len(bars) for bars in of_full] == [1, 2], "ours in fp32 and bf16"
+    ours, rows = of_sorted
+    assert of_full[1][0].get_facecolor() == ours[0].get_facecolor() != rows[0].get_facecolor()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["transformers-masked", "ours", "ours-rows"]
 
 
 def test_without_transformers_it_says_what_is_missing(
@@ -191,6 +277,7 @@ def test_all_contenders_have_the_same_loss(tmp_path: Path, capsys: pytest.Captur
     assert "do NOT agree" not in capsys.readouterr().out
     content = json.loads(output.read_text())
     assert content["agree"] is True
+    assert [each["inputs"] for each in content["inputs"]] == ["full", "padded", "sorted"]
     results = content["results"]
     assert [side["contender"] for side in results] == contenders * 6
     for side in results:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tools.bench.__main__ import main
-from tools.bench.overlap import faults
+from tools.bench.overlap import HEADER, faults, latency_figures, row
 from tools.bench.overlap_trace import Event, Trace, replayed
-from tools.bench.overlap_trial import Facts
+from tools.bench.overlap_trial import Facts, Sample, Side
 
 # One collective is issued, a second of work is done, then its result is waited for, which takes half a second more;
 # another one is waited for at once and takes a quarter.
@@ -63,6 +63,22 @@ def test_a_trace_makes_a_collective_wait(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [event.kind for event in trace.events] == ["issued", "waits", "has"] * 2
 
 
+def test_figures_by_hand() -> None:
+    """One step in a round, on two ranks; what is measured without latency is no prediction."""
+
+    def taken(seconds: float, slow: float) -> list[list[list[Sample]]]:
+        return [[[Sample(seconds=seconds, predicted={0.0: seconds, 0.02: slow + rank})] for rank in (-0.5, 0.5)]]
+
+    base: dict[Side, list[list[list[Sample]]]] = {"overlap": taken(1.0, 2.0), "none": taken(1.25, 4.0)}
+    turns: dict[Side, list[list[list[Sample]]]] = {"overlap": taken(2.5, 0.0), "none": taken(4.25, 0.0)}
+    quick, slow = latency_figures(0.0, base, base), latency_figures(0.02, turns, base)
+    assert (quick.gain, quick.gain_predicted) == (0.25, None)
+    assert row(quick) == ("0", "1000.0", "1250.0", "0.800", "0.80-0.80", "250.0", "-")
+    assert (slow.gain, slow.gain_predicted) == (1.75, 2.0)
+    assert row(slow)[-2:] == ("1750.0", "2000.0")
+    assert len(row(slow)) == len(HEADER)
+
+
 SAME = Facts(
     threads=1, losses=(1.0,), received=5, collectives=3, saved=7, peak=9, travelling=1.0, hidden=0.5, same_bits=True
 )
@@ -105,7 +121,8 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--output", str(output)]) == 0
     assert "the same bits" in capsys.readouterr().out
     found = json.loads(output.read_text())
-    _, slow = found["results"]
+    quick, slow = found["results"]
+    assert quick["gain_predicted"] is None
     assert slow["gain"] > 0, "collectives of 20 ms that travel together and under products are not slower than in turn"
     assert slow["gain_predicted"] > 0
     for rank in found["facts"]:

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d import Sequences, attention
+from tensor3d import Sequences, attention, rendezvous
 from tensor3d.attention.support import SUPPORT, Facts, Name
 from tensor3d.data import SpecialTokens
 from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.random_pairs import RandomPairs, exponential_histogram
+from tools.bench.random_pairs import SHORTEST, RandomPairs, exponential_histogram
 from tools.bench.subcommand import Subcommand
 from tools.bench.threads import using_threads
 from tools.bench.turns import in_turns
@@ -45,12 +45,15 @@ class AttentionCommand(Subcommand):
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
     longest: int = 512
-    """Of the formula's lengths; the padded rows of the histogram's are as long as its longest."""
+    """Tokens of the formula's longest sequence; the padded rows of a histogram are as long as its own longest."""
     tokens: int = 16_384
     """Rows in all, nearly."""
     heads: int = 8
+    """Attention heads."""
     head_dim: int = 64
+    """Columns of a head."""
     type: Literal["fp32", "bf16"] = "fp32"
+    """Of queries, keys and values."""
     backends: str = "grouped"
     """Some of grouped, varlen, flex and reference, with commas."""
     dropout: float = 0.0
@@ -97,10 +100,13 @@ class AttentionCommand(Subcommand):
 
     def check(self) -> list[Name]:
         """The backends that are asked for. Raises ValueError for what cannot be."""
-        for option in ("longest", "tokens", "heads", "head_dim", "rounds", "threads"):
+        if rendezvous.is_launched():
+            raise ValueError("this benchmark is one process. Call it without torchrun, srun or mpirun.")
+        least = dict.fromkeys(("tokens", "heads", "head_dim", "rounds", "threads"), 1)
+        for option, bound in {**least, "longest": SHORTEST}.items():
             value = getattr(self, option)
-            if value is not None and value < 1:
-                raise ValueError(f"--{option.replace('_', '-')} must be at least 1. Got {value}.")
+            if value is not None and value < bound:
+                raise ValueError(f"--{option.replace('_', '-')} must be at least {bound}. Got {value}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout must be at least 0 and below 1. Got {self.dropout}.")
         check_output(self.output)

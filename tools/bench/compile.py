@@ -15,7 +15,7 @@ import torch.distributed as dist
 import tyro
 
 from models.bert import PRESETS, BertConfig
-from tensor3d import CubeShape
+from tensor3d import CubeShape, rendezvous
 from tools.bench.compile_figures import (
     HEADER,
     REGION_HEADER,
@@ -65,7 +65,7 @@ class CompileCommand(Subcommand):
     rounds: int = 5
     """Turns that each side gets; the steps are dealt out over them."""
     regions: bool = True
-    """Measure each region alone, too, on one rank."""
+    """Measure each region alone, too, on one rank. Not under torchrun."""
     output: Path | None = None
     """JSON file for all figures."""
 
@@ -76,11 +76,11 @@ class CompileCommand(Subcommand):
     def run(self, arguments: Sequence[str]) -> int:
         shapes, types = self.check()
         work, machine = self.work(), Machine.here()
-        steps, regions = self.measure_steps(shapes, types, work), list[RegionFigures]()
+        (steps, shown), regions = self.measure_steps(shapes, types, work), list[RegionFigures]()
         if self.regions:
             regions = self.measure_regions(types, work)
         wrong = faults(steps)
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if shown:
             self.report(steps, regions, machine, arguments)
             for fault in wrong:
                 print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
@@ -111,15 +111,24 @@ class CompileCommand(Subcommand):
         for shape in shapes:
             self.work().check_cube(shape)
         check_world(shapes)
+        if self.regions and rendezvous.is_launched():
+            raise ValueError(
+                "regions are measured in one process of their own, and torchrun, srun or mpirun has started all there "
+                "are. Add --no-regions, or call python -m tools.bench itself."
+            )
         check_output(self.output)
         return shapes, cast("list[Type]", types)
 
-    def measure_steps(self, shapes: Sequence[CubeShape], types: Sequence[Type], work: Work) -> list[StepFigures]:
+    def measure_steps(
+        self, shapes: Sequence[CubeShape], types: Sequence[Type], work: Work
+    ) -> tuple[list[StepFigures], bool]:
+        """The figures, and whether this process is the one that shows them: under torchrun, rank 0."""
         counts, cases = deal(self.steps, self.rounds), [(kind, side) for kind in types for side in SIDES]
-        found = []
+        found, shown = list[StepFigures](), True
         for shape in shapes:
             with ExitStack() as stack:
                 part = start([shape], partial(CompileTrial, work=work, types=types, warmup=self.warmup), stack)[0]
+                # Asked for here: when the stack is left, nobody has a rank any more.
                 shown = not dist.is_initialized() or dist.get_rank() == 0
                 names = [f"{shape}, {kind}, {side}" for kind, side in cases]
                 turns = in_turns(
@@ -131,7 +140,7 @@ class CompileCommand(Subcommand):
                 facts = part.call(CompileTrial.get_facts)
             by_case = dict(zip(cases, turns, strict=True))
             found += [step_figures(shape, kind, by_case, facts) for kind in types]
-        return found
+        return found, shown
 
     def measure_regions(self, types: Sequence[Type], work: Work) -> list[RegionFigures]:
         counts = deal(self.steps, self.rounds)

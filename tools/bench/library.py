@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from models.bert import PRESETS, BertConfig
-from tensor3d import rendezvous
+from tensor3d import Cube, Speed, rendezvous
 from tools.bench.library_data import FULL, PADDED, SORTED, Work, works
-from tools.bench.library_figures import LOSS_TOLERANCE, SideFigures, all_agree, draw
+from tools.bench.library_figures import LOSS_TOLERANCE, SideFigures, all_agree, input_figures
 from tools.bench.library_measure import Turns, measure
+from tools.bench.library_picture import draw, read_results
 from tools.bench.library_sides import COMPILING, CONTENDERS, MASKED, OURS, PLAIN, with_sizes
 from tools.bench.machine import Machine, check_output, heading, write_json
 from tools.bench.plots import check_picture, save_picture
-from tools.bench.random_pairs import exponential_histogram
+from tools.bench.random_pairs import SHORTEST, exponential_histogram
 from tools.bench.subcommand import Subcommand
 from tools.bench.threads import using_threads
 from tools.cores import usable_cores
@@ -54,7 +56,7 @@ class LibraryCommand(Subcommand):
     sequences: int | None = None
     """Of a step, rounded to whole micro-batches of packs. Default: 16 of kind full, else 64."""
     micro_batch: int = 8
-    """Sequences of a padded micro-batch."""
+    """Sequences of a padded micro-batch, at most: those of a step are dealt out evenly."""
     packs: int | None = None
     """Packs of a packed one. Default: as many as sequences of a padded one."""
     steps: int = 1
@@ -62,7 +64,7 @@ class LibraryCommand(Subcommand):
     rounds: int = 5
     """Turns that each contender gets, one contender after another."""
     warmup: int = 1
-    """Steps of each contender before that."""
+    """Steps of each contender before that, at least 1."""
     layers: int | None = None
     """Transformer layers, instead of the preset's."""
     dropout: float = 0.1
@@ -78,7 +80,9 @@ class LibraryCommand(Subcommand):
     output: Path | None = None
     """JSON file for all figures."""
     plot: Path | None = None
-    """PNG file of tokens a second."""
+    """PNG file of tokens a second: a panel for each preset and kind of input."""
+    also: str | None = None
+    """JSON files of earlier runs, with commas, whose figures --plot draws too."""
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
@@ -86,23 +90,31 @@ class LibraryCommand(Subcommand):
 
     def run(self, arguments: Sequence[str]) -> int:
         presets, precisions, inputs, contenders = self.check()
-        lengths, source = self.lengths()
+        (lengths, source), earlier = self.lengths(), self.earlier()
         turns = Turns(rounds=self.rounds, steps=self.steps, warmup=self.warmup, memory=self.memory)
-        machine, device = Machine.here(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        machine, device = Machine.here(), _device()
         with using_threads(self.threads or usable_cores()):
             print(f"{machine}\nlengths: {source}; {torch.get_num_threads()} threads", flush=True)
             steps = {kind: self._works(kind, lengths, device) for kind in inputs}
+            held = [input_figures(kind, mine[1:]) for kind, mine in steps.items()]
+            print("\n".join(str(each) for each in held), flush=True)
             results: list[SideFigures] = []
             for preset in presets:
                 config = self.config(preset)
                 results += measure(preset, config, precisions, contenders, steps, turns, self.seed, device)
         if self.plot is not None:
-            save_picture(draw(results), self.plot)
+            save_picture(draw([*earlier, *results]), self.plot)
             print(f"written: {self.plot}")
         agreed = all_agree(results)
         if self.output is not None:
-            content = {"lengths": source, "agree": agreed, "results": [dataclasses.asdict(side) for side in results]}
-            write_json(self.output, {**heading(arguments, machine), **content})
+            content = {
+                **heading(arguments, machine),
+                "lengths": source,
+                "inputs": [dataclasses.asdict(each) for each in held],
+                "agree": agreed,
+                "results": [dataclasses.asdict(side) for side in results],
+            }
+            write_json(self.output, content)
             print(f"written: {self.output}")
         sys.stdout.flush()
         return 0 if agreed else 1
@@ -111,12 +123,20 @@ class LibraryCommand(Subcommand):
         """Presets, precisions, inputs and contenders. Raises ValueError for what can be seen before all work."""
         if rendezvous.is_launched():
             raise ValueError("this benchmark is one process. Call it without torchrun, srun or mpirun.")
-        for name in ("length", "sequences", "micro_batch", "packs", "steps", "rounds", "layers", "threads"):
+        least = dict.fromkeys(("sequences", "micro_batch", "packs", "steps", "rounds", "layers", "threads"), 1)
+        for name, bound in {**least, "length": SHORTEST, "seed": 0}.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1. Got {value}.")
-        if self.warmup < 0:
-            raise ValueError(f"--warmup must be at least 0. Got {self.warmup}.")
+            if value is not None and value < bound:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {bound}. Got {value}.")
+        if self.warmup < 1:
+            raise ValueError(
+                "--warmup must be at least 1: a contender's first step makes its optimiser's state, and may compile; "
+                f"timed, it would be compared with steps that do neither. Got {self.warmup}."
+            )
+        try:
+            special_tokens(self.vocab)
+        except ValueError as error:
+            raise ValueError(f"--vocab {self.vocab} is too small: {error}") from None
         check_output(self.output)
         if self.plot is not None:
             check_picture(self.plot)
@@ -124,15 +144,33 @@ class LibraryCommand(Subcommand):
         precisions = _named("--precisions", self.precisions, LOSS_TOLERANCE)
         inputs = _named("--inputs", self.inputs, _SEQUENCES)
         contenders = _named("--contenders", self.contenders, CONTENDERS)
-        if self.warmup < 1 and COMPILING & set(contenders):
-            raise ValueError("--warmup must be at least 1 with a contender that is compiled in its first step. Got 0.")
         if MASKED not in contenders:
             raise ValueError(f"--contenders must have {MASKED} among them, to compare with. Got {self.contenders!r}.")
         for preset in presets:
             self.config(preset)
+        self.check_earlier(set(product(presets, precisions, inputs, contenders)))
+        if COMPILING & set(contenders):
+            Cube.single(_device(), speed=Speed(compile=True))  # refuses where there is no compiler
         if find_spec("transformers") is None:
             raise ValueError("transformers is what is compared with, and is not installed: pip install transformers.")
         return presets, precisions, inputs, contenders
+
+    def check_earlier(self, places: set[tuple[str, ...]]) -> None:
+        """Raises ValueError for files that cannot be drawn beside contenders at these places."""
+        if self.also is not None and self.plot is None:
+            raise ValueError(f"--also names what --plot draws, too. Name a --plot, or leave out --also {self.also}.")
+        for side in self.earlier():
+            place = (side.preset, side.precision, side.inputs, side.contender)
+            if place in places:
+                raise ValueError(
+                    f"--also must have what neither this run nor another file has. Got {', '.join(place)} again."
+                )
+            places = {*places, place}
+
+    def earlier(self) -> list[SideFigures]:
+        """The figures of the files of --also."""
+        names = [] if self.also is None else self.also.split(",")
+        return [side for name in names for side in read_results(Path(name))]
 
     def config(self, preset: str) -> BertConfig:
         sizes = dataclasses.replace(PRESETS[preset], vocab=self.vocab, positions=max(512, self.length))
@@ -164,6 +202,10 @@ class LibraryCommand(Subcommand):
             seed=self.seed,
             device=device,
         )
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _named(option: str, text: str, known: Any) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ B sequences of a padded batch, W its width in tokens, R masked tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -72,15 +73,18 @@ class PaddedBatch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Work:
-    """A step, for both."""
+    """A step, for both. All tensors lie on the device."""
 
     step: Step
     padded: list[PaddedBatch]
 
     @property
-    def padded_fill(self) -> float:
-        """Share of the slots that hold a token."""
-        return self.step.tokens / sum(batch.slots for batch in self.padded)
+    def padded_slots(self) -> int:
+        return sum(batch.slots for batch in self.padded)
+
+    @property
+    def packed_slots(self) -> int:
+        return sum(batch.ids.numel() for batch in self.step.batches)
 
 
 def samples_of(batch: PackedBatch) -> list[Sample]:
@@ -127,15 +131,18 @@ def padded_batch(samples: Sequence[Sample], width: int, pad: int) -> PaddedBatch
 
 
 def padded_batches(samples: Sequence[Sample], kind: str, size: int, longest: int, pad: int) -> list[PaddedBatch]:
-    """The sequences of a step in batches of `size`; the last one may be smaller.
+    """The sequences of a step, dealt out evenly over as few batches as there can be: all do nearly the same work.
 
     Args:
         kind: FULL, PADDED or SORTED.
+        size: sequences of a batch, at most.
         longest: width of a batch, but for the sorted ones, which are as wide as their own longest.
     """
     if kind == SORTED:
         samples = sorted(samples, key=lambda sample: len(sample.ids))
-    parts = [samples[first : first + size] for first in range(0, len(samples), size)]
+    count = -(-len(samples) // size)
+    bounds = [-(-len(samples) * number // count) for number in range(count + 1)]
+    parts = [samples[first:end] for first, end in pairwise(bounds)]
     widths = [max(len(sample.ids) for sample in part) if kind == SORTED else longest for part in parts]
     return [padded_batch(part, width, pad) for part, width in zip(parts, widths, strict=True)]
 
@@ -158,9 +165,10 @@ def works(
     Args:
         histogram: weights of the lengths; those of kind FULL all have the longest.
         sequences: of a step, rounded to whole micro-batches of packs.
-        micro_batch: sequences of a padded micro-batch.
+        micro_batch: sequences of a padded micro-batch, at most.
         packs: packs of a packed one.
         longest: tokens of the longest sequence, and slots of a pack.
+        device: where the batches of both sides lie.
     """
     if kind == FULL:
         histogram = np.bincount([longest])
@@ -193,4 +201,4 @@ def _work(step: Step, kind: str, size: int, longest: int, pad: int, device: torc
     padded = [batch.to(device) for batch in padded_batches(samples, kind, size, longest, pad)]
     assert sum(len(batch.rows) for batch in padded) == step.targets, "a masked token was lost"
     assert len(samples) == step.sequences, "a sequence was lost"
-    return Work(step=step, padded=padded)
+    return Work(step=replace(step, batches=[batch.to(device) for batch in step.batches]), padded=padded)

@@ -1,35 +1,20 @@
-"""The figures of `bench library`, their table and their picture."""
+"""The figures of `bench library` and their table."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tools.bench.library_data import FULL, PADDED, SORTED
-from tools.bench.library_sides import COMPILED, MASKED, OURS, PLAIN, ROWS, ROWS_COMPILED, Checked
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from tools.bench.library_data import Work
+from tools.bench.library_sides import MASKED, Checked
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 """Relative difference of first losses that rounding can explain with a wide margin."""
 NORM_TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
 """The same for norms of gradients."""
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-_COLOURS = {
-    PLAIN: "0.6",
-    MASKED: "#56B4E9",
-    OURS: "#0072B2",
-    ROWS: "#009E73",
-    COMPILED: "#E69F00",
-    ROWS_COMPILED: "#D55E00",
-}
-_LABELS = {FULL: "no padding", PADDED: "padded", SORTED: "padded, sorted by length"}
 _MIB = 2**20
 
 
@@ -40,6 +25,45 @@ class Sample:
     seconds: float
     tokens: int
     """Real ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFigures:
+    """What the timed steps of one kind of input hold: the same sequences for all contenders."""
+
+    inputs: str
+    steps: int
+    sequences: int
+    tokens: int
+    """Real ones."""
+    padded_batches: int
+    """Micro-batches of `transformers`."""
+    padded_fill: float
+    """Share of their slots that hold a token."""
+    packed_batches: int
+    """Micro-batches of packs."""
+    packed_fill: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.inputs}: {self.sequences:,} sequences of {self.tokens:,} tokens in {self.steps} timed steps; "
+            f"{self.padded_batches} padded micro-batches, {self.padded_fill:.2%} filled; "
+            f"{self.packed_batches} of packs, {self.packed_fill:.2%} filled"
+        )
+
+
+def input_figures(kind: str, timed: Sequence[Work]) -> InputFigures:
+    tokens = sum(work.step.tokens for work in timed)
+    return InputFigures(
+        inputs=kind,
+        steps=len(timed),
+        sequences=sum(work.step.sequences for work in timed),
+        tokens=tokens,
+        padded_batches=sum(len(work.padded) for work in timed),
+        padded_fill=tokens / sum(work.padded_slots for work in timed),
+        packed_batches=sum(len(work.step.batches) for work in timed),
+        packed_fill=tokens / sum(work.packed_slots for work in timed),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +79,18 @@ class SideFigures:
     """Of a step."""
     seconds_quartiles: tuple[float, float]
     tokens_per_second: float
-    """Real tokens; median of the rounds."""
+    """Real tokens of all timed steps over their seconds."""
+    tokens_per_second_median: float
+    """The same of each round; median."""
     tokens_per_second_range: tuple[float, float]
     """The lowest and the highest round."""
     ratio: float
-    """Tokens/s over those of "transformers-masked", median of the rounds: above 1 is faster."""
+    """Tokens/s over those of "transformers-masked", of all timed steps: above 1 is faster. Long steps count for more
+    in it, and no round is left out of it, however few there are."""
+    ratio_median: float
+    """The same of each round; median."""
     ratio_range: tuple[float, float]
+    """The lowest and the highest round."""
     fill: float
     """Share of the slots that hold a token, over all steps."""
     peak_tensor_bytes: int | None
@@ -89,9 +119,10 @@ def figures(
         rounds: its steps, by round.
         base: those of the contender to compare with, in the same rounds.
     """
-    seconds = [sample.seconds for turn in rounds for sample in turn]
+    everything = [sample for turn in rounds for sample in turn]
+    seconds, speed = [sample.seconds for sample in everything], _speed(everything)
     speeds = [_speed(turn) for turn in rounds]
-    ratios = [speed / _speed(other) for speed, other in zip(speeds, base, strict=True)]
+    ratios = [mine / _speed(other) for mine, other in zip(speeds, base, strict=True)]
     low, median, high = (float(value) for value in np.quantile(seconds, [0.25, 0.5, 0.75]))
     preset, precision, inputs = place
     return SideFigures(
@@ -102,9 +133,11 @@ def figures(
         steps=len(seconds),
         seconds_median=median,
         seconds_quartiles=(low, high),
-        tokens_per_second=statistics.median(speeds),
+        tokens_per_second=speed,
+        tokens_per_second_median=statistics.median(speeds),
         tokens_per_second_range=(min(speeds), max(speeds)),
-        ratio=statistics.median(ratios),
+        ratio=speed / _speed([sample for turn in base for sample in turn]),
+        ratio_median=statistics.median(ratios),
         ratio_range=(min(ratios), max(ratios)),
         fill=fill,
         peak_tensor_bytes=peak,
@@ -114,8 +147,8 @@ def figures(
     )
 
 
-def _speed(turn: Sequence[Sample]) -> float:
-    return sum(sample.tokens for sample in turn) / sum(sample.seconds for sample in turn)
+def _speed(steps: Sequence[Sample]) -> float:
+    return sum(sample.tokens for sample in steps) / sum(sample.seconds for sample in steps)
 
 
 def differences(sides: Sequence[SideFigures]) -> tuple[float, float]:
@@ -158,6 +191,7 @@ HEADER = (
     "real tokens/s",
     "by round",
     f"over {MASKED}",
+    "median round",
     "by round",
     "step ms",
     "quartiles",
@@ -175,6 +209,7 @@ def row(side: SideFigures) -> tuple[str, ...]:
         f"{side.tokens_per_second:,.0f}",
         "{:,.0f}-{:,.0f}".format(*side.tokens_per_second_range),
         f"{side.ratio:.3f}",
+        f"{side.ratio_median:.3f}",
         "{:.3f}-{:.3f}".format(*side.ratio_range),
         f"{side.seconds_median * 1e3:,.0f}",
         "{:,.0f}-{:,.0f}".format(*(second * 1e3 for second in side.seconds_quartiles)),
@@ -182,41 +217,3 @@ def row(side: SideFigures) -> tuple[str, ...]:
         "-" if peak is None else f"{peak / _MIB:,.0f}",
         f"{side.first_loss:.5f}",
     )
-
-
-def draw(results: Sequence[SideFigures]) -> Figure:
-    """A panel for each preset and precision; in it the contenders beside one another, by kind of input."""
-    from matplotlib.figure import Figure  # it takes a second, for which nobody should wait who wants no picture
-
-    places = list(dict.fromkeys((side.preset, side.precision) for side in results))
-    figure = Figure(figsize=(1.5 + 5.0 * len(places), 4.6), layout="constrained")
-    for axes, (preset, precision) in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
-        _draw_panel(axes, [side for side in results if (side.preset, side.precision) == (preset, precision)])
-        axes.set_title(f"BERT-{preset}, {precision}", fontsize=11, loc="left")
-    figure.axes[0].set_ylabel("real tokens a second")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=10.5)
-    return figure
-
-
-def _draw_panel(axes: Axes, sides: Sequence[SideFigures]) -> None:
-    kinds = list(dict.fromkeys(side.inputs for side in sides))
-    names = list(dict.fromkeys(side.contender for side in sides))
-    width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        bars = [side for side in sides if side.contender == name]
-        heights = [side.tokens_per_second for side in bars]
-        low, high = zip(*(side.tokens_per_second_range for side in bars), strict=True)
-        axes.bar(
-            [kinds.index(side.inputs) + (number + 0.5) * width - 0.4 for side in bars],
-            heights,
-            width=width * 0.94,
-            color=_COLOURS[name],
-            label=name,
-            yerr=[np.subtract(heights, low), np.subtract(high, heights)],
-            error_kw={"elinewidth": 1.0, "ecolor": "0.2"},
-        )
-    axes.set_xticks(range(len(kinds)), [_LABELS[kind] for kind in kinds])
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

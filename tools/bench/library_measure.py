@@ -31,7 +31,7 @@ class Turns:
     steps: int
     """Of a turn, each on other sequences."""
     warmup: int
-    """Steps of each contender before."""
+    """Steps of each contender before, at least 1: the first one makes the optimiser's state, and compiles."""
     memory: bool
     """Whether one more step is followed by a profiler."""
 
@@ -76,7 +76,7 @@ def _on_input(
     """All contenders in turns, on one kind of input."""
     first, *timed = steps
     names = list(sides)
-    print("BERT-{}, {}, {}".format(*place) + f": about {first.step.sequences} sequences a step", flush=True)
+    print("BERT-{}, {}, {}".format(*place), flush=True)
     for _ in range(turns.warmup):
         for _, side in _shown(sides, "warming up"):
             side.step(first)
@@ -114,4 +114,4 @@ def _timed(side: Side, work: Work) -> Sample:
 
 def _fill(side: Side, steps: Sequence[Work]) -> float:
     """Share of the slots that hold a token, over all of them."""
-    return sum(work.step.tokens for work in steps) / sum(work.step.tokens / side.fill(work) for work in steps)
+    return sum(work.step.tokens for work in steps) / sum(side.slots(work) for work in steps)

@@ -57,8 +57,8 @@ class Side(ABC):
         """The norm of the gradients before it was limited."""
 
     @abstractmethod
-    def fill(self, work: Work) -> float:
-        """Share of the slots that hold a token."""
+    def slots(self, work: Work) -> int:
+        """What it computes in a step, empty ones included."""
 
     def step(self, work: Work) -> float:
         """A whole training step; the loss, for which it waits."""
@@ -90,7 +90,8 @@ class Ours(Side):
     def gradients(self, work: Work) -> Tensor:
         total = torch.zeros((), device=self._cube.device)
         for batch in work.step.batches:
-            # `to` forgets what an earlier step has found out about the sequences: it is a new batch to each.
+            # `to` copies nothing, for the batch lies there. But it forgets what an earlier step has found out about the
+            # sequences: it is a new batch to each.
             fresh: PackedBatch = batch.to(self._cube.device)
             loss = self.model(fresh, work.step.targets, work.step.sequences).loss
             loss.backward()
@@ -100,8 +101,8 @@ class Ours(Side):
     def clip(self) -> Tensor:
         return clip_grad_norm_(self.model.parameters(), _CLIP, self._cube)
 
-    def fill(self, work: Work) -> float:
-        return work.step.fill
+    def slots(self, work: Work) -> int:
+        return work.packed_slots
 
 
 class Library(Side):
@@ -134,8 +135,8 @@ class Library(Side):
     def clip(self) -> Tensor:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
 
-    def fill(self, work: Work) -> float:
-        return work.padded_fill
+    def slots(self, work: Work) -> int:
+        return work.padded_slots
 
     def _whole(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
         output = self.model(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)

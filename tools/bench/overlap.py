@@ -150,8 +150,9 @@ class LatencyFigures:
     """Lowest and highest round."""
     gain: float
     """Seconds that overlap saves in a step: median of the rounds."""
-    gain_predicted: float
-    """The same, from the steps without latency: what the order of issues and waits lets travel unseen."""
+    gain_predicted: float | None
+    """The same, from the steps without latency: what the order of issues and waits lets travel unseen. None for these
+    steps themselves."""
     steps: dict[Side, tuple[float, ...]]
 
 
@@ -168,14 +169,6 @@ def latency_figures(
         (statistics.median(on), statistics.median(off)) for on, off in zip(*(rounds[s] for s in SIDES), strict=True)
     ]
     ratios = [on / off for on, off in pairs]
-    predicted = {
-        side: statistics.median(
-            statistics.fmean(sample.predicted[latency] for sample in samples)
-            for turn in base[side]
-            for samples in zip(*turn, strict=True)
-        )
-        for side in SIDES
-    }
     steps = {side: tuple(second for seconds in rounds[side] for second in seconds) for side in SIDES}
     return LatencyFigures(
         latency=latency,
@@ -183,8 +176,17 @@ def latency_figures(
         ratio=statistics.median(ratios),
         ratio_range=(min(ratios), max(ratios)),
         gain=statistics.median(off - on for on, off in pairs),
-        gain_predicted=predicted["none"] - predicted["overlap"],
+        gain_predicted=_predicted(base["none"], latency) - _predicted(base["overlap"], latency) if latency else None,
         steps=steps,
+    )
+
+
+def _predicted(rounds: list[list[list[Sample]]], latency: float) -> float:
+    """Seconds of a step on that wire: of each step, the mean over the ranks; of these, the median."""
+    return statistics.median(
+        statistics.fmean(sample.predicted[latency] for sample in samples)
+        for turn in rounds
+        for samples in zip(*turn, strict=True)
     )
 
 
@@ -217,7 +219,7 @@ def row(figures: LatencyFigures) -> tuple[str, ...]:
         f"{figures.ratio:.3f}",
         f"{low:.2f}-{high:.2f}",
         f"{figures.gain * 1e3:.1f}",
-        f"{figures.gain_predicted * 1e3:.1f}",
+        "-" if figures.gain_predicted is None else f"{figures.gain_predicted * 1e3:.1f}",
     )
 
 

@@ -74,10 +74,12 @@ def _held(trainer: Trainer) -> int:
 
 
 def _size(batch: PackedBatch) -> int:
-    """Bytes of its tensors, which the loader has made before the step."""
-    return sum(
-        tensor.nbytes for tensor in [*vars(batch).values(), batch.sequences.cu_seqlens] if isinstance(tensor, Tensor)
-    )
+    """Bytes of its tensors, which the loader has made before the step; not of what layers have kept with it since."""
+    tensors = [value for value in vars(batch).values() if isinstance(value, Tensor)] + [batch.sequences.cu_seqlens]
+    if batch.read is not None:
+        chosen = batch.read.chosen
+        tensors += [batch.read.masked, batch.read.first, chosen.rows, chosen.own.rows]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _expected(trainer: Trainer, wire: Wire, each: KeptPass, micro_batches: int) -> StepMemory:
