@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
 
+import torch
 import tyro
 
+from models.bert.saved import Device
 from tensor3d import CubeShape, checkpoint
 from tensor3d.data import ExchangeOptions
 from tensor3d.data.exchange import check_within, shards_of
@@ -19,6 +21,7 @@ from tools.corpus.training import is_samples, read_samples_info
 from tools.profiler import Profile
 from tools.recipe import DataRecipe, Recipe, read_recipe
 from tools.starting import has_moments, weights_for
+from tools.switches import check_attention, check_compiler, planned_device
 
 EXCHANGE_EVERY = ExchangeOptions().every
 AUTO = "auto"
@@ -114,6 +117,7 @@ def check(command: Command, shape: CubeShape) -> None:
     recipe = command.settings
     wire_of(command)
     recipe.model.config(recipe.data).check(shape)
+    _check_speed(command)
     traced_ranks(command.profile_ranks, shape)
     if command.profile is not None:
         Profile.parse(command.profile)
@@ -128,6 +132,22 @@ def check(command: Command, shape: CubeShape) -> None:
     sizes = (shape.data, shape.x, shape.y, shape.z)
     k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
     check_rows(packs_per_rank=k, z=shape.z, capacity=recipe.data.capacity, y=shape.y)
+
+
+def _check_speed(command: Command) -> None:
+    """For the device that trains: this machine's, or the one that a dry run or a preparation is for."""
+    recipe, there, where = command.settings, torch.cuda.is_available(), ""
+    device: Device = "cuda" if there else "cpu"
+    if command.dry_run and not there:
+        device = planned_device(recipe)
+        where = " (The dry run is for GPUs, since run.peak_tflops is stated.)"
+        if device == "cpu":
+            where = " (The dry run is for a CPU: this machine has no GPU. State run.peak_tflops to plan for GPUs.)"
+    elif command.prepare_only and not there:
+        # Often done where the GPUs of the run are not; and no CPU serves what a GPU does not.
+        device, where = "cuda", " (No GPU can, nor this CPU.)"
+    check_attention(recipe, device, where)
+    check_compiler(recipe, device)
 
 
 def wire_of(command: Command) -> tuple[AxisName, ...] | None:

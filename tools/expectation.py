@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from models.bert import BertConfig
-from models.bert.flops import model_flops, work
+from models.bert.flops import model_flops
 from models.bert.inventory import parameters
 from models.bert.memory import StepMemory, step_memory
 from models.bert.saved import Device, Load
@@ -61,7 +63,9 @@ class Expectation:
     hardware_flops: int
     """With it."""
     memory: StepMemory
-    """Of rank 0, which has the largest blocks."""
+    """Of rank 0, which has the largest blocks. What is kept and the peak are those of eager operators and of
+    attention that serves sequence by sequence, with all rows in the last layer: an upper bound with
+    `speed.read_rows_only`, nearly right with `speed.compile`, far too low with `attention = "reference"`."""
     traffic: Bytes
     """Bytes that rank 0 receives."""
 
@@ -80,13 +84,17 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
         shape=shape, compute=_BYTES[recipe.precision.compute], gradient=_BYTES[recipe.precision.reduce], parameter=4
     )
     load, tokens = _load(data, shape, k), round(packs * data.capacity * contents.fill)
-    squares, planned, speed = tokens * data.max_length, parameters(config), recipe.model
+    squares, planned, choice = tokens * data.max_length, parameters(config), recipe.model
     near = tokens * int(attended(data.max_length, config.window)) // data.max_length
     sequences = round(packs * contents.packing_factor)
-    only_read = recipe.speed.read_rows_only
-    flops = model_flops(
-        config, tokens, squares, round(MASKED_SHARE * tokens), sequences, near, read_rows_only=only_read
+    counted = partial(
+        model_flops,
+        config,
+        masked=round(MASKED_SHARE * tokens),
+        sequences=sequences,
+        read_rows_only=recipe.speed.read_rows_only,
     )
+    flops = counted(tokens=tokens, squares=squares, near=near)
     return Expectation(
         config=config,
         parameters=sum(parameter.elements for parameter in planned),
@@ -99,14 +107,14 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
         tokens=tokens,
         sequences=sequences,
         flops=flops,
-        hardware_flops=flops + _again(recipe, config, tokens, squares, near),
+        hardware_flops=flops + _again(recipe, counted, tokens, squares, near),
         memory=step_memory(
             config,
             wire,
             load,
             micro_batches=micro_batches,
-            recompute=speed.recompute,
-            keep_gathered=speed.keep_gathered,
+            recompute=choice.recompute,
+            keep_gathered=choice.keep_gathered,
             optimizer=recipe.optimizer.kind,
             device=device,
             wire_buffers=device == "cpu",  # which gloo connects
@@ -184,10 +192,13 @@ def _load(data: DataRecipe, shape: CubeShape, k: int) -> Load:
     )
 
 
-def _again(recipe: Recipe, config: BertConfig, tokens: int, squares: int, near: int) -> int:
-    """FLOPs of what the backward pass computes again: a forward pass, a third of both passes, of a part."""
-    cost, recompute = work(config), recipe.model.recompute
-    if recompute == "none":
+def _again(recipe: Recipe, counted: Callable[..., int], tokens: int, squares: int, near: int) -> int:
+    """FLOPs of what the backward pass computes again: a forward pass, a third of both passes, of a part.
+
+    Args:
+        counted: FLOPs of model and heads, by tokens, squares of lengths and pairs in windows.
+    """
+    if recipe.model.recompute == "none":
         return 0
-    attention = int(cost.per_square) * squares + int(cost.per_near) * near
-    return (attention + (int(cost.per_token) * tokens if recompute == "layer" else 0)) // 3
+    kept = 0 if recipe.model.recompute == "layer" else tokens  # the heads; or all but attention
+    return (counted(tokens=tokens, squares=squares, near=near) - counted(tokens=kept, squares=0, near=0)) // 3

@@ -129,7 +129,8 @@ class SpeedRecipe:
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
     """Compile chains of small operators between products; the first steps are slower for it."""
     attention: Backend = "auto"
-    """Which kernels attention uses (docs/attention.md)."""
+    """Which kernels attention uses (docs/attention.md). Those that cannot serve the model on the device are refused
+    before the run starts."""
     read_rows_only: bool = False
     """The last layer computes only the rows that heads read: masked places and [CLS]."""
 

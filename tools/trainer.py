@@ -29,6 +29,7 @@ from tools.recipe import Recipe
 from tools.resume import check_resume, differences, ended, facts_of
 from tools.standing import Ending, Standing
 from tools.starting import begin_with
+from tools.switches import check_attention
 from tools.training_step import Numbers, Taken, TrainingStep
 
 _SKIPPED_IN_A_ROW = 25  # as often as a loss scale of 2**16 can be halved and still mean something
@@ -43,7 +44,7 @@ class Trainer:
         watch: is told where this rank is, and knows of signals.
 
     Raises:
-        ValueError: sizes or a batch that do not divide on this cube.
+        ValueError: sizes or a batch that do not divide on this cube, kernels that cannot serve the model on its device.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Trainer:
         *,
         watch: Watch | None = None,
     ) -> None:
+        check_attention(recipe, "cuda" if cube.device.type == "cuda" else "cpu")
         cube = cube.computing(precision(recipe.precision), speed(recipe.speed))
         self.recipe, self.cube, self.feed, self.corpus = recipe, cube, feed, corpus
         cube.manual_seed(recipe.run.seed)

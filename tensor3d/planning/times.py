@@ -3,10 +3,12 @@
 A model of a rank, not of every event: collectives on different axes do not run at the same time, and what can be hidden
 is hidden under the products alone.
 
-    "none"      every collective is waited for where it is issued
-    "products"  as `tensor3d.matmul` does it: A' of the backward pass comes under the product for dA, dA leaves under
-                that for dW, dW under all that follows
-    "prefetch"  W' comes under the products before it, too
+    "none"      every collective is waited for where it is issued, as with `Speed(overlap=False)`
+    "products"  A' of the backward pass comes under the product for dA, dA leaves under that for dW, dW under all that
+                follows
+    "prefetch"  W' comes under the products before it, too, as `tensor3d.matmul` does it from its second step on
+
+`"products"` is the cautious default: it is what the first step does.
 """
 
 from __future__ import annotations

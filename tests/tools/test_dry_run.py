@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tools.corpus.training import open_corpus
 from tools.dry_run import in_bytes, in_time, report
 from tools.expectation import expect, expected_contents
 from tools.feed import Feed
-from tools.recipe import BatchRecipe, DataRecipe, PrecisionRecipe, Recipe, RunRecipe, read_recipe
+from tools.recipe import BatchRecipe, DataRecipe, PrecisionRecipe, Recipe, RunRecipe, SpeedRecipe, read_recipe
 from tools.speed import SHARE_OF_MEASURED, SHARE_OF_PEAK, expected_speed, measured_flops
 
 RECIPES = Path(__file__).parents[2] / "launch" / "recipes"
@@ -155,6 +156,44 @@ def test_more_is_computed_than_the_model_asks_for_where_it_is_computed_again() -
     assert expect(plain, ONE).flops < expect(some, ONE).hardware_flops < expect(layer, ONE).hardware_flops
     assert expect(layer, ONE).hardware_flops < 4 / 3 * expect(plain, ONE).flops
     assert expect(layer, EIGHT).traffic.total() > expect(plain, EIGHT).traffic.total()
+
+
+def test_what_is_computed_again_is_what_the_layers_compute() -> None:
+    """Of a last layer that computes the read rows alone, no more than a third of what it costs."""
+    plain = Recipe(speed=SpeedRecipe(read_rows_only=True))
+    for recompute in ("layer", "attention"):
+        again = replace(plain, model=replace(plain.model, recompute=recompute, layers=1))
+        expected, every = expect(again, ONE), expect(replace(again, speed=SpeedRecipe()), ONE)
+        assert expected.flops < expected.hardware_flops < 4 / 3 * expected.flops
+        assert expected.hardware_flops - expected.flops < every.hardware_flops - every.flops
+
+
+def test_figures_of_memory_promise_what_they_hold() -> None:
+    def told(changes: dict[str, Any], shape: CubeShape = ONE) -> str:
+        return report(Recipe(speed=SpeedRecipe(**changes)), shape)
+
+    exact = "traffic, and what is kept for packs of the longest sequences."
+    assert exact in told({})
+    assert "Within a few %: what comes and goes" in told({})
+    for changes, worth in (
+        ({"read_rows_only": True}, "\nAn upper bound: what is kept"),
+        ({"read_rows_only": True, "compile": True}, "\nNearly an upper bound: what is kept"),
+        ({"compile": True}, "\nNearly: what is kept"),
+    ):
+        text = told(changes)
+        assert worth in text
+        assert exact not in text
+        assert ("At most a few % more: what comes and goes" in text) == ("read_rows_only" in changes)
+    long = told({}, CubeShape(x=4))
+    assert "Rather low: what comes and goes, without weights gathered ahead and" in long
+    assert "Within a few %" not in long
+    assert "gathered ahead" not in told({"overlap": False}, CubeShape(x=4))
+    dense = told({"attention": "reference"})
+    assert "Not told: memory beyond that." in dense
+    assert "most at once  " not in dense
+    assert "fits here" not in dense
+    assert exact not in dense
+    assert max(map(len, (long + dense).splitlines())) <= 132
 
 
 def test_the_speed_is_stated_with_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from models.bert.costs import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.planning.cluster import Cluster
 from tensor3d.planning.costs import Choice
-from tensor3d.planning.times import step_time
+from tensor3d.planning.times import Overlap, step_time
 from tools.bench.machine import aligned
 from tools.expectation import expect
-from tools.recipe import Recipe
+from tools.recipe import Recipe, SpeedRecipe
 from tools.typed_table import from_table
 
 CLEAR = 1.15
@@ -62,7 +62,8 @@ class Check:
 def check(path: Path, cluster: Cluster) -> Check:
     """
     Raises:
-        ValueError: no file of `bench step`, or boxes that the cluster does not have the ranks for.
+        ValueError: no file of `bench step`, one of switches that the planner does not know, or boxes that the cluster
+            does not have the ranks for.
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -72,10 +73,26 @@ def check(path: Path, cluster: Cluster) -> Check:
         ]
     except (KeyError, TypeError, json.JSONDecodeError) as problem:
         raise ValueError(f"{path} is no file that `bench step --output` has written: {problem}.") from None
+    _check_known(recipe.speed, path)
     pairs = [
         Pair(shape=shape, measured=seconds, predicted=predicted(recipe, shape, cluster)) for shape, seconds in measured
     ]
     return Check(name=path.stem, pairs=tuple(pairs))
+
+
+def _check_known(speed: SpeedRecipe, path: Path) -> None:
+    """Raises ValueError for steps that do other work than the planner counts."""
+    for name in ("read_rows_only", "compile"):
+        if getattr(speed, name):
+            raise ValueError(
+                f"{path} was measured with speed.{name} = true, and the planner counts what a step does without it: "
+                "all rows of the last layer, each operator by itself. Measure without it, or check another file."
+            )
+    if speed.attention == "reference":
+        raise ValueError(
+            f"{path} was measured with speed.attention = 'reference', which computes all pairs of rows. Measure with "
+            f"{SpeedRecipe().attention!r}, or check another file."
+        )
 
 
 def predicted(recipe: Recipe, shape: CubeShape, cluster: Cluster) -> float:
@@ -100,7 +117,8 @@ def predicted(recipe: Recipe, shape: CubeShape, cluster: Cluster) -> float:
         recompute=recipe.model.recompute,
         keep_gathered=recipe.model.keep_gathered,
     )
-    return step_time(costs.cost(shape, choice), cluster, recipe.precision.compute).total
+    overlap: Overlap = "products" if recipe.speed.overlap else "none"
+    return step_time(costs.cost(shape, choice), cluster, recipe.precision.compute, overlap).total
 
 
 def report(checks: Sequence[Check]) -> list[str]:

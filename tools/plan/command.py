@@ -69,8 +69,8 @@ class PlanCommand:
     """Type in which gradients travel."""
     optimizer: Literal["lamb", "adamw"] = "lamb"
     overlap: Overlap = "products"
-    """What of the wire runs under products: none, what the layers hide (products), or weights ahead of time too
-    (prefetch)."""
+    """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
+    weights too, which the layers gather ahead from their second step on (prefetch)."""
     memory_share: float = 0.9
     """Of a rank's memory that tensors may take."""
     cube: str | None = None

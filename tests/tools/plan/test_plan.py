@@ -149,9 +149,22 @@ def test_predicted_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture
     assert found.clear == (5, 6)
     assert main(["--check", str(path), "--cluster", str(tmp_path / "machine.json")]) == 0
     assert "of 6 pairs that differ by more than 15%, 5 in the right order" in capsys.readouterr().out
+    for changes in ({"read_rows_only": True}, {"compile": True}, {"attention": "reference"}):
+        speed = {**recipe.to_dict(), "speed": changes}
+        path.write_text(json.dumps({"recipe": speed, "results": results}))
+        assert main(["--check", str(path), "--cluster", str(tmp_path / "machine.json")]) == 2
+        assert f"step.json was measured with speed.{next(iter(changes))} = " in capsys.readouterr().err
     path.write_text("{}")
     assert main(["--check", str(path), "--cluster", str(tmp_path / "machine.json")]) == 2
     assert "is no file that `bench step --output` has written" in capsys.readouterr().err
+
+
+def test_steps_measured_without_overlap_are_predicted_without_it() -> None:
+    recipe, shape = read_recipe(Path("launch/recipes/quickstart.toml")), CubeShape(x=2, y=2, z=2)
+    machine = cluster_of("V100-16GB", nodes=1, per_node=8)
+    waiting = dataclasses.replace(recipe, speed=dataclasses.replace(recipe.speed, overlap=False))
+    machine = dataclasses.replace(machine, launch=1e-9)  # else starting operators takes all of the time
+    assert predicted(recipe, shape, machine) < predicted(waiting, shape, machine)
 
 
 def test_headline(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,73 @@
+"""Whether the switches of `[speed]` can be had: what a layer would refuse in the first step, told before anything
+starts."""
+
+from __future__ import annotations
+
+import torch
+
+from models.bert.saved import Device
+from tensor3d.attention.support import Facts, choose
+from tensor3d.fusion import Regions
+from tools.building import TYPES
+from tools.recipe import Recipe
+
+
+def planned_device(recipe: Recipe) -> Device:
+    """What a dry run is for: who states a peak plans for GPUs, also on a machine that has none."""
+    return "cuda" if torch.cuda.is_available() or recipe.run.peak_tflops else "cpu"
+
+
+def check_attention(recipe: Recipe, device: Device, where: str = "") -> None:
+    """Raises ValueError where `speed.attention` cannot serve a layer of the recipe's model in training.
+
+    Args:
+        device: a GPU that is not here is taken for one that can do all that any can.
+        where: said behind the reason, if it is not plain which device that is.
+    """
+    try:
+        for facts in asked_of_attention(recipe, device):
+            choose(recipe.speed.attention, facts)
+    except ValueError as problem:
+        model, rows = recipe.model, ", speed.read_rows_only = true" if recipe.speed.read_rows_only else ""
+        raise ValueError(
+            f"speed.attention: {problem} The recipe has precision.compute = {recipe.precision.compute!r}, "
+            f"model.attention_dropout = {model.attention_dropout:g}, model.window = {model.window}{rows}, and heads of "
+            f"{model.config(recipe.data).head_dim} columns.{where}"
+        ) from None
+
+
+def check_compiler(recipe: Recipe, device: Device) -> None:
+    """Raises ValueError where `speed.compile` is set and this machine has nothing to compile with for its device. Of a
+    GPU that is not here nothing is known."""
+    if recipe.speed.compile and (device == "cpu" or torch.cuda.is_available()):
+        Regions(True, torch.device(device))
+
+
+def asked_of_attention(recipe: Recipe, device: Device) -> list[Facts]:
+    """What the layers of the recipe's model ask of attention in training: one for each kind of layer.
+
+    Evaluation asks for less: no dropout, no backward pass.
+    """
+    config = recipe.model.config(recipe.data)
+    capability = None
+    if device == "cuda" and recipe.speed.attention != "auto" and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+    kinds = []
+    for layer in range(config.layers):
+        window, last = config.window_of(layer), layer == config.layers - 1
+        # The unused tail of a pack is a sequence too, and may be longer than data.max_length.
+        near, chosen = window is not None and window < recipe.data.capacity, last and recipe.speed.read_rows_only
+        if (near, chosen) not in kinds:
+            kinds.append((near, chosen))
+    return [
+        Facts(
+            device=device,
+            dtype=TYPES[recipe.precision.compute],
+            head_dim=config.head_dim,
+            capability=capability,
+            dropout=config.attention_dropout > 0,
+            window=near,
+            queries=chosen,
+        )
+        for near, chosen in kinds
+    ]
