@@ -39,7 +39,7 @@ def biased_backward(dy: Tensor, saved: Tensor, bias: Tensor, name: Activation) -
         saved: x; of relu, its result.
     """
     if name == "relu":
-        dx = dy * (saved > 0)
+        dx = torch.ops.aten.threshold_backward(dy, saved, 0)  # chosen, not multiplied: dy may be infinite
     elif name == "silu":
         dx = torch.ops.aten.silu_backward(dy, saved + bias.to(saved.dtype))
     else:

@@ -88,7 +88,9 @@ class Cube:
         self.precision, self.speed = precision, speed
         self.rank = rank
         self.device = torch.device(device) if device is not None else _default_device(connected)
-        self.regions = Regions(speed.compile, self.device)
+        self.regions = (
+            Regions(speed.compile, self.device, _told_by_all) if connected else Regions(speed.compile, self.device)
+        )
         self.coordinate = shape.coordinate(rank)
         self.traffic = Traffic()
         self.ahead = Ahead()
@@ -278,6 +280,13 @@ class Cube:
     def __repr__(self) -> str:
         place = " ".join(f"{axis}={self.coordinate[axis]}" for axis in AXES)
         return f"Cube({self.shape}, rank {self.rank} of {self.shape.ranks} at {place}, {self.device})"
+
+
+def _told_by_all(own: str) -> list[str]:
+    """Every rank's words, by rank."""
+    told = [""] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    return told
 
 
 def _mesh(shape: CubeShape, device: torch.device) -> DeviceMesh:

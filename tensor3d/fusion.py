@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sysconfig
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -21,6 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 R = TypeVar("R")
+
+
+def _alone(own: str) -> Sequence[str]:
+    return [own]
+
+
 # Compiled in this process: the default is a pool of as many processes as the machine has cores, for every rank.
 _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"compile_threads": 1}
 
@@ -33,14 +39,16 @@ class Regions:
     Args:
         compiled: False runs the functions as they are: the results differ by rounding.
         device: where the tensors will lie.
+        everyone: gives every rank's words in place of the own ones, called where regions are to be compiled: so all
+            ranks refuse what one of them cannot do. Default: this rank is alone.
 
     Raises:
         ValueError: regions are to be compiled, and there is nothing to compile them with.
     """
 
-    def __init__(self, compiled: bool, device: torch.device) -> None:
+    def __init__(self, compiled: bool, device: torch.device, everyone: Callable[[str], Sequence[str]] = _alone) -> None:
         if compiled:
-            _check_compiler(device)
+            _check_compiler(device, everyone)
         self.compiled, self._device = compiled, device
         self.with_activations = device.type != "cpu"
         """Whether bias and activation are a region: on CPUs PyTorch's own kernels are faster (docs/compile.md)."""
@@ -51,8 +59,9 @@ class Regions:
 
         Args:
             region: a function at the top of a module. It changes no input, and returns none.
-            inputs: what is no tensor is part of the compiled code. Of tensors with two dims and more the last but one
-                counts rows, of which there may be another number each time; all else of their shapes stays.
+            inputs: what is no tensor is part of the compiled code, and what is compiled is kept: a number that changes
+                is to be a tensor of no dims. Of tensors with two dims and more the last but one counts rows, of which
+                there may be another number each time; all else of their shapes stays.
         """
         tensors = [each for each in inputs if isinstance(each, Tensor)]
         with torch.no_grad():
@@ -62,7 +71,7 @@ class Regions:
             key = (region, *(_kind(each) if isinstance(each, Tensor) else each for each in plain))
             if key not in self._made:
                 # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
-                own = torch.compile(_copy(region), fullgraph=True, dynamic=False, options=_OPTIONS)
+                own = torch.compile(own_copy(region), fullgraph=True, dynamic=False, options=_OPTIONS)
                 self._made[key] = own
             return cast("R", self._made[key](*plain))
 
@@ -95,22 +104,24 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, tensor.is_inference(), shape[:-2], shape[-1:], len(shape)
 
 
-def _copy(region: Callable[..., R]) -> Callable[..., R]:
+def own_copy(function: Callable[..., R]) -> Callable[..., R]:
     """The function with code of its own: the compiler keeps what it has made by code, and not many of one."""
-    assert isinstance(region, FunctionType), f"a region must be a function at the top of a module. Got {region}."
-    return FunctionType(region.__code__.replace(), region.__globals__, region.__name__, region.__defaults__)
+    assert isinstance(function, FunctionType), f"it must be a function at the top of a module. Got {function}."
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
 
 
-def _check_compiler(device: torch.device) -> None:
-    """Raises ValueError where nothing can be compiled for the device."""
+def _check_compiler(device: torch.device, everyone: Callable[[str], Sequence[str]]) -> None:
+    """Raises ValueError where nothing can be compiled for the device, on some rank."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch imports what it has deprecated itself
         import torch._inductor.compile_fx  # noqa: F401  # slow, and needed where something is compiled alone
-    missing = _missing_for_cuda() if device.type == "cuda" else _missing_for_cpu()
-    if missing:
+    told = everyone(_missing_for_cuda() if device.type == "cuda" else _missing_for_cpu())
+    lacking = [rank for rank, missing in enumerate(told) if missing]
+    if lacking:
+        place = "here" if len(lacking) == len(told) else f"on rank {lacking[0]}"
         raise ValueError(
-            f"compile=True needs {missing}, and there is none here. Install it, or leave compile off: the results are "
-            "the same but for rounding."
+            f"compile=True needs {told[lacking[0]]}, and there is none {place}. Install it, or leave compile off: the "
+            "results are the same but for rounding."
         )
 
 

@@ -252,6 +252,19 @@ def test_what_does_not_fit_is_refused() -> None:
         Sequences.from_lengths([4, 0])
     with pytest.raises(ValueError, match=r"window must be at least 1, the row itself; .* Got 0"):
         attention(q, q, q, four, window=0)
+    for p in (-0.5, 1.0):
+        with pytest.raises(ValueError, match=rf"probability must be at least 0 and below 1\. Got {p}"):
+            attention(q, q, q, four, dropout=p)
+    with pytest.raises(ValueError, match=r"of one type\. Got float32, float64 and float32\. Convert them"):
+        attention(q, q.double(), q, four)
+
+
+def test_no_rows_have_a_result_and_a_backward_pass() -> None:
+    for backend in (*BACKENDS, "auto"):
+        q, k, v = torch.zeros(3, 0, 2, 4, requires_grad=True).unbind()
+        out = attention(q, k, v, Sequences.from_lengths([]), backend=backend)  # type: ignore[arg-type]
+        assert out.shape == (0, 2, 4)
+        out.sum().backward()
 
 
 def test_the_layer_refuses_windows_and_rotary_positions_that_cannot_be() -> None:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_auto(facts: Facts, wanted: Name) -> None:
         ("varlen", cuda(queries=True, causal=True), r"queries without a causal mask and without a window only"),
         ("flex", cuda(dropout=True), r"has no dropout of the probabilities"),
         ("flex", cuda(torch.float64), r"not float64"),
+        ("flex", cuda(head_dim=8), r"needs a head dimension of at least 16, not 8\. Take 'grouped' or 'varlen', or"),
         ("flex", cpu(), r"has no backward pass on cpu \(only under torch\.no_grad\)"),
         ("flex", Facts(device="mps", dtype=torch.float32, head_dim=8), r"runs on cuda or cpu, not on mps"),
     ],
@@ -117,9 +119,9 @@ def cells(support: Support) -> list[str]:
     """A row of the table in docs/attention.md."""
     devices = "any" if support.devices is None else ", ".join(support.devices)
     types = "any" if support.types is None else ", ".join(map(named, support.types))
-    dims = (
-        "any" if support.head_dims is None else f"multiples of {support.head_dims[0]}, at most {support.head_dims[1]}"
-    )
+    dims = "any" if support.least_head_dim == 1 else f"at least {support.least_head_dim}"
+    if support.head_dims is not None:
+        dims = f"multiples of {support.head_dims[0]}, at most {support.head_dims[1]}"
     queries = ("yes" if support.queries_masked else "without causal and window") if support.queries else "no"
     least = "" if support.capability is None else f" (from {support.capability[0]}.{support.capability[1]})"
     backward = devices if support.backward is None else ", ".join(support.backward)
@@ -254,11 +256,30 @@ def test_flex_on_a_cpu(options: dict[str, Any], asked: bool) -> None:
     """Its forward alone, without a compiled kernel."""
     sequences = Sequences.from_lengths(LENGTHS)
     queries = some_queries(sequences) if asked else None
-    q, k, v, _ = drawn(sequences, queries, torch.float32)
+    q, k, v, _ = drawn(sequences, queries, torch.float32, width=16)
     got, wanted = (
         attention(q, k, v, sequences, backend=backend, queries=queries, **options) for backend in ("flex", "reference")
     )
     assert torch.allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_flex_is_compiled_for_each_length_and_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but without a kernel in the end: more kinds than the compiler makes of one function, each once."""
+    module = importlib.import_module("tensor3d.attention.flex")
+    monkeypatch.setattr(module, "COMPILED_ON", ("cpu",))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    module.compiled.cache_clear()
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True, recompile_limit=2):
+        for length, causal in [*((number, False) for number in (5, 9, 130, 300, 5)), (5, True), (9, False)]:
+            sequences = Sequences.from_lengths([length, 3])
+            q, k, v, _ = drawn(sequences, None, torch.float32, width=16)
+            call = Call(sequences=sequences, queries=None, dropout=0.0, causal=causal, window=None)
+            assert torch.allclose(
+                module.flex(q, k, v, call), attention(q, k, v, sequences, backend="reference", causal=causal), atol=1e-5
+            )
+    assert module.compiled.cache_info().currsize == 5
+    module.compiled.cache_clear()
 
 
 # --- grouped -------------------------------------------------------------------------------------------------------

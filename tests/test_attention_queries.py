@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tensor3d import Sequences, attention
+from tensor3d import Attention3D, Cube, Sequences, attention
 from tensor3d.attention import Backend
 from tensor3d.queries import Queries
 
@@ -133,6 +133,28 @@ def test_dropout_of_chosen_rows_is_unbiased(backend: Backend) -> None:
     draws = torch.stack([attention(q[:5], k, v, sequences, dropout=0.4, **call) for _ in range(2000)])
     assert not torch.equal(draws[0], draws[1])
     assert bool(((draws.mean(0) - wanted).abs() <= 6 * draws.std(0) / 2000**0.5 + 1e-4).all())
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize(("count", "numbers"), [(0, []), (4, []), (0, [-1, -1])])
+def test_nobody_asks(backend: Backend, count: int, numbers: list[int]) -> None:
+    """Where no row asks, or there is none: zeros, and a backward pass to q, k and v."""
+    k, v = torch.randn(2, count, HEADS, WIDTH, requires_grad=True).unbind()
+    q = torch.full((len(numbers), HEADS, WIDTH), float("nan"), requires_grad=True)
+    sequences, queries = Sequences.from_lengths([count] if count else []), Queries.from_numbers(numbers)
+    out = attention(q, k, v, sequences, backend=backend, queries=queries)
+    assert torch.equal(out, torch.zeros(len(numbers), HEADS, WIDTH))
+    gradients = torch.autograd.grad(out.sum(), (q, k, v))
+    assert all(not gradient.any() for gradient in gradients)
+
+
+def test_the_layer_takes_and_refuses_what_the_function_does() -> None:
+    layer = Attention3D(8, 2, Cube.single())
+    with pytest.raises(ValueError, match=r"numbers of this rank's 4 rows, from 0\. Got 4"):
+        layer(torch.randn(4, 8), Sequences.from_lengths([4]), Queries.from_numbers([4]))
+    none = layer(torch.randn(0, 8), Sequences.from_lengths([]), Queries.from_numbers([-1, -1]))
+    none.sum().backward()
+    assert torch.equal(none, layer.out(torch.zeros(2, 8)))
 
 
 def test_moves_and_shows_its_numbers() -> None:

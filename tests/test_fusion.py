@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models.bert import BertForPreTraining
-from tensor3d import Cube, LayerNorm3D, Sequences, Speed, TransformerLayer3D, gather, local, shard
+from tensor3d import MLP3D, Cube, LayerNorm3D, Sequences, Speed, TransformerLayer3D, gather, local, shard
+from tensor3d.activation import Activation, activated, biased_backward
 from tensor3d.fusion import Regions
 from tensor3d.layers.dropout import draw_kept
 from tensor3d.layers.fused_block import add_dropped
+from tensor3d.shape import CubeShape
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.test_memory import saved_bytes
@@ -124,6 +127,62 @@ def test_a_norm_adds_up_to_the_same_on_a_plain_cube() -> None:
         layer(x, y[:7])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_norm_drops_as_a_dropout_does(compiled: bool) -> None:
+    """In training alone, with a probability, and not before ranks have streams of their own."""
+    cube = fused(Cube.single()) if compiled else Cube.single()
+    layer, (x, y) = LayerNorm3D(24, cube), torch.randn(2, 8, 24).unbind()
+    assert not torch.equal(layer(x, y, dropout=0.5), layer(x, y))
+    layer.eval()
+    assert torch.equal(layer(x, y, dropout=0.5), layer(x, y))
+    for p in (-0.5, 1.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=r"probability must be at least 0 and below 1\. Got"):
+            layer(x, y, dropout=p)
+        with pytest.raises(ValueError, match=r"probability must be at least 0 and below 1\. Got"):
+            add_dropped(x, y, p, cube, "z")
+    several = copy.copy(cube)  # as seen by its shape
+    several.shape = CubeShape(x=2)
+    layer.cube = several
+    with pytest.raises(ValueError, match=r"dropout of 0\.5 on 2x1x1 needs random streams that differ"):
+        layer(x, y, dropout=0.5)
+
+
+def test_a_norm_set_apart_from_the_dropout_drops_as_without_fusion() -> None:
+    layer = TransformerLayer3D(32, 4, fused(Cube.single()), dropout=0.5)
+    x, sequences = torch.randn(16, 32), Sequences.from_lengths([16])
+    layer.attention_norm.eval()
+    layer.mlp_norm.eval()
+    assert not torch.equal(layer(x, sequences), layer(x, sequences))
+
+
+def test_what_somebody_has_changed_or_follows_is_called() -> None:
+    """A `forward` of its own, as adapters set it, and hooks on all modules."""
+    cube = fused(Cube.single())
+    cube.manual_seed(0)
+    mlp, x = MLP3D(8, cube), torch.randn(4, 8)
+    before, forward = mlp(x), mlp.up.forward
+    mlp.up.forward = lambda rows: forward(rows) + 1  # type: ignore[method-assign,assignment]
+    assert not torch.equal(mlp(x), before)
+    layer, sequences = TransformerLayer3D(8, 2, cube, dropout=0.1), Sequences.from_lengths([4])
+    called: list[str] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: called.append(type(module).__name__))
+    try:
+        layer(x, sequences)
+    finally:
+        handle.remove()
+    assert (called.count("Dropout3D"), called.count("Linear3D"), called.count("LayerNorm3D")) == (2, 4, 2)
+
+
+@pytest.mark.parametrize("name", get_args(Activation))
+def test_an_activations_gradient_is_torchs_of_infinite_ones_too(name: Activation) -> None:
+    x = torch.tensor([[-1.0, 1.0, 0.0, 2.0], [-2.0, 3.0, -1.0, 1.0]]).requires_grad_()
+    bias, dy = torch.zeros(4), torch.tensor([[math.inf, math.inf, 1.0, -3.0], [math.nan, 1.0, 2.0, -math.inf]])
+    result = activated(x, name)
+    result.backward(dy)
+    got = biased_backward(dy, result.detach() if name == "relu" else x.detach(), bias, name)[0]
+    assert torch.allclose(got, x.grad, equal_nan=True)  # type: ignore[arg-type]
+
+
 def test_dropout_leaves_its_share_and_none_in_evaluation() -> None:
     for p in (0.1, 0.5, 0.97):
         kept = draw_kept(torch.empty(1001, 999), p)
@@ -178,6 +237,42 @@ def test_a_region_is_compiled_once_for_any_number_of_rows() -> None:
     assert not stored._made
 
 
+def test_another_probability_of_dropout_is_no_other_region() -> None:
+    """Every number that a region is called with is compiled anew, and kept."""
+    cube = fused(Cube.single())
+    layer, x = LayerNorm3D(24, cube), torch.randn(2, 8, 24, dtype=torch.bfloat16)
+    met: list[set[Any]] = []
+    for p in (0.1, 0.3):
+        calls: set[Any] = set()
+        cube.regions = Followed(calls)
+        own = x.clone().requires_grad_()
+        (layer(*own, dropout=p) + add_dropped(*own, p, cube, "z")).sum().backward()
+        met.append(calls)
+    assert met[0] == met[1]
+    assert len(met[0]) == 4
+
+
+class Followed(Regions):
+    """Writes down what is called with which numbers, and with tensors of which types."""
+
+    def __init__(self, calls: set[Any]) -> None:
+        super().__init__(False, CPU)
+        self.calls = calls
+
+    def __call__(self, region: Callable[..., Any], *inputs: Any) -> Any:
+        self.calls.add((region, *(each.dtype if isinstance(each, Tensor) else each for each in inputs)))
+        return super().__call__(region, *inputs)
+
+
+def test_dropout_scales_in_narrow_types_as_precisely_as_torch() -> None:
+    """1/(1 - p), rounded to bf16 before it multiplies, would be off by up to 0.4 % everywhere."""
+    cube, x = fused(Cube.single()), torch.randn(64, 32).bfloat16()
+    torch.manual_seed(1)
+    kept = draw_kept(x, 0.1)
+    torch.manual_seed(1)
+    assert torch.equal(add_dropped(torch.zeros_like(x), x, 0.1, cube, "z"), (x.float() * kept / 0.9).bfloat16())
+
+
 def test_a_break_in_a_region_is_an_error() -> None:
     with pytest.raises(Exception, match="User-inserted graph break"):
         Regions(True, CPU)(_looks_into_it, torch.ones(4, 4))
@@ -205,6 +300,19 @@ def test_without_a_compiler_the_cube_says_what_to_install(monkeypatch: pytest.Mo
 
     Regions(True, CPU)
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", refuse)
-    with pytest.raises(ValueError, match=r"compile=True needs a C\+\+ compiler .* leave compile off"):
+    with pytest.raises(ValueError, match=r"compile=True needs a C\+\+ compiler .* none here.* leave compile off"):
         Cube.single(speed=Speed(compile=True))
     Cube.single()
+
+
+def test_what_one_rank_cannot_compile_no_rank_begins() -> None:
+    told: list[str] = []
+
+    def everyone(own: str) -> list[str]:
+        told.append(own)
+        return [own, "Triton"]
+
+    with pytest.raises(ValueError, match="compile=True needs Triton, and there is none on rank 1"):
+        Regions(True, CPU, everyone)
+    Regions(False, CPU, everyone)
+    assert told == [""]

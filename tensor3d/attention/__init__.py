@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from tensor3d.attention.call import Call
 from tensor3d.attention.flex import flex
 from tensor3d.attention.grouped import grouped
 from tensor3d.attention.reference import reference
-from tensor3d.attention.support import Backend, Facts, Name, choose
+from tensor3d.attention.support import Backend, Facts, Name, choose, named
 from tensor3d.attention.varlen import varlen
 from tensor3d.queries import Queries
 from tensor3d.sequences import Sequences
 
-__all__ = ["Backend", "attention", "check_cover", "check_window"]
+__all__ = ["Backend", "attention", "check_cover", "check_probability", "check_queries", "check_window"]
 
 _BACKENDS: Mapping[Name, Callable[[Tensor, Tensor, Tensor, Call], Tensor]] = {
     "reference": reference,
@@ -48,7 +49,7 @@ def attention(
         backend: `"varlen"`: FlashAttention on CUDA. `"flex"`: FlexAttention with a document mask. `"grouped"`: batches
             by length class, one SDPA each. `"reference"`: dense, with a block-diagonal mask; T*T memory, for tests.
             `"auto"`: varlen where it can serve, else grouped. `docs/attention.md` says what each can do.
-        dropout: of the probabilities, drawn from torch's default generator.
+        dropout: of the probabilities, at least 0 and below 1, drawn from torch's default generator.
         causal: a row attends to itself and the rows before it.
         queries: only these rows ask: q is (R, h, d), and so is the result, in their order; keys and values are those of
             all rows. Slots that are not used give zeros.
@@ -56,14 +57,19 @@ def attention(
             causal: to itself and the `window - 1` rows before it. At least 1.
 
     Raises:
-        ValueError: shapes that differ, sequences that do not cover the rows, queries that are not among them, a window
-            below 1, an unknown backend, or one that cannot serve this call.
+        ValueError: shapes or types that differ, sequences that do not cover the rows, queries that are not among them,
+            a dropout that is no probability, a window below 1, an unknown backend, or one that cannot serve this call.
     """
     check_window(window)
+    check_probability(dropout)
     _check_shapes(q, k, v, sequences, queries)
     near = None if window is None or window >= sequences.max_seqlen else window
     call = Call(sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near)
-    return _BACKENDS[choose(backend, Facts.of(q, k, v, call))](q, k, v, call)
+    name = choose(backend, Facts.of(q, k, v, call))
+    if q.shape[0] == 0 or k.shape[0] == 0:
+        # Nothing, or slots that are not used: zeros. And nothing of q, k and v, for the backward pass.
+        return torch.cat([q.new_zeros(q.shape), q[:0], k[:0], v[:0]])
+    return _BACKENDS[name](q, k, v, call)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: Queries | None) -> None:
@@ -72,12 +78,22 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries
             f"q, k and v must have one shape (rows, heads, head dimension). Got {tuple(q.shape)}, {tuple(k.shape)} and "
             f"{tuple(v.shape)}."
         )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(
+            f"q, k and v must be of one type. Got {named(q.dtype)}, {named(k.dtype)} and {named(v.dtype)}. Convert "
+            "them with `.to`."
+        )
     check_cover(sequences, k.shape[0])
     if queries is not None:
         if len(queries) != q.shape[0]:
             raise ValueError(f"q must have a row for each of the queries. Got {q.shape[0]} rows for {len(queries)}.")
-        if queries.most >= k.shape[0]:
-            raise ValueError(f"queries are numbers of this rank's {k.shape[0]} rows, from 0. Got {queries.most}.")
+        check_queries(queries, k.shape[0])
+
+
+def check_queries(queries: Queries, rows: int) -> None:
+    """Raises ValueError unless the queries are among so many rows."""
+    if queries.most >= rows:
+        raise ValueError(f"queries are numbers of this rank's {rows} rows, from 0. Got {queries.most}.")
 
 
 def check_cover(sequences: Sequences, rows: int) -> None:
@@ -93,3 +109,9 @@ def check_window(window: int | None) -> None:
     """Raises ValueError for a window in which a row would not even see itself."""
     if window is not None and window < 1:
         raise ValueError(f"an attention window must be at least 1, the row itself; None sees all rows. Got {window}.")
+
+
+def check_probability(dropout: float) -> None:
+    """Raises ValueError for what is no probability of dropout."""
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"the dropout probability must be at least 0 and below 1. Got {dropout}.")

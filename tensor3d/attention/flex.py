@@ -6,7 +6,8 @@ T rows of a rank, R rows that ask, h heads of a rank, d head dimension; blocks o
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,28 +16,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d.attention.call import Call, apart
+from tensor3d.fusion import own_copy
 
 BLOCK = 128
+COMPILED_ON = ("cuda",)
 Bools = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     """Saved for backward: q, k, v, the result, and the logarithms of the sums of exponentials."""
-    if q.shape[0] == 0:
-        return torch.cat([q, k[:0], v[:0]])
     mask = call.sequences.once(("blocks", call.queries, call.causal, call.window), lambda: block_mask(call))
-    batch = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, apart(v, k)))
-    result: Tensor = _kernel(q.is_cuda)(*batch, block_mask=mask)
-    return result.squeeze(0).transpose(0, 1)
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, apart(v, k)))
+    kernel = compiled(_kind(q), _kind(k), _kind(v), _setting(q, call)) if q.device.type in COMPILED_ON else _masked
+    return kernel(q, k, v, mask).squeeze(0).transpose(0, 1)
 
 
-@cache
-def _kernel(compiled: bool) -> Any:
-    """Compiled, it is one kernel, made at the first call for some sizes; as it is, all scores lie in memory."""
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    """Of (1, h, rows, d). Compiled, it is one kernel; as it is, all scores lie in memory."""
     from torch.nn.attention.flex_attention import flex_attention  # takes its time, and few need it
 
-    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    result = flex_attention(q, k, v, block_mask=mask)
+    assert isinstance(result, Tensor), "without a request for more there is no more"
+    return result
+
+
+@lru_cache(maxsize=256)
+def compiled(*_: Hashable) -> Callable[[Tensor, Tensor, Tensor, Any], Tensor]:
+    """The kernel for tensors of one kind and masks of one kind, compiled at its first call.
+
+    A copy of its own for each: of one function the compiler makes but a few, and computes what comes later as it is
+    written. Of a copy that meets another kind after all it makes as many, and `fullgraph` turns what comes later into
+    an error.
+    """
+    return torch.compile(own_copy(_masked), dynamic=False, fullgraph=True)
+
+
+def _kind(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_inference()
+
+
+def _setting(q: Tensor, call: Call) -> Hashable:
+    """What else compiled code depends on."""
+    autocast = torch.get_autocast_dtype(q.device.type) if torch.is_autocast_enabled(q.device.type) else None
+    return call.causal, call.window, torch.is_grad_enabled(), autocast
 
 
 def block_mask(call: Call) -> Any:

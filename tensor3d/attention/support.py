@@ -62,6 +62,7 @@ class Support:
     """The least of a GPU."""
     head_dims: tuple[int, int] | None = None
     """The head dimension is a multiple of the first, and at most the second. None: any."""
+    least_head_dim: int = 1
     dropout: bool = True
     causal: bool = True
     window: bool = True
@@ -85,6 +86,8 @@ class Support:
         if self.head_dims is not None and (facts.head_dim % self.head_dims[0] or facts.head_dim > self.head_dims[1]):
             step, most = self.head_dims
             found.append(f"needs a head dimension that divides by {step} and is at most {most}, not {facts.head_dim}")
+        if facts.head_dim < self.least_head_dim:
+            found.append(f"needs a head dimension of at least {self.least_head_dim}, not {facts.head_dim}")
         for wanted, has, what in (
             (facts.dropout, self.dropout, "dropout of the probabilities"),
             (facts.causal, self.causal, "causal mask"),
@@ -118,6 +121,7 @@ SUPPORT: dict[Name, Support] = {
         backward=("cuda",),
         types=(torch.float32, torch.bfloat16, torch.float16),
         capability=(7, 0),
+        least_head_dim=16,  # of the tiles that Triton multiplies
         dropout=False,
     ),
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tensor3d.attention import Backend, attention, check_cover, check_window
+from tensor3d.attention import Backend, attention, check_cover, check_queries, check_window
 from tensor3d.cube import Cube
 from tensor3d.faces import check_divides, in_batch
 from tensor3d.layers.dropout import check_dropout
@@ -101,7 +101,8 @@ class Attention3D(nn.Module):
             check_cover(sequences, q.shape[0])  # before positions meet rows that are not theirs
             q, k = (rotary(t, sequences.positions, self.rotary_base) for t in (q, k))
         if queries is not None:
-            q = q.index_select(0, queries.rows.clamp_min(0))  # what an unused slot holds is looked at by nobody
+            check_queries(queries, q.shape[0])
+            q = _asking(q, queries)
         mixed = attention(
             q,
             k,
@@ -120,3 +121,10 @@ class Attention3D(nn.Module):
         if self.rotary_base is not None:
             options += f", rotary_base={self.rotary_base:g}"
         return options if self.window is None else f"{options}, window={self.window}"
+
+
+def _asking(q: Tensor, queries: Queries) -> Tensor:
+    """The rows that ask, in their order; what an unused slot holds is looked at by nobody."""
+    if q.shape[0] == 0:  # no slot is used, and there is no row 0 that could fill it
+        return torch.cat([q, q.new_zeros(len(queries), *q.shape[1:])])
+    return q.index_select(0, queries.rows.clamp_min(0))

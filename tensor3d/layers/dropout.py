@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tensor3d.attention import check_probability
 from tensor3d.cube import Cube
 
 
@@ -36,8 +37,7 @@ class Dropout3D(nn.Module):
 
 def check_dropout(p: float, cube: Cube) -> None:
     """Raises ValueError for what is no probability, and where dropout would draw the same masks on all ranks."""
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"the dropout probability must be at least 0 and below 1. Got {p}.")
+    check_probability(p)
     if p > 0.0 and cube.shape.ranks > 1 and not cube.seeded:
         raise ValueError(
             f"dropout of {p} on {cube.shape} needs random streams that differ by rank. Call cube.manual_seed(seed) "
@@ -55,3 +55,16 @@ def draw_kept(like: Tensor, p: float) -> Tensor:
     bits = torch.empty(-(-elements // 2), dtype=torch.int64, device=like.device).random_(-(2**63), None)
     dropped = min(round(p * 2**32), 2**32 - 1)
     return (bits.view(torch.int32)[:elements] >= dropped - 2**31).view(torch.uint8).view(like.shape)
+
+
+def scale_of(p: float, like: Tensor) -> Tensor:
+    """What elements that stay are multiplied by, 1/(1 - p), as a tensor beside `like`: of a number each value would be
+    compiled anew."""
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return torch.full((), 1 / (1 - p), dtype=wide, device=like.device)
+
+
+def dropped(x: Tensor, kept: Tensor, scale: Tensor | None) -> Tensor:
+    """x after dropout that leaves what is `kept` (`draw_kept`), times `scale` (`scale_of`): part of a region."""
+    assert scale is not None, "a mask comes with its scale"
+    return (x.to(scale.dtype) * kept * scale).to(x.dtype)

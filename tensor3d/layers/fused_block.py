@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from tensor3d.activation import Activation, biased, biased_backward
 from tensor3d.cube import Cube
 from tensor3d.faces import Face
-from tensor3d.layers.dropout import draw_kept
+from tensor3d.layers.dropout import check_dropout, draw_kept, dropped, scale_of
 from tensor3d.layout import local, vector
 from tensor3d.ledger import asked_for
 
@@ -44,27 +44,24 @@ class _BiasActivation(torch.autograd.Function):
 
 def add_dropped(residual: Tensor, x: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
     """residual + dropout(x) on `face`. Sends nothing; saves a byte an element."""
-    return _AddDropped.apply(residual, x, draw_kept(x, dropout), 1 / (1 - dropout), cube, face)
+    check_dropout(dropout, cube)
+    return _AddDropped.apply(residual, x, draw_kept(x, dropout), dropout, cube, face)
 
 
 class _AddDropped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, scale: float, cube: Cube, face: Face) -> Tensor:
+    def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
         ctx.save_for_backward(kept)
-        ctx.scale, ctx.cube = scale, cube
+        ctx.dropout, ctx.cube = dropout, cube
         ctx.result_face, ctx.made = face, "a residual sum"
-        return cube.regions(_added, residual, x, kept, scale)
+        return cube.regions(_added, residual, x, kept, scale_of(dropout, x))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (kept,) = ctx.saved_tensors
-        return dy, ctx.cube.regions(_dropped, dy, kept, ctx.scale), None, None, None, None
+        return dy, ctx.cube.regions(dropped, dy, kept, scale_of(ctx.dropout, dy)), None, None, None, None
 
 
-def _added(residual: Tensor, x: Tensor, kept: Tensor, scale: float) -> Tensor:
-    return residual + x * kept * scale
-
-
-def _dropped(x: Tensor, kept: Tensor, scale: float) -> Tensor:
-    return x * kept * scale
+def _added(residual: Tensor, x: Tensor, kept: Tensor, scale: Tensor) -> Tensor:
+    return residual + dropped(x, kept, scale)

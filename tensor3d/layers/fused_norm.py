@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from tensor3d.collectives import all_reduce
 from tensor3d.cube import Cube
 from tensor3d.faces import Face
-from tensor3d.layers.dropout import draw_kept
+from tensor3d.layers.dropout import draw_kept, dropped, scale_of
 from tensor3d.layers.moments import combined_moments, local_moments, normalised, widened
 from tensor3d.layout import local, vector
 from tensor3d.ledger import asked_for
@@ -38,7 +38,7 @@ def add_and_norm(
     dropout a byte an element.
     """
     kept = draw_kept(addends[-1], dropout) if dropout else None
-    return _AddAndNorm.apply(weight, bias, cube, face, eps, kept, 1 / (1 - dropout), *addends)
+    return _AddAndNorm.apply(weight, bias, cube, face, eps, kept, dropout, *addends)
 
 
 class _AddAndNorm(torch.autograd.Function):
@@ -51,11 +51,11 @@ class _AddAndNorm(torch.autograd.Function):
         face: Face,
         eps: float,
         kept: Tensor | None,
-        scale: float,
+        dropout: float,
         *addends: Tensor,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
-        axis = cube.axis(face)
+        axis, scale = cube.axis(face), None if kept is None else scale_of(dropout, addends[-1])
         gain, shift = local(weight), None if bias is None else local(bias)
         if axis.size == 1:
             total, result, *rows = cube.regions(norm_alone, kept, scale, gain, shift, eps, *addends)
@@ -66,7 +66,7 @@ class _AddAndNorm(torch.autograd.Function):
             result, *rows = cube.regions(norm_by, total, gathered, gain, shift, eps)
         total = addends[0] if total is None else total
         ctx.save_for_backward(total, weight, kept, *rows)
-        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.scale = weight, bias, cube, face, scale
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.dropout = weight, bias, cube, face, dropout
         ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
         return result
 
@@ -76,8 +76,9 @@ class _AddAndNorm(torch.autograd.Function):
         total, weight, kept, *rows = ctx.saved_tensors
         cube, axis, over = ctx.cube, ctx.cube.axis(ctx.face), ctx.cube.over(*vector(ctx.face).sum_over)
         inputs = (dy, total, *rows, local(weight))
+        scale = None if kept is None else scale_of(ctx.dropout, dy)
         if axis.size == 1:
-            dx, ddropped, dgain, dshift = cube.regions(norm_alone_backward, *inputs, kept, ctx.scale)
+            dx, ddropped, dgain, dshift = cube.regions(norm_alone_backward, *inputs, kept, scale)
         else:
             sums, dgain, dshift = cube.regions(norm_sums, *inputs)
             summing = all_reduce(sums, axis)
@@ -87,7 +88,7 @@ class _AddAndNorm(torch.autograd.Function):
         if needs_bias:
             cube.ledger.hand_in(ctx.bias, dshift, over)
         if axis.size > 1:
-            dx, ddropped = cube.regions(norm_input, *inputs, summing.wait(), axis.size, kept, ctx.scale)
+            dx, ddropped = cube.regions(norm_input, *inputs, summing.wait(), axis.size, kept, scale)
         addends = len(ctx.needs_input_grad) - 7
         return (*[None] * 7, *[dx] * (addends - 1), dx if ddropped is None else ddropped)
 
@@ -95,7 +96,7 @@ class _AddAndNorm(torch.autograd.Function):
 # --- regions --------------------------------------------------------------------------------------------------------
 
 
-def add_and_measure(kept: Tensor | None, scale: float, *addends: Tensor) -> tuple[Tensor | None, Tensor]:
+def add_and_measure(kept: Tensor | None, scale: Tensor | None, *addends: Tensor) -> tuple[Tensor | None, Tensor]:
     """The sum of `addends`, of the last one what is `kept`, times `scale`; and its `local_moments`, (M', 3).
 
     The sum of one addend that is kept whole is None: a region returns no input.
@@ -103,7 +104,7 @@ def add_and_measure(kept: Tensor | None, scale: float, *addends: Tensor) -> tupl
     total = addends[0]
     if kept is None and len(addends) == 1:
         return None, local_moments(widened(total))
-    last = addends[-1] if kept is None else addends[-1] * kept * scale
+    last = addends[-1] if kept is None else dropped(addends[-1], kept, scale)
     for each in addends[1:-1]:
         total = total + each
     total = total + last if len(addends) > 1 else last
@@ -121,7 +122,7 @@ def norm_by(
 
 
 def norm_alone(
-    kept: Tensor | None, scale: float, gain: Tensor, shift: Tensor | None, eps: float, *addends: Tensor
+    kept: Tensor | None, scale: Tensor | None, gain: Tensor, shift: Tensor | None, eps: float, *addends: Tensor
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
     """Both of the above, where one member has all columns."""
     total, moments = add_and_measure(kept, scale, *addends)
@@ -149,13 +150,13 @@ def norm_input(
     sums: Tensor,
     members: int,
     kept: Tensor | None,
-    scale: float,
+    scale: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gradient of x, by the sums over all members' columns, and what of it reaches the addend that was `kept`."""
     means = sums / (x.shape[1] * members)
     normal = normalised(x.to(rstd.dtype), center, offset, rstd)
     dx = ((dy.to(rstd.dtype) * gain - means[:, :1] - normal * means[:, 1:]) * rstd).to(dy.dtype)
-    return dx, None if kept is None else dx * kept * scale
+    return dx, None if kept is None else dropped(dx, kept, scale)
 
 
 def norm_alone_backward(
@@ -166,7 +167,7 @@ def norm_alone_backward(
     rstd: Tensor,
     gain: Tensor,
     kept: Tensor | None,
-    scale: float,
+    scale: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Both of the above, where one member has all columns."""
     sums, dgain, dshift = norm_sums(dy, x, center, offset, rstd, gain)

@@ -112,7 +112,7 @@ def _row_statistics(logits: Tensor, target: Tensor, owned: Tensor) -> Tensor:
         empty = logits.new_tensor([-math.inf, 0.0, 0.0, 0.0])
         return empty.expand(logits.shape[0], 4)
     largest, place = logits.max(1)
-    exponentials = (logits - largest.unsqueeze(1)).exp_().sum(1)
+    exponentials = (logits - _finite(largest).unsqueeze(1)).exp_().sum(1)
     # Chosen, not multiplied: where no label is owned, the entry looked at may be -inf.
     label_logits = torch.where(owned, logits.gather(1, target), 0)[:, 0]
     return torch.stack([largest, exponentials, label_logits, place.to(logits.dtype)], 1)
@@ -123,12 +123,17 @@ def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
     labels = labels[:, 0]
     largest, exponentials, label_logits, places = statistics.unbind(-1)
     top, winner = largest.max(0)
-    log_sum = top + (exponentials * (largest - top).exp()).sum(0).log()
+    log_sum = top + (exponentials * (largest - _finite(top)).exp()).sum(0).log()
     losses = torch.where(labels != IGNORED, log_sum - label_logits.sum(0), 0)
     losses = losses.masked_fill(~_are_labels(labels, vocab), math.nan)
     # The place inside the winner's slice; the slices before it are all of full size.
     place = places.gather(0, winner.unsqueeze(0))[0].long() + winner * -(-vocab // statistics.shape[0])
     return losses, place, log_sum
+
+
+def _finite(largest: Tensor) -> Tensor:
+    """What the exponentials of a row are taken below: of a slice in which every entry is -inf, all of them are 0."""
+    return largest.clamp_min(torch.finfo(largest.dtype).min)
 
 
 def _gradient(logits: Tensor, log_sum: Tensor, target: Tensor, owned: Tensor, gradient: Tensor) -> Tensor:

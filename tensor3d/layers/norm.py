@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from tensor3d.collectives import all_reduce
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_divides, check_face, in_batch, lies
+from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.fused_norm import add_and_norm
 from tensor3d.layers.moments import combined_moments, local_moments, normalised, widened
 from tensor3d.layout import local, vector
@@ -52,11 +53,12 @@ class LayerNorm3D(nn.Module):
 
         Args:
             others: added to x first, as a residual is.
-            dropout: of the last of these, with this probability.
+            dropout: of the last of these, with this probability, as `Dropout3D` drops: in training alone.
 
         Raises:
-            ValueError: shapes other than that, or a dropout of nothing.
+            ValueError: shapes other than that, a dropout of nothing, or one that `Dropout3D` refuses.
         """
+        check_dropout(dropout, self.cube)
         if dropout and not others:
             raise ValueError(f"dropout is that of what is added to x. Got dropout={dropout} and nothing to add.")
         if x.dim() == 3:
@@ -65,6 +67,7 @@ class LayerNorm3D(nn.Module):
         for each in (x, *others):
             _check_columns(each, self.hidden, self.cube, self.face, "LayerNorm3D")
         _check_rows(x, *others)
+        dropout = dropout if self.training else 0.0
         if self.cube.speed.compile:
             return add_and_norm(
                 (x, *others), self.weight, self.bias, self.cube, self.face, eps=self.eps, dropout=dropout

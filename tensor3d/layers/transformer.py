@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d.activation import Activation, activated, check_activation_name
@@ -168,7 +169,8 @@ class Block3D(nn.Module):
         dropout = self.dropout
         result: Tensor
         plain = _is_plain(dropout, Dropout3D) and _is_plain(norm, LayerNorm3D)
-        if plain and dropout.cube.speed.compile:
+        # A norm drops in training alone: its own, which somebody may have set apart from the dropout's.
+        if plain and dropout.cube.speed.compile and (norm.training or not dropout.active):
             result = norm(x, part, dropout=dropout.p if dropout.active else 0.0)
         else:
             result = norm(x + dropout(part))
@@ -184,10 +186,10 @@ class Block3D(nn.Module):
 
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is of that very kind and nobody waits for its calls: then it may be computed as part of
-    something else."""
+    """Whether a module is of that very kind and nobody waits for its calls, or has put another `forward` in place of
+    its own: then it may be computed as part of something else."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and not any(hooks)
+    return type(module) is kind and "forward" not in vars(module) and not any(hooks) and not _has_any_global_hook()
 
 
 class TransformerLayer3D(Block3D):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from torch import nn
 
 from models.bert import BertForPreTraining
 from tensor3d import Cube, LayerNorm3D, Precision, Speed, cross_entropy, explain
+from tensor3d.activation import biased_backward
+from tensor3d.layers.dropout import draw_kept
+from tensor3d.layers.loss import _row_statistics
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.test_fusion import sums_and_gradients
@@ -53,6 +57,45 @@ def test_a_compiled_loss_and_norm_equal_torchs() -> None:
     (twin(theirs) ** 3).sum().backward()
     assert torch.allclose(ours.grad, theirs.grad, atol=1e-9)  # type: ignore[arg-type]
     assert torch.allclose(layer.weight.grad, twin.weight.grad, atol=1e-9)  # type: ignore[arg-type]
+
+
+def test_another_probability_of_dropout_compiles_nothing_anew() -> None:
+    cube = Cube.single(speed=Speed(compile=True))
+    layer, x = LayerNorm3D(24, cube), torch.randn(2, 8, 24)
+    counts = []
+    for p in (0.1, 0.2, 0.3):
+        own = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        kept = draw_kept(x[1], p)
+        torch.manual_seed(1)
+        result = layer(*own, dropout=p)
+        result.square().sum().backward()
+        twin = x.clone().requires_grad_()
+        wanted = F.layer_norm(twin[0] + twin[1] * kept / (1 - p), (24,), eps=1e-12)
+        wanted.square().sum().backward()
+        assert torch.allclose(result, wanted, atol=1e-5)
+        assert torch.allclose(own.grad, twin.grad, atol=1e-5)  # type: ignore[arg-type]
+        counts.append(len(cube.regions._made))
+    assert counts == [2, 2, 2]
+
+
+def test_compiled_regions_of_infinite_numbers_give_what_the_eager_ones_do() -> None:
+    """A slice of -inf, and an infinite gradient of relu."""
+    cube, eager = Cube.single(speed=Speed(compile=True)), Cube.single()
+    logits, found = torch.randn(4, 9), []
+    logits[:, 3:] = -math.inf
+    for each in (cube, eager):
+        own = logits.clone().requires_grad_()
+        losses, _ = cross_entropy(own, torch.tensor([0, 1, 2, 0]), 9, each)
+        losses.sum().backward()
+        statistics = each.regions(
+            _row_statistics, logits[:, 3:].contiguous(), torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1) > 0
+        )
+        bias, dy = torch.zeros(9), torch.full((4, 9), math.inf)
+        relu, _ = each.regions(biased_backward, dy, logits.relu(), bias, "relu")
+        found.append([losses.detach(), own.grad, statistics, relu])
+    for got, wanted in zip(*found, strict=True):
+        assert torch.allclose(got, wanted, atol=1e-6)  # type: ignore[arg-type]  # nor any nan
 
 
 def _errors(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
