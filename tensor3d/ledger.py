@@ -51,7 +51,7 @@ class Ledger:
         self,
         precision: Precision = Precision(),  # noqa: B008
         relatives: WeakSet[Ledger] | None = None,
-        at_end: Callable[[], None] = lambda: None,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         self._relatives = WeakSet() if relatives is None else relatives  # of cubes that compute on the same processes
         self._relatives.add(self)
@@ -120,7 +120,8 @@ class Ledger:
 
     def _close(self, task: int) -> None:
         """The end of one backward pass."""
-        self._at_end()
+        if self._at_end is not None:
+            self._at_end()
         entries: dict[int, _Entry] = dict(self._held)
         local: dict[int, _Entry] = {}
         _add_all(self._passes.pop(task).handed, entries, local)
