@@ -217,10 +217,10 @@ def test_the_most_at_once_on_one_device(changes: Changes, made: Changes, dtype: 
 
 @pytest.mark.slow
 def test_the_most_at_once_on_a_cube() -> None:
-    """Gloo frees its buffers when its threads get to it, later on a busy machine: least of several."""
+    """Gloo frees its buffers when its threads get to it, later on a busy machine: the least of several runs."""
     changes, made, dtype, micro = PEAKS[1]
     measured, expected = zip(*run_ranks(8, _peak, (2, 2, 2, 1), changes, made, dtype, micro, 3), strict=True)
-    assert 0.8 <= max(expected) / max(measured) <= 1.05
+    assert 0.85 <= max(expected) / max(measured) <= 1.05
 
 
 def test_what_is_bought_with_what() -> None:
