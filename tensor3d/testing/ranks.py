@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -85,13 +86,15 @@ def started(
     work = _pickled(body, *args)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout))
     ranks: list[Rank] = []
+    # Not a TCPStore: it looks up the name of each caller, for 5 s where the name server is deaf.
+    folder = tempfile.TemporaryDirectory(prefix="tensor3d-ranks-", ignore_cleanup_errors=True)
+    store = os.path.join(folder.name, "store")
     try:
         for number in range(world):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main, args=(theirs, work, number, world, store.port, timeout), daemon=True
+                target=_rank_main, args=(theirs, work, number, world, store, timeout), daemon=True
             )
             ranks.append(Rank(number=number, process=process, pipe=ours))
             process.start()
@@ -105,6 +108,7 @@ def started(
             rank.process.join()
         for rank in ranks:
             rank.pipe.close()
+        folder.cleanup()
 
 
 def _check_may_start() -> None:
@@ -157,12 +161,13 @@ def collect(ranks: list[Rank], timeout: float) -> list[Any]:
     return [results[rank.number] for rank in ranks]
 
 
-def _rank_main(pipe: Connection, work: bytes, rank: int, world: int, port: int, timeout: float) -> None:
+def _rank_main(pipe: Connection, work: bytes, rank: int, world: int, path: str, timeout: float) -> None:
     torch.set_num_threads(1)
     try:
         body, args = pickle.loads(work)
         limit = timedelta(seconds=timeout)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+        store = dist.FileStore(path, world)
+        store.set_timeout(limit)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
         message = pickle.dumps((True, body(*args)))
     except BaseException:

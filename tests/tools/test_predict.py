@@ -337,8 +337,9 @@ def test_texts_that_cannot_be(models: Path, folder: str, task: Any, item: Any, m
 def test_long_texts_are_cut_and_counted_or_refused(models: Path) -> None:
     long = "a fox " * 20
     model = load(models / "classes", "classify")
-    cut, short = model.predict([long, "a fox " * 11])
-    assert (cut, model.truncated) == (short, 1)
+    # Each alone: two rows of one product may differ in their last bits.
+    assert model.predict([long]) == model.predict(["a fox " * 11])
+    assert model.truncated == 1
     refusing = load(models / "classes", "classify", too_long="refuse")
     with pytest.raises(ValueError, match=r"text 0: 42 tokens with the special ones, and the model has places for 24"):
         refusing.predict([long])
