@@ -20,7 +20,7 @@ from tests.tools.corpus.pipeline import FOLDERS, ROOT, command, content, prepare
 from tools.bench.tree_memory import descendants
 
 pytestmark = pytest.mark.slow
-KILLS = 12
+KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_the_same_bytes_whoever_works(
 
 
 def test_kills_at_random_moments(inputs: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
-    """Three of each step, at a random moment or as soon as there is something to go on with: of a random process, or of
+    """Five of each step, at a random moment or as soon as there is something to go on with: of a random process, or of
     all at once; by turns with workers and under MPI."""
     chance = random.Random(11)
     midway: Counter[str] = Counter()

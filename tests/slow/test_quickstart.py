@@ -1,4 +1,4 @@
-"""The main job, whole, through its launcher, on two cubes: what the README says of it."""
+"""The main job, whole, through its launcher, on three cubes: what the README says of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensor3d import checkpoint
 
 ROOT = Path(__file__).parents[2]
-CUBES = ["2x2x2", "1x1x1"]
+CUBES = ["2x2x2", "1x1x1", "1x2x1"]
 Curves = dict[str, list[float]]
 
 pytestmark = pytest.mark.slow

@@ -116,7 +116,7 @@ def _train(boxes: Sequence[tuple[str, str]], ranks: int, hidden: int, heads: int
     ("ranks", "heads", "hidden", "boxes"),
     [
         (27, 27, 108, [("3x3x3", LAMB), ("3x3x3", ADAMW)]),
-        (64, 64, 128, [("4x4x4", LAMB), ("1x64x1", LAMB), ("64x1x1", ADAMW)]),
+        (64, 64, 128, [("4x4x4", LAMB), ("1x64x1", LAMB), ("1x8x8", ADAMW), ("64x1x1", ADAMW)]),
     ],
     ids=["27", "64"],
 )

@@ -52,11 +52,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "_SECONDS", 0.01)
 
 
-@pytest.mark.parametrize(
-    ("path", "shape"),
-    [(SHIPPED[0], ONE), *((path, EIGHT) for path in SHIPPED)],
-    ids=lambda value: value.name if isinstance(value, Path) else str(value),
-)
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+@pytest.mark.parametrize("shape", [ONE, EIGHT], ids=str)
 def test_every_shipped_recipe_can_be_told_beforehand(path: Path, shape: CubeShape) -> None:
     text = report(read_recipe(path), shape)
     for title in ("model and cube:", "a step:", "memory of rank 0", "received by rank 0 in a step:", "the run:"):
