@@ -16,10 +16,10 @@ SMALL = ["--tokens", "400", "--longest", "40", "--heads", "2", "--head-dim", "8"
 
 
 def test_figures_by_hand() -> None:
-    found = figures("grouped", [2.0, 4.0, 3.0], [8.0, 8.0, 9.0], [2.0, 2.0, 2.0], (5, 1.25))
+    found = figures("grouped", [2.0, 4.0, 3.0], [8.0, 8.0, 9.0], [2.0, 2.0, 2.0], (5, 1.25), 6e9)
     assert (found.median, found.quartiles) == (3.0, (2.5, 3.5))
     assert (found.faster_than_padded, found.of_prediction) == (3.0, 1.5), "medians of the rounds' ratios"
-    assert (found.calls, found.area) == (5, 1.25)
+    assert (found.calls, found.area, found.flops) == (5, 1.25, 2e9)
 
 
 def test_lengths_follow_the_histogram() -> None:
@@ -42,6 +42,8 @@ def test_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert grouped["area"] >= 1
     assert padded["faster_than_padded"] == 1
     assert full["of_prediction"] == pytest.approx(full["area"])
+    assert grouped["flops"] == pytest.approx(12 * 2 * 8 * squares / grouped["median"])
+    assert full["flops"] == pytest.approx(12 * 2 * 8 * squares * full["area"] / full["median"])
     assert all(len(each["seconds"]) == 2 for each in content["results"])
     assert "x of prediction" in capsys.readouterr().out
 

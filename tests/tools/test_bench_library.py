@@ -159,28 +159,33 @@ def test_sorting_saves_padding() -> None:
 
 
 def side(contender: str, loss: float = 7.0, norm: float = 2.0, precision: str = "fp32") -> SideFigures:
-    rounds = [[Sample(seconds=2.0, tokens=100)]]
+    rounds = [[sample(2.0, 100)]]
     checked = Checked(loss=loss, gradient_norm=norm)
-    return figures(("tiny", precision, FULL), contender, rounds, rounds, fill=1.0, checked=checked)
+    return figures(("tiny", precision, FULL), contender, rounds, rounds, fill=1.0, products=1e9, checked=checked)
+
+
+def sample(seconds: float, tokens: int) -> Sample:
+    return Sample(seconds=seconds, tokens=tokens, sequences=tokens // 50, flops=tokens * 10**6)
 
 
 def test_figures_are_those_of_all_steps_and_of_rounds() -> None:
-    base = [[Sample(seconds=s, tokens=100), Sample(seconds=s, tokens=300)] for s in (2.0, 4.0, 1.0)]
-    rounds = [[Sample(seconds=s, tokens=100), Sample(seconds=s, tokens=300)] for s in (1.0, 1.0, 1.0)]
-    checked = Checked(loss=7.0, gradient_norm=2.0)
-    found = figures(("tiny", "fp32", PADDED), "ours", rounds, base, fill=0.5, checked=checked, peak=2**20)
+    base = [[sample(s, 100), sample(s, 300)] for s in (2.0, 4.0, 1.0)]
+    rounds = [[sample(s, 100), sample(s, 300)] for s in (1.0, 1.0, 1.0)]
+    given: Any = {"fill": 0.5, "products": 1e9, "checked": Checked(loss=7.0, gradient_norm=2.0)}
+    found = figures(("tiny", "fp32", PADDED), "ours", rounds, base, **given, peak=2**20)
     assert found.tokens_per_second == found.tokens_per_second_median == 200
     assert found.ratio == pytest.approx(14 / 6), "of all seconds; the rounds have 2, 4 and 1"
     assert found.ratio_median == 2.0
     assert found.ratio_range == (1.0, 4.0)
-    slow = figures(("tiny", "fp32", PADDED), "ours", base, base, fill=0.5, checked=checked)
+    assert (found.sequences_per_second, found.model_flops, found.mfu) == (4.0, 2e8, 0.2)
+    slow = figures(("tiny", "fp32", PADDED), "ours", base, base, **given)
     assert slow.tokens_per_second == pytest.approx(1200 / 14)
     assert (slow.tokens_per_second_median, slow.tokens_per_second_range) == (100, (50, 200))
     assert found.steps == 6
     assert found.seconds_median == 1.0
     assert len(row(found)) == len(HEADER)
     assert row(found)[3:6] == ("2.333", "2.000", "1.000-4.000")
-    assert row(found)[8:10] == ("50.00%", "1")
+    assert row(found)[8:13] == ("50.00%", "4.0", "0", "20.0%", "1")
 
 
 def test_contenders_must_agree() -> None:
@@ -205,6 +210,7 @@ def test_contenders_must_agree() -> None:
         ({"contenders": "transformers,ours"}, "--contenders must have transformers-masked among them"),
         ({"contenders": "mine"}, "--contenders must be some of"),
         ({"micro_batch": 0}, r"--micro-batch must be at least 1\. Got 0"),
+        ({"operators": -1}, r"--operators must be at least 0\. Got -1"),
         ({"warmup": 0}, r"--warmup must be at least 1: .* state.* Got 0"),
         ({"vocab": 3}, "--vocab 3 is too small: sep must be an id below"),
         ({"seed": -1}, r"--seed must be at least 0\. Got -1"),
@@ -273,7 +279,7 @@ def test_all_contenders_have_the_same_loss(tmp_path: Path, capsys: pytest.Captur
     output, plot = tmp_path / "figures.json", tmp_path / "bars.png"
     contenders = ["transformers", "transformers-masked", "ours", "ours-rows"]
     call = ["library", *SMALL, "--rounds", "2", "--contenders", ",".join(contenders), "--threads", "1", "--memory"]
-    assert main([*call, "--output", str(output), "--plot", str(plot)]) == 0
+    assert main([*call, "--operators", "3", "--output", str(output), "--plot", str(plot)]) == 0
     assert "do NOT agree" not in capsys.readouterr().out
     content = json.loads(output.read_text())
     assert content["agree"] is True
@@ -284,6 +290,8 @@ def test_all_contenders_have_the_same_loss(tmp_path: Path, capsys: pytest.Captur
         assert side["steps"] == 2
         assert side["peak_tensor_bytes"] > 0
         assert side["ratio"] > 0
+        assert 0 < side["mfu"] < 1
+        assert [len(operator) for operator in side["operators"]] == [4, 4, 4]
     fills = {(side["inputs"], side["contender"]): side["fill"] for side in results}
     assert fills["full", "ours"] == fills["full", "transformers"] == 1.0
     assert fills["padded", "transformers"] < fills["sorted", "transformers"] < fills["sorted", "ours"]

@@ -32,7 +32,7 @@ from tools.cores import usable_cores
 from tools.packing.histogram import read_histogram
 
 PADDED, FULL = "padded", "full"
-HEADER = ("attention", "ms", "quartiles", "x faster than padded", "x of prediction", "calls", "area")
+HEADER = ("attention", "ms", "quartiles", "x faster than padded", "x of prediction", "GFLOP/s", "calls", "area")
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -159,6 +159,8 @@ class AttentionFigures:
     of_prediction: float
     """Median over the rounds of this / predicted: the sum of squared lengths times the seconds that full-length SDPA
     takes for a score entry, in the same round."""
+    flops: float
+    """FLOP/s of the model, of the median: q kᵀ and weights · v of each sequence alone, and twice that backward."""
     calls: int
     """Of SDPA or of another kernel."""
     area: float
@@ -193,13 +195,35 @@ def measure(command: AttentionCommand, names: Sequence[Name], lengths: list[int]
         "grouped": (len(grouped.groups), sum(len(g.members) * g.length**2 for g in grouped.groups) / squares),
         "reference": (1, sum(lengths) ** 2 / squares),
     }
-    return [figures(name, seconds[name], seconds[PADDED], predicted, work.get(name, (1, 1.0))) for name in passes]
+    needed = 3 * 4 * command.heads * command.head_dim * squares
+    of_full = whole * longest**2 / squares  # which are other sequences
+    return [
+        figures(
+            name,
+            seconds[name],
+            seconds[PADDED],
+            predicted,
+            work.get(name, (1, 1.0)),
+            needed * (of_full if name == FULL else 1.0),
+        )
+        for name in passes
+    ]
 
 
 def figures(
-    name: str, seconds: list[float], padded: Sequence[float], predicted: Sequence[float], work: tuple[int, float]
+    name: str,
+    seconds: list[float],
+    padded: Sequence[float],
+    predicted: Sequence[float],
+    work: tuple[int, float],
+    needed: float,
 ) -> AttentionFigures:
-    """Ratios are taken in each round: what slows the machine down for a while meets both sides."""
+    """Ratios are taken in each round: what slows the machine down for a while meets both sides.
+
+    Args:
+        work: calls and area.
+        needed: FLOPs of the model.
+    """
     first, _, third = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
     return AttentionFigures(
         name=name,
@@ -208,6 +232,7 @@ def figures(
         quartiles=(first, third),
         faster_than_padded=statistics.median(a / b for a, b in zip(padded, seconds, strict=True)),
         of_prediction=statistics.median(a / b for a, b in zip(seconds, predicted, strict=True)),
+        flops=needed / statistics.median(seconds),
         calls=work[0],
         area=work[1],
     )
@@ -221,6 +246,7 @@ def row(each: AttentionFigures) -> tuple[str, ...]:
         f"{first * 1e3:.1f}-{third * 1e3:.1f}",
         f"{each.faster_than_padded:.2f}",
         f"{each.of_prediction:.3f}",
+        f"{each.flops / 1e9:,.0f}",
         str(each.calls),
         f"{each.area:.3f}",
     )

@@ -77,6 +77,8 @@ class LibraryCommand(Subcommand):
     """Of weights, sequences and masks."""
     memory: bool = False
     """Also follow one step of each contender with a profiler: the most tensor memory at once."""
+    operators: int = 0
+    """Also follow one step of each contender with a profiler, and tell so many operators that took longest."""
     output: Path | None = None
     """JSON file for all figures."""
     plot: Path | None = None
@@ -91,7 +93,9 @@ class LibraryCommand(Subcommand):
     def run(self, arguments: Sequence[str]) -> int:
         presets, precisions, inputs, contenders = self.check()
         (lengths, source), earlier = self.lengths(), self.earlier()
-        turns = Turns(rounds=self.rounds, steps=self.steps, warmup=self.warmup, memory=self.memory)
+        turns = Turns(
+            rounds=self.rounds, steps=self.steps, warmup=self.warmup, memory=self.memory, operators=self.operators
+        )
         machine, device = Machine.here(), _device()
         with using_threads(self.threads or usable_cores()):
             print(f"{machine}\nlengths: {source}; {torch.get_num_threads()} threads", flush=True)
@@ -124,7 +128,7 @@ class LibraryCommand(Subcommand):
         if rendezvous.is_launched():
             raise ValueError("this benchmark is one process. Call it without torchrun, srun or mpirun.")
         least = dict.fromkeys(("sequences", "micro_batch", "packs", "steps", "rounds", "layers", "threads"), 1)
-        for name, bound in {**least, "length": SHORTEST, "seed": 0}.items():
+        for name, bound in {**least, "length": SHORTEST, "seed": 0, "operators": 0}.items():
             value = getattr(self, name)
             if value is not None and value < bound:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least {bound}. Got {value}.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tools.bench.library_data import Work
+from tools.bench.library_operators import Operator
 from tools.bench.library_sides import MASKED, Checked
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
@@ -25,6 +26,9 @@ class Sample:
     seconds: float
     tokens: int
     """Real ones."""
+    sequences: int
+    flops: int
+    """Of the model, for these sequences: padding, and logits without a label, count nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,12 @@ class SideFigures:
     """The same of each round; median."""
     tokens_per_second_range: tuple[float, float]
     """The lowest and the highest round."""
+    sequences_per_second: float
+    """Of all timed steps."""
+    model_flops: float
+    """FLOP/s of the model, of all timed steps: what these sequences need, whatever else was computed."""
+    mfu: float
+    """The same as a share of what products of matrices alone reach here, in this type."""
     ratio: float
     """Tokens/s over those of "transformers-masked", of all timed steps: above 1 is faster. Long steps count for more
     in it, and no round is left out of it, however few there are."""
@@ -95,6 +105,8 @@ class SideFigures:
     """Share of the slots that hold a token, over all steps."""
     peak_tensor_bytes: int | None
     """The most tensor memory at once in a step, above weights and optimiser. None: not measured."""
+    operators: Sequence[Operator] | None
+    """The dearest of one more step, by their own time. None: not measured."""
     first_loss: float
     """Nats, without dropout, before any step."""
     first_gradient_norm: float
@@ -109,8 +121,10 @@ def figures(
     base: Sequence[Sequence[Sample]],
     *,
     fill: float,
+    products: float,
     checked: Checked,
     peak: int | None = None,
+    operators: Sequence[Operator] | None = None,
 ) -> SideFigures:
     """The figures of a contender.
 
@@ -118,6 +132,7 @@ def figures(
         place: preset, precision and kind of input.
         rounds: its steps, by round.
         base: those of the contender to compare with, in the same rounds.
+        products: FLOP/s of products of matrices alone, in this type.
     """
     everything = [sample for turn in rounds for sample in turn]
     seconds, speed = [sample.seconds for sample in everything], _speed(everything)
@@ -125,6 +140,7 @@ def figures(
     ratios = [mine / _speed(other) for mine, other in zip(speeds, base, strict=True)]
     low, median, high = (float(value) for value in np.quantile(seconds, [0.25, 0.5, 0.75]))
     preset, precision, inputs = place
+    whole, flops = sum(seconds), sum(sample.flops for sample in everything)
     return SideFigures(
         preset=preset,
         precision=precision,
@@ -136,11 +152,15 @@ def figures(
         tokens_per_second=speed,
         tokens_per_second_median=statistics.median(speeds),
         tokens_per_second_range=(min(speeds), max(speeds)),
+        sequences_per_second=sum(sample.sequences for sample in everything) / whole,
+        model_flops=flops / whole,
+        mfu=flops / whole / products,
         ratio=speed / _speed([sample for turn in base for sample in turn]),
         ratio_median=statistics.median(ratios),
         ratio_range=(min(ratios), max(ratios)),
         fill=fill,
         peak_tensor_bytes=peak,
+        operators=operators,
         first_loss=checked.loss,
         first_gradient_norm=checked.gradient_norm,
         seconds=tuple(tuple(sample.seconds for sample in turn) for turn in rounds),
@@ -196,6 +216,9 @@ HEADER = (
     "step ms",
     "quartiles",
     "fill",
+    "sequences/s",
+    "model GFLOP/s",
+    "MFU",
     "peak MiB",
     "first loss",
 )
@@ -214,6 +237,9 @@ def row(side: SideFigures) -> tuple[str, ...]:
         f"{side.seconds_median * 1e3:,.0f}",
         "{:,.0f}-{:,.0f}".format(*(second * 1e3 for second in side.seconds_quartiles)),
         f"{side.fill:.2%}",
+        f"{side.sequences_per_second:,.1f}",
+        f"{side.model_flops / 1e9:,.0f}",
+        f"{side.mfu:.1%}",
         "-" if peak is None else f"{peak / _MIB:,.0f}",
         f"{side.first_loss:.5f}",
     )

@@ -15,11 +15,15 @@ from tqdm import tqdm
 from models.bert import BertConfig
 from tools.bench.library_data import Work
 from tools.bench.library_figures import HEADER, Sample, SideFigures, figures, row, verdict
+from tools.bench.library_operators import operators_of, table
 from tools.bench.library_sides import MASKED, Checked, Side, make_sides, write_model
 from tools.bench.machine import aligned
 from tools.bench.peak import peak_on
+from tools.bench.rates import product_rate
 from tools.bench.turns import in_turns
 from tools.building import TYPES
+
+_SECONDS = 1.0  # of products of each size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,8 @@ class Turns:
     """Steps of each contender before, at least 1: the first one makes the optimiser's state, and compiles."""
     memory: bool
     """Whether one more step is followed by a profiler."""
+    operators: int
+    """How many, the dearest of one more step, are told."""
 
 
 def measure(
@@ -54,14 +60,16 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         write_model(config, Path(folder), seed)
         for precision in precisions:
+            products = _fastest_product(device, precision)
             compute = None if precision == "fp32" else TYPES[precision]
-            sides = make_sides(contenders, Path(folder), compute, device)
+            sides = make_sides(contenders, config, Path(folder), compute, device)
             checks: dict[str, dict[str, Checked]] = {}
             for kind, mine in steps.items():  # before any of them has learnt something
                 shown = _shown(sides, f"BERT-{preset}, {precision}, {kind}: first losses")
                 checks[kind] = {name: side.check(mine[0]) for name, side in shown}
             for kind, mine in steps.items():
-                yield from _on_input((preset, precision, kind), sides, checks[kind], mine, turns, device)
+                place = (preset, precision, kind)
+                yield from _on_input(place, sides, checks[kind], mine, turns, products, device)
             sides.clear()  # the models of the next precision need the room
 
 
@@ -71,6 +79,7 @@ def _on_input(
     checks: Mapping[str, Checked],
     steps: Sequence[Work],
     turns: Turns,
+    products: float,
     device: torch.device,
 ) -> list[SideFigures]:
     """All contenders in turns, on one kind of input."""
@@ -87,15 +96,39 @@ def _on_input(
 
     rounds = dict(zip(names, in_turns(names, turns.rounds, turn), strict=True))
     peaks = {name: peak_on(device, partial(side.step, first)) if turns.memory else None for name, side in sides.items()}
+    dearest = {
+        name: operators_of(device, partial(side.step, first), turns.operators) if turns.operators else None
+        for name, side in sides.items()
+    }
     found = [
         figures(
-            place, name, rounds[name], rounds[MASKED], fill=_fill(side, timed), checked=checks[name], peak=peaks[name]
+            place,
+            name,
+            rounds[name],
+            rounds[MASKED],
+            fill=_fill(side, timed),
+            products=products,
+            checked=checks[name],
+            peak=peaks[name],
+            operators=dearest[name],
         )
         for name, side in sides.items()
     ]
     print("\n".join(aligned(HEADER, [row(side) for side in found])))
     print(verdict(found), flush=True)
+    for name, operators in dearest.items():
+        if operators is not None:
+            print("\n".join([f"{name}, one step:", *table(operators)]), flush=True)
     return found
+
+
+def _fastest_product(device: torch.device, precision: str) -> float:
+    """FLOP/s, of square matrices of the size that is fastest here."""
+    sizes = (2048, 4096, 8192) if device.type == "cuda" else (512, 1024, 2048)
+    best = max((product_rate(device, precision, n, _SECONDS) for n in sizes), key=lambda rate: rate.flops)
+    told = f"products of {best.n:,} rows and columns, {precision}: {best.flops / 1e9:,.0f} GFLOP/s"
+    print(f"{told}, by which MFU is measured", flush=True)
+    return best.flops
 
 
 def _shown(sides: Mapping[str, Side], doing: str) -> Iterator[tuple[str, Side]]:
@@ -109,7 +142,8 @@ def _shown(sides: Mapping[str, Side], doing: str) -> Iterator[tuple[str, Side]]:
 def _timed(side: Side, work: Work) -> Sample:
     begin = time.perf_counter()
     side.step(work)
-    return Sample(seconds=time.perf_counter() - begin, tokens=work.step.tokens)
+    seconds = time.perf_counter() - begin
+    return Sample(seconds=seconds, tokens=work.step.tokens, sequences=work.step.sequences, flops=side.flops(work))
 
 
 def _fill(side: Side, steps: Sequence[Work]) -> float:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tools.bench.library_data import FULL, PADDED, SORTED
 from tools.bench.library_figures import LOSS_TOLERANCE, SideFigures
+from tools.bench.library_operators import Operator
 from tools.bench.library_sides import COMPILED, CONTENDERS, MASKED, OURS, PLAIN, ROWS, ROWS_COMPILED
 
 if TYPE_CHECKING:
@@ -39,13 +40,18 @@ def read_results(path: Path) -> list[SideFigures]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["benchmark"] == "library":
-            return [SideFigures(**result) for result in content["results"]]
+            return [_side(result) for result in content["results"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass
     names = ", ".join(field.name for field in fields(SideFigures))
     raise ValueError(
         f"--also must be files that tools.bench library has written by --output, with the figures {names}. Got {path}."
     )
+
+
+def _side(result: dict[str, Any]) -> SideFigures:
+    operators = result.pop("operators")
+    return SideFigures(**result, operators=operators and [Operator(*each) for each in operators])
 
 
 def draw(results: Sequence[SideFigures]) -> Figure:

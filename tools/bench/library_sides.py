@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert import BertConfig, BertForPreTraining, export_huggingface
+from models.bert.flops import step_flops
 from tensor3d import Cube, Precision, Speed, clip_grad_norm_
 from tensor3d.data.batch import PackedBatch
 from tensor3d.optim import AdamW, decay_groups
@@ -47,6 +48,8 @@ class Side(ABC):
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    config: BertConfig
+    read_rows_only: bool = False
 
     @abstractmethod
     def gradients(self, work: Work) -> Tensor:
@@ -59,6 +62,10 @@ class Side(ABC):
     @abstractmethod
     def slots(self, work: Work) -> int:
         """What it computes in a step, empty ones included."""
+
+    def flops(self, work: Work) -> int:
+        """What the model's products need for these sequences."""
+        return step_flops(self.config, work.step, read_rows_only=self.read_rows_only)
 
     def step(self, work: Work) -> float:
         """A whole training step; the loss, for which it waits."""
@@ -80,11 +87,14 @@ class Side(ABC):
 class Ours(Side):
     """A model of this project on one device, on packs."""
 
-    def __init__(self, name: str, folder: Path, compute: torch.dtype | None, device: torch.device) -> None:
+    def __init__(
+        self, name: str, config: BertConfig, folder: Path, compute: torch.dtype | None, device: torch.device
+    ) -> None:
+        self.config, self.read_rows_only = config, name in _READING_ROWS
         speed = Speed(compile=name in COMPILING)
         self._cube = Cube.single(device, precision=Precision(compute=compute), speed=speed)
-        read_rows_only = name in _READING_ROWS
-        self.model = BertForPreTraining.from_pretrained(folder, self._cube, read_rows_only=read_rows_only).train()
+        model = BertForPreTraining.from_pretrained(folder, self._cube, read_rows_only=self.read_rows_only)
+        self.model = model.train()
         self.optimizer = AdamW(decay_groups(self.model, _DECAY), self._cube, **_OPTIONS)  # type: ignore[arg-type]
 
     def gradients(self, work: Work) -> Tensor:
@@ -109,15 +119,22 @@ class Library(Side):
     """`transformers`' BertForPreTraining with PyTorch's attention, on padded batches.
 
     Args:
+        config: of the same model in this project.
         model, optimizer: of `library_model`; several sides may share them, for a step's time does not depend on what
             was learnt.
         masked_rows: whether the masked-LM head computes the masked rows alone.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, compute: torch.dtype | None, *, masked_rows: bool
+        self,
+        config: BertConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        compute: torch.dtype | None,
+        *,
+        masked_rows: bool,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.config, self.model, self.optimizer = config, model, optimizer
         self._compute, self._masked_rows = compute, masked_rows
 
     def gradients(self, work: Work) -> Tensor:
@@ -158,11 +175,12 @@ def write_model(config: BertConfig, folder: Path, seed: int) -> None:
 
 
 def make_sides(
-    names: Sequence[str], folder: Path, compute: torch.dtype | None, device: torch.device
+    names: Sequence[str], config: BertConfig, folder: Path, compute: torch.dtype | None, device: torch.device
 ) -> dict[str, Side]:
     """The contenders, in their order.
 
     Args:
+        config: with which the folder was written.
         folder: of `write_model`.
         compute: the type of products; the weights are fp32. None: that too.
     """
@@ -171,9 +189,9 @@ def make_sides(
     for name in names:
         if name in (PLAIN, MASKED):
             assert library is not None
-            sides[name] = Library(*library, compute, masked_rows=name == MASKED)
+            sides[name] = Library(config, *library, compute, masked_rows=name == MASKED)
         else:
-            sides[name] = Ours(name, folder, compute, device)
+            sides[name] = Ours(name, config, folder, compute, device)
     return sides
 
 

@@ -21,7 +21,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
     Exact, and the same each time, where one thread allocates. Gloo's threads free their buffers when they get to it, so
     that with collectives it differs a little from run to run. It slows `run` down: time another one.
     """
-    with _without_notes(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
+    with without_notes(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
         run()
     events = [event for event in trace.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = most = 0
@@ -44,7 +44,7 @@ def peak_on(device: torch.device, run: Callable[[], object]) -> int:
 
 
 @contextmanager
-def _without_notes() -> Iterator[None]:
+def without_notes() -> Iterator[None]:
     """Leaves out what the profiler of torch 2.13 writes to standard error about its own start and end, and that there
     was memory before; an environment variable alone could stop it. Whatever else is written meanwhile comes at the end.
     """

@@ -65,11 +65,7 @@ def measure_rates(
     """
     gpu = device.type == "cuda"
     sizes = sizes or ((1024, 2048, 4096, 8192) if gpu else (128, 256, 512, 1024))
-    products = []
-    for name in types:
-        for n in sizes:
-            run = _products(n, _TYPES[name], device)
-            products.append(ProductRate(n=n, type=name, flops=6 * n**3 / _each(run, seconds, device, together)))
+    products = [product_rate(device, name, n, seconds, together=together) for name in types for n in sizes]
     sums = []
     for size in (2**28, 2**30) if gpu else (2**20, 2**22, 2**24):
         run = _sum(size, device)
@@ -77,6 +73,14 @@ def measure_rates(
     launch = _each(_chain(device), seconds, device, together) / (2 * _CHAIN)
     memory = torch.cuda.mem_get_info(device)[1] if gpu else 0
     return Rates(products=tuple(products), sums=tuple(sums), launch=launch, memory=memory, gpu=gpu)
+
+
+def product_rate(
+    device: torch.device, name: str, n: int, seconds: float, *, together: Callable[[], None] = lambda: None
+) -> ProductRate:
+    """Of products of the type `name` with n rows and columns; `seconds` and `together` as above."""
+    run = _products(n, _TYPES[name], device)
+    return ProductRate(n=n, type=name, flops=6 * n**3 / _each(run, seconds, device, together))
 
 
 def combined(rounds: Sequence[Sequence[Rates]]) -> Rates:
