@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -69,8 +72,8 @@ class Place:
 
     shape: CubeShape
     rank: int
-    port: int
-    """Of the store on this machine at which the group meets."""
+    meeting: str
+    """The file in which the group's store is."""
     cuda: bool
     """A GPU for each rank, with NCCL; else the CPU, with gloo."""
     threads: int
@@ -95,14 +98,15 @@ class LocalGroup(Generic[S]):
         self._processes: list[BaseProcess] = []
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
-        # Here and not on rank 0: the port is free because it is taken before anyone is told.
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+        # Not a TCPStore: it looks up the name of each caller, for 5 s where the name server is deaf.
+        folder = tempfile.mkdtemp(prefix="tensor3d-group-")
+        self._forget = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         try:
             for rank in range(shape.ranks):
                 place = Place(
                     shape=shape,
                     rank=rank,
-                    port=self._store.port,
+                    meeting=os.path.join(folder, "store"),
                     cuda=cuda,
                     threads=max(1, cores // shape.ranks),
                 )
@@ -137,6 +141,7 @@ class LocalGroup(Generic[S]):
             process.join()
         for pipe in self._pipes:
             pipe.close()
+        self._forget()
 
     def _collect(self) -> list[Any]:
         """One answer of every rank. The first failure is raised at once: its peers may wait for it for ever."""
@@ -219,7 +224,8 @@ def _join(place: Place) -> Cube:
     if place.cuda:
         torch.cuda.set_device(device)
     if shape.ranks > 1:  # one rank on its own has no process group, as in training
-        store = dist.TCPStore("127.0.0.1", place.port, is_master=False, timeout=_TIMEOUT)
+        store = dist.FileStore(place.meeting, shape.ranks)
+        store.set_timeout(_TIMEOUT)
         dist.init_process_group(
             "nccl" if place.cuda else "gloo", store=store, rank=place.rank, world_size=shape.ranks, timeout=_TIMEOUT
         )
