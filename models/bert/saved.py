@@ -290,7 +290,10 @@ class Kept:
                 kept += (whole - views) * columns
             return kept * self.wire.statistic
         masks = sum(group.mask(window) for group in load.groups)
-        return (4 * slots * columns + masks) * self.wire.compute + slots * heads * self.wire.statistic
+        # A CPU writes results to their rows at once, where no mask is needed: what follows keeps them.
+        in_place = self.device == "cpu" and not load.reordered and (window is None or window >= max(load.lengths))
+        states = 3 if in_place else 4
+        return (states * slots * columns + masks) * self.wire.compute + slots * heads * self.wire.statistic
 
     def masked_lm(self) -> int:
         """Selection, dense, GELU, LayerNorm, projection, cross-entropy."""

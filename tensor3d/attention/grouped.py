@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensor3d.attention.call import Call, apart
+from tensor3d.attention.in_place import in_place, serves
 from tensor3d.grouping import Grouping, LengthGroup
 
 Slots = tuple[Tensor, ...]
@@ -24,6 +25,8 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     no fused kernel and keeps the probabilities."""
     sequences, queries = call.sequences, call.queries
     grouping = sequences.grouping if queries is None else sequences.grouping_of(queries)
+    if serves(k, call, grouping):
+        return in_place(q, k, v, call, grouping)
     slots = list(zip(*_slots(q, k, v, grouping), strict=True))
     asked = [(group, own) for group, own in zip(grouping.groups, slots, strict=True) if group.asked != 0]
     if k.is_cuda and len(asked) > 1:
