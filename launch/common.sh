@@ -211,6 +211,10 @@ set_environment() {
         threads=$((cores / $1))
         environment+=("OMP_NUM_THREADS=$((threads > 1 ? threads : 1))")
     fi
+    # glibc hands each large tensor back to the system, which clears its pages anew for the next one.
+    if [ "$device" != gpu ] && [ -z "${MALLOC_MMAP_MAX_:-}${MALLOC_TRIM_THRESHOLD_:-}" ]; then
+        environment+=(MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184)
+    fi
 }
 
 # A command as it can be typed, with what it gets by its environment.

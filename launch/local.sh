@@ -21,7 +21,8 @@ $COMMON_OPTIONS
                       print sizes, memory, traffic and the time to expect, and start nothing
 $COMMON_LAST_OPTIONS
 A relative RECIPE is looked for in the current directory; training itself runs in the repository's root.
-OMP_NUM_THREADS is set to the cores of each process unless it is set already.
+OMP_NUM_THREADS is set to the cores of each process unless it is set already; without --gpu, glibc is told to keep memory
+(MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_) unless it is told something already.
 
 A signal goes to every process: after SIGTERM or SIGUSR1 they end the step, save and leave.
 

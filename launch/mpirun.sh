@@ -34,8 +34,9 @@ $COMMON_LAST_OPTIONS
 A relative RECIPE is looked for in the current directory; training itself runs in the repository's root.
 OMP_NUM_THREADS is set to the cores of each process, as counted here, unless it is set already; MPI4PY_LIBMPI to
 mpirun's own library, where it lies beside it, so that mpi4py takes no other. With Open MPI, which passes on nothing by
-itself, the processes also get PATH, LD_LIBRARY_PATH, PYTHONPATH and what begins with OMP_, MKL_, CUDA_, NCCL_, GLOO_ or
-TORCH_. GLOO_SOCKET_IFNAME is set by launch/mpi.py where there are several nodes.
+itself, the processes also get PATH, LD_LIBRARY_PATH, PYTHONPATH and what begins with OMP_, MKL_, MALLOC_, CUDA_, NCCL_,
+GLOO_ or TORCH_. Without --gpu, glibc is told to keep memory (MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_) unless it is told
+something already. GLOO_SOCKET_IFNAME is set by launch/mpi.py where there are several nodes.
 
 A signal goes to every process: after SIGTERM or SIGUSR1 they end the step, save and leave. SIGTERM a second time ends
 them without.
@@ -160,7 +161,8 @@ set_starter() {
         fi
         for name in $(compgen -e); do
             case $name in
-            PATH | LD_LIBRARY_PATH | PYTHONPATH | MPI4PY_* | OMP_* | MKL_* | CUDA_* | NCCL_* | GLOO_* | TORCH_*)
+            PATH | LD_LIBRARY_PATH | PYTHONPATH | MPI4PY_* | OMP_* | MKL_* | MALLOC_* | CUDA_* | NCCL_* | GLOO_* | \
+                TORCH_*)
                 case " ${environment[*]-} " in
                 *" $name="*) ;;
                 *) starter+=(-x "$name") ;;

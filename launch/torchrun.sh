@@ -43,7 +43,8 @@ $COMMON_OPTIONS
 $COMMON_LAST_OPTIONS
 A relative RECIPE is looked for in the current directory; training itself runs in the repository's root.
 OMP_NUM_THREADS (the cores of each process), GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME are set unless they are set
-already. y and z of the cube lie inside a node where they fit: see --wire of tools.pretrain.
+already; without --gpu, glibc is told to keep memory (MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_) unless it is told
+something already. y and z of the cube lie inside a node where they fit: see --wire of tools.pretrain.
 
 A signal goes to every process of this node: after SIGTERM or SIGUSR1 all ranks, those of other nodes too, end the step,
 save and leave.

@@ -47,7 +47,8 @@ def local(checkout: Path, arguments: str, /, cwd: str = ".", **variables: str) -
 
 
 def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in {"OMP_NUM_THREADS", "WORLD_SIZE"}}
+    kept = {name: value for name, value in os.environ.items() if name not in {"OMP_NUM_THREADS", "WORLD_SIZE"}}
+    return {**kept, "MALLOC_MMAP_MAX_": "65536"}  # as it is anyway; so the launcher has nothing to add
 
 
 def python_that(checkout: Path, body: str) -> None:
@@ -133,6 +134,17 @@ def test_threads_share_the_cores(checkout: Path) -> None:
         stdout = local(checkout, f"{recipe} --cube {cube}", PATH=path).stdout
         assert stdout.startswith(f"OMP_NUM_THREADS={threads} .venv/bin/python ")
     assert local(checkout, recipe, PATH=path, OMP_NUM_THREADS="7").stdout.startswith(".venv/bin/python -m ")
+
+
+def test_memory_is_kept_on_cpus_unless_told_otherwise(checkout: Path) -> None:
+    kept = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 "
+    call = "--dry-run launch/recipes/small.toml"
+    nothing = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": ""}
+    assert local(checkout, call, **nothing).stdout.startswith(f"{kept}python3 -m ")
+    assert local(checkout, f"--cpu {call}", **nothing).stdout.startswith(f"CUDA_VISIBLE_DEVICES= {kept}python3 -m ")
+    assert local(checkout, call, **{**nothing, "MALLOC_TRIM_THRESHOLD_": "1"}).stdout.startswith("python3 -m ")
+    python_that(checkout, "echo 4")
+    assert local(checkout, f"--gpu {call}", **nothing).stdout.startswith(".venv/bin/python -m ")
 
 
 def test_cpu_hides_the_gpus(checkout: Path) -> None:

@@ -82,7 +82,7 @@ def mpirun(checkout: Path, arguments: str, **variables: str) -> subprocess.Compl
     return subprocess.run(
         [checkout / "launch" / "mpirun.sh", *shlex.split(arguments)],
         cwd=checkout,
-        env={**environment, "OMP_NUM_THREADS": "2", **variables},
+        env={**environment, "OMP_NUM_THREADS": "2", "MALLOC_MMAP_MAX_": "65536", **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -106,17 +106,18 @@ AS_ROOT = " --allow-run-as-root" if os.geteuid() == 0 else ""
         ),
         (
             "--mpirun openmpi/bin/mpirun --cube 1x2x2",
-            f"-n 4 --host localhost:4 --map-by ppr:4:node --bind-to none{AS_ROOT} -x OMP_NUM_THREADS -x PATH",
+            f"-n 4 --host localhost:4 --map-by ppr:4:node --bind-to none{AS_ROOT} -x MALLOC_MMAP_MAX_ "
+            "-x OMP_NUM_THREADS -x PATH",
         ),
         (
             "--mpirun openmpi/bin/mpirun --cube 1x2x2 --hosts a,b --interface ib0 --cpu",
             f"-n 4 --host a:2,b:2 --map-by ppr:2:node --bind-to none{AS_ROOT} --mca btl_tcp_if_include ib0 "
-            "--prtemca prte_if_include ib0 -x OMP_NUM_THREADS -x PATH -x CUDA_VISIBLE_DEVICES=",
+            "--prtemca prte_if_include ib0 -x MALLOC_MMAP_MAX_ -x OMP_NUM_THREADS -x PATH -x CUDA_VISIBLE_DEVICES=",
         ),
         (
             "--mpirun openmpi4/bin/mpirun --cube 1x2x2 --hostfile slots --interface ib0 --bind-to numa",
             f"-n 4 --host a:2,b:2 --map-by ppr:2:node:PE=2 --bind-to numa{AS_ROOT} --mca btl_tcp_if_include ib0 "
-            "--mca oob_tcp_if_include ib0 -x OMP_NUM_THREADS -x PATH",
+            "--mca oob_tcp_if_include ib0 -x MALLOC_MMAP_MAX_ -x OMP_NUM_THREADS -x PATH",
         ),
     ],
 )

@@ -31,7 +31,7 @@ def torchrun(checkout: Path, arguments: str, **variables: str) -> subprocess.Com
     return subprocess.run(
         ["launch/torchrun.sh", *shlex.split(arguments)],
         cwd=checkout,
-        env={**kept, **variables},
+        env={**kept, "MALLOC_MMAP_MAX_": "65536", **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
