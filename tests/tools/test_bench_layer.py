@@ -32,10 +32,10 @@ def test_the_same_layer_on_all_cubes(tmp_path: Path, capsys: pytest.CaptureFixtu
     # Weights of the box, in bytes: gathered twice and scattered once, three quarters of each; and the sums of 128
     # elements of vectors, 3H + I on face y and 6H on face z, in one bucket.
     assert boxes["bytes_received"] == 3 * 3 * 4 * (4 * 16 * 16 + 2 * 16 * 32) // 4 + 2 * 3 * 4 * (48 + 32 + 96) // 4
-    # 13 states: six of attention, two of I = 2H in the MLP, what it and the norms read. A norm keeps two
+    # 12 states: five of attention, two of I = 2H in the MLP, what it and the norms read. A norm keeps two
     # numbers a row too, or eight where two members' statistics were gathered; attention one a row and head.
-    assert one["saved_bytes"] == 4 * (13 * 32 * 16 + 2 * 2 * 32 + 4 * 32)
-    assert plane["saved_bytes"] == 4 * (13 * 32 * 16 // 4 + 2 * 8 * 16 + 2 * 16)
+    assert one["saved_bytes"] == 4 * (12 * 32 * 16 + 2 * 2 * 32 + 4 * 32)
+    assert plane["saved_bytes"] == 4 * (12 * 32 * 16 // 4 + 2 * 8 * 16 + 2 * 16)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if "equal" in line] == ["1x1x1", "1x2x2", "4x1x1"]
 
