@@ -14,8 +14,9 @@ The modern encoder's layers keep gate and up, GELU's output and the product of i
 first one has a LayerNorm less. Windows have masks, one number for each pair of places.
 
 Parameters are kept too, but they are there anyway and not counted. Attention pads sequences to the longest of their
-group, so that q, k, v and its output may have more slots than rows. With dropout in it the CPU has no fused kernel and
-keeps the probabilities, three times, in fp32. All of it is checked to the byte on CPUs; what is said of GPUs is not.
+group, so that q, k, v and its output may have more slots than rows. Where a CPU takes sequences as they lie, without
+dropout or a window, its output is the projection's input. With dropout in it the CPU has no fused kernel and keeps the
+probabilities, three times, in fp32. All of it is checked to the byte on CPUs; what is said of GPUs is not.
 """
 
 from __future__ import annotations
