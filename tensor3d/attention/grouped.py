@@ -22,7 +22,7 @@ Slots = tuple[Tensor, ...]
 
 def grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     """Saved for backward: q, k, v and the result in slots, S each, and the kernel's statistics; with dropout a CPU has
-    no fused kernel and keeps the probabilities."""
+    no fused kernel and keeps the probabilities. Sequences that a CPU takes as they lie: see `in_place`."""
     sequences, queries = call.sequences, call.queries
     grouping = sequences.grouping if queries is None else sequences.grouping_of(queries)
     if serves(k, call, grouping):

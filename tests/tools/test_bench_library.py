@@ -31,6 +31,7 @@ from tools.bench.library_figures import (
     input_figures,
     row,
 )
+from tools.bench.library_operators import Operator
 from tools.bench.library_picture import draw
 from tools.bench.library_sides import Checked, Library
 from tools.corpus.tokenizer import special_tokens
@@ -241,11 +242,14 @@ def test_a_picture_of_several_runs(tmp_path: Path) -> None:
     """All kinds of input are panels of one picture; a contender has one colour in all of them."""
     pytest.importorskip("matplotlib")
     file, plot = tmp_path / "earlier.json", tmp_path / "bars.png"
-    earlier = [side("transformers-masked"), side("ours"), side("ours", precision="bf16")]
+    dearest = [Operator(name="aten::mm", calls=2, seconds=0.5, share=0.25)]
+    ours = dataclasses.replace(side("ours"), operators=dearest)
+    earlier = [side("transformers-masked"), ours, side("ours", precision="bf16")]
     results = [dataclasses.asdict(each) for each in earlier]
     file.write_text(json.dumps({"benchmark": "library", "results": results}))
     command = LibraryCommand(presets="tiny", inputs=SORTED, also=str(file), plot=plot)
     command.check()
+    assert [each.operators for each in command.earlier()] == [None, dearest, None]
     with pytest.raises(ValueError, match=r"--also must have what neither .* Got tiny, fp32, full, transformers-masked"):
         dataclasses.replace(command, inputs=FULL).check()
     with pytest.raises(ValueError, match="--also must have what neither"):
