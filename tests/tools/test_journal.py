@@ -77,6 +77,19 @@ def test_what_is_not_finite_is_valid_json_and_can_be_read_back(tmp_path: Path) -
     assert (float(record["gradient_norm"]), float(record["masked_lm_loss"])) == (math.inf, -math.inf)
 
 
+def test_a_run_resumed_within_a_second_hides_no_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as earlier:
+        # TensorBoard reads the files of one second in the order of their processes' numbers, which begin again.
+        earlier.setattr("tensorboard.summary.writer.event_file_writer.os.getpid", lambda: 9999999)
+        with show(tmp_path) as shown:
+            for number in (1, 2, 3):
+                shown.step(step(number))
+    with show(tmp_path, first_step=3) as shown:
+        for number in (4, 5, 6):
+            shown.step(step(number))
+    assert list(board(tmp_path, "loss/total")) == [1, 2, 3, 4, 5, 6]
+
+
 def test_resuming_cuts_off_later_steps_and_keeps_events(tmp_path: Path) -> None:
     with show(tmp_path) as shown:
         for number in range(1, 7):

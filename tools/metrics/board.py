@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ class Board:
         except ImportError:
             say("TensorBoard is not installed (pip install tensorboard): metrics.jsonl alone is written.")
         else:
+            _let_the_second_pass(folder)
             self._writer = Writer(str(folder), purge_step=first_step + 1)
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
@@ -60,6 +62,16 @@ class Board:
         # Its thread has ended with the error, and would raise it again at every point.
         self._writer = None
         self._say(f"TensorBoard's files cannot be written any more ({problem}): the run goes on without.")
+
+
+def _let_the_second_pass(folder: Path) -> None:
+    """Waits while a file of this very second lies in the folder.
+
+    TensorBoard reads a folder's files by name: the second of their beginning, the host, the process. The file of a run
+    resumed in the second in which the one before began could come first, and its points would be hidden.
+    """
+    while list(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+        time.sleep(0.02)
 
 
 def _sync(path: Path) -> None:
