@@ -5,7 +5,8 @@ error. So every function of the library that makes an activation marks its node,
 theirs. What lies between (activation functions, residuals, dropout, attention) changes no face.
 
 A function of one's own that changes the face, or makes an activation, sets the two marks itself, in its forward:
-`ctx.result_face = "y"`, and `ctx.made` says in words what it is. One without marks is not looked behind.
+`ctx.result_face = "y"`, and `ctx.made` says in words what it is; or, where its result lies where its inputs do,
+`ctx.keeps_face = True`. One without marks is not looked behind.
 """
 
 from __future__ import annotations
@@ -87,12 +88,16 @@ def _remember(between: list[Any], makers: dict[Any, str], face: str) -> None:
 
 def _is_seen_through(node: Any) -> bool:
     """Functions written in Python may do anything; those of torch between two layers change no face."""
-    return not isinstance(node, BackwardCFunction) and _KNOWN not in node.metadata
+    return _KNOWN not in node.metadata and (not isinstance(node, BackwardCFunction) or _keeps_face(node))
+
+
+def _keeps_face(node: BackwardCFunction) -> bool:
+    return getattr(node, "keeps_face", False)
 
 
 def _mark(node: Any) -> tuple[str | None, str]:
     """On which face its result lies, if that is known, and what made it."""
-    if isinstance(node, BackwardCFunction):
+    if isinstance(node, BackwardCFunction) and not _keeps_face(node):
         return getattr(node, "result_face", None), getattr(node, "made", "a function of its own")
     known: tuple[str | None, str] = node.metadata.get(_KNOWN, (None, ""))
     return known

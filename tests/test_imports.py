@@ -19,7 +19,7 @@ ROOTS = ("tensor3d", "models", "tools")
 # The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
 # a new module is given its place here.
 LEVELS = (
-    ("activation", "fusion", "graph", "precision", "seeds", "shape", "speed", "traffic", "values"),
+    ("activation", "dropping", "fusion", "graph", "precision", "seeds", "shape", "speed", "traffic", "values"),
     ("collectives",),
     ("ahead", "beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
     ("cube",),

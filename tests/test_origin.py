@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tensor3d import (
     Cube,
+    Dropout3D,
     Embedding3D,
     LayerNorm3D,
     Linear3D,
@@ -19,6 +20,7 @@ from tensor3d import (
     RMSNorm3D,
     TableEmbedding3D,
     TransformerLayer3D,
+    attention,
     constant,
     cross_entropy,
     gather,
@@ -53,6 +55,21 @@ def two_readers_of_z(cube: Cube) -> None:
 
 def residual_across_faces(cube: Cube) -> None:
     LayerNorm3D(HIDDEN, cube)(on_z(cube) + on_y(cube))
+
+
+def two_readers_with_dropout_between(cube: Cube) -> None:
+    Linear3D(HIDDEN, HIDDEN, cube, "z")(Dropout3D(0.5, cube)(on_y(cube)))
+
+
+def attention_on_the_wrong_face(cube: Cube, dropout: float = 0.0) -> None:
+    """Without dropout by the kernel of a CPU, with it in whole products."""
+    q, k, v = Linear3D(HIDDEN, 3 * HIDDEN, cube, "z")(on_z(cube)).unflatten(1, (-1, 3, 4)).unbind(2)
+    h = attention(q, k, v, Sequences.from_lengths([q.shape[0]]), dropout=dropout)
+    LayerNorm3D(HIDDEN, cube, "z")(h.flatten(1))
+
+
+def attention_with_dropout_on_the_wrong_face(cube: Cube) -> None:
+    attention_on_the_wrong_face(cube, 0.5)
 
 
 def norm_on_the_wrong_face(cube: Cube) -> None:
@@ -93,6 +110,9 @@ def table_on_the_other_face(cube: Cube) -> None:
 MISTAKES: list[Callable[[Cube], None]] = [
     two_readers_of_z,
     residual_across_faces,
+    two_readers_with_dropout_between,
+    attention_on_the_wrong_face,
+    attention_with_dropout_on_the_wrong_face,
     norm_on_the_wrong_face,
     head_on_the_wrong_face,
     loss_of_what_was_turned,

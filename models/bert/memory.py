@@ -209,11 +209,11 @@ class _Walk:
         gradients, sent = gradients + passing.block(hidden, hidden, "y") * size, passing.sending(hidden, hidden, "y")
         if self.recompute == "attention":
             # It starts from q, k and v in one, of which attention may work on copies. All results are put together.
-            left += kept.attention - (0 if passing.copies else 3 * state)
+            left += kept.attention - (0 if self.kept.load.reordered else 3 * state)
             yield left + gradients + 2 * state + sent + passing.results
         for moment in passing.attention(kept.attention):
             yield left + gradients + state + sent + moment
-        left -= 3 * state if self.recompute == "attention" and passing.copies else 0
+        left -= 3 * state if self.recompute == "attention" and self.kept.load.reordered else 0
         left -= kept.attention
         yield left + gradients + 4 * state + sent + passing.product(rows, hidden, 3 * hidden, "z")
         left -= kept.qkv

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.bert.config import BertConfig
-from models.bert.saved import Device, Load
+from models.bert.saved import Device, Group, Load
+from tensor3d.attention.dropped import at_once
 from tensor3d.planning.traffic import Side, Wire, chunk, other
 from tensor3d.shape import AxisName
 
@@ -31,19 +32,15 @@ class Passing:
         return self.wire.compute < self.wire.statistic
 
     @property
-    def math(self) -> bool:
-        """Whether attention is computed step by step, probabilities and all: CPUs have no kernel with dropout."""
+    def drops(self) -> bool:
+        """Whether attention is `tensor3d.attention.dropped`, probabilities and all."""
         return self.device == "cpu" and self.config.attention_dropout > 0
-
-    @property
-    def copies(self) -> bool:
-        """Whether attention works on copies of q, k and v."""
-        return self.load.reordered or self.math
 
     @property
     def results(self) -> int:
         """Attention's results, of all groups in one, beside what it keeps."""
-        return self.load.slots * self.config.hidden // self.wire.size("y") * self.wire.compute * (2 if self.math else 1)
+        result = self.load.slots * self.config.hidden // self.wire.size("y") * self.wire.compute
+        return result * (2 if self.drops else 1)
 
     def state(self, rows: int) -> int:
         """S: of a hidden state of so many rows of the plane."""
@@ -146,12 +143,12 @@ class Passing:
         if load.reordered:
             moments.append(state + slots)  # from rows to the groups' slots
         for group in reversed(load.groups):
-            own, wide = group.slots * columns * c, group.slots * columns * self.wire.statistic
-            if self.math:
-                squares = group.squares * heads * self.wire.statistic
-                # Gradients of probabilities, of v, and that of the result in another order.
-                moments.append(slots + made - freed + squares + 2 * wide)
-                freed += 3 * (squares + wide)
+            own = group.slots * columns * c
+            if self.drops:
+                squares = group.squares * heads
+                # Gradients of q, k and v; of some heads at once those of probabilities and of scores.
+                moments.append(slots + made - freed + 3 * own + 2 * self.heads_at_once(group) * c)
+                freed += squares * (c + 1)
             else:
                 moments.append(slots + made - freed + 3 * own)
                 freed += own + group.slots * heads * self.wire.statistic
@@ -161,6 +158,11 @@ class Passing:
             moments.append(3 * state + (4 if self.mixed else 2) * state - kept)
         moments.append(6 * state - kept)  # q, k and v are put together
         return moments
+
+    def heads_at_once(self, group: Group) -> int:
+        """Probabilities of the heads that are computed at once."""
+        members, heads = at_once(self.config.heads // self.wire.size("y"), group.length**2)
+        return min(members, group.members) * heads * group.length**2
 
     def lookup(self, table: int, rows: int, columns: int) -> int:
         """Backward of a lookup of `rows` rows, beside its gradient: sums by row, in fp32 at least."""

@@ -8,15 +8,15 @@ A layer keeps, beside three numbers a row in each LayerNorm:
     its input, q k v, attention's output, the projection's input     1 + 3 + 1 + 1     A c
     the first sum, the MLP's input, GELU's input and output          1 + 1 + 2 I/H     A c
     the second sum                                                   1                 A c
-    two dropout masks, if there is dropout                           2                 A (c on a CPU, 1 on a GPU)
+    two dropout masks, if there is dropout                           2                 A
 
 The modern encoder's layers keep gate and up, GELU's output and the product of it with up, 4 I/H instead of 2 I/H; the
 first one has a LayerNorm less. Windows have masks, one number for each pair of places.
 
 Parameters are kept too, but they are there anyway and not counted. Attention pads sequences to the longest of their
 group, so that q, k, v and its output may have more slots than rows. Where a CPU takes sequences as they lie, without
-dropout or a window, its output is the projection's input. With dropout in it the CPU has no fused kernel and keeps the
-probabilities, three times, in fp32. All of it is checked to the byte on CPUs; what is said of GPUs is not.
+dropout or a window, its output is the projection's input. With dropout in it a CPU keeps probabilities, and a byte for
+each, instead of its output. All of it is checked to the byte on CPUs; what is said of GPUs is not.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def saved(
     Args:
         wire: the cube, the rank, and the sizes of the types.
         recompute, keep_gathered: as the model was made.
-        device: they keep different masks of dropout, and different things of attention with dropout.
+        device: they keep different things of attention.
     """
     kept = Kept(config, wire, load, device, keep_gathered)
     kinds, order = layer_kinds(config)
@@ -228,8 +228,7 @@ class Kept:
 
     def mask(self, probability: float) -> int:
         """Of dropout of a hidden state."""
-        size = 1 if self.device == "cuda" else self.wire.compute
-        return self.hidden(self.load.rows) // self.wire.compute * size if probability else 0
+        return self.hidden(self.load.rows) // self.wire.compute if probability else 0
 
     def embeddings(self) -> int:
         rows = self.load.rows
@@ -282,14 +281,8 @@ class Kept:
         config, load, y = self.config, self.load, self.wire.size("y")
         slots, columns, heads = load.slots, config.hidden // y, config.heads // y
         if self.device == "cpu" and config.attention_dropout:
-            kept = 3 * (slots * columns + heads * sum(group.squares for group in load.groups))
-            # Where batch and heads fold into one dim without a copy, v is a view of what all of it lies in.
-            views = sum(group.slots for group in load.groups if group.members == 1 or heads == 1)
-            if views and self.wire.compute == self.wire.statistic:
-                # QKV, or v alone where q and k have left it
-                whole = slots if load.reordered or config.encoder == "modern" else 3 * slots
-                kept += (whole - views) * columns
-            return kept * self.wire.statistic
+            squares = heads * sum(group.squares for group in load.groups)
+            return (3 * slots * columns + squares) * self.wire.compute + squares
         masks = sum(group.mask(window) for group in load.groups)
         # A CPU writes results to their rows at once, where no mask is needed: what follows keeps them.
         in_place = self.device == "cpu" and not load.reordered and (window is None or window >= max(load.lengths))

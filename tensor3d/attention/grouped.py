@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensor3d.attention.call import Call, apart
+from tensor3d.attention.dropped import with_dropout
 from tensor3d.attention.in_place import in_place, serves
 from tensor3d.grouping import Grouping, LengthGroup
 
@@ -21,8 +22,8 @@ Slots = tuple[Tensor, ...]
 
 
 def grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-    """Saved for backward: q, k, v and the result in slots, S each, and the kernel's statistics; with dropout a CPU has
-    no fused kernel and keeps the probabilities. Sequences that a CPU takes as they lie: see `in_place`."""
+    """Saved for backward: q, k, v and the result in slots, S each, and the kernel's statistics. On a CPU, with dropout:
+    see `with_dropout`; without, of sequences that it takes as they lie: see `in_place`."""
     sequences, queries = call.sequences, call.queries
     grouping = sequences.grouping if queries is None else sequences.grouping_of(queries)
     if serves(k, call, grouping):
@@ -56,7 +57,10 @@ def _attend(group: LengthGroup, slots: Slots, call: Call) -> Tensor:
     """(asking slots of the group, h, d)"""
     q, k, v = (t.unflatten(0, (len(group.members), -1)).transpose(1, 2) for t in slots)
     mask, causal = group.masking(call.window, call.causal)
-    result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=call.dropout, is_causal=causal)
+    if call.dropout and k.device.type == "cpu":
+        result = with_dropout(q, k, v, mask, causal, call.dropout)
+    else:
+        result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=call.dropout, is_causal=causal)
     return result.transpose(1, 2).flatten(0, 1)
 
 

@@ -48,7 +48,7 @@ class _InPlace(torch.autograd.Function):
             rows.copy_(own)
             statistics.append(statistic)
         ctx.save_for_backward(q, k, v, result, *statistics)
-        ctx.groups, ctx.causal = groups, causal
+        ctx.groups, ctx.causal, ctx.keeps_face = groups, causal, True
         return result
 
     @staticmethod

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tensor3d.attention import check_probability
 from tensor3d.cube import Cube
+from tensor3d.dropping import drop
 
 
 class Dropout3D(nn.Module):
@@ -29,7 +28,7 @@ class Dropout3D(nn.Module):
         return self.training and self.p > 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training) if self.p else x
+        return drop(x, self.p) if self.active else x
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -43,28 +42,3 @@ def check_dropout(p: float, cube: Cube) -> None:
             f"dropout of {p} on {cube.shape} needs random streams that differ by rank. Call cube.manual_seed(seed) "
             "before the model is made."
         )
-
-
-def draw_kept(like: Tensor, p: float) -> Tensor:
-    """1 where dropout leaves an element of a tensor of that shape, with a probability of 1 - p, to 2^-32; else 0.
-
-    By 32 random bits an element, compared: on CPUs several times as fast as torch's draw of one truth value each. In
-    uint8: truth values would keep compiled code from working on several elements at once.
-    """
-    elements = like.numel()
-    bits = torch.empty(-(-elements // 2), dtype=torch.int64, device=like.device).random_(-(2**63), None)
-    dropped = min(round(p * 2**32), 2**32 - 1)
-    return (bits.view(torch.int32)[:elements] >= dropped - 2**31).view(torch.uint8).view(like.shape)
-
-
-def scale_of(p: float, like: Tensor) -> Tensor:
-    """What elements that stay are multiplied by, 1/(1 - p), as a tensor beside `like`: of a number each value would be
-    compiled anew."""
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return torch.full((), 1 / (1 - p), dtype=wide, device=like.device)
-
-
-def dropped(x: Tensor, kept: Tensor, scale: Tensor | None) -> Tensor:
-    """x after dropout that leaves what is `kept` (`draw_kept`), times `scale` (`scale_of`): part of a region."""
-    assert scale is not None, "a mask comes with its scale"
-    return (x.to(scale.dtype) * kept * scale).to(x.dtype)

@@ -10,8 +10,9 @@ from torch.autograd.function import once_differentiable
 
 from tensor3d.activation import Activation, biased, biased_backward
 from tensor3d.cube import Cube
+from tensor3d.dropping import draw_kept, dropped, scale_of
 from tensor3d.faces import Face
-from tensor3d.layers.dropout import check_dropout, draw_kept, dropped, scale_of
+from tensor3d.layers.dropout import check_dropout
 from tensor3d.layout import local, vector
 from tensor3d.ledger import asked_for
 

@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from tensor3d.collectives import all_reduce
 from tensor3d.cube import Cube
+from tensor3d.dropping import draw_kept, dropped, scale_of
 from tensor3d.faces import Face
-from tensor3d.layers.dropout import draw_kept, dropped, scale_of
 from tensor3d.layers.moments import combined_moments, local_moments, normalised, widened
 from tensor3d.layout import local, vector
 from tensor3d.ledger import asked_for

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tensor3d.collectives import all_reduce
 from tensor3d.cube import Cube
+from tensor3d.dropping import drop
 from tensor3d.faces import Face, check_divides, check_face, in_batch, lies
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.fused_norm import add_and_norm
@@ -75,7 +75,7 @@ class LayerNorm3D(nn.Module):
         for each in others[:-1]:
             x = x + each
         if others:
-            x = x + (F.dropout(others[-1], dropout) if dropout else others[-1])
+            x = x + (drop(others[-1], dropout) if dropout else others[-1])
         function = _LayerNorm if self.cube.axis(self.face).size > 1 else _LayerNormAlone
         return function.apply(x, self.weight, self.bias, self.cube, self.face, self.eps)
 

@@ -13,7 +13,7 @@ from torch import nn
 from models.bert import BertForPreTraining
 from tensor3d import Cube, LayerNorm3D, Precision, Speed, cross_entropy, explain
 from tensor3d.activation import biased_backward
-from tensor3d.layers.dropout import draw_kept
+from tensor3d.dropping import draw_kept
 from tensor3d.layers.loss import _row_statistics
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
