@@ -15,7 +15,7 @@ from tensor3d.attention.dropped import with_dropout
 from tensor3d.queries import Queries
 from tools.bench.peak import peak_bytes
 
-MODULE = sys.modules["tensor3d.attention.dropped"]
+DROPPED, PRODUCTS = (sys.modules[f"tensor3d.attention.{name}"] for name in ("dropped", "products"))
 P = 0.25
 LENGTHS = {
     "as they lie": (130, 200, 200, 151),
@@ -29,18 +29,18 @@ class Draws:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[Tensor] = []
-        draw = MODULE.draw_kept
+        draw = DROPPED.draw_kept
 
         def drawn(like: Tensor, p: float) -> Tensor:
             self.made.append(draw(like, p))
             return self.made[-1]
 
-        monkeypatch.setattr(MODULE, "draw_kept", drawn)
+        monkeypatch.setattr(DROPPED, "draw_kept", drawn)
 
     def whole(self, q: Tensor, k: Tensor) -> Tensor:
         """(members, heads, rows of q, rows of k)"""
         found = torch.full((*q.shape[:3], k.shape[2]), 2, dtype=torch.uint8)
-        for part, own in zip(MODULE._parts(q, k), self.made, strict=True):
+        for part, own in zip(DROPPED.parts(q, k), self.made, strict=True):
             found[part] = own.view(found[part].shape)
         assert found.max() <= 1, "each has been drawn"
         return found
@@ -71,7 +71,7 @@ def test_equals_autograd(
         "keys": torch.arange(keys) < torch.tensor([9, 4, 1, 7, 2])[:, None, None, None],
         "causal": torch.ones(9, 9, dtype=torch.bool).tril(),
     }[masked]
-    monkeypatch.setattr(MODULE, "_AT_ONCE", at_once)
+    monkeypatch.setattr(PRODUCTS, "_AT_ONCE", at_once)
     draws = Draws(monkeypatch)
     mine = with_dropout(q, k, v, None if masked == "causal" else mask, masked == "causal", P)
     gradients = torch.autograd.grad(mine, (q, k, v), above)
@@ -84,6 +84,12 @@ def test_equals_autograd(
         torch.testing.assert_close(got.double(), wanted, atol=3 * tolerance, rtol=3 * tolerance)
 
 
+def test_without_products_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that multiplies fp32 alone."""
+    monkeypatch.setattr(PRODUCTS, "has_products_in", lambda _: False)
+    test_equals_autograd(torch.bfloat16, 3e-2, None, 250, monkeypatch)
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 3}, {"causal": True, "window": 5}], ids=str)
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
@@ -91,7 +97,7 @@ def test_where_all_stay_it_is_attention(
     lengths: tuple[int, ...], asked: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups, padding, windows and chosen queries: the reference without dropout, scaled."""
-    monkeypatch.setattr(MODULE, "draw_kept", lambda like, _: torch.ones(like.shape, dtype=torch.uint8))
+    monkeypatch.setattr(DROPPED, "draw_kept", lambda like, _: torch.ones(like.shape, dtype=torch.uint8))
     torch.manual_seed(0)
     rows = sum(lengths)
     queries = Queries.from_numbers([0, rows - 1, -1, rows // 2]) if asked else None
@@ -129,7 +135,7 @@ def test_keeps_probabilities_once_and_a_byte(dtype: torch.dtype) -> None:
 def test_holds_no_scores_of_all_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, beside what is kept: scores, probabilities and what stays of them, of one head."""
     rows, heads = 128, 16
-    monkeypatch.setattr(MODULE, "_AT_ONCE", rows**2)
+    monkeypatch.setattr(PRODUCTS, "_AT_ONCE", rows**2)
     q, squares = torch.randn(rows, heads, 8, requires_grad=True), rows**2
     sequences = Sequences.from_lengths([rows])
     sequences.grouping  # noqa: B018 (made once for all layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tensor3d import Sequences, attention
 from tools.bench.peak import peak_bytes
 
+PRODUCTS = sys.modules["tensor3d.attention.products"]
 LENGTHS = (130, 200, 200, 151)
 """Long enough to be left where they lie; the two in the middle are one call."""
 ROWS, HEADS, DIM = sum(LENGTHS), 3, 16
@@ -46,21 +48,37 @@ def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         return torch.cat([F.scaled_dot_product_attention(*part, is_causal=causal) for part in parts], 1).transpose(0, 1)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=str
-)
-def test_equals_each_alone(dtype: torch.dtype, tolerance: float, causal: bool) -> None:
+def check_equals_each_alone(dtype: torch.dtype, tolerance: float, causal: bool, calls: list[int]) -> None:
     q, k, v = inputs(dtype)
     weights = torch.randn(ROWS, HEADS, DIM, dtype=dtype)
     with Kernels() as kernels:
         mine = attention(q, k, v, Sequences.from_lengths(LENGTHS), causal=causal)
         mine_gradients = torch.autograd.grad(mine, (q, k, v), weights)
-    assert list(kernels.calls.values()) == [3, 3], "forward and backward, for each run of equal lengths"
+    assert list(kernels.calls.values()) == calls
     theirs = alone(q.double(), k.double(), v.double(), causal)
     torch.testing.assert_close(mine.double(), theirs, atol=tolerance, rtol=tolerance)
     for a, b in zip(mine_gradients, torch.autograd.grad(theirs, (q, k, v), weights.double()), strict=True):
         torch.testing.assert_close(a.double(), b.double(), atol=5 * tolerance, rtol=5 * tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)], ids=str)
+def test_equals_each_alone(dtype: torch.dtype, tolerance: float, causal: bool) -> None:
+    """By one call of the kernel each way for each run of equal lengths."""
+    check_equals_each_alone(dtype, tolerance, causal, [3, 3])
+
+
+@pytest.mark.parametrize("at_once", [1, 2 * 200**2, 4 * 200**2], ids=["a head", "two heads", "a member and more"])
+@pytest.mark.parametrize("has_products", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_narrow_types_on_any_processor(
+    dtype: torch.dtype, has_products: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With products of their own the kernel goes forward alone."""
+    monkeypatch.setattr(PRODUCTS, "has_products_in", lambda _: has_products)
+    monkeypatch.setattr(PRODUCTS, "_AT_ONCE", at_once)
+    for causal in (False, True):
+        check_equals_each_alone(dtype, 4e-2, causal, [3] if has_products else [3, 3])
 
 
 def test_whatever_the_strides() -> None:

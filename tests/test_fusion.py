@@ -7,7 +7,7 @@ import math
 import pickle
 from collections.abc import Callable
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -189,6 +189,16 @@ def test_dropout_is_none_in_evaluation() -> None:
     assert not torch.equal(layer(x, sequences), layer(x, sequences))
     layer.eval()
     assert torch.equal(layer(x, sequences), layer(x, sequences))
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_dropout_draws_what_it_draws_without_regions(norm: Literal["post", "pre"]) -> None:
+    x, sequences, found = torch.randn(48, 64, dtype=torch.float64), Sequences.from_lengths([30, 18]), []
+    for cube in (Cube.single(), fused(Cube.single())):
+        cube.manual_seed(3)
+        layer = TransformerLayer3D(64, 8, cube, dropout=0.3, attention_dropout=0.3, norm=norm).double()
+        found.append(layer(x, sequences))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("changes", [{"norm": "post"}, {"norm": "pre"}, {"activation": "relu"}], ids=str)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from models.bert.config import BertConfig
 from models.bert.saved import Device, Group, Load
-from tensor3d.attention.dropped import at_once
+from tensor3d.attention.products import at_once
 from tensor3d.planning.traffic import Side, Wire, chunk, other
 from tensor3d.shape import AxisName
 
@@ -35,6 +35,11 @@ class Passing:
     def drops(self) -> bool:
         """Whether attention is `tensor3d.attention.dropped`, probabilities and all."""
         return self.device == "cpu" and self.config.attention_dropout > 0
+
+    @property
+    def in_products(self) -> bool:
+        """Whether the backward pass of attention without dropout is computed in whole products, too."""
+        return self.device == "cpu" and self.mixed and not self.load.reordered
 
     @property
     def results(self) -> int:
@@ -143,14 +148,16 @@ class Passing:
         if load.reordered:
             moments.append(state + slots)  # from rows to the groups' slots
         for group in reversed(load.groups):
-            own = group.slots * columns * c
+            own, some = group.slots * columns * c, self.heads_at_once(group)
             if self.drops:
                 squares = group.squares * heads
                 # Gradients of q, k and v; of some heads at once those of probabilities and of scores.
-                moments.append(slots + made - freed + 3 * own + 2 * self.heads_at_once(group) * c)
+                moments.append(slots + made - freed + 3 * own + 2 * some * c)
                 freed += squares * (c + 1)
             else:
-                moments.append(slots + made - freed + 3 * own)
+                # A CPU computes narrow types in whole products, in which scores and the softmax over them are wide.
+                wide = 2 * some * self.wire.statistic if self.in_products else 0
+                moments.append(slots + made - freed + 3 * own + wide)
                 freed += own + group.slots * heads * self.wire.statistic
             made += 3 * own
         moments.append(4 * slots - kept)  # the groups' gradients are put together

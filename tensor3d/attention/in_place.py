@@ -3,6 +3,9 @@
 SDPA gives each sequence a result, and autograd each a gradient, all of which live until they are joined: twice the
 memory, none of it in a cache or known to the system yet. Here one result lives as long as it takes to copy it.
 
+Where the processor multiplies narrow types, the kernel's backward pass takes longer than the products themselves, of
+short sequences twice as long: it is computed in whole products then, from probabilities made again.
+
 T rows of a rank, h heads of a rank, d head dimension
 """
 
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensor3d.attention import products
 from tensor3d.attention.call import Call, apart
 from tensor3d.grouping import Grouping, LengthGroup
 
@@ -56,11 +60,27 @@ class _InPlace(torch.autograd.Function):
         q, k, v, result, *statistics = ctx.saved_tensors
         found = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]
         parts = _of_each(ctx.groups, *found, gradient.contiguous(), q, k, v, result)
+        whole = q.dtype.itemsize < 4 and products.has_products_in(q.dtype)
         for (*rows, above, queries, keys, values, own), statistic in zip(parts, statistics, strict=True):
-            gradients = _BACKWARD(above, queries, keys, values, own, statistic, 0.0, ctx.causal)
-            for place, each in zip(rows, gradients, strict=True):
+            if whole:
+                _in_products(rows, above, queries, keys, values, ctx.causal)
+                continue
+            for place, each in zip(
+                rows, _BACKWARD(above, queries, keys, values, own, statistic, 0.0, ctx.causal), strict=True
+            ):
                 place.copy_(each)
         return *found, None, None
+
+
+def _in_products(places: list[Tensor], above: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+    """Writes the gradients of q, k and v to their places, (members, h, rows, d) all."""
+    length = q.shape[2]
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1).expand(*q.shape[:3], -1) if causal else None
+    for part in products.parts(q, k):
+        own = [t[part].flatten(0, 1) for t in (above, q, k, v)]
+        probabilities = products.probabilities_of(*own[1:3], hidden=None if hidden is None else hidden[part])
+        for place, each in zip(places, products.gradients(*own, probabilities=probabilities), strict=True):
+            place[part] = each.view(place[part].shape)
 
 
 def _of_each(groups: tuple[LengthGroup, ...], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
