@@ -16,9 +16,9 @@ _VALUES = 2**16  # of the random bits of an element
 
 
 def drop(x: Tensor, p: float) -> Tensor:
-    """x after dropout with a probability of p, in [0, 1). Saved for backward: a byte an element."""
-    # A GPU draws and multiplies in one kernel.
-    result: Tensor = _Drop.apply(x, p) if x.device.type == "cpu" else F.dropout(x, p)
+    """x after dropout with a probability of p, in [0, 1]. Saved for backward: a byte an element."""
+    # A GPU draws and multiplies in one kernel; and where nothing stays there is nothing to draw.
+    result: Tensor = _Drop.apply(x, p) if x.device.type == "cpu" and p < 1 else F.dropout(x, p)
     return result
 
 

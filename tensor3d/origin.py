@@ -88,16 +88,17 @@ def _remember(between: list[Any], makers: dict[Any, str], face: str) -> None:
 
 def _is_seen_through(node: Any) -> bool:
     """Functions written in Python may do anything; those of torch between two layers change no face."""
-    return _KNOWN not in node.metadata and (not isinstance(node, BackwardCFunction) or _keeps_face(node))
+    return _KNOWN not in node.metadata and keeps_face(node)
 
 
-def _keeps_face(node: BackwardCFunction) -> bool:
-    return getattr(node, "keeps_face", False)
+def keeps_face(node: Any) -> bool:
+    """Whether the node's result is known to lie on the face of its inputs."""
+    return not isinstance(node, BackwardCFunction) or getattr(node, "keeps_face", False)
 
 
 def _mark(node: Any) -> tuple[str | None, str]:
     """On which face its result lies, if that is known, and what made it."""
-    if isinstance(node, BackwardCFunction) and not _keeps_face(node):
+    if not keeps_face(node):
         return getattr(node, "result_face", None), getattr(node, "made", "a function of its own")
     known: tuple[str | None, str] = node.metadata.get(_KNOWN, (None, ""))
     return known

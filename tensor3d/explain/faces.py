@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 
 from tensor3d.faces import other
 from tensor3d.graph import walk
@@ -11,6 +10,7 @@ from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D, TiedProject
 from tensor3d.layers.heads import NarrowHead3D
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.projection import Projection3D
+from tensor3d.origin import keeps_face
 
 
 def face_of(tensor: Tensor) -> str:
@@ -18,7 +18,7 @@ def face_of(tensor: Tensor) -> str:
 
     They mark their nodes: see `tensor3d.origin`.
     """
-    found = walk(tensor, lambda node: not isinstance(node, BackwardCFunction))
+    found = walk(tensor, keeps_face)
     faces = {face for node in found if (face := getattr(node, "result_face", None)) is not None}
     return str(faces.pop()) if len(faces) == 1 else ""
 
