@@ -16,9 +16,9 @@ _VALUES = 2**16  # of the random bits of an element
 
 
 def drop(x: Tensor, p: float) -> Tensor:
-    """x after dropout with a probability of p, in [0, 1]. Saved for backward: a byte an element."""
-    # A GPU draws and multiplies in one kernel; and where nothing stays there is nothing to draw.
-    result: Tensor = _Drop.apply(x, p) if x.device.type == "cpu" and p < 1 else F.dropout(x, p)
+    """x after dropout with a probability of p, in [0, 1], of any shape. Saved for backward: a byte an element."""
+    # A GPU draws and multiplies in one kernel.
+    result: Tensor = _Drop.apply(x, p) if x.device.type == "cpu" else F.dropout(x, p)
     return result
 
 
@@ -28,35 +28,44 @@ class _Drop(torch.autograd.Function):
         kept = draw_kept(x, p)
         ctx.save_for_backward(kept)
         ctx.p, ctx.keeps_face = p, True
-        return only(x, kept).mul_(1 / (1 - p))
+        return only(x, kept).mul_(gain_of(p))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
-        return only(gradient, kept).mul_(1 / (1 - ctx.p)), None
+        return only(gradient, kept).mul_(gain_of(ctx.p)), None
 
 
 def draw_kept(like: Tensor, p: float) -> Tensor:
-    """1 where dropout leaves an element of a tensor of that shape, with a probability of 1 - p, to 2^-17; else 0.
+    """1 where dropout leaves an element of a tensor of that shape, with a probability of 1 - p, else 0.
 
-    In uint8: truth values would keep compiled code from working on several elements at once.
+    To a multiple of 2^-16, by which `gain_of` goes, too; one of so many stays always, times 0 where p is 1. In uint8:
+    truth values would keep compiled code from working on several elements at once.
     """
     elements = like.numel()
     bits = torch.empty(-(-elements // 4), dtype=torch.int64, device=like.device).random_(-(2**63), None)
-    dropped = min(round(p * _VALUES), _VALUES - 1)
-    return (bits.view(torch.int16)[:elements] >= dropped - _VALUES // 2).view(torch.uint8).view(like.shape)
+    return (bits.view(torch.int16)[:elements] >= _bound(p) - _VALUES // 2).view(torch.uint8).view(like.shape)
+
+
+def gain_of(p: float) -> float:
+    """What elements that stay are multiplied by: 1 over their share, such that the mean is that of all."""
+    return 0.0 if p == 1 else _VALUES / (_VALUES - _bound(p))
+
+
+def _bound(p: float) -> int:
+    """Of so many of the values of its bits an element does not stay."""
+    return min(round(p * _VALUES), _VALUES - 1)
 
 
 def only(x: Tensor, kept: Tensor) -> Tensor:
-    """x where it is `kept`, else 0: the product of both, without a copy of `kept` beside it."""
+    """x times `kept`: without a copy of `kept` beside it, which the product of both would make."""
     return kept.to(x.dtype).mul_(x)
 
 
 def scale_of(p: float, like: Tensor) -> Tensor:
-    """What elements that stay are multiplied by, 1/(1 - p), as a tensor beside `like`: of a number each value would be
-    compiled anew."""
+    """`gain_of` as a tensor beside `like`: of a number each value would be compiled anew."""
     wide = torch.promote_types(like.dtype, torch.float32)
-    return torch.full((), 1 / (1 - p), dtype=wide, device=like.device)
+    return torch.full((), gain_of(p), dtype=wide, device=like.device)
 
 
 def dropped(x: Tensor, kept: Tensor, scale: Tensor | None) -> Tensor:

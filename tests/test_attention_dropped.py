@@ -73,7 +73,7 @@ def test_equals_autograd(
     }[masked]
     monkeypatch.setattr(PRODUCTS, "_AT_ONCE", at_once)
     draws = Draws(monkeypatch)
-    mine = with_dropout(q, k, v, None if masked == "causal" else mask, masked == "causal", P)
+    mine = with_dropout(q, k, v, mask, P)
     gradients = torch.autograd.grad(mine, (q, k, v), above)
     assert len(draws.made) == {1: 20, 250: 10, 600: 3, 10**6: 1}[at_once] or masked == "causal"
     wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
@@ -86,8 +86,35 @@ def test_equals_autograd(
 
 def test_without_products_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor that multiplies fp32 alone."""
-    monkeypatch.setattr(PRODUCTS, "has_products_in", lambda _: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     test_equals_autograd(torch.bfloat16, 3e-2, None, 250, monkeypatch)
+
+
+def test_fp16_holds_gradients_of_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are beyond its range where those of q, k and v are not."""
+    torch.manual_seed(0)
+    q, k, v, above = (torch.randn(1, 2, 64, 64).mul(size).half() for size in (0.1, 0.1, 8, 512))
+    assert (above.float() @ v.float().mT).abs().max() > 65504
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    draws = Draws(monkeypatch)
+    gradients = torch.autograd.grad(with_dropout(*leaves, None, P), leaves, above)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    expected = torch.autograd.grad(by_autograd(*wide, None, draws.whole(q, k)), wide, above.double())
+    for got, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-2, atol=2e-3 * float(wanted.abs().max()))
+
+
+def test_scores_are_wide_under_autocast() -> None:
+    torch.manual_seed(0)
+    q, k, v = (3 * torch.randn(1, 2, 50, 16).bfloat16() for _ in range(3))
+    found = []
+    for enabled in (False, True):
+        leaf = q.clone().requires_grad_()
+        torch.manual_seed(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            result = with_dropout(leaf, k, v, None, P)
+            found.append((result.detach(), *torch.autograd.grad(result.sum(), leaf)))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 3}, {"causal": True, "window": 5}], ids=str)
@@ -133,16 +160,15 @@ def test_keeps_probabilities_once_and_a_byte(dtype: torch.dtype) -> None:
 
 
 def test_holds_no_scores_of_all_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, beside what is kept: scores, probabilities and what stays of them, of one head."""
+    """At once, without a backward pass to come: scores, probabilities and what stays of them, of one head."""
     rows, heads = 128, 16
     monkeypatch.setattr(PRODUCTS, "_AT_ONCE", rows**2)
     q, squares = torch.randn(rows, heads, 8, requires_grad=True), rows**2
     sequences = Sequences.from_lengths([rows])
     sequences.grouping  # noqa: B018 (made once for all layers)
-    kept = heads * squares * 5
     with torch.no_grad():
         peak = peak_bytes(lambda: attention(q, q, q, sequences, dropout=0.1))
-    assert peak < 6 * q.nbytes + kept + 4 * squares * 4
+    assert peak < 6 * q.nbytes + 4 * squares * 4
 
 
 def test_a_gradient_of_the_gradient_is_refused() -> None:
@@ -153,8 +179,12 @@ def test_a_gradient_of_the_gradient_is_refused() -> None:
         gradient.sum().backward()
 
 
-def test_only_what_is_asked_for_has_a_gradient() -> None:
-    q, k, v = (torch.randn(5, 2, 8, requires_grad=each) for each in (False, True, False))
-    attention(q, k, v, Sequences.from_lengths([5]), dropout=0.1).sum().backward()
-    assert (q.grad, v.grad) == (None, None)
-    assert k.grad is not None
+@pytest.mark.parametrize("asked", range(3))
+def test_one_gradient_alone_is_that_of_all(asked: int) -> None:
+    data, found = torch.randn(3, 5, 2, 8), []
+    for wanted in (range(3), [asked]):
+        leaves = [each.clone().requires_grad_(number in wanted) for number, each in enumerate(data)]
+        torch.manual_seed(1)
+        result = attention(*leaves, Sequences.from_lengths([5]), dropout=0.1)
+        found += torch.autograd.grad(result.square().sum(), leaves[asked])
+    assert torch.equal(*found)

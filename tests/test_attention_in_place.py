@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tensor3d import Sequences, attention
 from tools.bench.peak import peak_bytes
 
-PRODUCTS = sys.modules["tensor3d.attention.products"]
+IN_PLACE, PRODUCTS = (sys.modules[f"tensor3d.attention.{name}"] for name in ("in_place", "products"))
 LENGTHS = (130, 200, 200, 151)
 """Long enough to be left where they lie; the two in the middle are one call."""
 ROWS, HEADS, DIM = sum(LENGTHS), 3, 16
@@ -69,16 +69,56 @@ def test_equals_each_alone(dtype: torch.dtype, tolerance: float, causal: bool) -
 
 
 @pytest.mark.parametrize("at_once", [1, 2 * 200**2, 4 * 200**2], ids=["a head", "two heads", "a member and more"])
-@pytest.mark.parametrize("has_products", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "has_products", "bounds", "backward"),
+    [
+        (torch.bfloat16, True, (140, 180), 2),  # one of three runs is of middling length
+        (torch.bfloat16, True, (0, 999), 0),
+        (torch.bfloat16, False, (140, 180), 3),
+        (torch.float16, True, (140, 180), 3),
+    ],
+    ids=str,
+)
 def test_narrow_types_on_any_processor(
-    dtype: torch.dtype, has_products: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    has_products: bool,
+    bounds: tuple[int, int],
+    backward: int,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With products of their own the kernel goes forward alone."""
-    monkeypatch.setattr(PRODUCTS, "has_products_in", lambda _: has_products)
+    """Short sequences go back by the kernel in fp32, middling ones in products, long ones by the kernel."""
+    monkeypatch.setattr(IN_PLACE, "SHORT", bounds[0])
+    monkeypatch.setattr(IN_PLACE, "MIDDLING", bounds[1])
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_products)
     monkeypatch.setattr(PRODUCTS, "_AT_ONCE", at_once)
     for causal in (False, True):
-        check_equals_each_alone(dtype, 4e-2, causal, [3] if has_products else [3, 3])
+        check_equals_each_alone(dtype, 4e-2, causal, [3, backward] if backward else [3])
+
+
+@pytest.mark.parametrize("bounds", [(999, 999), (0, 999), (0, 0)], ids=["fp32", "products", "kernel"])
+def test_bf16_of_any_strides(bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of one fused tensor, and a gradient that is one number everywhere."""
+    monkeypatch.setattr(IN_PLACE, "SHORT", bounds[0])
+    monkeypatch.setattr(IN_PLACE, "MIDDLING", bounds[1])
+    fused = torch.stack(inputs(torch.bfloat16), 1).detach().requires_grad_()
+    wide = fused.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(alone(*wide.unbind(1), False).sum(), wide)
+    (gradient,) = torch.autograd.grad(attention(*fused.unbind(1), Sequences.from_lengths(LENGTHS)).sum(), fused)
+    torch.testing.assert_close(gradient.double(), expected, atol=3e-2, rtol=3e-2)
+
+
+def test_scores_are_wide_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass may be called inside of it, too."""
+    monkeypatch.setattr(IN_PLACE, "SHORT", 0)
+    q, k, v = (3 * t.detach() for t in inputs(torch.bfloat16))
+    found = []
+    for enabled in (False, True):
+        leaf = q.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            (gradient,) = torch.autograd.grad(attention(leaf, k, v, Sequences.from_lengths(LENGTHS)).sum(), leaf)
+        found.append(gradient)
+    assert torch.equal(*found)
 
 
 def test_whatever_the_strides() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, Dropout3D
-from tensor3d.dropping import draw_kept, drop
+from tensor3d.dropping import draw_kept, drop, gain_of
 
 
 def test_it_leaves_its_share() -> None:
@@ -18,6 +18,24 @@ def test_it_leaves_its_share() -> None:
         assert abs(kept.double().mean() - (1 - p)) < 6 * (p * (1 - p) / kept.numel()) ** 0.5
     assert int(draw_kept(torch.empty(999), 1e-12).sum()) == 999
     assert int(draw_kept(torch.empty(999_999), 1 - 1e-12).sum()) < 100, "one of 65,536"
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.1, 0.3, 0.99, 0.9999, 1 - 1e-9])
+def test_the_mean_stays_exactly(p: float) -> None:
+    """Over all 65,536 values of an element's bits, each of which is as likely."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    kept = bits.view(torch.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "random_", lambda self, *_: self.copy_(kept))
+        assert float(drop(torch.ones(2**16, dtype=torch.float64), p).mean()) == pytest.approx(1, rel=1e-15)
+
+
+def test_nothing_stays_of_all() -> None:
+    x = torch.ones(99_999, requires_grad=True)
+    result = drop(x, 1.0)
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert not result.any()
+    assert not gradient.any()
 
 
 def test_elements_are_drawn_each_by_itself() -> None:
@@ -42,7 +60,7 @@ def test_what_stays_is_scaled_and_so_are_gradients(shape: tuple[int, ...], dtype
     wide = torch.promote_types(dtype, torch.float32)
     for got, of in ((result, x.detach()), (gradient, above)):
         assert got.dtype == dtype
-        torch.testing.assert_close(got, (of.to(wide) * kept / 0.7).to(dtype))
+        torch.testing.assert_close(got, (of.to(wide) * kept * gain_of(0.3)).to(dtype))
 
 
 def test_another_layout_is_dropped_as_the_plain_one() -> None:

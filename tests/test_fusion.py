@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models.bert import BertForPreTraining
 from tensor3d import MLP3D, Cube, LayerNorm3D, Sequences, Speed, TransformerLayer3D, gather, local, shard
 from tensor3d.activation import Activation, activated, biased_backward
-from tensor3d.dropping import draw_kept, drop
+from tensor3d.dropping import draw_kept, drop, gain_of
 from tensor3d.fusion import Regions
 from tensor3d.layers.fused_block import add_dropped
 from tensor3d.shape import CubeShape
@@ -274,7 +274,9 @@ def test_dropout_scales_in_narrow_types_as_precisely_as_torch() -> None:
     torch.manual_seed(1)
     kept = draw_kept(x, 0.1)
     torch.manual_seed(1)
-    assert torch.equal(add_dropped(torch.zeros_like(x), x, 0.1, cube, "z"), (x.float() * kept / 0.9).bfloat16())
+    assert torch.equal(
+        add_dropped(torch.zeros_like(x), x, 0.1, cube, "z"), (x.float() * kept * gain_of(0.1)).bfloat16()
+    )
 
 
 def test_a_break_in_a_region_is_an_error() -> None:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from models.bert.config import BertConfig
 from models.bert.saved import Device, Group, Load
+from tensor3d.attention.in_place import SHORT, in_products
 from tensor3d.attention.products import at_once
 from tensor3d.planning.traffic import Side, Wire, chunk, other
 from tensor3d.shape import AxisName
@@ -35,11 +38,6 @@ class Passing:
     def drops(self) -> bool:
         """Whether attention is `tensor3d.attention.dropped`, probabilities and all."""
         return self.device == "cpu" and self.config.attention_dropout > 0
-
-    @property
-    def in_products(self) -> bool:
-        """Whether the backward pass of attention without dropout is computed in whole products, too."""
-        return self.device == "cpu" and self.mixed and not self.load.reordered
 
     @property
     def results(self) -> int:
@@ -148,16 +146,16 @@ class Passing:
         if load.reordered:
             moments.append(state + slots)  # from rows to the groups' slots
         for group in reversed(load.groups):
-            own, some = group.slots * columns * c, self.heads_at_once(group)
+            own, squares = group.slots * columns * c, group.squares * heads
             if self.drops:
-                squares = group.squares * heads
-                # Gradients of q, k and v; of some heads at once those of probabilities and of scores.
-                moments.append(slots + made - freed + 3 * own + 2 * some * c)
+                moments.append(slots + made - freed + 3 * own + self.in_products(group, 0, c))
                 freed += squares * (c + 1)
+            elif self.device == "cpu" and not load.reordered:
+                # The result stays until the end, and all gradients are there from the start.
+                moments.append(5 * slots + self.in_place(group))
+                continue
             else:
-                # A CPU computes narrow types in whole products, in which scores and the softmax over them are wide.
-                wide = 2 * some * self.wire.statistic if self.in_products else 0
-                moments.append(slots + made - freed + 3 * own + wide)
+                moments.append(slots + made - freed + 3 * own)
                 freed += own + group.slots * heads * self.wire.statistic
             made += 3 * own
         moments.append(4 * slots - kept)  # the groups' gradients are put together
@@ -166,10 +164,26 @@ class Passing:
         moments.append(6 * state - kept)  # q, k and v are put together
         return moments
 
-    def heads_at_once(self, group: Group) -> int:
-        """Probabilities of the heads that are computed at once."""
+    def in_place(self, group: Group) -> int:
+        """Beside the gradients, where attention takes a group as it lies."""
+        elements = group.slots * self.config.hidden // self.wire.size("y")
+        if self.mixed and in_products(torch.bfloat16, group.length):
+            return self.in_products(group, 2 * self.wire.statistic, 0)
+        if self.mixed and group.length < SHORT:  # all of it in fp32
+            return 8 * elements * self.wire.statistic
+        return 3 * elements * self.wire.compute
+
+    def in_products(self, group: Group, again: int, once: int) -> int:
+        """The most of a backward pass in whole products: scores made `again` and the softmax over them, bytes of both;
+        or gradients of probabilities and of scores, of `once` bytes each; and matrices of the heads in hand."""
         members, heads = at_once(self.config.heads // self.wire.size("y"), group.length**2)
-        return min(members, group.members) * heads * group.length**2
+        rows = min(members, group.members) * heads * group.length
+        matrix, squares = rows * (self.config.hidden // self.config.heads) * self.wire.compute, rows * group.length
+        copies = 3 if min(members, group.members) > 1 else 0  # of q, k and v, where members do not lie together
+        if again:
+            return (copies + (copies > 0)) * matrix + squares * again
+        # The scaled gradient and v's; then q's and k's, too, beside the scores' alone.
+        return (copies + 2) * matrix + squares * once + max(squares * once, 2 * matrix)
 
     def lookup(self, table: int, rows: int, columns: int) -> int:
         """Backward of a lookup of `rows` rows, beside its gradient: sums by row, in fp32 at least."""

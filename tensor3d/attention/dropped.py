@@ -1,8 +1,8 @@
 """Attention with dropout of its probabilities on a CPU, in whole products: no kernel of PyTorch's drops there.
 
 SDPA computes it step by step, over all sequences at once: it keeps probabilities three times, in fp32 whatever it is
-given, and draws a truth value for each. Here the products are of the inputs' own type, a few heads' at once, and a
-probability and a byte are kept.
+given, and draws a truth value for each. Here the products are of the inputs' own type where the processor has them, a
+few heads' at once, and a probability and a byte are kept.
 
 h heads, d head dimension
 """
@@ -15,38 +15,40 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tensor3d.attention.products import gradients, parts, probabilities_of, product
-from tensor3d.dropping import draw_kept, only
+from tensor3d.attention.products import gradients, multipliable, parts, probabilities_of, product
+from tensor3d.dropping import draw_kept, gain_of, only
 
 
-def with_dropout(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v, of the probabilities only what dropout leaves, by 1/(1 - p).
+def with_dropout(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v, like q; of the probabilities only what dropout leaves, so much the larger.
 
-    Saved for backward: q, k, v, the probabilities, and which of them stay, in a byte each.
+    Saved for backward: q, k, v, the probabilities, and which of them stay, in a byte each. Its gradient has none.
 
     Args:
         q, k, v: (members, h, rows, d), of q maybe other rows than of k and v.
         mask: bool, broadcast to (members, h, rows of q, rows of k), True where a query sees a key; each sees some.
-        causal: instead of a mask, a query sees the key of its own place and those before.
     """
-    if causal:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    result: Tensor = _WithDropout.apply(q, k, v, mask, p)
+    # Within `forward` it cannot be told whether anything will be differentiated.
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    result: Tensor = _WithDropout.apply(q, k, v, mask, p, differentiated)
     return result
 
 
 class _WithDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, differentiated: bool
+    ) -> Tensor:
         result, kept = torch.empty(q.shape, dtype=q.dtype, device=q.device), []
         hidden = None if mask is None else (~mask).expand(*q.shape[:3], -1)
         for part in parts(q, k):
             queries, keys, values = (t[part].flatten(0, 1) for t in (q, k, v))
             probabilities = probabilities_of(queries, keys, hidden=None if hidden is None else hidden[part])
             stays = draw_kept(probabilities, p)
-            own = product(only(probabilities, stays), values).mul_(1 / (1 - p))
+            own = product(only(probabilities, stays), values).mul_(gain_of(p))
             result[part] = own.view(result[part].shape)
-            kept += [probabilities, stays]
+            if differentiated:
+                kept += [probabilities, stays]
         ctx.save_for_backward(q, k, v, *kept)
         ctx.p, ctx.keeps_face = p, True
         return result
@@ -58,7 +60,7 @@ class _WithDropout(torch.autograd.Function):
         found = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]
         for part, probabilities, stays in zip(parts(q, k), kept[::2], kept[1::2], strict=True):
             above, *own = (t[part].flatten(0, 1) for t in (gradient, q, k, v))
-            above = above * (1 / (1 - ctx.p))
-            for whole, each in zip(found, gradients(above, *own, probabilities=probabilities, kept=stays), strict=True):
-                whole[part] = each.view(whole[part].shape)
-        return *found, None, None
+            above = multipliable(above) * gain_of(ctx.p)
+            for place, each in zip(found, gradients(above, *own, probabilities=probabilities, kept=stays), strict=True):
+                place[part] = each.view(place[part].shape)
+        return *found, None, None, None

@@ -58,7 +58,7 @@ def _attend(group: LengthGroup, slots: Slots, call: Call) -> Tensor:
     q, k, v = (t.unflatten(0, (len(group.members), -1)).transpose(1, 2) for t in slots)
     mask, causal = group.masking(call.window, call.causal)
     if call.dropout and k.device.type == "cpu":
-        result = with_dropout(q, k, v, mask, causal, call.dropout)
+        result = with_dropout(q, k, v, group.band(None, True) if causal else mask, call.dropout)
     else:
         result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=call.dropout, is_causal=causal)
     return result.transpose(1, 2).flatten(0, 1)

@@ -3,8 +3,9 @@
 SDPA gives each sequence a result, and autograd each a gradient, all of which live until they are joined: twice the
 memory, none of it in a cache or known to the system yet. Here one result lives as long as it takes to copy it.
 
-Where the processor multiplies narrow types, the kernel's backward pass takes longer than the products themselves, of
-short sequences twice as long: it is computed in whole products then, from probabilities made again.
+The kernel's backward pass is slow on short sequences of narrow types (docs/attention.md). The shortest go back in fp32,
+by the same kernel; those of middling length, where the processor multiplies bf16, in whole products, from probabilities
+made again.
 
 T rows of a rank, h heads of a rank, d head dimension
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tensor3d.attention import products
 from tensor3d.attention.call import Call, apart
@@ -24,6 +26,9 @@ from tensor3d.grouping import Grouping, LengthGroup
 # What SDPA itself calls on a CPU, where nothing is dropped.
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+SHORT, MIDDLING = 128, 512
+"""Rows of a sequence: below the first the kernel is fastest in fp32, up to the second whole products are faster."""
 
 
 def serves(k: Tensor, call: Call, grouping: Grouping) -> bool:
@@ -56,31 +61,47 @@ class _InPlace(torch.autograd.Function):
         return result
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, result, *statistics = ctx.saved_tensors
         found = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]
         parts = _of_each(ctx.groups, *found, gradient.contiguous(), q, k, v, result)
-        whole = q.dtype.itemsize < 4 and products.has_products_in(q.dtype)
-        for (*rows, above, queries, keys, values, own), statistic in zip(parts, statistics, strict=True):
-            if whole:
-                _in_products(rows, above, queries, keys, values, ctx.causal)
-                continue
-            for place, each in zip(
-                rows, _BACKWARD(above, queries, keys, values, own, statistic, 0.0, ctx.causal), strict=True
-            ):
-                place.copy_(each)
+        for group, own, statistic in zip(ctx.groups, parts, statistics, strict=True):
+            if in_products(q.dtype, group.length):
+                _backward_in_products(own, group.band(None, True) if ctx.causal else None)
+            else:
+                _backward_by_the_kernel(own, statistic, ctx.causal)
         return *found, None, None
 
 
-def _in_products(places: list[Tensor], above: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
-    """Writes the gradients of q, k and v to their places, (members, h, rows, d) all."""
-    length = q.shape[2]
-    hidden = torch.ones(length, length, dtype=torch.bool).triu(1).expand(*q.shape[:3], -1) if causal else None
+def in_products(dtype: torch.dtype, length: int) -> bool:
+    """Whether sequences of that length go back in whole products."""
+    return SHORT <= length <= MIDDLING and products.has_products_in(dtype)
+
+
+def _backward_in_products(own: tuple[Tensor, ...], mask: Tensor | None) -> None:
+    """Writes the first three of `_of_each` in the backward pass, the gradients of q, k and v."""
+    *places, above, q, k, v, _ = own
+    hidden = None if mask is None else (~mask).expand(*q.shape[:3], -1)
     for part in products.parts(q, k):
-        own = [t[part].flatten(0, 1) for t in (above, q, k, v)]
-        probabilities = products.probabilities_of(*own[1:3], hidden=None if hidden is None else hidden[part])
-        for place, each in zip(places, products.gradients(*own, probabilities=probabilities), strict=True):
+        matrices = (t[part].flatten(0, 1) for t in (above, q, k, v))
+        found = _of_part(*matrices, hidden=None if hidden is None else hidden[part])
+        for place, each in zip(places, found, strict=True):
             place[part] = each.view(place[part].shape)
+        del found, each  # not beside the next part's
+
+
+def _of_part(above: Tensor, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor | None) -> tuple[Tensor, ...]:
+    return products.gradients(above, q, k, v, probabilities=products.probabilities_of(q, k, hidden=hidden))
+
+
+def _backward_by_the_kernel(own: tuple[Tensor, ...], statistic: Tensor, causal: bool) -> None:
+    """The same."""
+    places, given = own[:3], own[3:]
+    if given[0].dtype.itemsize < 4 and given[0].shape[2] < SHORT:
+        given = tuple(t.float() for t in given)
+    for place, each in zip(places, _BACKWARD(*given, statistic, 0.0, causal), strict=True):
+        place.copy_(each)
 
 
 def _of_each(groups: tuple[LengthGroup, ...], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -15,8 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 from models.bert import PRESETS, BertForPreTraining
 from models.bert.inventory import held_elements, parameters, replicated_elements
 from models.bert.memory import step_memory
-from models.bert.saved import Load, saved
-from tensor3d import Cube, CubeShape, Precision, local
+from models.bert.passing import Passing
+from models.bert.saved import Kept, Load, saved
+from tensor3d import Cube, CubeShape, Precision, Sequences, attention, local
 from tensor3d.data import PackedBatch
 from tensor3d.optim import AdamW
 from tensor3d.planning.traffic import Wire
@@ -216,6 +217,33 @@ PEAKS: list[tuple[Changes, Changes, torch.dtype | None, int]] = [
 def test_the_most_at_once_on_one_device(changes: Changes, made: Changes, dtype: torch.dtype | None, micro: int) -> None:
     ((measured, expected),) = run_ranks(1, _peak, (1, 1, 1, 1), changes, made, dtype, micro)
     assert 0.99 <= expected / measured <= 1.01
+
+
+@pytest.mark.parametrize(
+    ("dropout", "lengths"),
+    [(0.0, (512, 512)), (0.0, (128,) * 8), (0.1, (512, 512)), (0.1, (128,) * 8), (0.1, (1024,)), (0.1, (300, 200))],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_comes_and_goes_in_attention(dropout: float, dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
+    """Alone, for beside a head and a layer's products a mistake in it would not be seen."""
+    heads, width, rows = 4, 64, sum(lengths)
+    config = toy_config(67, hidden=heads * width, heads=heads, attention_dropout=dropout)
+    wire = Wire(shape=CubeShape(), compute=dtype.itemsize)
+    load = Load(rows=rows, masked=8, first=8, lengths=lengths)
+    passing = Passing(config, wire, load, "cpu", keep_gathered=False, wire_buffers=False)
+    kept = Kept(config, wire, load, "cpu", keep_gathered=False).attention(None)
+    leaf = torch.randn(rows, 3, heads, width).to(dtype).requires_grad_()
+    sequences = Sequences.from_lengths(lengths)
+    assert not load.reordered
+    above = torch.randn(rows, heads, width).to(dtype)
+
+    def run() -> None:
+        torch.autograd.grad(attention(*leaf.clone().unbind(1), sequences, dropout=dropout), leaf, above)
+
+    result = above.nbytes if dropout else 0  # here it is there to the end, which without dropout it always is
+    expected = kept + max(passing.attention(kept)) + result
+    assert 0.95 <= expected / (above.nbytes + peak_bytes(run)) <= 1.05
 
 
 @pytest.mark.slow

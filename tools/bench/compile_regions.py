@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tensor3d import Cube, LayerNorm3D, constant, cross_entropy
 from tensor3d.activation import activated
+from tensor3d.dropping import drop
 from tensor3d.layers.fused_block import add_bias_and_activate, add_dropped
 from tensor3d.layout import local, vector
 from tools.bench.compile_trial import COMPUTE, SIDES, Case, Type, cube_of, lock_bars_here, now
@@ -96,7 +96,7 @@ def regions(work: Work, cube: Cube, dtype: torch.dtype) -> dict[str, _Region]:
     if p:
         found["dropout + residual + LayerNorm"] = (dropped, [a, b])
         found["dropout + residual"] = (
-            lambda: add_dropped(a, b, p, cube, "z") if compiled else a + F.dropout(b, p),
+            lambda: add_dropped(a, b, p, cube, "z") if compiled else a + drop(b, p),
             [a, b],
         )
     return {name: _region(forward, leaves) for name, (forward, leaves) in found.items()}
