@@ -4,7 +4,7 @@ Where y = z both faces have the same local shapes, and a matrix that is read on 
 error. So every function of the library that makes an activation marks its node, and layers look for the marks before
 theirs. What lies between (activation functions, residuals, dropout, attention) changes no face.
 
-A function of one's own that changes the face, or makes an activation, sets the two marks itself, in its forward:
+A function of one's own that changes the face, or makes an activation, sets marks itself, in its forward:
 `ctx.result_face = "y"`, and `ctx.made` says in words what it is; or, where its result lies where its inputs do,
 `ctx.keeps_face = True`. One without marks is not looked behind.
 """

@@ -69,7 +69,7 @@ def dry_step(
     """One step of `rank` of a cube of any size: all micro-batches, clipping, the optimiser.
 
     All ranks but this one are left out, by torch's "fake" process group; the process is afterwards as it was. Counted
-    as on a CPU: GPUs keep other dropout masks and other things of attention.
+    as on a CPU: GPUs keep other things of attention.
 
     Args:
         load: what a micro-batch gives the rank.
