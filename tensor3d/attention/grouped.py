@@ -1,4 +1,4 @@
-"""One batch of attention for each length class (Zeng et al. 2022, arXiv 2208.08124, §4.1), on a GPU each on its own stream.
+"""One batch of attention for each length class (Zeng et al. 2022, arXiv 2208.08124, §4.1), on GPUs each on its stream.
 
 T rows of a rank, R rows that ask, S slots of all groups, h heads of a rank, d head dimension
 """
