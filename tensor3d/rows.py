@@ -19,7 +19,9 @@ from tensor3d.origin import check_origin
 from tensor3d.values import are_at_hand
 
 
-def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis, made: str = "a lookup") -> Tensor:
+def lookup(
+    table: Tensor, rows: Tensor, first: int, axis: Axis, made: str = "a lookup", *, dtype: torch.dtype | None = None
+) -> Tensor:
     """Rows of a table whose rows are cut over `axis`, and the result's rows likewise.
 
         table    (T', H) on this rank: rows first .. first+T' of the whole table
@@ -31,8 +33,9 @@ def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis, made: str = "a l
 
     Args:
         made: what the result is, for messages.
+        dtype: of the result, and of what is sent; the table's, if None.
     """
-    return _Lookup.apply(table, rows, first, axis, made)
+    return _Lookup.apply(table, rows, first, axis, made, table.dtype if dtype is None else dtype)
 
 
 def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
@@ -95,28 +98,28 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor, first: int, axis: Axis, made: str) -> Tensor:
+    def forward(ctx: Any, table: Tensor, rows: Tensor, first: int, axis: Axis, made: str, dtype: torch.dtype) -> Tensor:
         local_rows, owned = rows - first, (rows >= first) & (rows < first + table.shape[0])
         local_rows = torch.where(owned, local_rows, 0)
         ctx.save_for_backward(local_rows, owned)
-        ctx.axis, ctx.table_rows = axis, table.shape[0]
+        ctx.axis, ctx.table_rows, ctx.table_type = axis, table.shape[0], table.dtype
         ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", made
         if table.shape[0] == 0:  # a chunk of a vocabulary smaller than its axis
-            return reduce_scatter(table.new_zeros(rows.shape[0], table.shape[1]), axis).wait()
-        found = table.index_select(0, local_rows).mul_(owned.unsqueeze(1))
+            return reduce_scatter(table.new_zeros(rows.shape[0], table.shape[1], dtype=dtype), axis).wait()
+        found = table.index_select(0, local_rows).to(dtype).mul_(owned.unsqueeze(1))
         return reduce_scatter(found, axis).wait()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         local_rows, owned = ctx.saved_tensors
         full = all_gather(gradient, ctx.axis).wait()
         # A frequent token's row is a sum of thousands: in bf16 that would stop growing after some hundred.
-        wide = torch.promote_types(full.dtype, torch.float32)
+        wide = torch.promote_types(torch.promote_types(full.dtype, ctx.table_type), torch.float32)
         table = full.new_zeros(ctx.table_rows, full.shape[1], dtype=wide)
         if ctx.table_rows:
             table.index_add_(0, local_rows, full.to(wide) * owned.unsqueeze(1))
-        return table.to(full.dtype), None, None, None, None
+        return table.to(ctx.table_type), None, None, None, None, None
 
 
 def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:

@@ -120,12 +120,11 @@ class _Walk:
         hidden, vocab, slots = config.hidden, config.vocab, load.masked
         state, few = passing.state(load.rows), passing.state(slots)
         logits = self.kept.logits()
-        wide = logits // wire.compute * wire.statistic
         body = self._resident(self.saved.embeddings + self.saved.layers)
         pair, masked = self.kept.next_sentence(), self.kept.masked_lm()
         final = self.kept.norm(load.rows, "z") if config.pre_norm else 0
         now = body + final + masked
-        yield "the loss, forward", now + self.earlier, wide * (2 if passing.mixed else 1)
+        yield "the loss, forward", now + self.earlier, passing.logits_at_once(logits) * (2 if passing.mixed else 1)
 
         # The pooler's way back comes first.
         dense = passing.product(load.first, hidden, hidden, "z", kept=False)
@@ -136,7 +135,7 @@ class _Walk:
         yield "the pooler's selection", now + grown, passing.sending(hidden, hidden, "z") + sums
 
         # The gradient of the hidden state from the pooler stays for all that follows.
-        yield "the loss, backward", now + grown, state + wide + max(wide, logits) * passing.mixed
+        yield "the loss, backward", now + grown, state + passing.loss(logits)
         sent = passing.sending(hidden, hidden, "z")
         projection = passing.product(slots, hidden, vocab, "z", kept=False)
         yield "the projection to the vocabulary", now + grown, state + sent + projection
@@ -230,9 +229,9 @@ class _Walk:
         yield "the embeddings' norm", resident + grown, sent + state + passing.norm(load.rows)
         slab = passing.slab(vocab, config.hidden, "z")
         resident -= self.kept.norm(load.rows, "z") + self.kept.mask(config.dropout)
-        looked_up = passing.lookup(slab // columns, load.rows, columns)
+        looked_up = passing.lookup(slab // columns, load.rows, columns, whole=wire.size("x") == 1)
         yield "the lookup of tokens", resident + grown, sent + state + looked_up
-        sums = max(wire.compute, wire.statistic) if not passing.mixed else wire.compute
+        sums = max(wire.compute, wire.statistic) if not passing.mixed or wire.size("x") == 1 else wire.compute
         yield "the table's gradient", grown, sent + passing.weight_gradient(vocab, config.hidden, "z", sums)
 
     def _sums(self) -> Iterator[Moment]:

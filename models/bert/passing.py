@@ -16,6 +16,8 @@ from models.bert.config import BertConfig
 from models.bert.saved import Device, Group, Load
 from tensor3d.attention.in_place import SHORT, in_products
 from tensor3d.attention.products import at_once
+from tensor3d.layers.loss import rows_at_once
+from tensor3d.layers.norm import rows_at_once as norm_rows
 from tensor3d.planning.traffic import Side, Wire, chunk, other
 from tensor3d.shape import AxisName
 
@@ -129,8 +131,12 @@ class Passing:
         """Backward of a LayerNorm, beside its input and both gradients: in the type of statistics.
 
         The normalised input, its product with the gradient, and the result; in narrow types also the gradient. One
-        member with all columns has the input less its mean instead of the first two.
+        member with all columns has the input less its mean instead of the first two; on a CPU, in narrow types, all
+        but the result of a few rows only.
         """
+        if self.mixed and self.wire.size(face) == 1 and self.device == "cpu":
+            own, columns = self.wide(rows), self.config.hidden
+            return self.state(rows) + 3 * min(own, norm_rows(columns) * columns * self.wire.statistic)
         wides = (3 if self.wire.size(face) > 1 else 2) + self.mixed
         return wides * self.wide(rows) + (self.state(rows) if self.mixed else 0)
 
@@ -185,10 +191,27 @@ class Passing:
         # The scaled gradient and v's; then q's and k's, too, beside the scores' alone.
         return (copies + 2) * matrix + squares * once + max(squares * once, 2 * matrix)
 
-    def lookup(self, table: int, rows: int, columns: int) -> int:
-        """Backward of a lookup of `rows` rows, beside its gradient: sums by row, in fp32 at least."""
+    def logits_at_once(self, logits: int) -> int:
+        """Of so many bytes of logits what the loss works on at a time, in fp32 at least: on a CPU a few rows."""
+        whole = logits // self.wire.compute * self.wire.statistic
+        columns = chunk(self.config.vocab, self.wire.size("y"), self.wire.index("y"))
+        return min(whole, rows_at_once(columns) * columns * self.wire.statistic) if self.device == "cpu" else whole
+
+    def loss(self, logits: int) -> int:
+        """Backward of the loss, beside so many bytes of logits: their gradient, wide, then in their type."""
+        wide, at_once = logits // self.wire.compute * self.wire.statistic, self.logits_at_once(logits)
+        if at_once < wide:
+            return logits + at_once * (2 if self.mixed else 1)
+        return wide + max(wide, logits) * self.mixed
+
+    def lookup(self, table: int, rows: int, columns: int, *, whole: bool = False) -> int:
+        """Backward of a lookup of `rows` rows, beside its gradient: sums by row, in fp32 at least.
+
+        Args:
+            whole: whether they are also returned so.
+        """
         wire, wide = self.wire, self.wire.statistic
         full = rows * columns * wire.compute if wire.size("y") > 1 else 0
         sums = table * columns * wide
         chosen = rows * columns * wide * (2 if self.mixed else 1)
-        return full + sums + max(chosen, table * columns * wire.compute if self.mixed else 0)
+        return full + sums + max(chosen, table * columns * wire.compute if self.mixed and not whole else 0)

@@ -55,6 +55,7 @@ class Embedding3D(nn.Module):
             first,
             y,
             f"Embedding3D of {self.vocab} entries",
+            dtype=self.cube.precision.computed(self.weight.dtype),
         )
 
     def extra_repr(self) -> str:
@@ -124,7 +125,8 @@ class _Slab(torch.autograd.Function):
     def forward(ctx: Any, weight: nn.Parameter, cube: Cube, after: bool | None) -> Tensor:
         cube.ledger.forget_failed_passes()
         ctx.weight, ctx.cube, ctx.is_ordered = weight, cube, True
-        dtype = cube.precision.computed(weight.dtype)
+        # Where the table does not travel, its rows are converted once they are chosen, and the sums of theirs are not.
+        dtype = weight.dtype if cube.axis("x").size == 1 else cube.precision.computed(weight.dtype)
         slab = take_slab(weight, cube, cube.axis("y"), dtype, kind="lookup", after=after).wait()
         gather_next_slab(cube, after=after)
         return slab.view_as(slab)

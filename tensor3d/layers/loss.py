@@ -74,8 +74,8 @@ class _CrossEntropy(torch.autograd.Function):
         owned = (labels >= first) & (labels < last)
         target = torch.where(owned, labels - first, 0)
         parts = [
-            cube.regions(_row_statistics, *(each.unsqueeze(1) if each.dim() == 1 else each for each in part))
-            for part in _in_parts(logits, target, owned, whole=cube.speed.compile)
+            cube.regions(_row_statistics, *part)
+            for part in _in_parts(logits, target.unsqueeze(1), owned.unsqueeze(1), whole=cube.speed.compile)
         ]
         statistics = gather_statistics(parts[0] if len(parts) == 1 else torch.cat(parts), axis)
         losses, place, log_sum = cube.regions(_combined, statistics, labels.unsqueeze(1), vocab)
@@ -91,15 +91,26 @@ class _CrossEntropy(torch.autograd.Function):
         logits, log_sum, target, owned, counts = ctx.saved_tensors
         region = _gradient_compiled if ctx.cube.speed.compile else _gradient
         columns = [each.unsqueeze(1) for each in (log_sum, target, owned, gradient * counts)]
-        return ctx.cube.regions(region, logits, *columns), None, None, None, None
+        parts = _in_parts(logits, *columns, whole=ctx.cube.speed.compile)
+        if len(parts) == 1:
+            return ctx.cube.regions(region, *parts[0]), None, None, None, None
+        result = torch.empty_like(logits)
+        for place, part in zip(result.split(parts[0][0].shape[0]), parts, strict=True):
+            place.copy_(ctx.cube.regions(region, *part))
+        return result, None, None, None, None
 
 
-def _in_parts(logits: Tensor, target: Tensor, owned: Tensor, *, whole: bool) -> Sequence[tuple[Tensor, ...]]:
-    """Rows of each of them, a few at a time on CPUs: what their statistics need on the way then stays in the cache."""
-    if whole or logits.device.type != "cpu":
-        return [(logits, target, owned)]
-    rows = max(1, _IN_CACHE // max(1, logits.shape[1]))
-    return list(zip(logits.split(rows), target.split(rows), owned.split(rows), strict=True))
+def rows_at_once(columns: int) -> int:
+    """How many rows of so many logits are taken at a time on CPUs: what comes and goes then stays in the cache."""
+    return max(1, _IN_CACHE // max(1, columns))
+
+
+def _in_parts(*matrices: Tensor, whole: bool) -> Sequence[tuple[Tensor, ...]]:
+    """Rows of each of them, a few at a time on CPUs; the first are the logits."""
+    if whole or matrices[0].device.type != "cpu":
+        return [matrices]
+    rows = rows_at_once(matrices[0].shape[1])
+    return list(zip(*(each.split(rows) for each in matrices), strict=True))
 
 
 # --- regions: rows of a matrix each, (R', V') or (R', 1) ------------------------------------------------------------

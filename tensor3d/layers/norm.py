@@ -24,6 +24,10 @@ from tensor3d.origin import check_origin
 from tensor3d.parameters import constant
 from tensor3d.statistics import gather_statistics
 
+_BACKWARD = torch.ops.aten.native_layer_norm_backward
+_IN_CACHE = 2**19
+"""Elements."""
+
 
 class LayerNorm3D(nn.Module):
     """LayerNorm over the columns of a face; rows and columns stay where they are.
@@ -168,7 +172,9 @@ class _LayerNormAlone(torch.autograd.Function):
     """Where one member has all columns: torch's own kernels, a pass each way in place of ten.
 
     They take the deviation of a large mean from its rounding for a deviation of the elements (an error of 1e-4 at a
-    mean of 1000 in fp32), so they are given each row less its mean: what rounding has left of that is small.
+    mean of 1000 in fp32), so they are given each row less its mean: what rounding has left of that is small. Elements
+    of narrow types are themselves rounded far more than that; on CPUs forward's takes them as they are, but backward's
+    would add up the gradients of gain and shift in their type: it gets a few rows at a time in fp32.
     Saved for backward: the input and two numbers a row.
     """
 
@@ -177,9 +183,11 @@ class _LayerNormAlone(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, eps: float
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
-        shifted = _shifted(x)
-        gain, shift = local(weight).to(shifted.dtype), None if bias is None else local(bias).to(shifted.dtype)
-        result, mean, rstd = torch.native_layer_norm(shifted, (x.shape[1],), gain, shift, eps)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        gain, shift = local(weight).to(dtype), None if bias is None else local(bias).to(dtype)
+        result, mean, rstd = torch.native_layer_norm(
+            x if _is_narrow(x) else _shifted(x), (x.shape[1],), gain, shift, eps
+        )
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
         ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
@@ -191,10 +199,11 @@ class _LayerNormAlone(torch.autograd.Function):
         x, weight, mean, rstd = ctx.saved_tensors
         over = ctx.cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
-        gain = local(weight).to(rstd.dtype)
-        dx, dgain, dshift = torch.ops.aten.native_layer_norm_backward(
-            dy.to(rstd.dtype), _shifted(x), [x.shape[1]], mean, rstd, gain, gain, [True, needs_weight, needs_bias]
-        )
+        gain, asked = local(weight).to(rstd.dtype), [True, needs_weight, needs_bias]
+        if _is_narrow(x):
+            dx, dgain, dshift = _in_parts(dy, x, mean, rstd, gain, asked)
+        else:
+            dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), _shifted(x), [x.shape[1]], mean, rstd, gain, gain, asked)
         if needs_weight:
             ctx.cube.ledger.hand_in(ctx.weight, dgain, over)
         if needs_bias:
@@ -202,10 +211,36 @@ class _LayerNormAlone(torch.autograd.Function):
         return dx.to(dy.dtype), None, None, None, None, None
 
 
+def rows_at_once(columns: int) -> int:
+    """How many rows of a narrow type go back at a time on CPUs: they stay in the cache."""
+    return max(1, _IN_CACHE // max(1, columns))
+
+
+def _is_narrow(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype.itemsize < 4
+
+
+def _in_parts(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor, asked: list[bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of x, gain and shift; the last two as `asked`."""
+    dx, sums = torch.empty_like(x), []
+    parts = (each.split(rows_at_once(x.shape[1])) for each in (dx, dy, x, mean, rstd))
+    for place, above, own, *of_rows in zip(*parts, strict=True):
+        wide = above.to(gain.dtype), own.to(gain.dtype)
+        found, *rest = _BACKWARD(*wide, [x.shape[1]], *of_rows, gain, gain, asked)
+        place.copy_(found)
+        sums.append(rest)
+    dgain, dshift = (None if each[0] is None else torch.stack(each).sum(0) for each in zip(*sums, strict=True))
+    return dx, dgain, dshift
+
+
 def _shifted(x: Tensor) -> Tensor:
     """Each row less its mean, wide: it has the same LayerNorm."""
     wide = widened(x)
-    return wide - wide.mean(1, keepdim=True)
+    if wide is x:
+        return x - x.mean(1, keepdim=True)
+    return wide.sub_(wide.mean(1, keepdim=True))
 
 
 class _RMSNorm(torch.autograd.Function):
