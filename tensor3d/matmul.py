@@ -16,12 +16,10 @@ from tensor3d.ahead import Kind, Start, follows
 from tensor3d.collectives import Axis, Pending, all_gather, reduce_scatter
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, other
+from tensor3d.in_parts import sum_of_rows
 from tensor3d.layout import check_layout, chunk_bounds, local, matrix, vector
 from tensor3d.ledger import asked_for
 from tensor3d.origin import check_origin
-
-_IN_CACHE = 2**19
-"""Elements."""
 
 
 def matmul(
@@ -120,7 +118,7 @@ class _Product(torch.autograd.Function):
             w = take_slab(weight, cube, rows, dc.dtype) if needs_da else w
             a = all_gather(saved_a, rows) if needs_dw else a
         if needs_db:
-            cube.ledger.hand_in(bias, _sum_of_rows(dc, bias.dtype), cube.over(*vector(other(face)).sum_over))
+            cube.ledger.hand_in(bias, sum_of_rows(dc, bias.dtype), cube.over(*vector(other(face)).sum_over))
         dc_full, w_full = gathering_dc.wait(), w.wait() if needs_da else None
         gather_next_slab(cube)
 
@@ -199,15 +197,6 @@ def scatter_slab(dw: Tensor, weight: Tensor, cube: Cube) -> Pending:
     # With one member nothing travels, and nothing is to be rounded for it.
     dw = dw.to(cube.precision.reduced(weight.dtype) if x.size > 1 else weight.dtype)
     return reduce_scatter(_pad_rows(dw, chunk * x.size), x).narrowed(own).converted(weight.dtype)
-
-
-def _sum_of_rows(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    if matrix.device.type != "cpu" or matrix.dtype == dtype:
-        return matrix.sum(0, dtype=dtype)
-    # A sum in another type than its elements' converts all of them first on a CPU: a few rows stay in the cache.
-    parts = matrix.split(max(1, _IN_CACHE // max(1, matrix.shape[1])))
-    sums = [part.sum(0, dtype=dtype) for part in parts]
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
 
 
 def _pad_rows(tensor: Tensor, rows: int) -> Tensor:

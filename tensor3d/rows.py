@@ -19,9 +19,7 @@ from tensor3d.origin import check_origin
 from tensor3d.values import are_at_hand
 
 
-def lookup(
-    table: Tensor, rows: Tensor, first: int, axis: Axis, made: str = "a lookup", *, dtype: torch.dtype | None = None
-) -> Tensor:
+def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis, made: str = "a lookup") -> Tensor:
     """Rows of a table whose rows are cut over `axis`, and the result's rows likewise.
 
         table    (T', H) on this rank: rows first .. first+T' of the whole table
@@ -33,9 +31,8 @@ def lookup(
 
     Args:
         made: what the result is, for messages.
-        dtype: of the result, and of what is sent; the table's, if None.
     """
-    return _Lookup.apply(table, rows, first, axis, made, table.dtype if dtype is None else dtype)
+    return _Lookup.apply(table, rows, first, axis, made)
 
 
 def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
@@ -98,28 +95,42 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor, first: int, axis: Axis, made: str, dtype: torch.dtype) -> Tensor:
-        local_rows, owned = rows - first, (rows >= first) & (rows < first + table.shape[0])
-        local_rows = torch.where(owned, local_rows, 0)
+    def forward(ctx: Any, table: Tensor, rows: Tensor, first: int, axis: Axis, made: str) -> Tensor:
+        local_rows, owned = places_in(table, rows, first)
         ctx.save_for_backward(local_rows, owned)
-        ctx.axis, ctx.table_rows, ctx.table_type = axis, table.shape[0], table.dtype
+        ctx.axis, ctx.table_rows = axis, table.shape[0]
         ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", made
-        if table.shape[0] == 0:  # a chunk of a vocabulary smaller than its axis
-            return reduce_scatter(table.new_zeros(rows.shape[0], table.shape[1], dtype=dtype), axis).wait()
-        found = table.index_select(0, local_rows).to(dtype).mul_(owned.unsqueeze(1))
-        return reduce_scatter(found, axis).wait()
+        return reduce_scatter(chosen_rows(table, local_rows, owned, table.dtype), axis).wait()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         local_rows, owned = ctx.saved_tensors
-        full = all_gather(gradient, ctx.axis).wait()
-        # A frequent token's row is a sum of thousands: in bf16 that would stop growing after some hundred.
-        wide = torch.promote_types(torch.promote_types(full.dtype, ctx.table_type), torch.float32)
-        table = full.new_zeros(ctx.table_rows, full.shape[1], dtype=wide)
-        if ctx.table_rows:
-            table.index_add_(0, local_rows, full.to(wide) * owned.unsqueeze(1))
-        return table.to(ctx.table_type), None, None, None, None, None
+        sums = sums_by_row(all_gather(gradient, ctx.axis).wait(), local_rows, owned, ctx.table_rows)
+        return sums.to(gradient.dtype), None, None, None, None
+
+
+def places_in(table: Tensor, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """(R,) each: where rows of the whole table lie in this part of it, from `first` on, and whether they do."""
+    owned = (rows >= first) & (rows < first + table.shape[0])
+    return torch.where(owned, rows - first, 0), owned
+
+
+def chosen_rows(table: Tensor, local_rows: Tensor, owned: Tensor, dtype: torch.dtype) -> Tensor:
+    """(R, H) of this type: own rows where owned, else 0."""
+    if table.shape[0] == 0:  # a chunk of a vocabulary smaller than its axis
+        return table.new_zeros(local_rows.shape[0], table.shape[1], dtype=dtype)
+    return table.index_select(0, local_rows).to(dtype).mul_(owned.unsqueeze(1))
+
+
+def sums_by_row(gradient: Tensor, local_rows: Tensor, owned: Tensor, table_rows: int) -> Tensor:
+    """(T', H): what the rows (R, H) of `gradient` add up to for each row of the table, in fp32 at least."""
+    # A frequent token's row is a sum of thousands: in bf16 that would stop growing after some hundred.
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    table = gradient.new_zeros(table_rows, gradient.shape[1], dtype=wide)
+    if table_rows:
+        table.index_add_(0, local_rows, gradient.to(wide) * owned.unsqueeze(1))
+    return table
 
 
 def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:

@@ -19,8 +19,8 @@ ROOTS = ("tensor3d", "models", "tools")
 # The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
 # a new module is given its place here.
 LEVELS = (
-    ("activation", "dropping", "fusion", "graph", "precision", "seeds", "shape", "speed", "traffic", "values"),
-    ("collectives",),
+    ("activation", "dropping", "fusion", "graph", "in_parts", "precision", "seeds", "shape", "speed", "traffic"),
+    ("collectives", "values"),
     ("ahead", "beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
     ("cube",),
     ("heartbeat", "peers"),

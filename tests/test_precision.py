@@ -77,16 +77,18 @@ def test_gradients_travel_in_the_type_that_was_asked_for() -> None:
     assert float(run_ranks(2, _sums, torch.bfloat16)[0]) == 2.0
 
 
-def _frequent() -> list[float]:
-    """A token that stands in 4,096 rows: each adds 1 to its row's gradient, which in bf16 would stop at 256."""
-    cube = Cube(1, 2, 2, precision=HALF)
+def _frequent(shape: Shape) -> list[float]:
+    """A token that stands in 4,100 rows of the cube: each adds 1 to its row's gradient, which in bf16 would stop at
+    256. A sum that was rounded to bf16 on its way would be 4,096."""
+    cube = Cube(*shape, precision=HALF)
     table = Embedding3D(8, 4, cube)
-    table(torch.full((4096,), 3)).float().sum().backward()
+    table(torch.full((4100 // cube.shape.x,), 3)).float().sum().backward()
     return full(table.weight.grad)[3].tolist()
 
 
-def test_rows_are_added_up_in_fp32() -> None:
-    assert run_ranks(4, _frequent) == [[4096.0] * 4] * 4
+@pytest.mark.parametrize("shape", [(1, 2, 1, 1), (2, 1, 1, 1), (2, 1, 2, 1)], ids=str)
+def test_rows_are_added_up_in_fp32(shape: Shape) -> None:
+    assert run_ranks(ranks_of(shape), _frequent, shape) == [[4100.0] * 4] * ranks_of(shape)
 
 
 def test_one_device_computes_in_half_as_well() -> None:

@@ -229,9 +229,9 @@ class _Walk:
         yield "the embeddings' norm", resident + grown, sent + state + passing.norm(load.rows)
         slab = passing.slab(vocab, config.hidden, "z")
         resident -= self.kept.norm(load.rows, "z") + self.kept.mask(config.dropout)
-        looked_up = passing.lookup(slab // columns, load.rows, columns, whole=wire.size("x") == 1)
+        looked_up = passing.lookup(slab // columns, load.rows, columns, returned=False)
         yield "the lookup of tokens", resident + grown, sent + state + looked_up
-        sums = max(wire.compute, wire.statistic) if not passing.mixed or wire.size("x") == 1 else wire.compute
+        sums = max(wire.compute, wire.statistic)
         yield "the table's gradient", grown, sent + passing.weight_gradient(vocab, config.hidden, "z", sums)
 
     def _sums(self) -> Iterator[Moment]:

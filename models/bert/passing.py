@@ -16,8 +16,7 @@ from models.bert.config import BertConfig
 from models.bert.saved import Device, Group, Load
 from tensor3d.attention.in_place import SHORT, in_products
 from tensor3d.attention.products import at_once
-from tensor3d.layers.loss import rows_at_once
-from tensor3d.layers.norm import rows_at_once as norm_rows
+from tensor3d.in_parts import rows_at_once
 from tensor3d.planning.traffic import Side, Wire, chunk, other
 from tensor3d.shape import AxisName
 
@@ -135,8 +134,8 @@ class Passing:
         but the result of a few rows only.
         """
         if self.mixed and self.wire.size(face) == 1 and self.device == "cpu":
-            own, columns = self.wide(rows), self.config.hidden
-            return self.state(rows) + 3 * min(own, norm_rows(columns) * columns * self.wire.statistic)
+            columns = self.config.hidden
+            return self.state(rows) + 3 * min(self.wide(rows), rows_at_once(columns) * columns * self.wire.statistic)
         wides = (3 if self.wire.size(face) > 1 else 2) + self.mixed
         return wides * self.wide(rows) + (self.state(rows) if self.mixed else 0)
 
@@ -204,14 +203,14 @@ class Passing:
             return logits + at_once * (2 if self.mixed else 1)
         return wide + max(wide, logits) * self.mixed
 
-    def lookup(self, table: int, rows: int, columns: int, *, whole: bool = False) -> int:
+    def lookup(self, table: int, rows: int, columns: int, *, returned: bool = True) -> int:
         """Backward of a lookup of `rows` rows, beside its gradient: sums by row, in fp32 at least.
 
         Args:
-            whole: whether they are also returned so.
+            returned: whether as a gradient, of its type, not to the ledger as they are.
         """
         wire, wide = self.wire, self.wire.statistic
         full = rows * columns * wire.compute if wire.size("y") > 1 else 0
         sums = table * columns * wide
         chosen = rows * columns * wide * (2 if self.mixed else 1)
-        return full + sums + max(chosen, table * columns * wire.compute if self.mixed and not whole else 0)
+        return full + sums + max(chosen, table * columns * wire.compute if self.mixed and returned else 0)

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tensor3d.collectives import all_gather, reduce_scatter
 from tensor3d.cube import Cube
 from tensor3d.faces import check_activation, check_divides, in_batch, lies
 from tensor3d.layout import block, chunk_bounds, matrix, table, vector
 from tensor3d.ledger import asked_for
 from tensor3d.matmul import gather_next_slab, matmul, place_in_order, scatter_slab, take_slab
 from tensor3d.parameters import constant, normal, use
-from tensor3d.rows import check_numbers, lookup, own_rows
+from tensor3d.rows import check_numbers, chosen_rows, own_rows, places_in, sums_by_row
 
 
 class Embedding3D(nn.Module):
@@ -47,16 +48,7 @@ class Embedding3D(nn.Module):
         if ids.dim() == 2:
             return in_batch(self.forward, ids, "Embedding3D")
         check_numbers("ids", ids, self.vocab, self.cube)
-        y = self.cube.axis("y")
-        first, _ = chunk_bounds(self.vocab, y.size, y.index)
-        return lookup(
-            _Slab.apply(self.weight, self.cube, place_in_order(None, self.cube)),
-            ids,
-            first,
-            y,
-            f"Embedding3D of {self.vocab} entries",
-            dtype=self.cube.precision.computed(self.weight.dtype),
-        )
+        return _Embedding.apply(self.weight, ids, self.cube, place_in_order(None, self.cube))
 
     def extra_repr(self) -> str:
         return f"{self.vocab}, {self.hidden}, ids -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
@@ -118,24 +110,29 @@ class TiedProjection3D(nn.Module):
         return f"{self.hidden} -> {self.vocab}, {reads} -> {gives}"
 
 
-class _Slab(torch.autograd.Function):
-    """The embedding's rows of this rank's y chunk, gathered over x; backward sums over x, into the ledger."""
+class _Embedding(torch.autograd.Function):
+    """Saved for backward: the ids' places and which of them are owned, never the table."""
 
     @staticmethod
-    def forward(ctx: Any, weight: nn.Parameter, cube: Cube, after: bool | None) -> Tensor:
+    def forward(ctx: Any, weight: nn.Parameter, ids: Tensor, cube: Cube, after: bool | None) -> Tensor:
         cube.ledger.forget_failed_passes()
-        ctx.weight, ctx.cube, ctx.is_ordered = weight, cube, True
-        # Where the table does not travel, its rows are converted once they are chosen, and the sums of theirs are not.
-        dtype = weight.dtype if cube.axis("x").size == 1 else cube.precision.computed(weight.dtype)
-        slab = take_slab(weight, cube, cube.axis("y"), dtype, kind="lookup", after=after).wait()
+        y, dtype = cube.axis("y"), cube.precision.computed(weight.dtype)
+        # A table that does not travel is not converted: its chosen rows are.
+        in_type = weight.dtype if cube.axis("x").size == 1 else dtype
+        slab = take_slab(weight, cube, y, in_type, kind="lookup", after=after).wait()
         gather_next_slab(cube, after=after)
-        return slab.view_as(slab)
+        local_rows, owned = places_in(slab, ids, chunk_bounds(weight.shape[0], y.size, y.index)[0])
+        ctx.save_for_backward(local_rows, owned)
+        ctx.weight, ctx.cube, ctx.is_ordered, ctx.table_rows = weight, cube, True, slab.shape[0]
+        ctx.result_face, ctx.made = "z", f"Embedding3D of {weight.shape[0]} entries"
+        return reduce_scatter(chosen_rows(slab, local_rows, owned, dtype), y).wait()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
         cube, weight = ctx.cube, ctx.weight
         if all(asked_for(ctx, weight)):
-            scattering = scatter_slab(gradient, weight, cube)
-            cube.ledger.hand_in(weight, scattering, cube.over(*matrix("z").sum_over))
-        return None, None, None
+            local_rows, owned = ctx.saved_tensors
+            sums = sums_by_row(all_gather(gradient, cube.axis("y")).wait(), local_rows, owned, ctx.table_rows)
+            cube.ledger.hand_in(weight, scatter_slab(sums, weight, cube), cube.over(*matrix("z").sum_over))
+        return None, None, None, None

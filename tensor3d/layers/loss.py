@@ -6,7 +6,6 @@ R' rows of this rank, V vocabulary, V' its slice here, n members of the axis tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from tensor3d.cube import Cube
 from tensor3d.faces import Face, check_face
+from tensor3d.in_parts import in_parts, rows_at_once
 from tensor3d.layers.moments import widened
 from tensor3d.layout import chunk_bounds
 from tensor3d.origin import check_origin
@@ -23,8 +23,6 @@ from tensor3d.values import are_at_hand
 
 IGNORED = -100
 """A label that counts for nothing."""
-_IN_CACHE = 2**20
-"""Logits."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: Face = "y") -> tuple[Tensor, Tensor]:
@@ -73,11 +71,10 @@ class _CrossEntropy(torch.autograd.Function):
         first, last = chunk_bounds(vocab, axis.size, axis.index)
         owned = (labels >= first) & (labels < last)
         target = torch.where(owned, labels - first, 0)
-        parts = [
-            cube.regions(_row_statistics, *part)
-            for part in _in_parts(logits, target.unsqueeze(1), owned.unsqueeze(1), whole=cube.speed.compile)
-        ]
-        statistics = gather_statistics(parts[0] if len(parts) == 1 else torch.cat(parts), axis)
+        matrices = (logits, target.unsqueeze(1), owned.unsqueeze(1))
+        parts = [matrices] if _is_whole(logits, cube) else in_parts(*matrices)
+        of_rows = [cube.regions(_row_statistics, *part) for part in parts]
+        statistics = gather_statistics(of_rows[0] if len(of_rows) == 1 else torch.cat(of_rows), axis)
         losses, place, log_sum = cube.regions(_combined, statistics, labels.unsqueeze(1), vocab)
         ctx.save_for_backward(logits, log_sum, target, owned, labels != IGNORED)
         ctx.cube = cube
@@ -91,26 +88,17 @@ class _CrossEntropy(torch.autograd.Function):
         logits, log_sum, target, owned, counts = ctx.saved_tensors
         region = _gradient_compiled if ctx.cube.speed.compile else _gradient
         columns = [each.unsqueeze(1) for each in (log_sum, target, owned, gradient * counts)]
-        parts = _in_parts(logits, *columns, whole=ctx.cube.speed.compile)
-        if len(parts) == 1:
-            return ctx.cube.regions(region, *parts[0]), None, None, None, None
+        if _is_whole(logits, ctx.cube):
+            return ctx.cube.regions(region, logits, *columns), None, None, None, None
         result = torch.empty_like(logits)
-        for place, part in zip(result.split(parts[0][0].shape[0]), parts, strict=True):
+        for place, *part in in_parts(result, logits, *columns):
             place.copy_(ctx.cube.regions(region, *part))
         return result, None, None, None, None
 
 
-def rows_at_once(columns: int) -> int:
-    """How many rows of so many logits are taken at a time on CPUs: what comes and goes then stays in the cache."""
-    return max(1, _IN_CACHE // max(1, columns))
-
-
-def _in_parts(*matrices: Tensor, whole: bool) -> Sequence[tuple[Tensor, ...]]:
-    """Rows of each of them, a few at a time on CPUs; the first are the logits."""
-    if whole or matrices[0].device.type != "cpu":
-        return [matrices]
-    rows = rows_at_once(matrices[0].shape[1])
-    return list(zip(*(each.split(rows) for each in matrices), strict=True))
+def _is_whole(logits: Tensor, cube: Cube) -> bool:
+    """Whether all rows are taken at once: in a compiled region nothing comes and goes."""
+    return cube.speed.compile or logits.device.type != "cpu" or logits.shape[0] <= rows_at_once(logits.shape[1])
 
 
 # --- regions: rows of a matrix each, (R', V') or (R', 1) ------------------------------------------------------------

@@ -15,6 +15,7 @@ from tensor3d.collectives import all_reduce
 from tensor3d.cube import Cube
 from tensor3d.dropping import drop
 from tensor3d.faces import Face, check_divides, check_face, in_batch, lies
+from tensor3d.in_parts import in_parts, together
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.fused_norm import add_and_norm
 from tensor3d.layers.moments import combined_moments, local_moments, normalised, widened
@@ -25,8 +26,6 @@ from tensor3d.parameters import constant
 from tensor3d.statistics import gather_statistics
 
 _BACKWARD = torch.ops.aten.native_layer_norm_backward
-_IN_CACHE = 2**19
-"""Elements."""
 
 
 class LayerNorm3D(nn.Module):
@@ -172,9 +171,9 @@ class _LayerNormAlone(torch.autograd.Function):
     """Where one member has all columns: torch's own kernels, a pass each way in place of ten.
 
     They take the deviation of a large mean from its rounding for a deviation of the elements (an error of 1e-4 at a
-    mean of 1000 in fp32), so they are given each row less its mean: what rounding has left of that is small. Elements
-    of narrow types are themselves rounded far more than that; on CPUs forward's takes them as they are, but backward's
-    would add up the gradients of gain and shift in their type: it gets a few rows at a time in fp32.
+    mean of 1000 in fp32), so they are given each row less its mean: what rounding has left of that is small. Given
+    narrow types they would also add up the gradients of gain and shift in these: all is fp32 at least, on CPUs a few
+    rows at a time.
     Saved for backward: the input and two numbers a row.
     """
 
@@ -185,9 +184,10 @@ class _LayerNormAlone(torch.autograd.Function):
         cube.ledger.forget_failed_passes()
         dtype = torch.promote_types(x.dtype, torch.float32)
         gain, shift = local(weight).to(dtype), None if bias is None else local(bias).to(dtype)
-        result, mean, rstd = torch.native_layer_norm(
-            x if _is_narrow(x) else _shifted(x), (x.shape[1],), gain, shift, eps
-        )
+        if _is_narrow(x):
+            result, mean, rstd = _in_parts(x, gain, shift, eps)
+        else:
+            result, mean, rstd = torch.native_layer_norm(_shifted(x), (x.shape[1],), gain, shift, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
         ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
@@ -201,7 +201,7 @@ class _LayerNormAlone(torch.autograd.Function):
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
         gain, asked = local(weight).to(rstd.dtype), [True, needs_weight, needs_bias]
         if _is_narrow(x):
-            dx, dgain, dshift = _in_parts(dy, x, mean, rstd, gain, asked)
+            dx, dgain, dshift = _backward_in_parts(dy, x, mean, rstd, gain, asked)
         else:
             dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), _shifted(x), [x.shape[1]], mean, rstd, gain, gain, asked)
         if needs_weight:
@@ -211,36 +211,47 @@ class _LayerNormAlone(torch.autograd.Function):
         return dx.to(dy.dtype), None, None, None, None, None
 
 
-def rows_at_once(columns: int) -> int:
-    """How many rows of a narrow type go back at a time on CPUs: they stay in the cache."""
-    return max(1, _IN_CACHE // max(1, columns))
-
-
 def _is_narrow(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype.itemsize < 4
 
 
-def _in_parts(
+def _in_parts(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, and mean and 1/deviation of each row."""
+    result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    of_rows = [_of_part(*part, gain=gain, shift=shift, eps=eps) for part in in_parts(result, x)]
+    mean, rstd = (torch.cat(each) for each in zip(*of_rows, strict=True))
+    return result, mean, rstd
+
+
+def _of_part(place: Tensor, x: Tensor, *, gain: Tensor, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    result, mean, rstd = torch.native_layer_norm(_shifted(x), (x.shape[1],), gain, shift, eps)
+    place.copy_(result)
+    return mean, rstd
+
+
+def _backward_in_parts(
     dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor, asked: list[bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of x, gain and shift; the last two as `asked`."""
-    dx, sums = torch.empty_like(x), []
-    parts = (each.split(rows_at_once(x.shape[1])) for each in (dx, dy, x, mean, rstd))
-    for place, above, own, *of_rows in zip(*parts, strict=True):
-        wide = above.to(gain.dtype), own.to(gain.dtype)
-        found, *rest = _BACKWARD(*wide, [x.shape[1]], *of_rows, gain, gain, asked)
-        place.copy_(found)
-        sums.append(rest)
-    dgain, dshift = (None if each[0] is None else torch.stack(each).sum(0) for each in zip(*sums, strict=True))
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    sums = [_backward_of_part(*part, gain=gain, asked=asked) for part in in_parts(dx, dy, x, mean, rstd)]
+    dgain, dshift = (None if each[0] is None else together(list(each)) for each in zip(*sums, strict=True))
     return dx, dgain, dshift
+
+
+def _backward_of_part(
+    place: Tensor, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *, gain: Tensor, asked: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), _shifted(x), [x.shape[1]], mean, rstd, gain, gain, asked)
+    place.copy_(dx)
+    return dgain, dshift
 
 
 def _shifted(x: Tensor) -> Tensor:
     """Each row less its mean, wide: it has the same LayerNorm."""
     wide = widened(x)
-    if wide is x:
-        return x - x.mean(1, keepdim=True)
-    return wide.sub_(wide.mean(1, keepdim=True))
+    mean = wide.mean(1, keepdim=True)
+    return wide - mean if wide.dtype == x.dtype else wide.sub_(mean)
 
 
 class _RMSNorm(torch.autograd.Function):

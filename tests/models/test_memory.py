@@ -17,7 +17,17 @@ from models.bert.inventory import held_elements, parameters, replicated_elements
 from models.bert.memory import step_memory
 from models.bert.passing import Passing
 from models.bert.saved import Kept, Load, saved
-from tensor3d import Cube, CubeShape, Precision, Sequences, attention, local
+from tensor3d import (
+    Cube,
+    CubeShape,
+    Embedding3D,
+    LayerNorm3D,
+    Precision,
+    Sequences,
+    attention,
+    cross_entropy,
+    local,
+)
 from tensor3d.data import PackedBatch
 from tensor3d.optim import AdamW
 from tensor3d.planning.traffic import Wire
@@ -244,6 +254,44 @@ def test_what_comes_and_goes_in_attention(dropout: float, dtype: torch.dtype, le
     result = above.nbytes if dropout else 0  # here it is there to the end, which without dropout it always is
     expected = kept + max(passing.attention(kept)) + result
     assert 0.95 <= expected / (above.nbytes + peak_bytes(run)) <= 1.05
+
+
+def _alone(rows: int, dtype: torch.dtype, vocab: int = 67) -> tuple[Cube, Passing]:
+    config, wire = toy_config(vocab, hidden=256, heads=4), Wire(shape=CubeShape(), compute=dtype.itemsize)
+    load = Load(rows=rows, masked=rows, first=8, lengths=(rows,))
+    cube = Cube.single(precision=Precision(compute=dtype))
+    return cube, Passing(config, wire, load, "cpu", keep_gathered=False, wire_buffers=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1024, 8192])
+def test_what_comes_and_goes_in_a_norm(rows: int, dtype: torch.dtype) -> None:
+    cube, passing = _alone(rows, dtype)
+    result = LayerNorm3D(256, cube)(torch.randn(rows, 256).to(dtype).requires_grad_())
+    above = torch.randn(rows, 256).to(dtype)
+    assert 0.99 <= passing.norm(rows) / peak_bytes(lambda: torch.autograd.backward(result, above)) <= 1.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [10, 100])
+def test_what_comes_and_goes_in_the_loss(rows: int, dtype: torch.dtype) -> None:
+    vocab = 30522  # of which 17 rows are taken at a time
+    cube, passing = _alone(rows, dtype, vocab)
+    logits = torch.randn(rows, vocab).to(dtype).requires_grad_()
+    losses, _ = cross_entropy(logits, torch.zeros(rows, dtype=torch.int64), vocab, cube)
+    above = torch.ones_like(losses)
+    assert 0.99 <= passing.loss(logits.nbytes) / peak_bytes(lambda: torch.autograd.backward(losses, above)) <= 1.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_comes_and_goes_in_the_lookup(dtype: torch.dtype) -> None:
+    """The sums by row are the gradient: no other table is made."""
+    rows, vocab = 512, 5000
+    cube, passing = _alone(rows, dtype, vocab)
+    result = Embedding3D(vocab, 256, cube)(torch.arange(rows))
+    above = torch.randn(rows, 256).to(dtype)
+    expected = max(passing.lookup(vocab, rows, 256, returned=False), passing.weight_gradient(vocab, 256, "z", 4))
+    assert 0.99 <= expected / peak_bytes(lambda: torch.autograd.backward(result, above)) <= 1.01
 
 
 @pytest.mark.slow
