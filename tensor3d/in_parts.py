@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -21,14 +24,14 @@ def in_parts(*matrices: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 def sum_of_rows(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """(rows, columns) to (columns,) of this type, added up in fp32 at least."""
+    """(rows, columns) to (columns,) of this type; where that is not the elements' own, added up in fp32 at least."""
     if matrix.device.type != "cpu" or matrix.dtype == dtype:
         return matrix.sum(0, dtype=dtype)
     # A sum in another type than its elements' converts all of them first on a CPU.
     wide = torch.promote_types(dtype, torch.float32)
-    return together([part.sum(0, dtype=wide) for (part,) in in_parts(matrix)]).to(dtype)
+    return together(part.sum(0, dtype=wide) for (part,) in in_parts(matrix)).to(dtype)
 
 
-def together(sums: list[Tensor]) -> Tensor:
-    """The sum of what each part has given."""
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+def together(sums: Iterable[Tensor]) -> Tensor:
+    """What all parts have given, added up in the tensor of the first."""
+    return reduce(Tensor.add_, sums)

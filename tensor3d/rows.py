@@ -19,26 +19,15 @@ from tensor3d.origin import check_origin
 from tensor3d.values import are_at_hand
 
 
-def lookup(table: Tensor, rows: Tensor, first: int, axis: Axis, made: str = "a lookup") -> Tensor:
-    """Rows of a table whose rows are cut over `axis`, and the result's rows likewise.
-
-        table    (T', H) on this rank: rows first .. first+T' of the whole table
-        rows     (R,) row numbers of the whole table, the same on every member of `axis`; -1: a row of zeros
-        forward  reduce-scatter over axis of [own rows where owned, else 0]    -> (R/n, H)
-        backward dY' = all-gather dY over axis; dTable = sum of its rows by row number
-
-    Elements received: `(n-1)/n * R*H` each way. Saved for backward: `rows` and which are owned, never the table.
-
-    Args:
-        made: what the result is, for messages.
-    """
-    return _Lookup.apply(table, rows, first, axis, made)
-
-
 def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
     """The chosen rows of a plane, spread over the cube as a matrix of R rows on the same face.
 
-    A lookup with the rows of the plane as its table.
+    A lookup with the rows of the plane as its table, of which each member of the axis that splits them, n, has T':
+
+        forward  reduce-scatter over the axis of [own rows where owned, else 0]    -> (R/n, H')
+        backward dY' = all-gather dY over the axis; sums of its rows by row number
+
+    Elements received: `(n-1)/n * R*H'` each way. Saved for backward: the rows' places and which are owned.
 
     Args:
         tensor: (M/xy, H/z) on face z (y and z swapped on face y).
@@ -57,7 +46,7 @@ def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor
     axis = cube.axis(other(face))
     check_numbers("selected rows", rows, tensor.shape[0] * axis.size, cube)
     check_origin(tensor, face, cube, "select")
-    return lookup(tensor, rows, tensor.shape[0] * axis.index, axis, "select")
+    return _Selection.apply(tensor, rows, axis)
 
 
 def own_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
@@ -93,21 +82,21 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
             raise ValueError(f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}.")
 
 
-class _Lookup(torch.autograd.Function):
+class _Selection(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor, first: int, axis: Axis, made: str) -> Tensor:
-        local_rows, owned = places_in(table, rows, first)
+    def forward(ctx: Any, table: Tensor, rows: Tensor, axis: Axis) -> Tensor:
+        local_rows, owned = places_in(table, rows, table.shape[0] * axis.index)
         ctx.save_for_backward(local_rows, owned)
         ctx.axis, ctx.table_rows = axis, table.shape[0]
-        ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", made
+        ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", "select"
         return reduce_scatter(chosen_rows(table, local_rows, owned, table.dtype), axis).wait()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         local_rows, owned = ctx.saved_tensors
         sums = sums_by_row(all_gather(gradient, ctx.axis).wait(), local_rows, owned, ctx.table_rows)
-        return sums.to(gradient.dtype), None, None, None, None
+        return sums.to(gradient.dtype), None, None
 
 
 def places_in(table: Tensor, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:

@@ -29,9 +29,9 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls[func.overloadpacket.__name__] += 1
-        is_view = func.overloadpacket in (torch.ops.aten.detach, torch.ops.aten.view)
-        if isinstance(result, Tensor) and result.numel() >= self.large and not is_view:
-            self.made[result.dtype] += 1
+        if func.overloadpacket not in (torch.ops.aten.detach, torch.ops.aten.view, torch.ops.aten.split):
+            results = result if isinstance(result, tuple) else (result,)
+            self.made.update(each.dtype for each in results if isinstance(each, Tensor) and each.numel() >= self.large)
         return result
 
 
@@ -57,7 +57,7 @@ def test_gradients_of_a_bias_are_sums_in_fp32(rows: int) -> None:
     with Operators(0) as counted:
         result.backward(above)
     assert local(layer.bias.grad).tolist() == [float(rows), 0.0, 0.0] * 200
-    assert counted.calls["sum"] == (5 if rows == 3000 else 1), "873 rows at a time, and the parts together"
+    assert counted.calls["sum"] == (4 if rows == 3000 else 1), "873 rows at a time"
 
 
 def test_a_narrow_bias_has_sums_in_fp32_too() -> None:
@@ -99,7 +99,7 @@ def test_a_norm_is_as_exact_as_its_type(dtype: torch.dtype, mean: int, rows: int
     assert result.dtype == dtype
     assert error(result, wanted) <= bound
     assert error(x.grad, twin.grad) <= bound
-    assert error(local(layer.weight.grad), gain.grad) <= 2e-6  # of fp32, as the parameters are
+    assert error(local(layer.weight.grad), gain.grad) <= 1e-5  # of fp32, as the parameters are
     assert error(local(layer.bias.grad), shift.grad) <= 1e-6
 
 

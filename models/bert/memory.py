@@ -231,8 +231,8 @@ class _Walk:
         resident -= self.kept.norm(load.rows, "z") + self.kept.mask(config.dropout)
         looked_up = passing.lookup(slab // columns, load.rows, columns, returned=False)
         yield "the lookup of tokens", resident + grown, sent + state + looked_up
-        sums = max(wire.compute, wire.statistic)
-        yield "the table's gradient", grown, sent + passing.weight_gradient(vocab, config.hidden, "z", sums)
+        summed = passing.weight_gradient(vocab, config.hidden, "z", wire.statistic)
+        yield "the table's gradient", resident + grown, sent + state + summed
 
     def _sums(self) -> Iterator[Moment]:
         """At the end of the pass: uses of one weight are added, then gradients summed over ranks in flat copies."""

@@ -207,7 +207,8 @@ class Passing:
         """Backward of a lookup of `rows` rows, beside its gradient: sums by row, in fp32 at least.
 
         Args:
-            returned: whether as a gradient, of its type, not to the ledger as they are.
+            returned: whether the sums go on as a gradient, in the activations' type; else they go to the ledger as
+                they are.
         """
         wire, wide = self.wire, self.wire.statistic
         full = rows * columns * wire.compute if wire.size("y") > 1 else 0

@@ -97,7 +97,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _is_whole(logits: Tensor, cube: Cube) -> bool:
-    """Whether all rows are taken at once: in a compiled region nothing comes and goes."""
+    """Whether all rows are taken at once: those of a device, and, if few, of a CPU; and where a compiled region lets
+    nothing come and go."""
     return cube.speed.compile or logits.device.type != "cpu" or logits.shape[0] <= rows_at_once(logits.shape[1])
 
 

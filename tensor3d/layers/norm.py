@@ -185,7 +185,7 @@ class _LayerNormAlone(torch.autograd.Function):
         dtype = torch.promote_types(x.dtype, torch.float32)
         gain, shift = local(weight).to(dtype), None if bias is None else local(bias).to(dtype)
         if _is_narrow(x):
-            result, mean, rstd = _in_parts(x, gain, shift, eps)
+            result, mean, rstd = _normalised_in_parts(x, gain, shift, eps)
         else:
             result, mean, rstd = torch.native_layer_norm(_shifted(x), (x.shape[1],), gain, shift, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
@@ -215,15 +215,17 @@ def _is_narrow(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype.itemsize < 4
 
 
-def _in_parts(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _normalised_in_parts(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and mean and 1/deviation of each row."""
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    of_rows = [_of_part(*part, gain=gain, shift=shift, eps=eps) for part in in_parts(result, x)]
+    of_rows = [_normalised_part(*part, gain=gain, shift=shift, eps=eps) for part in in_parts(result, x)]
     mean, rstd = (torch.cat(each) for each in zip(*of_rows, strict=True))
     return result, mean, rstd
 
 
-def _of_part(place: Tensor, x: Tensor, *, gain: Tensor, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def _normalised_part(
+    place: Tensor, x: Tensor, *, gain: Tensor, shift: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     result, mean, rstd = torch.native_layer_norm(_shifted(x), (x.shape[1],), gain, shift, eps)
     place.copy_(result)
     return mean, rstd
@@ -235,7 +237,7 @@ def _backward_in_parts(
     """The gradients of x, gain and shift; the last two as `asked`."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sums = [_backward_of_part(*part, gain=gain, asked=asked) for part in in_parts(dx, dy, x, mean, rstd)]
-    dgain, dshift = (None if each[0] is None else together(list(each)) for each in zip(*sums, strict=True))
+    dgain, dshift = (None if each[0] is None else together(each) for each in zip(*sums, strict=True))
     return dx, dgain, dshift
 
 
