@@ -22,7 +22,8 @@ class Process:
     """A process, in a way that another one on the same machine can look it up."""
 
     machine: str = ""
-    """The boot of the machine and the name space of its process numbers; empty where there is no /proc."""
+    """The boot of the machine and the name spaces of its process numbers and of its network, for who lives but is cut
+    off does not count as alive; empty where there is no /proc."""
     number: int = 0
     started: int = 0
     """Clock ticks since the boot: a process that got the number later has another value."""
@@ -39,7 +40,7 @@ class Process:
     def of(cls, number: int) -> Process:
         """A process of this machine. Raises OSError where there is none, or no /proc."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        machine = " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
         return cls(machine=machine, number=number, started=_state(number)[1])
 
     def look(self, machine: str) -> Literal["alive", "gone", "stopped", "unknown"]:
