@@ -28,7 +28,7 @@ def _alone(own: str) -> Sequence[str]:
 
 
 # Compiled in this process: the default is a pool of as many processes as the machine has cores, for every rank.
-_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"compile_threads": 1}
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"compile_threads": 1}
 
 
 class Regions:
@@ -71,7 +71,7 @@ class Regions:
             key = (region, *(_kind(each) if isinstance(each, Tensor) else each for each in plain))
             if key not in self._made:
                 # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
-                own = torch.compile(own_copy(region), fullgraph=True, dynamic=False, options=_OPTIONS)
+                own = torch.compile(own_copy(region), fullgraph=True, dynamic=False, options=OPTIONS)
                 self._made[key] = own
             return cast("R", self._made[key](*plain))
 

@@ -19,7 +19,9 @@ from torch import Tensor
 Numbers = NDArray[np.int64]
 
 _MOST_GROUPS = 8
-_GROUP_COST = 256.0  # of starting one more group, in score entries: what a few microseconds would compute
+# Of starting one more group, in score entries. On a CPU: what a few microseconds compute. On a GPU: what it computes in
+# some fifty, which launching a group's kernels takes, there and back (an estimate: no GPU has measured it yet).
+_GROUP_COST, _GROUP_COST_ON_GPU = 256.0, 2.0**19
 # In score entries, on a CPU, there and back: a call; and a row that goes to a slot and returns.
 _CALL_COST, _SLOT_COST = 4096.0, 80.0
 
@@ -100,7 +102,7 @@ class Grouping:
 def group_by_length(lengths: Sequence[int], starts: Sequence[int], device: torch.device) -> Grouping:
     """Groups sequences of `lengths` that begin at rows `starts`."""
     sizes, order = np.asarray(lengths, dtype=np.int64), np.argsort(np.asarray(lengths), kind="stable")
-    classes = [order[part] for part in _classes(sizes[order], sizes[order])]
+    classes = [order[part] for part in _classes(sizes[order], sizes[order], device)]
     runs = _runs(sizes)
     if _as_they_lie(classes, runs, sizes, sizes, device):
         return Grouping(groups=tuple(_group(sizes, run, device) for run in runs), gather=None, restore=None)
@@ -127,7 +129,7 @@ def group_queries(lengths: Sequence[int], starts: Sequence[int], rows: Numbers, 
     before = np.cumsum(counts) - counts
     order = np.lexsort((counts, sizes))
     order = order[counts[order] > 0]
-    classes = [order[part] for part in _classes(sizes[order], counts[order])]
+    classes = [order[part] for part in _classes(sizes[order], counts[order], device)]
     alone = list(np.arange(len(sizes))[:, None])
     gathered = not _as_they_lie(classes, alone, sizes, counts, device)
     groups, gather, ask, restore, slot = [], [_NONE], [_NONE], np.empty(len(rows), dtype=np.int64), 0
@@ -194,9 +196,9 @@ def _sent(numbers: Numbers, device: torch.device) -> Tensor:
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
-def _classes(ascending: Numbers, asked: Numbers) -> list[slice]:
+def _classes(ascending: Numbers, asked: Numbers, device: torch.device) -> list[slice]:
     """Cuts sequences in ascending order of length into classes, by dynamic programming: least sum of
-    members * longest * most rows that ask.
+    members * longest * most rows that ask, and of what groups cost to start.
 
     Args:
         ascending: of each sequence, its rows.
@@ -210,7 +212,8 @@ def _classes(ascending: Numbers, asked: Numbers) -> list[slice]:
     most = np.triu(np.broadcast_to(np.maximum.reduceat(asked, first), (len(values), len(values)))).astype(np.float64)
     most = np.maximum.accumulate(most, 1)
     # cost[i, j]: distinct lengths i..j in one class
-    cost = (before[None, 1:] - before[:-1, None]) * values[None, :] * most + _GROUP_COST
+    cost = (before[None, 1:] - before[:-1, None]) * values[None, :] * most
+    cost += _GROUP_COST if device.type == "cpu" else _GROUP_COST_ON_GPU
     cost[np.tril_indices(len(values), -1)] = np.inf
     best, cuts = cost[0], []
     for _ in range(min(_MOST_GROUPS, len(values)) - 1):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tensor3d import Attention3D, Cube, Sequences, attention
 from tensor3d.attention import Backend
+from tensor3d.attention.grouped import without_cudnn
 from tensor3d.grouping import Grouping
 
 BACKENDS: tuple[Backend, ...] = ("reference", "grouped")
@@ -343,6 +344,34 @@ def test_many_short_sequences_go_into_classes_and_long_ones_stay() -> None:
     assert Sequences.from_lengths(long).grouping.gather is None
     assert [group.members for group in Sequences.from_lengths(long).grouping.groups] == [(0,), (1,), (2,), (3,)]
     assert Sequences.from_lengths(long, "meta").grouping.gather is not None
+
+
+def test_a_gpu_starts_few_groups() -> None:
+    """One more must spare it more padding than a CPU, which starts them sooner than it computes."""
+    few, many = (30, 40, 50, 60, 70, 80) * 2, (64,) * 40 + (512,) * 40
+    assert len(Sequences.from_lengths(few, "meta").grouping.groups) == 1
+    assert len(Sequences.from_lengths(few).grouping.groups) == 6
+    groups = Sequences.from_lengths(many, "meta").grouping.groups
+    assert [(len(group.members), group.length, group.mask) for group in groups] == [(40, 64, None), (40, 512, None)]
+
+
+def test_grouped_leaves_cudnn_out_and_then_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed, seen = torch.backends.cuda.cudnn_sdp_enabled(), []
+    real = F.scaled_dot_product_attention
+
+    def watched(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    sequences = Sequences.from_lengths((5, 9, 3, 8) * 10)
+    q = torch.randn(sequences.rows, 2, 4)
+    attention(q, q, q, sequences, backend="grouped")
+    assert seen
+    assert not any(seen)
+    with pytest.raises(RuntimeError, match="on purpose"), without_cudnn():
+        raise RuntimeError("on purpose")
+    assert torch.backends.cuda.cudnn_sdp_enabled() == allowed
 
 
 @pytest.mark.parametrize("turned", [False, True])

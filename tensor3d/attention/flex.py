@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d.attention.call import Call, apart
-from tensor3d.fusion import own_copy
+from tensor3d.fusion import OPTIONS, own_copy
 
 BLOCK = 128
 COMPILED_ON = ("cuda",)
@@ -49,7 +49,7 @@ def compiled(*_: Hashable) -> Callable[[Tensor, Tensor, Tensor, Any], Tensor]:
     written. Of a copy that meets another kind after all it makes as many, and `fullgraph` turns what comes later into
     an error.
     """
-    return torch.compile(own_copy(_masked), dynamic=False, fullgraph=True)
+    return torch.compile(own_copy(_masked), dynamic=False, fullgraph=True, options=OPTIONS)
 
 
 def _kind(tensor: Tensor) -> Hashable:

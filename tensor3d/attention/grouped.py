@@ -5,7 +5,8 @@ T rows of a rank, R rows that ask, S slots of all groups, h heads of a rank, d h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -30,16 +31,29 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return in_place(q, k, v, call, grouping)
     slots = list(zip(*_slots(q, k, v, grouping), strict=True))
     asked = [(group, own) for group, own in zip(grouping.groups, slots, strict=True) if group.asked != 0]
-    if k.is_cuda and len(asked) > 1:
-        results = _on_streams(asked, call)
-    else:
-        results = [_attend(group, own, call) for group, own in asked]
+    with without_cudnn():
+        if k.is_cuda and len(asked) > 1:
+            results = _on_streams(asked, call)
+        else:
+            results = [_attend(group, own, call) for group, own in asked]
     if queries is not None:
         # The slot of those that are not used; and nothing of q, k and v, so that a backward pass comes through here
         # where all are unused, as on the other ranks.
         results += [v.new_zeros(1, *v.shape[1:]), q[:0], k[:0], v[:0]]
     # Slots of padding are not restored, so no gradient comes back through them.
     return torch.cat(results) if grouping.restore is None else torch.cat(results).index_select(0, grouping.restore)
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """SDPA by its other kernels: cuDNN makes a plan for every new shape, which takes far longer than to compute it, and
+    groups have other shapes in every micro-batch."""
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
 def _slots(q: Tensor, k: Tensor, v: Tensor, grouping: Grouping) -> list[Slots]:

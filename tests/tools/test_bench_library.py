@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 
 from tensor3d import Speed
 from tensor3d.data.batch import Pack, collate
 from tensor3d.data.delivery import tensors_of
-from tools.bench import library
+from tools.bench import library, library_operators
 from tools.bench.__main__ import main
 from tools.bench.library import LibraryCommand
 from tools.bench.library_data import FULL, PADDED, SORTED, Work, padded_batch, padded_batches, samples_of, works
@@ -102,7 +105,7 @@ def test_sequences_are_dealt_out_evenly() -> None:
     assert [len(each.ids) for each in padded_batches([long] * 8, PADDED, size=4, longest=8, pad=0)] == [4, 4]
 
 
-def made(kind: str, device: str = "cpu") -> list[Work]:
+def made(kind: str, device: str = "cpu", capacity: int | None = None) -> list[Work]:
     return works(
         kind,
         np.bincount([5, 5, 6, 11, 16]),
@@ -111,10 +114,30 @@ def made(kind: str, device: str = "cpu") -> list[Work]:
         micro_batch=4,
         packs=2,
         longest=16,
+        capacity=capacity,
         special=special_tokens(60),
         seed=3,
         device=torch.device(device),
     )
+
+
+def test_packs_longer_than_the_longest_sequence() -> None:
+    for kind in (FULL, PADDED):
+        usual, longer = made(kind), made(kind, capacity=64)
+        assert {each.ids.numel() for work in longer for each in work.step.batches} == {2 * 64}
+        assert {each.ids.shape[1] for work in longer if kind == PADDED for each in work.padded} <= {16}
+        most = [max(len(each.sequences.lengths) for work in of for each in work.step.batches) for of in (usual, longer)]
+        assert most[1] > most[0]
+    assert all(work.step.tokens == work.packed_slots for work in made(FULL, capacity=64))
+
+
+def test_an_operator_of_no_time_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the profiler may not see a GPU's kernels."""
+    idle = SimpleNamespace(key="aten::mm", count=3, self_cpu_time_total=0, device_type=DeviceType.CPU)
+    trace = SimpleNamespace(key_averages=lambda: [idle])
+    monkeypatch.setattr(library_operators, "profile", lambda **_: nullcontext(trace))
+    found = library_operators.operators_of(torch.device("cpu"), lambda: None, 2)
+    assert found == [Operator(name="aten::mm", calls=3, seconds=0.0, share=0.0)]
 
 
 def test_both_lie_on_the_device() -> None:
@@ -219,6 +242,9 @@ def test_contenders_must_agree() -> None:
         ({"also": "a.json"}, "--also names what --plot draws"),
         ({"also": "/none/a.json", "plot": Path("a.png")}, "--also must be files that .* Got /none/a.json"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"attention_dropout": 1.0}, "attention_dropout must be at least 0 and below 1"),
+        ({"length": 64, "capacity": 63}, r"--capacity must be at least --length 64, .* Got 63"),
+        ({"backend": "varlen"}, r"--backend varlen in fp32: it .*; it has no dropout of the probabilities"),
         ({"output": Path("/none/there/a.json")}, "--output must be a file"),
     ],
 )
@@ -300,6 +326,17 @@ def test_all_contenders_have_the_same_loss(tmp_path: Path, capsys: pytest.Captur
     assert fills["full", "ours"] == fills["full", "transformers"] == 1.0
     assert fills["padded", "transformers"] < fills["sorted", "transformers"] < fills["sorted", "ours"]
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_long_packs_and_a_backend_of_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    output = tmp_path / "figures.json"
+    call = ["library", *SMALL, "--rounds", "1", "--precisions", "fp32", "--inputs", "full,padded"]
+    call += ["--capacity", "128", "--backend", "reference", "--attention-dropout", "0"]
+    assert main([*call, "--output", str(output)]) == 0
+    assert "do NOT agree" not in capsys.readouterr().out
+    assert json.loads(output.read_text())["agree"] is True
 
 
 @pytest.mark.slow

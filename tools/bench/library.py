@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from models.bert import PRESETS, BertConfig
 from tensor3d import Cube, Speed, rendezvous
+from tensor3d.attention.support import SUPPORT, Backend, Facts
 from tools.bench.library_data import FULL, PADDED, SORTED, Work, works
 from tools.bench.library_figures import LOSS_TOLERANCE, SideFigures, all_agree, input_figures
 from tools.bench.library_measure import Turns, measure
@@ -27,6 +28,7 @@ from tools.bench.plots import check_picture, save_picture
 from tools.bench.random_pairs import SHORTEST, exponential_histogram
 from tools.bench.subcommand import Subcommand
 from tools.bench.threads import using_threads
+from tools.building import TYPES
 from tools.cores import usable_cores
 from tools.corpus.tokenizer import special_tokens
 from tools.packing.histogram import read_histogram
@@ -55,10 +57,12 @@ class LibraryCommand(Subcommand):
     """Tokens of the longest sequence, and slots of a pack."""
     sequences: int | None = None
     """Of a step, rounded to whole micro-batches of packs. Default: 16 of kind full, else 64."""
+    capacity: int | None = None
+    """Slots of a pack. Default: --length."""
     micro_batch: int = 8
     """Sequences of a padded micro-batch, at most: those of a step are dealt out evenly."""
     packs: int | None = None
-    """Packs of a packed one. Default: as many as sequences of a padded one."""
+    """Packs of a packed one. Default: as many slots as a padded one has."""
     steps: int = 1
     """Of a turn, each on other sequences."""
     rounds: int = 5
@@ -69,6 +73,10 @@ class LibraryCommand(Subcommand):
     """Transformer layers, instead of the preset's."""
     dropout: float = 0.1
     """Probability, of hidden states and attention weights."""
+    attention_dropout: float | None = None
+    """That of attention weights, where it is another."""
+    backend: Backend = "auto"
+    """Of our attention."""
     vocab: int = 30522
     """Entries of the vocabulary."""
     threads: int | None = None
@@ -105,7 +113,9 @@ class LibraryCommand(Subcommand):
             results: list[SideFigures] = []
             for preset in presets:
                 config = self.config(preset)
-                results += measure(preset, config, precisions, contenders, steps, turns, self.seed, device)
+                results += measure(
+                    preset, config, precisions, contenders, steps, turns, self.seed, device, self.backend
+                )
         if self.plot is not None:
             save_picture(draw([*earlier, *results]), self.plot)
             print(f"written: {self.plot}")
@@ -137,6 +147,11 @@ class LibraryCommand(Subcommand):
                 "--warmup must be at least 1: a contender's first step makes its optimiser's state, and may compile; "
                 f"timed, it would be compared with steps that do neither. Got {self.warmup}."
             )
+        if self.capacity is not None and self.capacity < self.length:
+            raise ValueError(
+                f"--capacity must be at least --length {self.length}, for a pack holds whole sequences. Got "
+                f"{self.capacity}."
+            )
         try:
             special_tokens(self.vocab)
         except ValueError as error:
@@ -151,13 +166,30 @@ class LibraryCommand(Subcommand):
         if MASKED not in contenders:
             raise ValueError(f"--contenders must have {MASKED} among them, to compare with. Got {self.contenders!r}.")
         for preset in presets:
-            self.config(preset)
+            config = self.config(preset)
+            for precision in precisions:
+                self.check_backend(config, precision)
         self.check_earlier(set(product(presets, precisions, inputs, contenders)))
         if COMPILING & set(contenders):
             Cube.single(_device(), speed=Speed(compile=True))  # refuses where there is no compiler
         if find_spec("transformers") is None:
             raise ValueError("transformers is what is compared with, and is not installed: pip install transformers.")
         return presets, precisions, inputs, contenders
+
+    def check_backend(self, config: BertConfig, precision: str) -> None:
+        """Raises ValueError where our attention cannot be by the backend."""
+        if self.backend == "auto":
+            return
+        device = _device()
+        facts = Facts(
+            device=device.type,
+            dtype=TYPES[precision],
+            head_dim=config.hidden // config.heads,
+            capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            dropout=config.attention_dropout > 0,
+        )
+        if refusals := SUPPORT[self.backend].refusals(facts):
+            raise ValueError(f"--backend {self.backend} in {precision}: it {'; it '.join(refusals)}.")
 
     def check_earlier(self, places: set[tuple[str, ...]]) -> None:
         """Raises ValueError for files that cannot be drawn beside contenders at these places."""
@@ -178,7 +210,8 @@ class LibraryCommand(Subcommand):
 
     def config(self, preset: str) -> BertConfig:
         sizes = dataclasses.replace(PRESETS[preset], vocab=self.vocab, positions=max(512, self.length))
-        return with_sizes(sizes, layers=self.layers, dropout=self.dropout)
+        inner = self.attention_dropout
+        return with_sizes(sizes, layers=self.layers, dropout=self.dropout, attention_dropout=inner)
 
     def lengths(self) -> tuple[NDArray[np.int64], str]:
         """The histogram, and what to say of it."""
@@ -194,14 +227,16 @@ class LibraryCommand(Subcommand):
         return counts, str(self.histogram)
 
     def _works(self, kind: str, lengths: NDArray[np.int64], device: torch.device) -> list[Work]:
+        capacity = self.capacity or self.length
         return works(
             kind,
             lengths,
             steps=self.rounds * self.steps + 1,  # the first one is for the check, for warming up and for the peak
             sequences=self.sequences or _SEQUENCES[kind],
             micro_batch=self.micro_batch,
-            packs=self.packs or self.micro_batch,
+            packs=self.packs or max(1, self.micro_batch * self.length // capacity),
             longest=self.length,
+            capacity=capacity,
             special=special_tokens(self.vocab),
             seed=self.seed,
             device=device,

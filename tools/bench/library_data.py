@@ -24,7 +24,7 @@ FULL, PADDED, SORTED = "full", "padded", "sorted"
 """Kinds of padded batches: sequences that fill their rows; of many lengths, in the order in which they come; of many
 lengths, sorted within the step, each batch as wide as its longest sequence."""
 _EPOCH = 10_000  # sequences that are drawn and packed together
-_MOST_IN_A_PACK = 12
+_MOST_IN_A_PACK = 12  # of as many tokens as the longest sequence
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,6 +156,7 @@ def works(
     micro_batch: int,
     packs: int,
     longest: int,
+    capacity: int | None = None,
     special: SpecialTokens,
     seed: int,
     device: torch.device,
@@ -167,18 +168,21 @@ def works(
         sequences: of a step, rounded to whole micro-batches of packs.
         micro_batch: sequences of a padded micro-batch, at most.
         packs: packs of a packed one.
-        longest: tokens of the longest sequence, and slots of a pack.
+        longest: tokens of the longest sequence.
+        capacity: slots of a pack, at least as many. Default: so many.
         device: where the batches of both sides lie.
     """
     if kind == FULL:
         histogram = np.bincount([longest])
+    capacity = capacity or longest
+    fullest = capacity // longest * (1 if kind == FULL else _MOST_IN_A_PACK)
     source = RandomPairs(histogram, max(_EPOCH, sequences), special=special, seed=seed)
     data = PretrainingData(
         source,
         special,
-        capacity=longest,
+        capacity=capacity,
         max_length=longest,
-        max_sequences=1 if kind == FULL else _MOST_IN_A_PACK,
+        max_sequences=fullest,
         seed=seed,
     )
     loader = Loader(

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from models.bert import BertConfig
+from tensor3d.attention.support import Backend
 from tools.bench.library_data import Work
 from tools.bench.library_figures import HEADER, Sample, SideFigures, figures, row, verdict
 from tools.bench.library_operators import operators_of, table
@@ -51,10 +52,12 @@ def measure(
     turns: Turns,
     seed: int,
     device: torch.device,
+    backend: Backend = "auto",
 ) -> Iterator[SideFigures]:
     """All precisions and kinds of input of one preset; prints the table of each as soon as it is there.
 
     Args:
+        backend: of our attention.
         steps: by kind of input; the first is for the check, for warming up and for the peak, the others are timed.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +65,7 @@ def measure(
         for precision in precisions:
             products = _fastest_product(device, precision)
             compute = None if precision == "fp32" else TYPES[precision]
-            sides = make_sides(contenders, config, Path(folder), compute, device)
+            sides = make_sides(contenders, config, Path(folder), compute, device, backend)
             checks: dict[str, dict[str, Checked]] = {}
             for kind, mine in steps.items():  # before any of them has learnt something
                 shown = _shown(sides, f"BERT-{preset}, {precision}, {kind}: first losses")
@@ -88,17 +91,17 @@ def _on_input(
     print("BERT-{}, {}, {}".format(*place), flush=True)
     for _ in range(turns.warmup):
         for _, side in _shown(sides, "warming up"):
-            side.step(first)
+            side.step(side.prepared(first))
 
     def turn(number: int, round_: int) -> list[Sample]:
         mine = timed[round_ * turns.steps : (round_ + 1) * turns.steps]
         return [_timed(sides[names[number]], work) for work in mine]
 
     rounds = dict(zip(names, in_turns(names, turns.rounds, turn), strict=True))
-    peaks = {name: peak_on(device, partial(side.step, first)) if turns.memory else None for name, side in sides.items()}
+    once_more = {name: partial(side.step, side.prepared(first)) for name, side in sides.items()}
+    peaks = {name: peak_on(device, run) if turns.memory else None for name, run in once_more.items()}
     dearest = {
-        name: operators_of(device, partial(side.step, first), turns.operators) if turns.operators else None
-        for name, side in sides.items()
+        name: operators_of(device, run, turns.operators) if turns.operators else None for name, run in once_more.items()
     }
     found = [
         figures(
@@ -140,8 +143,9 @@ def _shown(sides: Mapping[str, Side], doing: str) -> Iterator[tuple[str, Side]]:
 
 
 def _timed(side: Side, work: Work) -> Sample:
+    fresh = side.prepared(work)
     begin = time.perf_counter()
-    side.step(work)
+    side.step(fresh)
     seconds = time.perf_counter() - begin
     return Sample(seconds=seconds, tokens=work.step.tokens, sequences=work.step.sequences, flops=side.flops(work))
 

@@ -38,7 +38,9 @@ def operators_of(device: torch.device, run: Callable[[], object], most: int) -> 
     whole = sum(own.values())
     calls = {event.key: event.count for event in events}
     dearest = sorted(own, key=lambda key: own[key], reverse=True)[:most]
-    return [Operator(name=key, calls=calls[key], seconds=own[key], share=own[key] / whole) for key in dearest]
+    # A profiler that is kept from a GPU's kernels tells of none.
+    shares = {key: own[key] / whole if whole else 0.0 for key in dearest}
+    return [Operator(name=key, calls=calls[key], seconds=own[key], share=shares[key]) for key in dearest]
 
 
 def table(operators: Sequence[Operator]) -> list[str]:

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from models.bert import BertConfig, BertForPreTraining, export_huggingface
 from models.bert.flops import step_flops
 from tensor3d import Cube, Precision, Speed, clip_grad_norm_
+from tensor3d.attention.support import Backend
 from tensor3d.data.batch import PackedBatch
+from tensor3d.data.delivery import settle
 from tensor3d.optim import AdamW, decay_groups
 from tools.bench.library_data import PaddedBatch, Work
 
@@ -51,6 +53,10 @@ class Side(ABC):
     config: BertConfig
     read_rows_only: bool = False
 
+    def prepared(self, work: Work) -> Work:
+        """The same work as new to the model, before the clock starts."""
+        return work
+
     @abstractmethod
     def gradients(self, work: Work) -> Tensor:
         """Forward and backward of all micro-batches. The loss of the step."""
@@ -78,7 +84,7 @@ class Side(ABC):
     def check(self, work: Work) -> Checked:
         """Changes nothing."""
         self.model.eval()
-        loss, norm = self.gradients(work), self.clip()
+        loss, norm = self.gradients(self.prepared(work)), self.clip()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
         return Checked(loss=loss.item(), gradient_norm=norm.item())
@@ -88,22 +94,35 @@ class Ours(Side):
     """A model of this project on one device, on packs."""
 
     def __init__(
-        self, name: str, config: BertConfig, folder: Path, compute: torch.dtype | None, device: torch.device
+        self,
+        name: str,
+        config: BertConfig,
+        folder: Path,
+        compute: torch.dtype | None,
+        device: torch.device,
+        backend: Backend = "auto",
     ) -> None:
         self.config, self.read_rows_only = config, name in _READING_ROWS
         speed = Speed(compile=name in COMPILING)
         self._cube = Cube.single(device, precision=Precision(compute=compute), speed=speed)
-        model = BertForPreTraining.from_pretrained(folder, self._cube, read_rows_only=self.read_rows_only)
-        self.model = model.train()
+        options = {"read_rows_only": self.read_rows_only, "backend": backend}
+        self.model = BertForPreTraining.from_pretrained(folder, self._cube, **options).train()
         self.optimizer = AdamW(decay_groups(self.model, _DECAY), self._cube, **_OPTIONS)  # type: ignore[arg-type]
+
+    def prepared(self, work: Work) -> Work:
+        # `to` copies nothing, for the batches lie there. But it forgets what an earlier step has found out about the
+        # sequences: they are new ones to each.
+        fresh: list[PackedBatch] = [batch.to(self._cube.device) for batch in work.step.batches]
+        if self._cube.device.type == "cuda":  # for which a loader finds it out in the background
+            for batch in fresh:
+                settle(batch)
+            torch.cuda.synchronize(self._cube.device)
+        return replace(work, step=replace(work.step, batches=fresh))
 
     def gradients(self, work: Work) -> Tensor:
         total = torch.zeros((), device=self._cube.device)
         for batch in work.step.batches:
-            # `to` copies nothing, for the batch lies there. But it forgets what an earlier step has found out about the
-            # sequences: it is a new batch to each.
-            fresh: PackedBatch = batch.to(self._cube.device)
-            loss = self.model(fresh, work.step.targets, work.step.sequences).loss
+            loss = self.model(batch, work.step.targets, work.step.sequences).loss
             loss.backward()
             total += loss.detach()
         return total
@@ -175,7 +194,12 @@ def write_model(config: BertConfig, folder: Path, seed: int) -> None:
 
 
 def make_sides(
-    names: Sequence[str], config: BertConfig, folder: Path, compute: torch.dtype | None, device: torch.device
+    names: Sequence[str],
+    config: BertConfig,
+    folder: Path,
+    compute: torch.dtype | None,
+    device: torch.device,
+    backend: Backend = "auto",
 ) -> dict[str, Side]:
     """The contenders, in their order.
 
@@ -183,6 +207,7 @@ def make_sides(
         config: with which the folder was written.
         folder: of `write_model`.
         compute: the type of products; the weights are fp32. None: that too.
+        backend: of our attention.
     """
     sides: dict[str, Side] = {}
     library = library_model(folder, device) if {PLAIN, MASKED} & set(names) else None
@@ -191,7 +216,7 @@ def make_sides(
             assert library is not None
             sides[name] = Library(config, *library, compute, masked_rows=name == MASKED)
         else:
-            sides[name] = Ours(name, config, folder, compute, device)
+            sides[name] = Ours(name, config, folder, compute, device, backend)
     return sides
 
 
@@ -213,6 +238,9 @@ def library_model(folder: Path, device: torch.device) -> tuple[nn.Module, torch.
     return model, torch.optim.AdamW(decay_groups(model, _DECAY), fused=True, **_OPTIONS)  # type: ignore[arg-type]
 
 
-def with_sizes(config: BertConfig, *, layers: int | None, dropout: float) -> BertConfig:
-    """The config with so many layers and that dropout everywhere."""
-    return replace(config, layers=layers or config.layers, dropout=dropout, attention_dropout=dropout)
+def with_sizes(
+    config: BertConfig, *, layers: int | None, dropout: float, attention_dropout: float | None = None
+) -> BertConfig:
+    """The config with so many layers and that dropout, everywhere unless told otherwise of attention."""
+    inner = dropout if attention_dropout is None else attention_dropout
+    return replace(config, layers=layers or config.layers, dropout=dropout, attention_dropout=inner)
