@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from tensor3d import Attention3D, Cube, Sequences, attention
 from tensor3d.attention import Backend
 from tensor3d.attention.grouped import without_cudnn
 from tensor3d.grouping import Grouping
+from tensor3d.grouping import _classes as classes
 
 BACKENDS: tuple[Backend, ...] = ("reference", "grouped")
 HEADS, WIDTH = 3, 4
@@ -289,21 +291,24 @@ def area(grouping: Grouping) -> int:
     return sum(len(group.members) * group.length**2 for group in grouping.groups)
 
 
-def cost(lengths: list[int], cuts: tuple[int, ...]) -> int:
-    """Of classes that end before each of `cuts` of the ascending lengths; a group more is worth 256 entries."""
+def cost(lengths: list[int], cuts: tuple[int, ...], start: int) -> int:
+    """Of classes that end before each of `cuts` of the ascending lengths; a group more is worth `start` entries."""
     bounds = [0, *cuts, len(lengths)]
     classes = [lengths[a:b] for a, b in pairwise(bounds)]
-    return sum(len(members) * members[-1] ** 2 + 256 for members in classes)
+    return sum(len(members) * members[-1] ** 2 + start for members in classes)
 
 
+@pytest.mark.parametrize(("device", "unit", "start"), [("cpu", 1, 256), ("meta", 45, 2**19)])
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=11))
 @settings(max_examples=60)
-def test_the_grouping_is_the_best_there_is(lengths: list[int]) -> None:
+def test_the_classes_are_the_best_there_are(device: str, unit: int, start: int, lengths: list[int]) -> None:
     """No way to cut the ascending lengths into at most 8 classes costs less, and no other order can."""
-    ascending, ends = sorted(lengths), range(1, len(lengths))
-    best = min(cost(ascending, cuts) for n in range(min(8, len(lengths))) for cuts in combinations(ends, n))
-    grouping = Sequences.from_lengths(lengths, "meta").grouping  # where a call is not cheap, as on a GPU
-    assert area(grouping) + 256 * len(grouping.groups) == best
+    ascending, ends = sorted(unit * length for length in lengths), range(1, len(lengths))
+    best = min(cost(ascending, cuts, start) for n in range(min(8, len(lengths))) for cuts in combinations(ends, n))
+    sizes = np.asarray(ascending)
+    bounds = [part.stop for part in classes(sizes, sizes, torch.device(device))]
+    assert bounds[-1] == len(sizes)
+    assert cost(ascending, tuple(bounds[:-1]), start) == best
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40))
@@ -348,9 +353,9 @@ def test_many_short_sequences_go_into_classes_and_long_ones_stay() -> None:
 
 def test_a_gpu_starts_few_groups() -> None:
     """One more must spare it more padding than a CPU, which starts them sooner than it computes."""
-    few, many = (30, 40, 50, 60, 70, 80) * 2, (64,) * 40 + (512,) * 40
+    few, many = (5, 9, 3, 8) * 10, (64,) * 40 + (512,) * 40
     assert len(Sequences.from_lengths(few, "meta").grouping.groups) == 1
-    assert len(Sequences.from_lengths(few).grouping.groups) == 6
+    assert len(Sequences.from_lengths(few).grouping.groups) == 2
     groups = Sequences.from_lengths(many, "meta").grouping.groups
     assert [(len(group.members), group.length, group.mask) for group in groups] == [(40, 64, None), (40, 512, None)]
 
