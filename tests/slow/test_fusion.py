@@ -13,7 +13,7 @@ from torch import nn
 from models.bert import BertForPreTraining
 from tensor3d import Cube, LayerNorm3D, Precision, Speed, cross_entropy, explain
 from tensor3d.activation import biased_backward
-from tensor3d.dropping import draw_kept
+from tensor3d.dropping import draw_kept, gain_of
 from tensor3d.layers.loss import _row_statistics
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
@@ -71,7 +71,7 @@ def test_another_probability_of_dropout_compiles_nothing_anew() -> None:
         result = layer(*own, dropout=p)
         result.square().sum().backward()
         twin = x.clone().requires_grad_()
-        wanted = F.layer_norm(twin[0] + twin[1] * kept / (1 - p), (24,), eps=1e-12)
+        wanted = F.layer_norm(twin[0] + twin[1] * kept * gain_of(p), (24,), eps=1e-12)
         wanted.square().sum().backward()
         assert torch.allclose(result, wanted, atol=1e-5)
         assert torch.allclose(own.grad, twin.grad, atol=1e-5)  # type: ignore[arg-type]
