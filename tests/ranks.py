@@ -9,13 +9,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tensor3d.testing import ranks
+from tensor3d import testing
+from tensor3d.testing import Report, StandingRanks, ranks
 from tensor3d.testing.ranks import RankError
 
-__all__ = ["RankError", "run_ranks", "run_survivors"]
+__all__ = ["PRELOAD", "STANDING", "RankError", "check_layer", "run_fresh_ranks", "run_ranks", "run_survivors"]
 
 # The forkserver passes over what is not installed.
-_PRELOAD = [
+PRELOAD = [
     *ranks.PRELOAD,
     "torch.distributed.checkpoint",
     "pytest",
@@ -26,22 +27,39 @@ _PRELOAD = [
     "tests.ranks",
 ]
 
+STANDING = StandingRanks(preload=PRELOAD, packages=("tensor3d", "models", "tools", "tests"))
+"""The ranks that all tests of a run share; `conftest.py` ends them."""
+
+_MOST = 8  # ranks of one cube that stay; more are rare, and would only take memory
+
 
 def run_ranks(world: int, body: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
-    """`tensor3d.testing.run_ranks`, with LOCAL_RANK set as a launcher would."""
-    with ranks.started(world, _launched, body, *args, timeout=timeout, preload=_PRELOAD) as crew:
+    """`tensor3d.testing.run_ranks` on standing ranks, with LOCAL_RANK set as a launcher would."""
+    if world > _MOST:
+        return run_fresh_ranks(world, body, *args, timeout=timeout)
+    return STANDING.run(world, _launched, body, *args, timeout=timeout)
+
+
+def run_fresh_ranks(world: int, body: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+    """`run_ranks` on new processes: for what changes its process for good, or measures the most it ever held."""
+    with ranks.started(world, _launched, body, *args, timeout=timeout, preload=PRELOAD) as crew:
         return ranks.collect(crew, timeout)
 
 
 def run_survivors(world: int, lost: int, body: Callable[..., Any], *args: Any, timeout: float = 60.0) -> dict[int, Any]:
-    """Like `run_ranks`, of ranks of which `lost` does not live to return; results of the others by rank."""
-    with ranks.started(world, _launched, body, *args, timeout=timeout, preload=_PRELOAD) as crew:
+    """Like `run_fresh_ranks`, of ranks of which `lost` does not live to return; results of the others by rank."""
+    with ranks.started(world, _launched, body, *args, timeout=timeout, preload=PRELOAD) as crew:
         results = {}
         for rank in crew:
             if rank.number != lost:
                 assert wait([rank.pipe], timeout), f"rank {rank.number} hangs"
                 results[rank.number] = rank.result()
         return results
+
+
+def check_layer(*arguments: Any, **options: Any) -> Report:
+    """`tensor3d.testing.check_layer` on standing ranks."""
+    return testing.check_layer(*arguments, **{"ranks": STANDING, **options})
 
 
 def _launched(body: Callable[..., Any], *args: Any) -> Any:

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from tensor3d import CubeShape
-from tensor3d.testing import check_layer, per_row
-from tests.ranks import run_ranks
+from tensor3d.testing import per_row
+from tests.ranks import check_layer, run_ranks
 from tests.testing import broken
 
 PAGE = (Path(__file__).parent.parent / "docs" / "custom.md").read_text()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tensor3d import Cube, heartbeat
 from tensor3d.collectives import all_reduce
 from tensor3d.watch import Watch
-from tests.ranks import _PRELOAD
+from tests.ranks import PRELOAD
 
 Body = Callable[[Cube, Watch, Path], int]
 
@@ -47,7 +47,7 @@ class Job:
     ) -> None:
         times = (hang_after, grace, patience, deaf, limit)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*_PRELOAD, "tensor3d", __name__])
+        context.set_forkserver_preload([*PRELOAD, "tensor3d", __name__])
         ours, theirs = context.Pipe()
         self.folder = folder
         self.host: Any = context.Process(target=_host, args=(theirs,))

@@ -4,11 +4,13 @@ from tensor3d.testing.check import CUBES, check_layer
 from tensor3d.testing.inputs import on_face, per_row, whole
 from tensor3d.testing.ranks import RankError, run_ranks
 from tensor3d.testing.report import Report, TensorError
+from tensor3d.testing.standing import StandingRanks
 
 __all__ = [
     "CUBES",
     "RankError",
     "Report",
+    "StandingRanks",
     "TensorError",
     "check_layer",
     "on_face",

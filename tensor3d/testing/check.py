@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from math import lcm
 from typing import Any, get_args
 
@@ -17,8 +18,9 @@ from tensor3d.testing.crashes import crash_hint
 from tensor3d.testing.expected import Expected, Loss, default_dtype, expect
 from tensor3d.testing.hints import hints
 from tensor3d.testing.inputs import Input, check_inputs, read_inputs
-from tensor3d.testing.ranks import RankError, check_sendable, run_ranks
+from tensor3d.testing.ranks import RankError, check_sendable
 from tensor3d.testing.report import Outcome, Report, measure
+from tensor3d.testing.standing import StandingRanks
 
 CUBES = (
     CubeShape(x=2, y=2, z=2),
@@ -42,6 +44,7 @@ def check_layer(
     rename: Mapping[str, str] | None = None,
     loss: Loss | None = None,
     timeout: float = 60.0,
+    ranks: StandingRanks | None = None,
 ) -> Report:
     """Compares a layer on real ranks with one device: output, gradient of every input and of every parameter.
 
@@ -67,6 +70,7 @@ def check_layer(
         rename: of parameters of the layer that have another name in the reference: that name.
         loss: of the full output, to a scalar, in place of the random weighting.
         timeout: seconds that a cube may take.
+        ranks: where the cubes are laid. None: ranks of this call alone. A suite of many checks shares one.
 
     Returns:
         The errors by tensor and cube; `print` shows a table.
@@ -97,12 +101,14 @@ def check_layer(
         alone = Outcome(shape=CubeShape(), ranks=[run(layer, given, expected, returns, Cube.single())])
     _judge([alone], expected, tolerance, returns)
     outcomes = [alone]
-    for shape in cubes:
-        outcomes.append(_on_cube(layer, given, expected, returns, shape, timeout, outcomes, tolerance))
+    with nullcontext(ranks) if ranks is not None else StandingRanks() as standing:
+        for shape in cubes:
+            outcomes.append(_on_cube(standing, layer, given, expected, returns, shape, timeout, outcomes, tolerance))
     return _judge(outcomes, expected, tolerance, returns)
 
 
 def _on_cube(
+    standing: StandingRanks,
     layer: MakeLayer,
     inputs: Sequence[Input],
     expected: Expected,
@@ -113,7 +119,7 @@ def _on_cube(
     tolerance: float,
 ) -> Outcome:
     try:
-        ranks = run_ranks(shape.ranks, on_rank, layer, inputs, expected, returns, shape, timeout=timeout)
+        ranks = standing.run(shape.ranks, on_rank, layer, inputs, expected, returns, shape, timeout=timeout)
     except RankError as error:
         report = measure(before, expected, tolerance)
         hint = crash_hint(str(error), shape, before, report)

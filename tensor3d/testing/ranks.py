@@ -82,8 +82,8 @@ def started(
     """
     if world < 1:
         raise ValueError(f"the number of ranks must be at least 1. Got {world}.")
-    _check_may_start()
-    work = _pickled(body, *args)
+    check_may_start()
+    work = pickled(body, *args)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
     ranks: list[Rank] = []
@@ -111,7 +111,8 @@ def started(
         folder.cleanup()
 
 
-def _check_may_start() -> None:
+def check_may_start() -> None:
+    """Raises ValueError in a process that is itself being started, and would start others without end."""
     # What multiprocessing itself looks at: this process is a rank that is still importing the caller's script.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ValueError(
@@ -122,10 +123,11 @@ def _check_may_start() -> None:
 
 def check_sendable(body: Callable[..., Any]) -> None:
     """Raises ValueError for a function or class that other processes could not find."""
-    _pickled(body)
+    pickled(body)
 
 
-def _pickled(body: Callable[..., Any], *args: Any) -> bytes:
+def pickled(body: Callable[..., Any], *args: Any) -> bytes:
+    """A call as it is sent to other processes. Raises ValueError where they could not find or read it."""
     name = getattr(body, "__qualname__", None) or repr(body)
     name = f"{name} and its arguments" if args else name
     remedy = (
@@ -142,6 +144,14 @@ def _pickled(body: Callable[..., Any], *args: Any) -> bytes:
     return work
 
 
+def hang_error(missing: Sequence[int], timeout: float) -> RankError:
+    """What is to be raised where ranks do not report."""
+    return RankError(
+        f"ranks {sorted(missing)} did not finish within {timeout} s. Does every rank come to the same collectives, in "
+        "the same order?"
+    )
+
+
 def collect(ranks: list[Rank], timeout: float) -> list[Any]:
     """Their results by rank. Raises RankError as `run_ranks`."""
     results: dict[int, Any] = {}
@@ -149,11 +159,7 @@ def collect(ranks: list[Rank], timeout: float) -> list[Any]:
     while waiting:
         ready = wait(list(waiting), timeout=timeout)
         if not ready:
-            missing = sorted(rank.number for rank in waiting.values())
-            raise RankError(
-                f"ranks {missing} did not finish within {timeout} s. Does every rank come to the same collectives, in "
-                "the same order?"
-            )
+            raise hang_error([rank.number for rank in waiting.values()], timeout)
         for pipe in ready:
             assert isinstance(pipe, Connection)
             rank = waiting.pop(pipe)

@@ -11,7 +11,7 @@ import pytest
 from tensor3d import checkpoint
 from tensor3d.checkpoint import folders
 from tests.checkpoint.subject import ALONE, make
-from tests.ranks import run_ranks
+from tests.ranks import run_fresh_ranks
 
 FACTS = {"step": 1, "version": 1, "serial": 1, "ranks": 1, "cube": "1x1x1", "optimizer": "AdamW"}
 
@@ -154,5 +154,5 @@ def test_a_directory_without_permission(tmp_path: Path) -> None:
     for folder in tmp_path.parents[:3]:  # pytest's own, which nobody else may enter
         if folder.stat().st_uid == os.geteuid() and folder.name.startswith("pytest-"):
             folder.chmod(0o755)
-    (told,) = run_ranks(1, _without_permission, tmp_path)
+    (told,) = run_fresh_ranks(1, _without_permission, tmp_path)
     assert f"Permission denied in {tmp_path}" in told

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d import Cube, CubeShape
-from tensor3d.testing import check_layer, per_row
+from tensor3d.testing import per_row
+from tests.ranks import check_layer
 
 ROWS, HIDDEN = 16, 8
 # Two boxes tell all three axes apart: y is 2 and 1, z 2 and 4, x 2 and 1.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d import Cube, Embedding3D, LayerNorm3D, Linear3D, Sequences, TransformerLayer3D
-from tensor3d.testing import CUBES, Report, check_layer, on_face, per_row, whole
+from tensor3d.testing import CUBES, Report, on_face, per_row, whole
+from tests.ranks import check_layer
 from tests.testing import broken
 from tests.testing.failing import HIDDEN, ROWS, TWO, matrix, uneven
 
@@ -18,7 +19,7 @@ from tests.testing.failing import HIDDEN, ROWS, TWO, matrix, uneven
 
 
 def test_a_right_layer_passes_on_all_cubes_and_the_report_shows_it() -> None:
-    report = check_layer(partial(broken.Scale3D, HIDDEN), partial(broken.Scale, HIDDEN), matrix())
+    report = check_layer(partial(broken.Scale3D, HIDDEN), partial(broken.Scale, HIDDEN), matrix(), ranks=None)
     assert report.passed
     assert {found.tensor for found in report.errors} == {"output", "input 0", "gain"}
     cubes = ["1x1x1", "2x2x2", "1x2x4", "4x2x1", "2*(1x2x2)"]

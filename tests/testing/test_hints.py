@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tensor3d import Cube, CubeShape, LayerNorm3D, Layout, Linear3D
 from tensor3d.layout import vector
-from tensor3d.testing import RankError, check_layer
+from tensor3d.testing import RankError
+from tests.ranks import check_layer
 from tests.testing import broken
 from tests.testing.failing import HIDDEN, TWO, hint, matrix, message
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d import Cube, CubeShape, Embedding3D
-from tensor3d.testing import check_layer, per_row
+from tensor3d.testing import per_row
+from tests.ranks import check_layer
 from tests.testing import broken
 from tests.testing.failing import HIDDEN, ROWS, TWO, hint, matrix, message, uneven
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tensor3d.rendezvous import disconnect
 from tensor3d.testing import ranks
-from tests.ranks import _PRELOAD
+from tests.ranks import PRELOAD
 from tools.doctor import nodes
 from tools.doctor.__main__ import main
 
@@ -71,7 +71,7 @@ def _collected(
     folder: Path, world: int, body: Callable[..., Any], absent: tuple[int, ...], timeout: float
 ) -> dict[int, Ended]:
     found = {}
-    with ranks.started(world, body, timeout=timeout, preload=_PRELOAD) as crew:
+    with ranks.started(world, body, timeout=timeout, preload=PRELOAD) as crew:
         for rank in crew:
             if rank.number in absent:
                 continue
