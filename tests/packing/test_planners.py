@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from tensor3d.packing import PLANNERS, Planner, lpfhp, nnlshp, padded, spfhp
+from tensor3d.packing import PLANNERS, Limits, Planner, lpfhp, nnlshp, padded, spfhp
 from tests.packing.cases import Problem, problems
 
 MASKED = tuple(max(1, round(0.15 * length)) for length in range(129))
@@ -102,7 +102,6 @@ def test_limits_that_training_uses(name: str) -> None:
     assert plan.lower_bound.packs <= plan.packs
 
 
-@pytest.mark.parametrize("name", PLANNERS)
 @pytest.mark.parametrize(
     ("counts", "capacity", "max_sequences", "message"),
     [
@@ -124,14 +123,11 @@ def test_limits_that_training_uses(name: str) -> None:
         ([0.0, float("nan")], 4, 1, "whole numbers. Got float64"),
     ],
 )
-def test_what_cannot_be_packed_is_named(
-    name: str, counts: Any, capacity: Any, max_sequences: Any, message: str
-) -> None:
+def test_what_cannot_be_packed_is_named(counts: Any, capacity: Any, max_sequences: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PLANNERS[name](np.array(counts), capacity, max_sequences)
+        Limits.of(capacity, max_sequences).counts(np.array(counts))
 
 
-@pytest.mark.parametrize("name", PLANNERS)
 @pytest.mark.parametrize(
     ("budget", "costs", "message"),
     [
@@ -145,9 +141,26 @@ def test_what_cannot_be_packed_is_named(
         (None, [0] * 11, "costs is given without budget"),
     ],
 )
-def test_budgets_that_cannot_be(name: str, budget: Any, costs: Any, message: str) -> None:
+def test_budgets_that_cannot_be(budget: Any, costs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PLANNERS[name](np.bincount([7, 4]), 10, 2, budget=budget, costs=costs)
+        Limits.of(10, 2, budget=budget, costs=costs).counts(np.bincount([7, 4]))
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_every_planner_asks_the_limits(name: str) -> None:
+    """With all that it is given: whatever is wrong of it is refused by name, and before anything is planned."""
+    planner = PLANNERS[name]
+    for arguments, second, message in (
+        (([0, 1], 0, 1), {}, "capacity must be at least 1 token slot. Got 0"),
+        (([0, 1], 4, 0), {}, "max_sequences must be at least 1.*Got 0"),
+        (([0.0, 1.0], 4, 1), {}, "whole numbers. Got float64"),
+        (([0, 0, 0, 0, 0, 2], 4, 1), {}, "a sequence of 5 tokens does not fit a capacity of 4"),
+        (([0, 1], 4, 1), {"budget": -1, "costs": [0] * 5}, "budget must be at least 0. Got -1"),
+        (([0, 1], 4, 1), {"budget": 2, "costs": [0, 3, 0, 0, 0]}, "a sequence of 1 tokens costs 3, more than"),
+        (([0, 1], 4, 1), {"costs": [0] * 5}, "costs is given without budget"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            planner(np.array(arguments[0]), *arguments[1:], **second)
 
 
 def test_the_table_of_planners_cannot_be_changed() -> None:
