@@ -32,6 +32,7 @@ from tests.ranks import run_ranks
 from tests.test_fusion import fused
 from tests.twins import (
     EVERY_SHAPE,
+    SHAPES_AND_TYPES,
     SMALL_SHAPES,
     TOLERANCE,
     compare,
@@ -44,8 +45,7 @@ from tests.twins import (
 from tests.twins import worst as worst_of
 
 Shape = tuple[int, int, int, int]
-DTYPES = [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow, id="float32")]
-at_shapes = pytest.mark.parametrize("shape", EVERY_SHAPE)
+at_shapes_and_types = pytest.mark.parametrize(("shape", "dtype"), SHAPES_AND_TYPES)
 at_small_shapes = pytest.mark.parametrize("shape", SMALL_SHAPES, ids=name_of)
 
 
@@ -75,8 +75,7 @@ def _linear(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     return errors
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@at_shapes
+@at_shapes_and_types
 def test_linear(shape: Shape, dtype: torch.dtype) -> None:
     check(shape, _linear, dtype)
 
@@ -115,8 +114,7 @@ def _norms(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     return errors
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@at_shapes
+@at_shapes_and_types
 def test_norms(shape: Shape, dtype: torch.dtype) -> None:
     check(shape, _norms, dtype)
 
@@ -181,8 +179,7 @@ def _transformer(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     return errors
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@at_shapes
+@at_shapes_and_types
 def test_transformer_layer(shape: Shape, dtype: torch.dtype) -> None:
     check(shape, _transformer, dtype)
 
@@ -239,7 +236,7 @@ def _tokens(vocab: int, shape: Shape, dtype: torch.dtype) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("vocab", [67, 9])
-@at_shapes
+@pytest.mark.parametrize("shape", EVERY_SHAPE)
 def test_token_model(shape: Shape, vocab: int) -> None:
     check(shape, partial(_tokens, vocab))
 
