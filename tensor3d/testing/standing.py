@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -17,14 +18,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from tensor3d.testing.process_state import ProcessState
 from tensor3d.testing.ranks import PRELOAD, Rank, check_may_start, hang_error, pickled
 
-_MEETING = timedelta(seconds=10)
+_MEETING = timedelta(seconds=30)
 """That the ranks are given to meet before a function begins; who does not come is in another collective."""
-
 
 _ANSWER = 60.0
 """Seconds that a rank may take to meet the others, and to put its process back."""
@@ -210,6 +212,7 @@ def _serve(pipe: Connection, rank: int, world: int, packages: Sequence[str]) -> 
         else:
             store = dist.TCPStore("127.0.0.1", pipe.recv(), is_master=False, wait_for_workers=False)
         state = ProcessState(packages)
+        caches = _caches_of_torch()
         gc.collect()
         gc.freeze()  # so that later collections see only what functions leave behind
         generation, group, functions = -1, None, 0
@@ -225,7 +228,7 @@ def _serve(pipe: Connection, rank: int, world: int, packages: Sequence[str]) -> 
             pipe.send_bytes(pickle.dumps((True, _met())))
             pipe.send_bytes(_called(pipe.recv_bytes(), state))
             pipe.recv()
-            left = _settle(state)
+            left = _settle(state, caches)
             pipe.send_bytes(pickle.dumps((True, (left, _issued(group)))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone, or has ended this rank
@@ -273,20 +276,32 @@ def _met() -> bool:
         return False
 
 
-def _settle(state: ProcessState) -> list[str]:
+def _settle(state: ProcessState, caches: Sequence[functools._lru_cache_wrapper[Any]]) -> list[str]:
     """Puts the process back; what could not be."""
     left = state.put_back()
     groups = [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
     for group in groups:
         dist.destroy_process_group(group)
-    # A mesh equals any other of its shape, so a cached placement may hold one whose groups are gone.
+    # A mesh equals any other of its shape: one that DTensor has in a cache would be used although its groups are gone.
     _clear_sharding_prop_cache()
+    clear_redistribute_planner_cache()
+    for cache in [*caches, *_caches_of_torch()]:
+        cache.cache_clear()
     gc.collect()
+    # What stood before the function is frozen, so that this sees only what it left behind.
+    if any(type(thing) is DeviceMesh for thing in gc.get_objects()):
+        left.append("a device mesh in some cache")
     # The end of each waits some milliseconds for a thread of its own: beside one another, and beside the next function.
     while groups:
         last = [groups.pop()]
         threading.Thread(target=last.clear, name="end of a process group").start()
     return left
+
+
+def _caches_of_torch() -> list[functools._lru_cache_wrapper[Any]]:
+    """Those of torch.distributed, wherever they stand, that were made since the last `gc.freeze`."""
+    caches = [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]
+    return [cache for cache in caches if cache.__module__.startswith("torch.distributed")]
 
 
 def _issued(group: dist.ProcessGroup | None) -> int | None:

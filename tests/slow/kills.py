@@ -1,6 +1,6 @@
 """Kills ranks of a training job: kill -9 at random moments, also inside a save, and compares what it learned.
 
-    python -m tests.slow.kills [--kills 20] [--seed 0] [--folder DIR]
+    python -m tests.slow.kills [--cube 2x2x2] [--kills 20] [--seed 0] [--folder DIR]
 
 One run is left alone. Another one, of the same recipe on the same cube, loses a random rank again and again, and
 torchrun starts it again (`--max-restarts`). Every loss that it ever wrote must be that of the first run, to the last
@@ -22,11 +22,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tensor3d import checkpoint
+from tensor3d import CubeShape, checkpoint
 from tools.metrics.journal import read_journal
 
 ROOT = Path(__file__).parents[2]
-RANKS = 8
+CUBE = "2x2x2"
 EVERY = 2  # steps between two checkpoints
 SMALL = """
 # Dropout is on, so that the random streams count as well.
@@ -80,8 +80,8 @@ class Story:
         )
 
 
-def launch(folder: Path, *, steps: int, name: str, restarts: int = 0) -> subprocess.Popen[bytes]:
-    """Starts a run on a cube of 2x2x2; its output goes to `folder/NAME.log`."""
+def launch(folder: Path, *, cube: str, steps: int, name: str, restarts: int = 0) -> subprocess.Popen[bytes]:
+    """Starts a run; its output goes to `folder/NAME.log`."""
     recipe = folder / "kills.toml"
     recipe.write_text(RECIPE.replace("STEPS", str(steps)).replace("EVERY", str(EVERY)))
     places = ["--output", str(folder / name), "--corpus", str(folder / "corpus")]
@@ -89,7 +89,7 @@ def launch(folder: Path, *, steps: int, name: str, restarts: int = 0) -> subproc
         return subprocess.Popen(
             [
                 ROOT / "launch" / "local.sh",
-                *("--cpu", "--cube", "2x2x2", "--max-restarts", str(restarts)),
+                *("--cpu", "--cube", cube, "--max-restarts", str(restarts)),
                 recipe,
                 *places,
             ],
@@ -152,11 +152,12 @@ def moments(kills: int, seed: int) -> Iterator[tuple[str, float]]:
         yield [("start", chance.uniform(0.0, 6.0)), ("step", chance.uniform(0.0, 1.5)), ("save", 0.0)][number % 3]
 
 
-def kill_again_and_again(folder: Path, *, steps: int, kills: int, seed: int, timeout: float) -> Story:
+def kill_again_and_again(folder: Path, *, cube: str, steps: int, kills: int, seed: int, timeout: float) -> Story:
     """A run that loses `kills` ranks, and ends well. Raises AssertionError for a checkpoint that is not whole."""
     story, begin, run, chance = Story(), time.monotonic(), folder / "killed", random.Random(seed)
-    launcher = launch(folder, steps=steps, name="killed", restarts=kills)
+    launcher = launch(folder, cube=cube, steps=steps, name="killed", restarts=kills)
     previous: list[int] = []
+    world = CubeShape.parse(cube).ranks
     since = 0.0
 
     def look() -> int:
@@ -168,7 +169,7 @@ def kill_again_and_again(folder: Path, *, steps: int, kills: int, seed: int, tim
 
     try:
         for number, (when, delay) in enumerate(moments(kills, seed)):
-            while len(ranks := ranks_of(launcher.pid)) < RANKS or set(ranks) & set(previous):
+            while len(ranks := ranks_of(launcher.pid)) < world or set(ranks) & set(previous):
                 look()
                 time.sleep(0.1)
             since = time.time()
@@ -204,10 +205,12 @@ def tail(folder: Path, name: str) -> str:
     return (folder / f"{name}.log").read_text(errors="replace")[-4000:]
 
 
-def kill_test(folder: Path, *, steps: int = 44, kills: int = 20, seed: int = 0, timeout: float = 540.0) -> Story:
+def kill_test(
+    folder: Path, *, cube: str = CUBE, steps: int = 44, kills: int = 20, seed: int = 0, timeout: float = 540.0
+) -> Story:
     """Both runs. Raises AssertionError where they differ, or take longer than `timeout` seconds together."""
     begin = time.monotonic()
-    alone = launch(folder, steps=steps, name="alone")
+    alone = launch(folder, cube=cube, steps=steps, name="alone")
     try:
         assert alone.wait(timeout) == 0, tail(folder, "alone")
     finally:
@@ -215,7 +218,7 @@ def kill_test(folder: Path, *, steps: int = 44, kills: int = 20, seed: int = 0, 
     truth = dict(losses(folder / "alone"))
     assert sorted(truth) == list(range(1, steps + 1))
     left = begin + timeout - time.monotonic()
-    story = kill_again_and_again(folder, steps=steps, kills=kills, seed=seed, timeout=left)
+    story = kill_again_and_again(folder, cube=cube, steps=steps, kills=kills, seed=seed, timeout=left)
     wrong = sorted((step, loss, truth[step]) for step, loss in story.losses if truth[step] != loss)
     assert not wrong, f"step, loss, loss without kills: {wrong}"
     assert {step for step, _ in story.losses} == set(truth)
@@ -225,6 +228,7 @@ def kill_test(folder: Path, *, steps: int = 44, kills: int = 20, seed: int = 0, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.slow.kills", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cube", default=CUBE, help=f"of the job (default {CUBE})")
     parser.add_argument("--kills", type=int, default=20, help="how many (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the ranks (default 0)")
     parser.add_argument("--steps", type=int, default=44, help="of the run (default 44)")
@@ -233,7 +237,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        print(kill_test(folder, steps=options.steps, kills=options.kills, seed=options.seed).summary())
+        story = kill_test(folder, cube=options.cube, steps=options.steps, kills=options.kills, seed=options.seed)
+        print(story.summary())
     return 0
 
 

@@ -103,6 +103,7 @@ def test_over_ssh_by_another_rendezvous(two: tuple[Host, ...], on_one: Path, tmp
     assert losses(run) == losses(on_one)
 
 
+@pytest.mark.long(reason="two more runs of eight ranks behind a slow wire; the counter of traffic has fast tests")
 def test_what_crosses_between_hosts(two: tuple[Host, ...], on_one: Path, tmp_path: Path) -> None:
     """The interface counts what the counter of traffic says of the axis that crosses. Less crosses with y and z inside
     than with x and y inside, which a wire of 200 Mbit/s makes a matter of time (printed, not asserted)."""
@@ -136,6 +137,7 @@ def test_what_crosses_between_hosts(two: tuple[Host, ...], on_one: Path, tmp_pat
     assert usual["crossed"][0] < opposite["crossed"][0]
 
 
+@pytest.mark.long(reason="waits a minute for time-outs; heartbeats and peers have fast tests with lost ranks")
 def test_a_cable_pulled_out(two: tuple[Host, ...], on_one: Path, tmp_path: Path) -> None:
     """Every process ends, those on either side say which ranks they lost, and the run goes on from its checkpoint."""
     run, corpus = tmp_path / "run", where(on_one)[2:]

@@ -1,4 +1,4 @@
-"""Twenty deaths, kill -9 at random moments, in one job of eight ranks: it learns the same as without them, bit for bit.
+"""Deaths by kill -9 at random moments in one job: it learns the same as without them, bit for bit.
 
 `python -m tests.slow.kills` is the same as one command.
 """
@@ -13,6 +13,16 @@ from tests.slow.kills import kill_test
 
 
 @pytest.mark.slow
+def test_a_run_that_is_killed_learns_the_same(tmp_path: Path) -> None:
+    """One rank just after its start, one after some steps, one inside a save if it is met."""
+    story = kill_test(tmp_path, cube="1x2x1", steps=16, kills=3)
+    print(story.summary())
+    assert story.kills == 3
+    assert story.before_training >= 1
+    assert story.verified >= 1
+
+
+@pytest.mark.long(reason="21 starts of eight ranks: four to six minutes")
 def test_a_run_that_is_killed_again_and_again_learns_the_same(tmp_path: Path) -> None:
     story = kill_test(tmp_path, kills=20)
     print(story.summary())

@@ -53,7 +53,9 @@ def trained(shape: str, kind: str, corpus_folder: Path, run: Path, first: int, l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+@pytest.mark.parametrize(
+    "kind", ["adamw", pytest.param("lamb", marks=pytest.mark.long(reason="its norms have fast tests on cubes"))]
+)
 def test_a_chain_of_cubes_trains_as_one(kind: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     recipe = recipe_of(kind)

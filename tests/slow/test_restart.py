@@ -30,7 +30,9 @@ cube.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deaths", [0, 1, 2])
+@pytest.mark.parametrize(
+    "deaths", [1, *(pytest.param(n, marks=pytest.mark.long(reason="one death says most")) for n in (0, 2))]
+)
 def test_a_job_outlives_its_ranks(deaths: int, tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER.replace("DEATHS", str(deaths)))

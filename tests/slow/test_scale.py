@@ -116,7 +116,10 @@ def _train(boxes: Sequence[tuple[str, str]], ranks: int, hidden: int, heads: int
     ("ranks", "heads", "hidden", "boxes"),
     [
         (27, 27, 108, [("3x3x3", LAMB), ("3x3x3", ADAMW)]),
-        (64, 64, 128, [("4x4x4", LAMB), ("1x64x1", LAMB), ("1x8x8", ADAMW), ("64x1x1", ADAMW)]),
+        pytest.param(
+            *(64, 64, 128, [("4x4x4", LAMB), ("1x64x1", LAMB), ("1x8x8", ADAMW), ("64x1x1", ADAMW)]),
+            marks=pytest.mark.long(reason="64 processes on a small machine: two to three minutes"),
+        ),
     ],
     ids=["27", "64"],
 )

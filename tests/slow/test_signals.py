@@ -87,7 +87,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("signals")
 
 
-@pytest.mark.parametrize(("number", "cube"), [(signal.SIGTERM, "1x2x1"), (signal.SIGUSR1, "1x1x1")])
+@pytest.mark.parametrize(
+    ("number", "cube"),
+    [
+        (signal.SIGTERM, "1x2x1"),
+        pytest.param(
+            *(signal.SIGUSR1, "1x1x1"), marks=pytest.mark.long(reason="USR1 is sent by the tests of hosts and Slurm")
+        ),
+    ],
+)
 def test_a_signal_saves_and_the_run_goes_on_exactly(number: int, cube: str, place: Path) -> None:
     with Run(place, f"stopped-{cube}", cube=cube) as run:
         run.trains()
@@ -118,6 +126,7 @@ def test_a_stopped_rank_ends_the_run_with_its_name(place: Path) -> None:
         assert "rank 1 (y 1) does not answer (its process is stopped), last seen in step " in run.said()
 
 
+@pytest.mark.long(reason="a suspension longer than a hang may last; tests/test_watch.py has one of a second")
 def test_a_run_that_is_suspended_goes_on(place: Path) -> None:
     """Ctrl-Z for longer than a hang may last, and `fg`."""
     with Run(place, "suspended") as run:

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tensor3d import Cube, faces
+from tensor3d import Cube, Linear3D, faces
 from tensor3d.testing import RankError, StandingRanks
 from tensor3d.testing.standing import _open_store
 
@@ -154,6 +154,24 @@ def test_process_groups_of_cubes_do_not_add_up(standing: StandingRanks) -> None:
     assert found[0][0][0] == 2.0
     assert found[0][0][1] > 1
     assert found == [found[0]] * 3
+
+
+def threads_before_a_whole_tensor() -> int:
+    """Threads that stand when the function begins. It then lets DTensor plan, whose caches hold the mesh."""
+    threads = len(os.listdir("/proc/self/task"))
+    Linear3D(8, 8, Cube(2, 1, 1)).weight.full_tensor()  # type: ignore[attr-defined]
+    return threads
+
+
+def test_threads_of_process_groups_end_although_dtensor_caches_meshes(standing: StandingRanks) -> None:
+    standing.run(2, total, 0)
+    time.sleep(0.1)  # each group ends some milliseconds after the function
+    found = []
+    for _ in range(4):
+        found.append(standing.run(2, threads_before_a_whole_tensor))
+        time.sleep(0.1)
+    assert max(found[-1]) <= max(found[0])
+    assert not [start for start in standing.starts if "mesh" in start]
 
 
 def where() -> str:

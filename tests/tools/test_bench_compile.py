@@ -110,16 +110,24 @@ def test_one_rank_tells(
     assert bool(capsys.readouterr().out) == (rank == 0)
 
 
-@pytest.mark.slow
-def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "regions",
+    [
+        pytest.param(False, marks=pytest.mark.slow),
+        pytest.param(True, marks=pytest.mark.long(reason="every region is compiled alone, in processes of its own")),
+    ],
+)
+def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], regions: bool) -> None:
     output = tmp_path / "compile.json"
     sizes = ["--preset", "tiny", "--sequences", "2", "--length", "16", "--steps", "2", "--rounds", "1", "--warmup", "1"]
-    assert main(["compile", *sizes, "--cubes", "1x1x2", "--output", str(output)]) == 0
+    more = [] if regions else ["--no-regions"]
+    assert main(["compile", *sizes, *more, "--cubes", "1x1x2", "--output", str(output)]) == 0
     content = json.loads(output.read_text())
     (step,) = content["steps"]
     assert (step["cube"], step["ranks"], step["type"]) == ("1x1x2", 2, "fp32")
     assert step["saved"]["compiled"] < step["saved"]["eager"]
     assert len(step["rounds"]["compiled"][0]) == 2
-    names = {region["region"] for region in content["regions"]}
-    assert {"LayerNorm", "cross-entropy", "bias + gelu", "dropout + residual + LayerNorm"} <= names
+    names = {region["region"] for region in content["regions"] or []}
+    wanted = {"LayerNorm", "cross-entropy", "bias + gelu", "dropout + residual + LayerNorm"}
+    assert wanted <= names if regions else names == set()
     assert "ratios are compiled over eager" in capsys.readouterr().out

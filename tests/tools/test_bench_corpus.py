@@ -22,7 +22,9 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["jsonl", "dump"])
+@pytest.mark.parametrize(
+    "kind", ["dump", pytest.param("jsonl", marks=pytest.mark.long(reason="differs in the first step alone"))]
+)
 def test_every_step_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     output = tmp_path / "figures.json"
     call = ["corpus", "--megabytes", "2", "--kind", kind, "--directory", str(tmp_path), "--output", str(output)]

@@ -131,7 +131,11 @@ def steps_of(folder: Path, cube: Cube) -> tuple[list[float], dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 2, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 2, 1), pytest.param((2, 2, 2), marks=pytest.mark.long(reason="eight ranks train what two do"))],
+    ids=str,
+)
 def test_steps_and_scores_do_not_depend_on_the_cube(shape: tuple[int, int, int], tmp_path: Path) -> None:
     recipe(tmp_path)
     world = shape[0] * shape[1] * shape[2]

@@ -94,7 +94,14 @@ def _classified_on_two(models: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 2, 1, 1), (2, 2, 2, 1)], ids=name_of)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 2, 1, 1),
+        pytest.param((2, 2, 2, 1), marks=pytest.mark.long(reason="eight ranks predict what two do")),
+    ],
+    ids=name_of,
+)
 def test_results_do_not_depend_on_the_cube(shape: Shape, models: Path, tmp_path: Path) -> None:
     wanted = asked(models)
     lines = [*TEXTS, {"id": 9}, *TEXTS]

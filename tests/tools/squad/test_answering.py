@@ -61,7 +61,11 @@ def assert_same(found: list[list[Answer]], wanted: list[list[Answer]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 2, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 2, 1), pytest.param((2, 2, 2), marks=pytest.mark.long(reason="eight ranks answer what two do"))],
+    ids=str,
+)
 def test_answers_do_not_depend_on_the_cube(shape: tuple[int, int, int], tmp_path: Path) -> None:
     results = run_ranks(int(np.prod(shape)), on_cube, tmp_path, shape)
     alone = asked(tmp_path, NO_ANSWER, Cube.single())
