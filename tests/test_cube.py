@@ -224,3 +224,19 @@ def _summed_over_nothing() -> bool:
 def test_a_gradient_that_is_equal_everywhere_is_summed_over_nothing() -> None:
     assert all(run_ranks(4, _summed_over_nothing))
     assert copies("y").sum_over == ("data", "x", "z"), "heads read rows that differ along these"
+
+
+def _first_draws() -> list[list[float]]:
+    cube, draws = Cube(2, 2, 1), []
+    for seed in (7, 7, 8):
+        cube.manual_seed(seed)
+        draws.append(torch.rand(3).tolist())
+    return draws
+
+
+def test_every_rank_draws_from_a_stream_of_its_own() -> None:
+    """Dropout on the parts of one hidden state must not be one pattern again and again."""
+    found = run_ranks(4, _first_draws)
+    for again in found:
+        assert again[0] == again[1] != again[2]
+    assert len({tuple(draws[0]) for draws in found}) == 4

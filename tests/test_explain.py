@@ -338,6 +338,7 @@ def test_one_device_sends_nothing_and_keeps_as_much() -> None:
     explained = explain(model, 16)
     assert explained.received == Counter()
     assert [row.saved for row in explained.rows] == [4 * 16 * 8, 4 * 16 * 12, 4 * 16 * 12]
+    assert explained.saved == 4 * 16 * (8 + 12 + 12)
     assert explained.parameters == explained.parameters_here == 12 * 8 + 12 + 8 * 12 + 8
 
 

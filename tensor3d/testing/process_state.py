@@ -151,10 +151,10 @@ class ProcessState:
 
     def _left_running(self) -> Iterator[str]:
         deadline = time.monotonic() + _SECONDS_TO_END
-        bars = sys.modules.get("tqdm")
-        if bars is not None and bars.tqdm.monitor is not None:  # a thread that tqdm keeps for all bars to come
-            bars.tqdm.monitor.exit()
-            bars.tqdm.monitor = None
+        for thread in threading.enumerate():
+            if type(thread).__name__ == "TMonitor":  # which tqdm keeps for all bars to come
+                thread.exit()  # type: ignore[attr-defined]
+                thread.tqdm_cls.monitor = None  # type: ignore[attr-defined]
         for thread in set(threading.enumerate()) - self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():

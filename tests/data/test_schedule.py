@@ -137,3 +137,19 @@ def test_what_does_not_divide_is_named(data: PretrainingData, shards: list[Index
         Schedule(grouped, layout((3, 1, 1, 1), 4), global_batch=12, blocks=3)
     with pytest.raises(ValueError, match="4 shards do not divide among 3 groups"):
         pretraining(*shards, **LIMITS, groups=3)
+
+
+def test_a_step_ends_in_the_epoch_of_its_last_pack(data: PretrainingData) -> None:
+    """Also where that is the last of its epoch."""
+    size = data.packs_per_epoch
+    schedule = Schedule(data, layout((1, 1, 1, 1), 1), global_batch=size)
+    assert [schedule.last_epoch(step) for step in range(3)] == [0, 1, 2]
+    shifted = Schedule(data, layout((1, 1, 1, 1), 1), global_batch=size + 1)
+    assert [shifted.last_epoch(step) for step in range(3)] == [1, 2, 3]
+
+
+def test_squares_of_a_step_are_those_of_its_sequences(data: PretrainingData) -> None:
+    plan = Schedule(data, layout((1, 1, 1, 1), 1), global_batch=16).step(1)
+    lengths = [data.pack(int(e), int(p)).lengths for e, p in zip(plan.epochs, plan.packs, strict=True)]
+    assert plan.squares == sum(int((each**2).sum()) for each in lengths)
+    assert plan.tokens == sum(int(each.sum()) for each in lengths)

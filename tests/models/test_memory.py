@@ -368,3 +368,11 @@ def test_what_is_bought_with_what() -> None:
     assert saved(config, wire, load, device="cuda").layer < plain.saved.layer
     small = Load(rows=64, masked=8, first=8, lengths=(32,))
     assert step_memory(config, wire, small, optimizer="lamb").peak > step_memory(config, wire, small).peak
+
+
+def test_an_optimiser_has_two_moments_of_each_element_and_a_count_of_each_parameter() -> None:
+    config, cube = toy_config(67), Cube.single()
+    memory = step_memory(config, wire_of(cube, None), load_of(lay(toy_packs(67, 16), cube)))
+    elements = sum(p.elements for p in parameters(config))
+    assert (memory.weights, memory.gradients) == (4 * elements, 4 * elements)
+    assert memory.optimizer == 2 * 4 * elements + 4 * len(parameters(config))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensor3d.packing import Limits, LowerBound, Plan, Strategy, lpfhp
+from tensor3d.packing.bounds import token_bound
 
 LIMITS = Limits(capacity=10, max_sequences=3, budget=4, costs=(0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2))
 
@@ -78,3 +79,21 @@ def test_limits_as_planners_take_them() -> None:
 
 def test_counts_come_longest_first() -> None:
     assert list(LIMITS.counts(np.array([0, 5, 0, 2], dtype=np.uint16)).items()) == [(3, 2), (1, 5)]
+
+
+def test_a_sequence_that_fills_a_pack_is_checked_too() -> None:
+    with pytest.raises(ValueError, match=r"0.*length 10.*\b1\b"):
+        plan((1, 6, 4)).check([0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("counts", "limits", "packs"),
+    [
+        ({6: 5}, Limits.of(10), 3),  # 30 tokens
+        ({7: 3}, Limits.of(10), 3),  # 21 tokens: two packs and a token
+        ({1: 7}, Limits.of(10, 3), 3),  # seven sequences, at most three a pack
+        ({1: 5}, Limits.of(10, budget=2, costs=[1] * 11), 3),  # a cost of five, of two a pack
+    ],
+)
+def test_the_token_bound_is_rounded_up(counts: dict[int, int], limits: Limits, packs: int) -> None:
+    assert token_bound(counts, limits) == LowerBound(packs=packs, kind="tokens")

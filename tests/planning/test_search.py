@@ -122,6 +122,17 @@ def test_products_take_their_flops() -> None:
     assert 1.25 < repeated.products / time.products < 4 / 3
 
 
+@pytest.mark.parametrize("shape", [CubeShape(x=2, y=2, z=2), CubeShape(y=2, z=4), CubeShape(data=2, x=4)], ids=str)
+def test_products_are_shared_by_all_ranks(shape: CubeShape) -> None:
+    """Eight ranks take an eighth of the time for the same packs."""
+    large = BertCosts(config=PRESETS["large"], batch=Batch(packs=8))
+    alone, together = (
+        step_time(large.cost(each, Choice()), dataclasses.replace(NODE, nodes=1, per_node=each.ranks), "bf16").products
+        for each in (CubeShape(), shape)
+    )
+    assert together == pytest.approx(alone / 8, rel=2e-2)
+
+
 def test_latency_and_bytes_by_hand() -> None:
     shape = CubeShape(x=4, y=2)  # ranks along x, then y: y's two share a node, and so do two of x
     assert NODE.collective(shape, ("y",), "all-gather") == (1e-6, 1e-11)
@@ -188,3 +199,18 @@ def test_corners_are_in_the_search_for_every_seed_of_the_table() -> None:
         seconds = [named[str(shape)] for shape in corners if str(shape) in named]
         assert len(seconds) >= 2
         assert found.plans[0].time.total <= min(seconds)
+
+
+def test_parts_of_the_time_by_hand() -> None:
+    """Four micro-batches on one device: attention and what is touched come with each, the optimiser's bytes once."""
+    alone = dataclasses.replace(NODE, nodes=1, per_node=1)
+    cost = BASE.cost(CubeShape(), Choice(micro_batches=4))
+    time = step_time(cost, alone, "bf16")
+    assert time.attention == pytest.approx(4 * cost.attention_flops / alone.rate("bf16"))
+    assert time.touching == pytest.approx((4 * cost.touched + cost.once_touched) / 1e12)
+    assert cost.once_touched > 0
+
+
+def test_tokens_a_second_are_those_of_a_step() -> None:
+    plan = search(BASE, NODE, "bf16").plans[0]
+    assert plan.tokens_per_second == plan.cost.tokens / plan.time.total

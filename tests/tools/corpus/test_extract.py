@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.tools.corpus.dumps import HEAD, TAIL, content, documents, page, pages, run, texts
 from tools.corpus.extract.duplicates import BUCKET, hash_text
+from tools.corpus.extract.filters import Filters
 from tools.corpus.extract.formats import tell_format
 from tools.corpus.extract.piece import Piece
 from tools.corpus.extract.prose import read_text
@@ -207,6 +208,27 @@ def test_filters_count_what_they_leave_out(tmp_path: Path) -> None:
     assert [manifest.counts[name] for name in names] == [7, 1, 1, 1, 1, 2, 1]
     russian = run(tmp_path / "ru", tmp_path / "rows.jsonl", language_characters=("U+0410-U+044F", "U+0401"))
     assert texts(russian) == [rows[3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "filters", "refused"),
+    [
+        ("abcde", Filters(min_characters=5), None),
+        ("abcd", Filters(min_characters=5), "too_short"),
+        ("abcde", Filters(max_characters=5), None),
+        ("abcdef", Filters(max_characters=5), "too_long"),
+        # Three letters of four visible characters, and a space, which is none.
+        ("ab c1", Filters(least_letters=0.75), None),
+        ("ab 12", Filters(least_letters=0.75), "few_letters"),
+        # Three of four letters are Latin; of one letter alone, one must be.
+        ("abcж", Filters(language_characters=("latin",), least_language=0.75), None),
+        ("abжж", Filters(language_characters=("latin",), least_language=0.75), "other_language"),
+        ("a", Filters(language_characters=("latin",), least_language=0.0), None),
+        ("1", Filters(language_characters=("latin",), least_language=0.0), "other_language"),
+    ],
+)
+def test_filters_at_their_bounds(text: str, filters: Filters, refused: str | None) -> None:
+    assert filters.refuse(text) == refused
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
+from models.bert import PRESETS
+from models.bert.costs import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.planning.cluster import Fit
 from tensor3d.planning.presets import cluster_of
+from tensor3d.planning.search import search
 from tools.plan.__main__ import main
 from tools.plan.beside import Comparison
 from tools.plan.checking import check, predicted
 from tools.plan.command import PlanCommand
 from tools.plan.kinds import kind_of
+from tools.plan.tables import _more
 from tools.recipe import read_recipe
 
 BASE = ["--model", "base", "--global-batch", "64"]
@@ -230,3 +234,14 @@ def test_bad_calls(arguments: list[str], told: str, capsys: pytest.CaptureFixtur
 )
 def test_names_of_boxes(shape: CubeShape, kind: str) -> None:
     assert kind_of(shape) == kind
+
+
+def test_how_much_longer_a_box_takes_is_told() -> None:
+    """Twice as many seconds a step are twice as long, and the part that grew most is named."""
+    node = dataclasses.replace(cluster_of("A100-80GB", nodes=1, per_node=8), name="mine")
+    costs = BertCosts(config=PRESETS["base"], batch=Batch(packs=64))
+    best = search(costs, node, "bf16").plans[0]
+    longer = dataclasses.replace(best.time, products=best.time.products + best.time.total)
+    told = _more(dataclasses.replace(best, time=longer), best)
+    assert told.startswith("2.00 times as long")
+    assert told.endswith("for products")

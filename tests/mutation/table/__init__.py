@@ -1,0 +1,18 @@
+"""All mutations, by area."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+from tests.mutation.table import data, layers, library, metrics, models, packing, planning, tools, training
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *library.MUTATIONS,
+    *layers.MUTATIONS,
+    *packing.MUTATIONS,
+    *data.MUTATIONS,
+    *planning.MUTATIONS,
+    *models.MUTATIONS,
+    *training.MUTATIONS,
+    *metrics.MUTATIONS,
+    *tools.MUTATIONS,
+)

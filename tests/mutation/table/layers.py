@@ -1,0 +1,203 @@
+"""Products, layers, losses, attention."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+LINEAR = "tests/test_layers.py::test_linear[2x2x2]"
+NORMS = "tests/test_layers.py::test_norms[2x2x2]"
+TOKENS = "tests/test_layers.py::test_token_model[2x2x2-67]"
+
+MUTATIONS = (
+    Mutation(
+        "matmul-gathers-over-the-other-axis-backward",
+        "tensor3d/matmul.py",
+        old="gathering_dc = all_gather(dc, columns)",
+        new="gathering_dc = all_gather(dc, rows)",
+        tests=(LINEAR,),
+    ),
+    Mutation(
+        "matmul-bias-subtracted",
+        "tensor3d/matmul.py",
+        old="                c += shift",
+        new="                c -= shift",
+        tests=(LINEAR,),
+    ),
+    Mutation(
+        "matmul-bias-gradient-summed-over-the-other-axis",
+        "tensor3d/matmul.py",
+        old="cube.over(*vector(other(face)).sum_over)",
+        new="cube.over(*vector(face).sum_over)",
+        tests=(LINEAR,),
+    ),
+    Mutation(
+        "matmul-chunks-of-the-floor",
+        "tensor3d/matmul.py",
+        old="chunk = -(-dw.shape[0] // x.size)",
+        new="chunk = dw.shape[0] // x.size",
+        tests=(TOKENS,),
+    ),
+    Mutation(
+        "matmul-keeps-gathered-weights",
+        "tensor3d/matmul.py",
+        old="*((a, weight) if reshard else (a_full, w_full))",
+        new="*((a, weight) if not reshard else (a_full, w_full))",
+        tests=("tests/test_memory.py::test_a_product_keeps_exactly_its_share",),
+    ),
+    Mutation(
+        "layout-vector-summed-over-too-few",
+        "tensor3d/layout.py",
+        old='return Layout(cut=((face, 0),), sum_over=("data", "x", other(face)))',
+        new='return Layout(cut=((face, 0),), sum_over=("data", "x"))',
+        tests=(NORMS,),
+    ),
+    Mutation(
+        "layout-every-rank-counts",
+        "tensor3d/layout.py",
+        old="not placement.is_replicate() or cube.axis(axis).index == 0",
+        new="not placement.is_replicate() or cube.axis(axis).index >= 0",
+        tests=("tests/test_clip.py::test_each_block_counts_once",),
+    ),
+    Mutation(
+        "norm-without-eps",
+        "tensor3d/layers/norm.py",
+        old="rrms = (squares / (x.shape[1] * axis.size) + eps).rsqrt()",
+        new="rrms = (squares / (x.shape[1] * axis.size)).rsqrt()",
+        tests=("tests/models/test_modern.py", "tests/test_narrow.py", NORMS),
+    ),
+    Mutation(
+        "norm-mean-of-own-columns",
+        "tensor3d/layers/norm.py",
+        old="means = summing.wait() / (x.shape[1] * axis.size)",
+        new="means = summing.wait() / x.shape[1]",
+        tests=(NORMS,),
+    ),
+    Mutation(
+        "norm-shift-subtracted",
+        "tensor3d/layers/norm.py",
+        old="result.add_(local(bias))",
+        new="result.sub_(local(bias))",
+        tests=(NORMS,),
+    ),
+    Mutation(
+        "norm-sums-of-squares-not-about-the-mean",
+        "tensor3d/layers/moments.py",
+        old="squares - columns * rests.square()",
+        new="squares",
+        tests=("tests/test_layers.py::test_layer_norm_at_a_large_mean",),
+    ),
+    Mutation(
+        "embedding-chunk-of-the-neighbour",
+        "tensor3d/layers/embedding.py",
+        old="chunk_bounds(weight.shape[0], y.size, y.index)[0]",
+        new="chunk_bounds(weight.shape[0], y.size, y.index)[0] + 1",
+        tests=(TOKENS,),
+    ),
+    Mutation(
+        "embedding-gradient-never-handed-in",
+        "tensor3d/layers/embedding.py",
+        old="        if all(asked_for(ctx, weight)):",
+        new="        if not all(asked_for(ctx, weight)):",
+        tests=(TOKENS,),
+    ),
+    Mutation(
+        "loss-label-of-the-next-slice",
+        "tensor3d/layers/loss.py",
+        old="owned = (labels >= first) & (labels < last)",
+        new="owned = (labels >= first) & (labels <= last)",
+        tests=(TOKENS,),
+    ),
+    Mutation(
+        "loss-gradient-upside-down",
+        "tensor3d/layers/loss.py",
+        old="result.scatter_add_(1, target, -owned.to(result.dtype))",
+        new="result.scatter_add_(1, target, owned.to(result.dtype))",
+        tests=("tests/test_layers.py::test_cross_entropy_equals_torchs",),
+        quick=True,
+    ),
+    Mutation(
+        "loss-ignored-rows-count",
+        "tensor3d/layers/loss.py",
+        old="losses = torch.where(labels != IGNORED, log_sum - label_logits.sum(0), 0)",
+        new="losses = log_sum - label_logits.sum(0)",
+        tests=("tests/test_layers.py::test_cross_entropy_equals_torchs",),
+    ),
+    Mutation(
+        "loss-prediction-inside-the-slice",
+        "tensor3d/layers/loss.py",
+        old=".long() + winner * -(-vocab // statistics.shape[0])",
+        new=".long() + winner * (vocab // statistics.shape[0])",
+        tests=(TOKENS,),
+    ),
+    Mutation(
+        "likeliest-logit-instead-of-probability",
+        "tensor3d/layers/likeliest.py",
+        old="best[:, :k] - log_sum",
+        new="best[:, :k]",
+        tests=("tests/models/test_texts.py::test_in_fp32_too", "tests/tools/test_predict.py"),
+    ),
+    Mutation(
+        "narrow-head-without-bias",
+        "tensor3d/layers/heads.py",
+        old="return logits if self.bias is None else",
+        new="return logits if True else",
+        tests=(TOKENS,),
+    ),
+    Mutation(
+        "attention-heads-by-the-wrong-axis",
+        "tensor3d/layers/attention.py",
+        old="q, k, v = qkv.unbind(2)",
+        new="k, q, v = qkv.unbind(2)",
+        tests=("tests/test_gated.py::test_attention_equals_plain_pytorch", "tests/models/test_gpt.py"),
+    ),
+    Mutation(
+        "attention-drops-in-evaluation",
+        "tensor3d/layers/attention.py",
+        old="dropout=self.dropout if self.training else 0.0",
+        new="dropout=self.dropout",
+        tests=("tests/test_attention.py::test_the_layer_drops_in_training_alone",),
+        quick=True,
+    ),
+    Mutation(
+        "rotary-turns-back",
+        "tensor3d/rotary.py",
+        old="return _turned(x, positions, base, 1.0)",
+        new="return _turned(x, positions, base, -1.0)",
+        tests=("tests/test_rotary.py",),
+    ),
+    Mutation(
+        "rotary-gradient-turns-on",
+        "tensor3d/rotary.py",
+        old="_turned(gradient, positions, ctx.base, -1.0)",
+        new="_turned(gradient, positions, ctx.base, 1.0)",
+        tests=("tests/test_rotary.py::test_the_gradient_is_exact",),
+    ),
+    Mutation(
+        "sequences-positions-go-on",
+        "tensor3d/sequences.py",
+        old="(torch.arange(self.rows) - starts)",
+        new="torch.arange(self.rows)",
+        tests=("tests/test_rotary.py::test_positions_start_again_in_each_sequence",),
+    ),
+    Mutation(
+        "dropout-keeps-its-share",
+        "tensor3d/dropping.py",
+        old=">= _bound(p) - _VALUES // 2",
+        new="< _bound(p) - _VALUES // 2",
+        tests=("tests/test_dropping.py::test_it_leaves_its_share",),
+    ),
+    Mutation(
+        "dropout-without-gain",
+        "tensor3d/dropping.py",
+        old="return 0.0 if p == 1 else _VALUES / (_VALUES - _bound(p))",
+        new="return 0.0 if p == 1 else 1.0",
+        tests=("tests/test_dropping.py::test_the_mean_stays_exactly",),
+    ),
+    Mutation(
+        "block-pre-norm-without-residual",
+        "tensor3d/layers/transformer.py",
+        old="return self._added(x, self.mlp(self.mlp_norm(x)))",
+        new="return self._added(x, self.mlp(x))",
+        tests=("tests/models/test_modern.py::test_single_device_equals_plain_pytorch", "tests/models/test_gpt.py"),
+    ),
+)

@@ -1,0 +1,138 @@
+"""Models: FLOPs, memory, traffic, generation, images, weights of other libraries."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+MUTATIONS = (
+    Mutation(
+        "flops-forward-alone",
+        "models/bert/flops.py",
+        old="_PASSES = 3  #",
+        new="_PASSES = 1  #",
+        tests=("tests/models/test_flops.py::test_bert_large_by_hand",),
+        quick=True,
+    ),
+    Mutation(
+        "flops-head-without-vocabulary",
+        "models/bert/flops.py",
+        old="head = 2 * _PASSES * hidden * (hidden + config.vocab)",
+        new="head = 2 * _PASSES * hidden * hidden",
+        tests=("tests/models/test_flops.py::test_a_step_costs_what_pytorch_counts",),
+    ),
+    Mutation(
+        "flops-spared-rows-count",
+        "models/bert/flops.py",
+        old="        - spared\n",
+        new="        + spared\n",
+        tests=("tests/models/test_flops.py::test_what_nobody_reads_is_no_work",),
+    ),
+    Mutation(
+        "memory-one-moment",
+        "models/bert/memory.py",
+        old="optimizer_state = 2 * on_rank.everything",
+        new="optimizer_state = on_rank.everything",
+        tests=(
+            "tests/models/test_memory.py"
+            "::test_an_optimiser_has_two_moments_of_each_element_and_a_count_of_each_parameter",
+        ),
+    ),
+    Mutation(
+        "memory-peak-without-the-batch",
+        "models/bert/memory.py",
+        old="peak=on_rank.everything + optimizer_state + batch + standing + most,",
+        new="peak=on_rank.everything + optimizer_state + standing + most,",
+        tests=("tests/models/test_memory.py",),
+    ),
+    Mutation(
+        "memory-peak-at-the-first-moment",
+        "models/bert/memory.py",
+        old="max(walk.moments(), key=lambda found: found[1] + found[2])",
+        new="next(iter(walk.moments()))",
+        tests=("tests/models/test_memory.py",),
+    ),
+    Mutation(
+        "inventory-qkv-of-two",
+        "models/bert/inventory.py",
+        old='_linear(f"{name}.attention.qkv", hidden, 3 * hidden, bias)',
+        new='_linear(f"{name}.attention.qkv", hidden, 2 * hidden, bias)',
+        tests=("tests/models/test_memory.py::test_parameters_and_moments_to_the_element",),
+    ),
+    Mutation(
+        "traffic-of-a-step-without-the-norm",
+        "models/bert/traffic.py",
+        old="return together([ledger_traffic(config, wire), *norms])",
+        new="return together([ledger_traffic(config, wire)])",
+        tests=("tests/models/test_traffic.py", "tests/models/test_costs.py"),
+    ),
+    Mutation(
+        "traffic-of-a-step-of-one-micro-batch",
+        "models/bert/traffic.py",
+        old="return times(one, micro_batches) + end_of_step_traffic",
+        new="return times(one, 1) + end_of_step_traffic",
+        tests=("tests/models/test_traffic.py",),
+    ),
+    Mutation(
+        "gpt-labels-are-the-tokens",
+        "models/gpt/batch.py",
+        old="return [*text[1:], NO_TARGET]",
+        new="return [*text]",
+        tests=("tests/models/test_gpt.py::test_labels_are_the_next_tokens_of_the_same_text",),
+    ),
+    Mutation(
+        "gpt-targets-one-too-many",
+        "models/gpt/batch.py",
+        old="return sum(len(text) - 1 for pack in packs for text in pack)",
+        new="return sum(len(text) for pack in packs for text in pack)",
+        tests=("tests/models/test_gpt.py",),
+    ),
+    Mutation(
+        "gpt-logits-of-the-token-before",
+        "models/gpt/generate.py",
+        old="rows[0] = len(text) - 1",
+        new="rows[0] = max(0, len(text) - 2)",
+        tests=("tests/models/test_gpt.py::test_next_logits_are_those_of_the_last_token",),
+    ),
+    Mutation(
+        "gpt-temperature-multiplied",
+        "models/gpt/generate.py",
+        old="logits = logits / sampling.temperature",
+        new="logits = logits * sampling.temperature",
+        tests=("tests/models/test_gpt.py::test_draws_follow_the_distribution",),
+    ),
+    Mutation(
+        "gpt-top-k-off-by-one",
+        "models/gpt/generate.py",
+        old="logits.topk(sampling.top_k).values[-1]",
+        new="logits.topk(sampling.top_k + 1).values[-1]",
+        tests=("tests/models/test_gpt.py::test_greedy_takes_the_likeliest_and_top_k_leaves_the_others_out",),
+    ),
+    Mutation(
+        "vit-patches-column-by-column",
+        "models/vit/patches.py",
+        old="squares.permute(1, 2, 0, 3, 4)",
+        new="squares.permute(2, 1, 0, 3, 4)",
+        tests=("tests/models/test_vit.py::test_patches_go_row_by_row",),
+    ),
+    Mutation(
+        "vit-class-token-last",
+        "models/vit/patches.py",
+        old="kinds[:, 0] = 1",
+        new="kinds[:, -1] = 1",
+        tests=("tests/models/test_vit.py::test_two_images_by_eye",),
+    ),
+    Mutation(
+        "classifier-loss-of-the-micro-batch",
+        "models/bert/tasks.py",
+        old="return sum_copies(losses / texts,",
+        new="return sum_copies(losses / (texts + 1),",
+        tests=("tests/tools/test_finetune.py", "tests/models/test_texts.py"),
+    ),
+    Mutation(
+        "weights-qkv-thirds-in-another-order",
+        "models/bert/pretrained/names.py",
+        old="for third in range(3))",
+        new="for third in (0, 2, 1))",
+        tests=("tests/models/pretrained/test_parity.py",),
+    ),
+)

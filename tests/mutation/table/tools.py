@@ -1,0 +1,176 @@
+"""Commands: corpus, packing report, plots, benchmarks, doctor, launchers."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+FILTERS = "tests/tools/corpus/test_extract.py::test_filters_at_their_bounds"
+BENCH = "tests/tools/test_bench.py::test_figures_by_hand"
+PADDING = "tests/tools/test_bench_padding.py::test_figures_by_hand"
+JUDGING = "tests/tools/doctor/test_judging.py"
+
+MUTATIONS = (
+    Mutation(
+        "filters-shortest-is-too-short",
+        "tools/corpus/extract/filters.py",
+        old="if len(text) < self.min_characters:",
+        new="if len(text) <= self.min_characters:",
+        tests=(FILTERS,),
+        quick=True,
+    ),
+    Mutation(
+        "filters-longest-is-too-long",
+        "tools/corpus/extract/filters.py",
+        old="and len(text) > self.max_characters:",
+        new="and len(text) >= self.max_characters:",
+        tests=(FILTERS,),
+    ),
+    Mutation(
+        "filters-just-enough-letters-are-few",
+        "tools/corpus/extract/filters.py",
+        old="if letters < self.least_letters *",
+        new="if letters <= self.least_letters *",
+        tests=(FILTERS,),
+    ),
+    Mutation(
+        "filters-just-enough-of-the-language-is-another",
+        "tools/corpus/extract/filters.py",
+        old="_count(self._language, text) < max(",
+        new="_count(self._language, text) <= max(",
+        tests=(FILTERS,),
+    ),
+    Mutation(
+        "filters-space-is-visible",
+        "tools/corpus/extract/filters.py",
+        old="(len(text) - _count(_SPACE, text))",
+        new="len(text)",
+        tests=(FILTERS,),
+    ),
+    Mutation(
+        "duplicates-see-space",
+        "tools/corpus/extract/duplicates.py",
+        old='" ".join(text.split()).encode()',
+        new="text.encode()",
+        tests=("tests/tools/corpus/test_extract.py::test_a_hash_takes_16_bytes_and_sees_words",),
+        quick=True,
+    ),
+    Mutation(
+        "entropy-in-bits",
+        "tools/corpus/samples/gather.py",
+        old="(shares * np.log(shares)).sum()",
+        new="(shares * np.log2(shares)).sum()",
+        tests=("tests/tools/corpus/test_samples.py",),
+    ),
+    Mutation(
+        "code-begins-later",
+        "tools/corpus/sentences.py",
+        old='visible.startswith(">>>") or',
+        new='visible.startswith(">>>>") or',
+        tests=("tests/tools/corpus/test_tokenize_sentences.py", "tests/tools/test_corpus_text.py"),
+    ),
+    Mutation(
+        "bench-ratio-upside-down",
+        "tools/bench/figures.py",
+        old="ratio=median / statistics.median(second for seconds in base for second in seconds),",
+        new="ratio=statistics.median(second for seconds in base for second in seconds) / median,",
+        tests=(BENCH,),
+    ),
+    Mutation(
+        "bench-tokens-of-the-mean",
+        "tools/bench/figures.py",
+        old="tokens_per_second=statistics.median(count",
+        new="tokens_per_second=max(count",
+        tests=(BENCH,),
+    ),
+    Mutation(
+        "bench-flops-of-tokens",
+        "tools/bench/figures.py",
+        old="for count, second in zip(flops, steps",
+        new="for count, second in zip(tokens, steps",
+        tests=(BENCH,),
+    ),
+    Mutation(
+        "bench-memory-of-the-first-rank",
+        "tools/bench/figures.py",
+        old="max(memory, key=lambda of: of.held),",
+        new="min(memory, key=lambda of: of.held),",
+        tests=(BENCH,),
+    ),
+    Mutation(
+        "bench-traffic-of-any-rank",
+        "tools/bench/figures.py",
+        old="traffic_equal=all(sample.received",
+        new="traffic_equal=any(sample.received",
+        tests=(BENCH,),
+    ),
+    Mutation(
+        "bench-quartiles-swapped",
+        "tools/bench/figures.py",
+        old="seconds_quartiles=(low, high),",
+        new="seconds_quartiles=(high, low),",
+        tests=(BENCH,),
+    ),
+    Mutation(
+        "padding-ratio-upside-down",
+        "tools/bench/padding.py",
+        old="ratio = fill / padded_fill",
+        new="ratio = padded_fill / fill",
+        tests=(PADDING,),
+    ),
+    Mutation(
+        "padding-speed-up-without-what-is-lost",
+        "tools/bench/padding.py",
+        old="speed_up=ratio * statistics.median(kept),",
+        new="speed_up=ratio,",
+        tests=(PADDING,),
+    ),
+    Mutation(
+        "padding-tokens-are-slots",
+        "tools/bench/padding.py",
+        old="tokens_per_second=fill * speed,",
+        new="tokens_per_second=speed,",
+        tests=(PADDING,),
+    ),
+    Mutation(
+        "corpus-rate-in-mebibytes",
+        "tools/bench/corpus.py",
+        old="self.input_bytes / 1e6 / self.seconds",
+        new="self.input_bytes / 2**20 / self.seconds",
+        tests=("tests/tools/test_bench_corpus.py::test_rates_are_of_input",),
+    ),
+    Mutation(
+        "doctor-slow-of-the-fastest",
+        "tools/doctor/judging.py",
+        old="    median = statistics.median(seconds)\n",
+        new="    median = max(seconds)\n",
+        tests=(f"{JUDGING}::test_slow_ranks",),
+    ),
+    Mutation(
+        "doctor-slowness-of-the-least",
+        "tools/doctor/judging.py",
+        old="worst = max(seconds[rank] for rank in slow) / median",
+        new="worst = min(seconds[rank] for rank in slow) / median",
+        tests=(f"{JUDGING}::test_slow_ranks",),
+    ),
+    Mutation(
+        "peak-of-another-type",
+        "tools/peaks.py",
+        old='(r"A100|A800", (312.0, 312.0, 156.0, 19.5)),',
+        new='(r"A100|A800", (312.0, 312.0, 19.5, 156.0)),',
+        tests=("tests/tools/test_peaks.py",),
+    ),
+    Mutation(
+        "ssh-every-node-is-the-first",
+        "launch/ssh.py",
+        old='"--node-rank", str(node)]',
+        new='"--node-rank", "0"]',
+        tests=("tests/launch/test_ssh.py::test_the_command_of_each_host",),
+    ),
+    Mutation(
+        "ssh-slots-of-no-host",
+        "launch/ssh.py",
+        old="return hosts, None if each is None else int(each)",
+        new="return hosts, None",
+        tests=("tests/launch/test_ssh.py",),
+    ),
+)

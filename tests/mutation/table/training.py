@@ -1,0 +1,176 @@
+"""Training: the numbers of a step, the closing table, evaluation, the best, what goes wrong."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+HEADLINE = "tests/tools/test_headline.py"
+TABLE = "tests/tools/test_metrics.py"
+
+MUTATIONS = (
+    Mutation(
+        "mfu-halved",
+        "tools/trainer.py",
+        old="mfu=per_device / self._peak if self._peak else None,",
+        new="mfu=0.5 * per_device / self._peak if self._peak else None,",
+        tests=(HEADLINE,),
+        quick=True,
+    ),
+    Mutation(
+        "mfu-of-all-ranks",
+        "tools/trainer.py",
+        old="per_device = flops / seconds / self.cube.shape.ranks",
+        new="per_device = flops / seconds",
+        tests=(HEADLINE,),
+        quick=True,
+    ),
+    Mutation(
+        "mfu-of-another-peak",
+        "tools/trainer.py",
+        old="self._peak = recipe.run.peak_tflops * 1e12 or",
+        new="self._peak = recipe.run.peak_tflops * 1e9 or",
+        tests=(HEADLINE,),
+    ),
+    Mutation(
+        "tokens-per-second-doubled",
+        "tools/trainer.py",
+        old="tokens_per_second=step.tokens / seconds,",
+        new="tokens_per_second=2 * step.tokens / seconds,",
+        tests=(HEADLINE,),
+        quick=True,
+    ),
+    Mutation(
+        "model-tflops-in-giga",
+        "tools/trainer.py",
+        old="model_tflops=per_device / 1e12,",
+        new="model_tflops=per_device / 1e9,",
+        tests=(HEADLINE,),
+    ),
+    Mutation(
+        "accuracy-of-the-tokens",
+        "tools/trainer.py",
+        old="masked_lm_accuracy=numbers.masked_lm_correct / step.targets,",
+        new="masked_lm_accuracy=numbers.masked_lm_correct / step.tokens,",
+        tests=(HEADLINE,),
+    ),
+    Mutation(
+        "step-counted-from-zero",
+        "tools/trainer.py",
+        old="step=step.index + 1,\n            loss=numbers.loss,",
+        new="step=step.index,\n            loss=numbers.loss,",
+        tests=(HEADLINE,),
+    ),
+    Mutation(
+        "bytes-are-collectives",
+        "tools/trainer.py",
+        old="bytes_received=traffic.total_bytes,",
+        new="bytes_received=traffic.total_calls,",
+        tests=(HEADLINE,),
+    ),
+    Mutation(
+        "gradient-norm-is-the-loss-scale",
+        "tools/trainer.py",
+        old="gradient_norm=numbers.gradient_norm,",
+        new="gradient_norm=numbers.loss_scale,",
+        tests=(HEADLINE,),
+    ),
+    Mutation(
+        "learning-rate-shown-halved",
+        "tools/trainer.py",
+        old="learning_rate=taken.learning_rate,",
+        new="learning_rate=taken.learning_rate / 2,",
+        tests=(HEADLINE,),
+    ),
+    Mutation(
+        "lap-in-milliseconds",
+        "tools/stopwatch.py",
+        old="start.elapsed_time(end) / 1e3",
+        new="start.elapsed_time(end)",
+        tests=("tests/tools/test_stopwatch.py", HEADLINE),
+    ),
+    Mutation(
+        "table-share-of-checkpoints-without-them",
+        "tools/metrics/closing.py",
+        old="{stalled / (total + stalled):.2%} of the time",
+        new="{stalled / total:.2%} of the time",
+        tests=(TABLE,),
+    ),
+    Mutation(
+        "table-memory-of-the-least",
+        "tools/metrics/closing.py",
+        old="most = max(peaks)",
+        new="most = min(peaks)",
+        tests=(TABLE,),
+    ),
+    Mutation(
+        "table-loss-of-all-steps",
+        "tools/metrics/closing.py",
+        old="for m in history[-20:] if",
+        new="for m in history[:20] if",
+        tests=(TABLE,),
+    ),
+    Mutation(
+        "table-below-is-above",
+        "tools/metrics/closing.py",
+        old='side = "below" if end < entropy else "above"',
+        new='side = "above" if end < entropy else "below"',
+        tests=(TABLE,),
+    ),
+    Mutation(
+        "table-speed-of-the-mean",
+        "tools/metrics/closing.py",
+        old="statistics.median(m.tokens_per_second for m in history):,.0f}",
+        new="statistics.fmean(m.tokens_per_second for m in history):,.0f}",
+        tests=(TABLE,),
+    ),
+    Mutation(
+        "table-fill-of-the-first-step",
+        "tools/metrics/closing.py",
+        old="statistics.fmean(m.fill for m in history):.2%}",
+        new="history[0].fill:.2%}",
+        tests=(TABLE,),
+    ),
+    Mutation(
+        "table-traffic-in-kibibytes",
+        "tools/metrics/closing.py",
+        old="history[-1].bytes_received / 2**20:.2f} MiB",
+        new="history[-1].bytes_received / 2**10:.2f} MiB",
+        tests=(TABLE,),
+    ),
+    Mutation(
+        "best-takes-an-equal-loss",
+        "tools/metrics/best.py",
+        old='if evaluation.loss < (float("inf")',
+        new='if evaluation.loss <= (float("inf")',
+        tests=("tests/tools/test_metrics.py::test_best_follows_a_curve",),
+        quick=True,
+    ),
+    Mutation(
+        "best-patience-off-by-one",
+        "tools/metrics/best.py",
+        old="0 < self.patience <= self.waited",
+        new="0 < self.patience < self.waited",
+        tests=("tests/tools/test_metrics.py::test_best_follows_a_curve",),
+    ),
+    Mutation(
+        "evaluation-of-the-last-batch",
+        "tools/held_out.py",
+        old="sums += output.sums.double().cpu()",
+        new="sums = output.sums.double().cpu()",
+        tests=("tests/tools/corpus/test_samples_reading.py",),
+    ),
+    Mutation(
+        "evaluation-accuracy-of-sequences",
+        "tools/held_out.py",
+        old='"masked_lm_accuracy": correct / targets,',
+        new='"masked_lm_accuracy": correct / sequences,',
+        tests=("tests/tools/corpus/test_samples_reading.py",),
+    ),
+    Mutation(
+        "expected-flops-without-two",
+        "tools/speed.py",
+        old="return 2 * side**3 / best",
+        new="return side**3 / best",
+        tests=("tests/tools/test_dry_run.py",),
+    ),
+)
