@@ -37,7 +37,7 @@ from tensor3d.explain import Explanation, Row, explain
 from tensor3d.layers.projection import Projection3D
 from tensor3d.planning import traffic as planned
 from tensor3d.traffic import Traffic
-from tests.models.test_memory import kept_bytes
+from tests.models.kept import kept_bytes
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.tied import Tied

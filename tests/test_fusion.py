@@ -15,48 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.bert import BertForPreTraining
-from tensor3d import MLP3D, Cube, LayerNorm3D, Sequences, Speed, TransformerLayer3D, gather, local, shard
+from tensor3d import MLP3D, Cube, LayerNorm3D, Sequences, Speed, TransformerLayer3D, gather, shard
 from tensor3d.activation import Activation, activated, biased_backward
 from tensor3d.dropping import draw_kept, drop, gain_of
 from tensor3d.fusion import Regions
 from tensor3d.layers.fused_block import add_dropped
 from tensor3d.shape import CubeShape
-from tests.models.toy import lay, totals, toy_config, toy_packs
+from tests.models.toy import sums_and_gradients
 from tests.ranks import run_ranks
-from tests.test_memory import saved_bytes
-from tests.twins import error, fast_alone, ranks_of
+from tests.saved_tensors import saved_bytes
+from tests.twins import CPU, error, fast_alone, fused, ranks_of
 
 Shape = tuple[int, int, int, int]
-CPU = torch.device("cpu")
-
-
-def fused(cube: Cube) -> Cube:
-    """The same processes, with the functions that a compiling cube uses, as they are written: nothing is compiled."""
-    other = copy.copy(cube)
-    other.speed = Speed(compile=True)
-    other.regions = Regions(False, CPU)
-    other.regions.with_activations = True  # as on a GPU
-    return other
 
 
 # --- the functions, uncompiled, on ranks ----------------------------------------------------------------------------
-
-
-def sums_and_gradients(cube: Cube, changes: dict[str, Any], made: dict[str, Any]) -> dict[str, Tensor]:
-    """What a BERT with `changes` of its configuration, made so, gives on a cube, with vectors that hide nothing."""
-    config = toy_config(67, **changes)
-    cube.manual_seed(3)
-    model = BertForPreTraining(config, cube, **made)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:  # biases of 0 and gains of 1 would hide much
-            torch.manual_seed(len(name))
-            local(parameter).data.add_(0.3 * torch.randn(local(parameter).shape))
-    step = toy_packs(config.vocab, 16)
-    result = model(lay(step, cube), *totals(step))
-    result.loss.backward()
-    gradients = {name: local(parameter.grad) for name, parameter in model.named_parameters()}  # type: ignore[arg-type]
-    return {"sums": result.sums, **gradients}
 
 
 def _models(shape: Shape) -> dict[str, float]:

@@ -302,3 +302,42 @@ def test_a_violation_is_found(
     violations = list(rule(tree(tmp_path, {path: text})))
     assert len(violations) == 1
     assert message in violations[0]
+
+
+# --- tests ---------------------------------------------------------------------------------------------------------
+
+
+def borrowed(root: Path) -> Iterator[str]:
+    """Imports from a module of tests or from a conftest: what two modules need stands in a module without tests."""
+    for path in sorted((root / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            origin = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+            parts = {part for name in [*origin, *names] for part in name.split(".")}
+            if any(name.partition(".")[0] == "tests" for name in origin) and any(
+                part == "conftest" or part.startswith("test_") for part in parts
+            ):
+                yield f"{path.relative_to(root)}:{getattr(node, 'lineno', 0)}: imports from {', '.join(origin)}"
+
+
+def test_no_test_imports_from_another() -> None:
+    violations = list(borrowed(ROOT))
+    assert not violations, "\n".join(violations)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from tests.test_layers import check", 1),
+        ("from tests import test_layers", 1),
+        ("import tests.models.test_bert", 1),
+        ("def f():\n    from tests.tools.conftest import write", 1),
+        ("from tests.twins import error", 0),
+        ("from tests.test_layers_helpers.twins import error\nimport pytest", 1),
+        ("import test_layers", 0),
+    ],
+)
+def test_a_borrowed_name_is_found(tmp_path: Path, text: str, found: int) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_new.py").write_text(text)
+    assert len(list(borrowed(tmp_path))) == found

@@ -19,7 +19,6 @@ from tensor3d import (
     Linear3D,
     NarrowHead3D,
     RMSNorm3D,
-    Sequences,
     TableEmbedding3D,
     TiedProjection3D,
     TransformerLayer3D,
@@ -29,7 +28,6 @@ from tensor3d import (
     sum_copies,
 )
 from tests.ranks import run_ranks
-from tests.test_fusion import fused
 from tests.twins import (
     EVERY_SHAPE,
     SHAPES_AND_TYPES,
@@ -37,10 +35,12 @@ from tests.twins import (
     TOLERANCE,
     compare,
     error,
+    fused,
     gradient_errors,
     make_twins,
     name_of,
     ranks_of,
+    sequences_of,
 )
 from tests.twins import worst as worst_of
 
@@ -126,17 +126,6 @@ def _mlp(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
 @at_small_shapes
 def test_mlp(shape: Shape) -> None:
     check(shape, _mlp)
-
-
-PACKS = [[8], [3, 5], [4, 4], [8], [1, 7], [2, 2, 4], [6, 2], [5, 3]]  # lengths of sequences in packs of 8
-
-
-def sequences_of(cube: Cube) -> Sequences:
-    """Those of this rank's packs on face y."""
-    slices, place = cube.shape.planes * cube.shape.z, cube.coordinate
-    mine = (place["data"] * cube.shape.x + place["x"]) * cube.shape.z + place["z"]
-    held = PACKS[mine * len(PACKS) // slices : (mine + 1) * len(PACKS) // slices]
-    return Sequences.from_lengths([length for pack in held for length in pack])
 
 
 def _attention(shape: Shape, dtype: torch.dtype) -> dict[str, float]:

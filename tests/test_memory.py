@@ -2,54 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tensor3d import Cube, Embedding3D, Linear3D, Sequences, TransformerLayer3D, cross_entropy, local, shard
-from tensor3d.collectives import Pending
 from tests.ranks import run_ranks
+from tests.saved_tensors import saved_bytes
 
 HIDDEN, CAPACITY = 512, 128
 # Lengths in packs of 128. Alike: each rank holds what every other holds. Mixed: they differ.
 ALIKE = ((90, 38),) * 8
 MIXED = ((128,), (64, 64), (100, 20, 8), (90, 38), (50, 50, 28), (120, 8), (32,) * 4, (77, 51))
-
-
-def saved_bytes(run: Callable[[], Tensor]) -> int:
-    """Bytes of all storages that autograd keeps for the backward of `run()`, each counted once and whole."""
-    kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
-
-    def note(tensor: Tensor) -> Tensor:
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-        kept[own.untyped_storage().data_ptr()] = own
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = run()
-    check_nothing_is_hidden(result)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-def check_nothing_is_hidden(result: Tensor) -> None:
-    """A tensor tied to a node as an attribute would stay alive, and the hooks would not see it."""
-    nodes, seen = [result.grad_fn], set()
-    while nodes:
-        node: Any = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes.extend(following for following, _ in node.next_functions)
-        hidden = [name for name, value in getattr(node, "__dict__", {}).items() if is_hidden(value)]
-        assert not hidden, f"{node.name()} keeps {hidden}"
-
-
-def is_hidden(value: object) -> bool:
-    return isinstance(value, Pending) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter))
 
 
 def _products() -> list[tuple[int, int]]:

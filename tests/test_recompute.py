@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensor3d import Cube, Sequences, TransformerLayer3D, local, shard, sum_copies
 from tests.ranks import run_ranks
-from tests.test_memory import saved_bytes
+from tests.saved_tensors import saved_bytes
 from tests.twins import name_of, ranks_of
 
 Shape = tuple[int, int, int, int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tensor3d import Cube, Face, gather, shard
+from tensor3d import Cube, Face, Sequences, Speed, gather, shard
+from tensor3d.fusion import Regions
 
 # (x, y, z, data): each axis alone, a cube, boxes that are not cubic, and a data axis.
 SHAPES = [
@@ -154,3 +156,26 @@ def compare(
 def worst(results: list[dict[str, float]]) -> tuple[str, float]:
     """The largest error of all ranks, with its name."""
     return max(((name, value) for result in results for name, value in result.items()), key=lambda item: item[1])
+
+
+CPU = torch.device("cpu")
+
+
+def fused(cube: Cube) -> Cube:
+    """The same processes, with the functions that a compiling cube uses, as they are written: nothing is compiled."""
+    other = copy.copy(cube)
+    other.speed = Speed(compile=True)
+    other.regions = Regions(False, CPU)
+    other.regions.with_activations = True  # as on a GPU
+    return other
+
+
+PACKS = [[8], [3, 5], [4, 4], [8], [1, 7], [2, 2, 4], [6, 2], [5, 3]]  # lengths of sequences in packs of 8
+
+
+def sequences_of(cube: Cube) -> Sequences:
+    """Those of this rank's packs on face y."""
+    slices, place = cube.shape.planes * cube.shape.z, cube.coordinate
+    mine = (place["data"] * cube.shape.x + place["x"]) * cube.shape.z + place["z"]
+    held = PACKS[mine * len(PACKS) // slices : (mine + 1) * len(PACKS) // slices]
+    return Sequences.from_lengths([length for pack in held for length in pack])

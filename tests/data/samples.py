@@ -6,13 +6,15 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from tensor3d.data import IndexedDataset, IndexedWriter, PretrainingData, ShardedPairs, SpecialTokens
+from tensor3d.data import IndexedDataset, IndexedWriter, PackedBatch, PretrainingData, ShardedPairs, SpecialTokens, Step
 
 VOCABULARY = SpecialTokens(vocab_size=100, pad=0, cls=2, sep=3, mask=4)
 
@@ -54,3 +56,15 @@ def files_to_open(more: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def same_batch(left: PackedBatch, right: PackedBatch) -> bool:
+    names = [field.name for field in fields(PackedBatch) if field.name not in ("sequences", "read")]
+    alike = all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
+    return alike and left.sequences.lengths == right.sequences.lengths
+
+
+def same_step(left: Step, right: Step) -> bool:
+    names = ("index", "targets", "sequences", "tokens", "fill", "imbalance")
+    alike = all(getattr(left, name) == getattr(right, name) for name in names)
+    return alike and all(map(same_batch, left.batches, right.batches))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 
 from tensor3d import Cube
@@ -22,14 +20,13 @@ from tensor3d.data import (
     ExchangeOptions,
     IndexedDataset,
     Loader,
-    PackedBatch,
     PretrainingData,
     Step,
 )
 from tensor3d.data.exchange import check_within, shards_of
 from tensor3d.packing import Work
 from tensor3d.peers import PeerError, Peers
-from tests.data.samples import VOCABULARY, pretraining, write_random
+from tests.data.samples import VOCABULARY, pretraining, same_step, write_random
 from tests.ranks import run_ranks, run_survivors
 
 LIMITS = {"capacity": 64, "max_length": 48, "max_sequences": 4, "seed": 5}
@@ -74,18 +71,6 @@ def exchanged(folder: Path, cube: Cube, within: int | None, groups: int) -> tupl
 
 def everything(folder: Path, groups: int) -> PretrainingData:
     return pretraining(*(IndexedDataset(folder / f"shard-{n}") for n in range(SHARDS)), **LIMITS, groups=groups)
-
-
-def same_batch(left: PackedBatch, right: PackedBatch) -> bool:
-    names = [field.name for field in fields(PackedBatch) if field.name not in ("sequences", "read")]
-    alike = all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
-    return alike and left.sequences.lengths == right.sequences.lengths
-
-
-def same_step(left: Step, right: Step) -> bool:
-    names = ("index", "targets", "sequences", "tokens", "fill", "imbalance")
-    alike = all(getattr(left, name) == getattr(right, name) for name in names)
-    return alike and all(map(same_batch, left.batches, right.batches))
 
 
 def _compare(

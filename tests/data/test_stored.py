@@ -24,8 +24,7 @@ from tensor3d.data import (
 from tensor3d.data.masking import masked_count
 from tensor3d.data.sources import in_order
 from tensor3d.peers import Peers
-from tests.data.samples import VOCABULARY, files_to_open
-from tests.data.test_exchange import same_step
+from tests.data.samples import VOCABULARY, files_to_open, same_step
 from tests.ranks import run_ranks
 
 Sequence = tuple[list[int], list[int], int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
@@ -13,6 +12,7 @@ from torch import Tensor
 from models.bert import PRESETS, BertConfig, BertForPreTraining
 from tensor3d import Cube, clip_grad_norm_
 from tensor3d.data import Pack
+from tests.models.parity import ODD, loss_and_gradients
 from tests.models.toy import Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import (
@@ -27,27 +27,8 @@ from tests.twins import (
     worst,
 )
 
-ODD = 67
 VOCABULARY_SHAPES = [(2, 2, 2, 1), (1, 8, 1, 1)]
 BERTS = 30522
-
-
-def loss_and_gradients(shape: Shape, vocab: int, dtype: torch.dtype, **changes: object) -> dict[str, float]:
-    torch.set_default_dtype(dtype)
-    config, packs = toy_config(vocab, **changes), toy_packs(vocab, 72 if shape == (3, 3, 3, 1) else 16)
-    cube, model, single, twin = make_twins(lambda c: BertForPreTraining(config, c), shape)
-    targets, sequences = totals(packs)
-    ours = model(lay(packs, cube), targets, sequences)
-    theirs = twin(lay(packs, single), targets, sequences)
-    ours.loss.backward()
-    theirs.loss.backward()
-    errors = {
-        name: error(getattr(ours, name), getattr(theirs, name))
-        for name in ("loss", "mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
-    }
-    errors |= gradient_errors(model, twin)
-    norms = [clip_grad_norm_(m.parameters(), math.inf, c) for m, c in ((model, cube), (twin, single))]
-    return errors | {"norm": error(*norms)}
 
 
 @pytest.mark.parametrize(("shape", "dtype"), SHAPES_AND_TYPES)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from models.bert import PRESETS, BertForPreTraining
@@ -29,13 +27,12 @@ from tensor3d import (
     cross_entropy,
     local,
 )
-from tensor3d.data import PackedBatch
 from tensor3d.optim import AdamW
 from tensor3d.planning.traffic import Wire
 from tests.models import toy
+from tests.models.kept import kept_bytes, load_of, wire_of
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.test_memory import check_nothing_is_hidden
 from tests.twins import ranks_of
 
 Changes = dict[str, Any]
@@ -61,33 +58,6 @@ KEPT: list[tuple[Changes, Changes, torch.dtype | None]] = [
     ({**MODERN, "dropout": 0.1}, {"recompute": "layer"}, None),
     ({**MODERN, "dropout": 0.1}, {"keep_gathered": True}, torch.bfloat16),
 ]
-
-
-def wire_of(cube: Cube, dtype: torch.dtype | None) -> Wire:
-    shape = cube.shape
-    size = CubeShape(x=shape.x, y=shape.y, z=shape.z, data=shape.data)
-    return Wire(shape=size, rank=cube.rank, compute=4 if dtype is None else dtype.itemsize)
-
-
-def load_of(batch: PackedBatch) -> Load:
-    slots = [tensor.shape[0] for tensor in (batch.ids, batch.masked, batch.first)]
-    return Load(rows=slots[0], masked=slots[1], first=slots[2], lengths=batch.sequences.lengths)
-
-
-def kept_bytes(model: BertForPreTraining, run: Callable[[], Tensor]) -> int:
-    """Bytes of all storages that autograd keeps for the backward of `run()`, without those of parameters."""
-    kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
-
-    def note(tensor: Tensor) -> Tensor:
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-        kept[own.untyped_storage().data_ptr()] = own
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = run()
-    check_nothing_is_hidden(result)
-    weights = {local(parameter).untyped_storage().data_ptr() for parameter in model.parameters()}
-    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
 
 
 def _kept(

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.bert import PRESETS, BertConfig, BertForPreTraining
 from tensor3d import Cube
 from tensor3d.data import Pack
-from tests.models.test_bert import ODD, loss_and_gradients
+from tests.models.parity import ODD, loss_and_gradients
 from tests.models.toy import CAPACITY, Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import FOUR_SHAPES, error, ranks_of, worst

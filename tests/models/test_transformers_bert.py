@@ -6,7 +6,6 @@ import copy
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,8 @@ from tensor3d import Cube, gather
 from tensor3d.data import Pack
 from tensor3d.optim import AdamW
 from tensor3d.parallel import full_state_dict, parallelize
-from tests.models.toy import CAPACITY, Shape, lay, one_by_one, totals, toy_packs
+from tests.models.padded import PACKS, of_sequences, of_tokens, padded
+from tests.models.toy import CAPACITY, Shape, lay, totals, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import error, full, worst
 
@@ -26,7 +26,6 @@ transformers = pytest.importorskip("transformers")
 
 ODD = 67
 BERTS = 30522
-PACKS = 16
 SHAPES: tuple[Shape, ...] = ((2, 2, 2, 1), (1, 2, 4, 1), (4, 2, 1, 1), (1, 2, 2, 2))
 
 
@@ -55,34 +54,6 @@ def packs_with_pad(vocab: int = ODD, seed: int = 3) -> list[Pack]:
     for pack in packs:
         pack.ids[1::5] = 0
     return packs
-
-
-def padded(packs: list[Pack]) -> dict[str, Tensor]:
-    """All sequences of the packs, one a row, padded with id 7 to the capacity: the arguments of the original."""
-    singles = one_by_one(packs)
-    shape = (len(singles), CAPACITY)
-    ids, types, mask = np.full(shape, 7), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    labels = np.full(shape, -100)
-    for row, pack in enumerate(singles):
-        length = len(pack.ids)
-        ids[row, :length], types[row, :length], mask[row, :length] = pack.ids, pack.types, 1
-        labels[row, pack.masked] = pack.masked_labels
-    arrays = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "labels": labels}
-    arrays["next_sentence_label"] = np.concatenate([pack.next_labels for pack in singles])
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def of_tokens(hidden: Tensor, packs: list[Pack]) -> Tensor:
-    """Of one row a slot of all packs, those that hold tokens."""
-    slots = hidden.view(len(packs), CAPACITY, -1)
-    return torch.cat([rows[: len(pack.ids)] for rows, pack in zip(slots, packs, strict=True)])
-
-
-def of_sequences(pooled: Tensor, packs: list[Pack], planes: int) -> Tensor:
-    """Of one row a [CLS] slot of all planes, those that hold sequences; each plane's come first among its slots."""
-    count = len(packs) // planes
-    of_plane = [sum(len(pack.lengths) for pack in packs[i * count : (i + 1) * count]) for i in range(planes)]
-    return torch.cat([rows[:used] for rows, used in zip(pooled.chunk(planes), of_plane, strict=True)])
 
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from models.bert import BertConfig
-from tensor3d import Cube
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.bert import BertConfig, BertForPreTraining
+from tensor3d import Cube, local
 from tensor3d.data import Pack, PackedBatch, collate
 
 CAPACITY = 24
@@ -93,3 +97,19 @@ def lay(packs: list[Pack], cube: Cube, capacity: int = CAPACITY, *, with_read_ro
         pad=0,
         with_read_rows=with_read_rows,
     )
+
+
+def sums_and_gradients(cube: Cube, changes: dict[str, Any], made: dict[str, Any]) -> dict[str, Tensor]:
+    """What a BERT with `changes` of its configuration, made so, gives on a cube, with vectors that hide nothing."""
+    config = toy_config(67, **changes)
+    cube.manual_seed(3)
+    model = BertForPreTraining(config, cube, **made)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # biases of 0 and gains of 1 would hide much
+            torch.manual_seed(len(name))
+            local(parameter).data.add_(0.3 * torch.randn(local(parameter).shape))
+    step = toy_packs(config.vocab, 16)
+    result = model(lay(step, cube), *totals(step))
+    result.loss.backward()
+    gradients = {name: local(parameter.grad) for name, parameter in model.named_parameters()}  # type: ignore[arg-type]
+    return {"sums": result.sums, **gradients}

@@ -12,8 +12,7 @@ from torch import nn
 from tensor3d import Cube, local
 from tensor3d.clip import clip_gradients
 from tensor3d.optim import LossScaler
-from tests.optim.test_steps import NoWaiting, bits, same
-from tests.optim.zoo import KINDS, give, gradients_of, make
+from tests.optim.zoo import KINDS, NoWaiting, bits, give, gradients_of, make, same
 from tests.ranks import run_ranks
 
 GOOD, BAD = torch.tensor(0.0), torch.tensor(1.0)

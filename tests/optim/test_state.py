@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from tensor3d import local
 from tensor3d.optim import LossScaler
-from tests.optim.test_steps import bits, same
-from tests.optim.zoo import BETAS, EPS, KINDS, Zoo, make, rate, run
+from tests.optim.zoo import BETAS, EPS, KINDS, Zoo, bits, make, rate, run, same
 from tests.ranks import run_ranks
 from tests.twins import error, full
 

@@ -8,29 +8,30 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensor3d import Cube, local
-from tensor3d.optim import AdamW, Lamb, decay_groups
-from tests.optim.zoo import BETAS, EPS, KINDS, Zoo, first_values, give, gradients_of, make, rate, run, spoiled
+from tensor3d.optim import decay_groups
+from tests.optim.zoo import (
+    BETAS,
+    EPS,
+    KINDS,
+    NoWaiting,
+    bits,
+    first_values,
+    give,
+    gradients_of,
+    make,
+    rate,
+    run,
+    same,
+    spoiled,
+)
 from tests.ranks import run_ranks
 from tests.tied import Tied
 from tests.twins import error, full
 
 Shape = tuple[int, int, int, int]
-Optimizer = AdamW | Lamb
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-def bits(zoo: Zoo, optimizer: Optimizer) -> list[Tensor]:
-    """This rank's blocks of all weights and states, as whole numbers: 0.0 is not -0.0 here."""
-    states = [optimizer.state[p][key] for p in zoo.parameters() for key in ("exp_avg", "exp_avg_sq", "step")]
-    views = {4: torch.int32, 8: torch.int64}
-    return [local(t.detach()).view(views[t.element_size()]).clone() for t in [*zoo.parameters(), *states]]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # AdamW
@@ -113,15 +114,6 @@ def test_a_skipped_step_never_was(kind: str, dtype: torch.dtype, request: pytest
         request.getfixturevalue("double")
     found = _skipping(kind, (1, 1, 1, 1))
     assert all(found.values()), found
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuses what reads a number of the device on the host, and what sends one there."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_to_copy", "lift_fresh"), name
-        return func(*args, **(kwargs or {}))
 
 
 @kinds

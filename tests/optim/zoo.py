@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensor3d import Cube, distribute
+from tensor3d import Cube, distribute, local
 from tensor3d.layout import Layout, copies, matrix, narrow, table, vector
 from tensor3d.optim import AdamW, Lamb, decay_groups
 
@@ -99,3 +100,26 @@ def run(optimizer: AdamW | Lamb, zoo: Zoo, cube: Cube, steps: range) -> None:
 def _drawn(seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(size, generator=generator) for name, (_, size) in LAYOUTS.items()}
+
+
+Optimizer = AdamW | Lamb
+
+
+def bits(zoo: Zoo, optimizer: Optimizer) -> list[Tensor]:
+    """This rank's blocks of all weights and states, as whole numbers: 0.0 is not -0.0 here."""
+    states = [optimizer.state[p][key] for p in zoo.parameters() for key in ("exp_avg", "exp_avg_sq", "step")]
+    views = {4: torch.int32, 8: torch.int64}
+    return [local(t.detach()).view(views[t.element_size()]).clone() for t in [*zoo.parameters(), *states]]
+
+
+def same(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what reads a number of the device on the host, and what sends one there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_to_copy", "lift_fresh"), name
+        return func(*args, **(kwargs or {}))

@@ -5,12 +5,15 @@ rows 64 of the cube, in 8 packs of 8: a face-y slice of every cube of 8 ranks ho
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tensor3d import Cube, Sequences
-from tensor3d.parallel import full_tensor
+from tensor3d.layout import vector
+from tensor3d.parallel import PackedRows, full_tensor, kinds
 from tests.twins import error
 
 PACKS = ((5, 3), (8,), (2, 6), (1, 4, 3), (7, 1), (8,), (4, 4), (3, 5))
@@ -159,3 +162,17 @@ def errors_of(
         if gradient is not None and parameter.grad is not None:
             errors[name] = error(as_original(name, full_tensor(gradient, cube)), parameter.grad, name)
     return errors
+
+
+def language_plan(rows: PackedRows) -> dict[str, Any]:
+    return {
+        "embed": kinds.embedding(),
+        "positions": kinds.table(),
+        "blocks.*.norm*": kinds.norm("z"),
+        "**.attention": kinds.attention(rows),
+        "**.scale": kinds.wrapped({"gamma": vector("z")}),
+        "**.up": kinds.linear("z"),
+        "**.down": kinds.linear("y"),
+        "norm": kinds.norm("z"),
+        "head": kinds.projection(),
+    }

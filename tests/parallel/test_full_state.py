@@ -15,8 +15,7 @@ from tensor3d.layout import vector
 from tensor3d.parallel import PackedRows, Workshop, full_state_dict, kinds, parallelize
 from tensor3d.parallel.layer_kinds import Linear
 from tensor3d.parallel.state import load_full_state_dict
-from tests.parallel.foreign import Language, Scale, varied
-from tests.parallel.test_parallelize import language_plan
+from tests.parallel.foreign import Language, Scale, language_plan, varied
 from tests.ranks import run_ranks
 
 SINGLE = Cube.single()

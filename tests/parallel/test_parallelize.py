@@ -23,6 +23,7 @@ from tests.parallel.foreign import (
     Scale,
     Vision,
     errors_of,
+    language_plan,
     own_plane,
     own_sequences,
     per_sequence,
@@ -41,20 +42,6 @@ def _double() -> Any:
     torch.manual_seed(5)
     yield
     torch.set_default_dtype(before)
-
-
-def language_plan(rows: PackedRows) -> dict[str, Any]:
-    return {
-        "embed": kinds.embedding(),
-        "positions": kinds.table(),
-        "blocks.*.norm*": kinds.norm("z"),
-        "**.attention": kinds.attention(rows),
-        "**.scale": kinds.wrapped({"gamma": vector("z")}),
-        "**.up": kinds.linear("z"),
-        "**.down": kinds.linear("y"),
-        "norm": kinds.norm("z"),
-        "head": kinds.projection(),
-    }
 
 
 VISION_PLAN = {

@@ -15,9 +15,8 @@ from tensor3d import Cube, LayerNorm3D, Precision, Speed, cross_entropy, explain
 from tensor3d.activation import biased_backward
 from tensor3d.dropping import draw_kept, gain_of
 from tensor3d.layers.loss import _row_statistics
-from tests.models.toy import lay, totals, toy_config, toy_packs
+from tests.models.toy import lay, sums_and_gradients, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.test_fusion import sums_and_gradients
 from tests.twins import error, name_of, ranks_of
 
 pytestmark = pytest.mark.slow

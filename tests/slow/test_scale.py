@@ -17,7 +17,7 @@ from models.bert.saved import saved
 from models.bert.traffic import step_traffic
 from tensor3d import Cube, CubeShape, Sequences, TransformerLayer3D, clip_grad_norm_, local
 from tensor3d.optim import AdamW, Lamb
-from tests.models.test_memory import kept_bytes, load_of, wire_of
+from tests.models.kept import kept_bytes, load_of, wire_of
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import compare, worst

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tensor3d import checkpoint
-from tests.slow.kills import ROOT, SMALL, losses, ranks_of
+from tests.slow.kills import ROOT, SMALL, losses, ranks_of, until
 
 pytestmark = pytest.mark.slow
 
@@ -72,13 +71,6 @@ class Run:
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
-
-
-def until(condition: Callable[[], object], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
+
+from tests.tools.runs import write_text
 
 RECIPE = """
 [data]
@@ -31,35 +32,6 @@ steps = 6
 evaluate_every = 3
 checkpoint_every = 3
 """
-WORDS = [
-    "cube",
-    "axis",
-    "plane",
-    "face",
-    "shard",
-    "pack",
-    "token",
-    "rank",
-    "gather",
-    "scatter",
-    "reduce",
-    "product",
-    "weight",
-    "column",
-    "row",
-    "sum",
-]
-
-
-def write_text(path: Path, documents: int = 60) -> None:
-    """Sentences of random words, the same at every call."""
-    draw = random.Random(4)
-
-    def sentence() -> str:
-        return " ".join(draw.choices(WORDS, k=draw.randint(3, 9))).capitalize() + "."
-
-    texts = ["\n".join(sentence() for _ in range(draw.randint(3, 12))) for _ in range(documents)]
-    path.write_text("\n\n".join(texts) + "\n")
 
 
 @pytest.fixture(scope="session")

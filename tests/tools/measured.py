@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tensor3d.planning.traffic import Bytes
+from tools.bench.rank_memory import RankMemory
+from tools.bench.trial import RankFacts, StepSample
 from tools.metrics import EvaluationMetrics, StepMetrics
 
 STEP = StepMetrics(
@@ -59,4 +63,38 @@ def evaluation(number: int, loss: float) -> EvaluationMetrics:
         masked_lm_loss=loss - 0.5,
         masked_lm_accuracy=0.3,
         next_sentence_accuracy=0.6,
+    )
+
+
+def sample(seconds: float, received: int = 0) -> StepSample:
+    return StepSample(
+        seconds=seconds,
+        tokens=100,
+        loss=1.0,
+        received=Counter({("y", "all-gather"): received}),
+        calls=Counter({("y", "all-gather"): 3}),
+        flops=1000,
+    )
+
+
+def facts(first_loss: float = 5.0, expected: int = 0) -> RankFacts:
+    form: Bytes = Counter({("y", "all-gather"): expected})
+    memory = RankMemory(
+        held=30 + expected,
+        held_closed_form=38,
+        saved=20 + expected,
+        saved_closed_form=28,
+        saved_equal=expected == 8,
+        peak=60 + expected,
+        peak_closed_form=70,
+    )
+    calls = Counter({("y", "all-gather"): 3})
+    return RankFacts(
+        device="cpu",
+        threads=1,
+        closed_form=form,
+        calls_closed_form=calls,
+        first_loss=first_loss,
+        peak_memory=expected,
+        memory=memory,
     )

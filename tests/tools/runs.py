@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import torch
@@ -29,3 +30,34 @@ def losses(run: Path, tag: str = "loss/total") -> dict[int, float]:
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     return {event.step: event.value for event in events.Scalars(tag)}
+
+
+WORDS = [
+    "cube",
+    "axis",
+    "plane",
+    "face",
+    "shard",
+    "pack",
+    "token",
+    "rank",
+    "gather",
+    "scatter",
+    "reduce",
+    "product",
+    "weight",
+    "column",
+    "row",
+    "sum",
+]
+
+
+def write_text(path: Path, documents: int = 60) -> None:
+    """Sentences of random words, the same at every call."""
+    draw = random.Random(4)
+
+    def sentence() -> str:
+        return " ".join(draw.choices(WORDS, k=draw.randint(3, 9))).capitalize() + "."
+
+    texts = ["\n".join(sentence() for _ in range(draw.randint(3, 12))) for _ in range(documents)]
+    path.write_text("\n\n".join(texts) + "\n")

@@ -14,15 +14,13 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
-from tensor3d.planning.traffic import Bytes
 from tests.ranks import run_ranks
+from tests.tools.measured import facts, sample
 from tools.bench import step
 from tools.bench.__main__ import main
 from tools.bench.figures import HEADER, figures, loss_difference, row
 from tools.bench.machine import aligned
-from tools.bench.rank_memory import RankMemory
 from tools.bench.step import StepCommand, deal, losses_agree
-from tools.bench.trial import RankFacts, StepSample
 
 QUIET = ["--model.dropout", "0", "--model.attention-dropout", "0"]
 
@@ -201,40 +199,6 @@ def test_a_failing_rank_is_exit_status_1(
 
 
 # Figures, by hand
-
-
-def sample(seconds: float, received: int = 0) -> StepSample:
-    return StepSample(
-        seconds=seconds,
-        tokens=100,
-        loss=1.0,
-        received=Counter({("y", "all-gather"): received}),
-        calls=Counter({("y", "all-gather"): 3}),
-        flops=1000,
-    )
-
-
-def facts(first_loss: float = 5.0, expected: int = 0) -> RankFacts:
-    form: Bytes = Counter({("y", "all-gather"): expected})
-    memory = RankMemory(
-        held=30 + expected,
-        held_closed_form=38,
-        saved=20 + expected,
-        saved_closed_form=28,
-        saved_equal=expected == 8,
-        peak=60 + expected,
-        peak_closed_form=70,
-    )
-    calls = Counter({("y", "all-gather"): 3})
-    return RankFacts(
-        device="cpu",
-        threads=1,
-        closed_form=form,
-        calls_closed_form=calls,
-        first_loss=first_loss,
-        peak_memory=expected,
-        memory=memory,
-    )
 
 
 def test_figures_by_hand() -> None:

@@ -17,7 +17,7 @@ from models.bert import BertForPreTraining
 from tensor3d import Cube, CubeShape
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.tools.test_bench import facts, sample
+from tests.tools.measured import facts, sample
 from tools.bench import plots, scaling
 from tools.bench.__main__ import main, parse
 from tools.bench.figures import figures

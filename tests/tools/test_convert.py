@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tensor3d import Cube
 from tests.ranks import run_ranks
-from tests.tools.corpus.test_tokenize_special import write_sentencepiece
-from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_vocabulary
+from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_sentencepiece, write_vocabulary
 from tools.convert.__main__ import main
 from tools.convert.from_hf import FromHuggingFace
 from tools.convert.output import check_new, new_folder

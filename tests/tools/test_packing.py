@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from tensor3d.data import sample_pairs
 from tensor3d.data.masking import masked_counts
 from tensor3d.packing import PLANNERS, Limits, fingerprint_of, load_plan, lpfhp, pack_stream
-from tests.tools.conftest import write_text
+from tests.tools.runs import write_text
 from tools.corpus.info import load_corpus
 from tools.corpus.prepare import prepare
 from tools.packing.__main__ import main

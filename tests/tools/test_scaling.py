@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tensor3d import CubeShape
 from tests.ranks import run_ranks
-from tests.tools.test_bench import facts, sample
+from tests.tools.measured import facts, sample
 from tools.bench.figures import figures
 from tools.bench.scaling_figures import Point, to_json
 from tools.scaling import main, point_of

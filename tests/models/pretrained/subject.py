@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from models.bert import BertForPreTraining
-from tensor3d import Cube
+from models.bert import BertForPreTraining, Text
+from tensor3d import Cube, checkpoint
 from tensor3d.parallel import full_tensor
 from tests.models.toy import CAPACITY
 
@@ -102,3 +103,19 @@ def loaded(folder: Path, kind: Any = BertForPreTraining) -> Any:
     cube = Cube.single()
     cube.manual_seed(3)
     return kind.from_pretrained(folder, cube)
+
+
+def checkpointed(model: nn.Module, cube: Cube, folder: Path, step: int = 1) -> Path:
+    optimizer = torch.optim.AdamW(model.parameters())
+    return checkpoint.save(folder / "checkpoints", step, model, optimizer, cube, {})
+
+
+def texts(vocab: int, count: int = 5) -> list[Text]:
+    random = np.random.default_rng(1)
+    lengths = random.integers(2, 20, count)
+    return [Text(ids=random.integers(0, vocab, n), types=np.arange(n) * 2 // n) for n in lengths.tolist()]
+
+
+def theirs(model: Any, text: Text) -> Any:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(text.ids[None]), token_type_ids=torch.tensor(text.types[None]))

@@ -14,8 +14,7 @@ from torch import Tensor
 from models.bert import BertForPreTraining, BertForSequenceClassification, BertModel, export_huggingface, open_weights
 from models.bert.pretrained import write_model_json
 from tensor3d import Cube
-from tests.models.pretrained.subject import original, same, settings_of, tensors_of, values, write
-from tests.models.pretrained.test_own_folder import checkpointed
+from tests.models.pretrained.subject import checkpointed, original, same, settings_of, tensors_of, values, write
 from tests.models.toy import Shape
 from tests.ranks import run_ranks
 

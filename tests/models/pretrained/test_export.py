@@ -26,9 +26,19 @@ from models.bert.outputs import class_logits, sentence_vectors
 from models.bert.pretrained import json_files, write_model_json
 from models.bert.pretrained.tensor_files import WEIGHT_FILES
 from tensor3d import Cube
-from tests.models.pretrained.subject import loaded, original, same, saved, settings_of, tensors_of, values, write
-from tests.models.pretrained.test_import import texts, theirs
-from tests.models.pretrained.test_own_folder import checkpointed
+from tests.models.pretrained.subject import (
+    checkpointed,
+    loaded,
+    original,
+    same,
+    saved,
+    settings_of,
+    tensors_of,
+    texts,
+    theirs,
+    values,
+    write,
+)
 from tests.models.toy import toy_config
 from tests.twins import error
 

@@ -16,14 +16,24 @@ from models.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertModel,
-    Text,
     open_weights,
 )
 from models.bert.outputs import class_logits, sentence_vectors, span_logits
 from models.bert.pretrained.names import third_of_rows
 from models.bert.pretrained.tensor_files import WEIGHT_FILES
 from tensor3d import Cube
-from tests.models.pretrained.subject import loaded, original, same, saved, settings_of, tensors_of, values, write
+from tests.models.pretrained.subject import (
+    loaded,
+    original,
+    same,
+    saved,
+    settings_of,
+    tensors_of,
+    texts,
+    theirs,
+    values,
+    write,
+)
 from tests.twins import error
 
 pytest.importorskip("transformers")
@@ -107,17 +117,6 @@ def test_types_of_files(model: Any, tmp_path: Path, kind: torch.dtype, name: str
     ours = values(loaded(tmp_path / "narrow"))
     assert all(value.dtype == torch.float32 for value in ours.values())
     assert same(ours, values(loaded(tmp_path / "wide")))
-
-
-def texts(vocab: int, count: int = 5) -> list[Text]:
-    random = np.random.default_rng(1)
-    lengths = random.integers(2, 20, count)
-    return [Text(ids=random.integers(0, vocab, n), types=np.arange(n) * 2 // n) for n in lengths.tolist()]
-
-
-def theirs(model: Any, text: Text) -> Any:
-    with torch.no_grad():
-        return model(input_ids=torch.tensor(text.ids[None]), token_type_ids=torch.tensor(text.types[None]))
 
 
 LIKEWISE = [pytest.param(name, marks=pytest.mark.slow) for name in ("gelu_python", "gelu_new", "gelu_pytorch_tanh")]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from models.bert import (
     BertConfig,
@@ -19,16 +18,11 @@ from models.bert import (
     open_weights,
 )
 from models.bert.pretrained import read_model_json, write_model_json
-from tensor3d import Cube, checkpoint
-from tests.models.pretrained.subject import same, values
+from tensor3d import Cube
+from tests.models.pretrained.subject import checkpointed, same, values
 from tests.models.toy import toy_config
 
 HEADS = ("pooler", "masked_lm", "next_sentence")
-
-
-def checkpointed(model: nn.Module, cube: Cube, folder: Path, step: int = 1) -> Path:
-    optimizer = torch.optim.AdamW(model.parameters())
-    return checkpoint.save(folder / "checkpoints", step, model, optimizer, cube, {})
 
 
 def run(folder: Path, **changes: Any) -> BertForPreTraining:

@@ -18,8 +18,8 @@ from models.bert.pretrained.names import library_names, thirds
 from tensor3d import Cube, gather
 from tensor3d.data import Pack
 from tensor3d.parallel import full_tensor
+from tests.models.padded import PACKS, of_sequences, of_tokens, padded
 from tests.models.pretrained.subject import saved
-from tests.models.test_transformers_bert import PACKS, of_sequences, of_tokens, padded
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import error, ranks_of, worst

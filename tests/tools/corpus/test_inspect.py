@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from tensor3d.data import IndexedWriter
-from tests.tools.conftest import write_text
+from tests.tools.runs import write_text
 from tools.corpus.__main__ import main
 from tools.corpus.inspection import InspectOptions, inspect
 from tools.corpus.inspection.documents import Drawn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,11 @@ import pytest
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
+from tests.tools.corpus.tokenized import BERT, write_sentencepiece
 from tools.corpus.tokenizers.base import find_special, spell_special
 from tools.corpus.tokenizers.folder import open_tokenizer
 
-ROBERTA, BERT = ("<pad>", "<s>", "</s>", "<mask>"), ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+ROBERTA = ("<pad>", "<s>", "</s>", "<mask>")
 CHARACTERS = [*string.ascii_lowercase, *"<>/[]", *string.ascii_uppercase]
 
 
@@ -35,26 +35,6 @@ def words() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.add_tokens(list(BERT[:2]))
     return made
-
-
-def write_sentencepiece(file: Path, *, vocab_size: int = 70, byte_fallback: bool = False) -> Path:
-    trained = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(f"the quick brown fox jumps over a lazy dog {n} [MASKSEPCL" for n in range(300)),
-        model_writer=trained,
-        model_type="bpe",
-        vocab_size=vocab_size,
-        hard_vocab_limit=False,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
-        user_defined_symbols=list(BERT[1:]),
-        minloglevel=2,
-        byte_fallback=byte_fallback,
-    )
-    file.write_bytes(trained.getvalue())
-    return file
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import string
 from collections.abc import Sequence
 from pathlib import Path
+
+import sentencepiece
 
 from tests.tools.stories import STORIES
 from tools.corpus.work import Options, Step, local_team
@@ -36,3 +39,26 @@ def write_documents(output: Path, *files: Sequence[str | bytes]) -> Path:
 
 def line(text: str) -> bytes:
     return json.dumps({"id": "", "title": "Not text.", "text": text}, ensure_ascii=False).encode() + b"\n"
+
+
+BERT = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def write_sentencepiece(file: Path, *, vocab_size: int = 70, byte_fallback: bool = False) -> Path:
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(f"the quick brown fox jumps over a lazy dog {n} [MASKSEPCL" for n in range(300)),
+        model_writer=trained,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        user_defined_symbols=list(BERT[1:]),
+        minloglevel=2,
+        byte_fallback=byte_fallback,
+    )
+    file.write_bytes(trained.getvalue())
+    return file
