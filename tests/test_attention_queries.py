@@ -150,7 +150,7 @@ def test_nobody_asks(backend: Backend, count: int, numbers: list[int]) -> None:
 
 def test_the_layer_takes_and_refuses_what_the_function_does() -> None:
     layer = Attention3D(8, 2, Cube.single())
-    with pytest.raises(ValueError, match=r"numbers of this rank's 4 rows, from 0\. Got 4"):
+    with pytest.raises(ValueError, match=r"numbers.*4 rows, from \b0\b.*4"):
         layer(torch.randn(4, 8), Sequences.from_lengths([4]), Queries.from_numbers([4]))
     none = layer(torch.randn(0, 8), Sequences.from_lengths([]), Queries.from_numbers([-1, -1]))
     none.sum().backward()
@@ -168,9 +168,9 @@ def test_moves_and_shows_its_numbers() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     q, sequences = torch.zeros(4, 2, 3), Sequences.from_lengths([4])
-    with pytest.raises(ValueError, match=r"row for each of the queries\. Got 4 rows for 2"):
+    with pytest.raises(ValueError, match=r"row.*4 rows for \b2\b"):
         attention(q, q, q, sequences, queries=Queries.from_numbers([0, 1]))
-    with pytest.raises(ValueError, match=r"numbers of this rank's 4 rows, from 0\. Got 4"):
+    with pytest.raises(ValueError, match=r"numbers.*4 rows, from \b0\b.*4"):
         attention(q[:1], q, q, sequences, queries=Queries.from_numbers([4]))
     with pytest.raises(ValueError, match=r"-1 for an unused slot\. Got -2"):
         Queries.from_numbers([0, -2])

@@ -207,7 +207,7 @@ def test_functions_of_ones_own_are_believed_if_they_are_marked() -> None:
     h = on_y(cube)
     check_origin(Unmarked.apply(h), "z", cube, "a reader")
     check_origin(Marked.apply(h), "z", cube, "a reader")
-    with pytest.raises(ValueError, match=r"a reader reads face y\. Got what lies on face z: it comes from my turn"):
+    with pytest.raises(ValueError, match=r"a reader.*face y\b.*face z\b.*my turn"):
         check_origin(Marked.apply(h) * 2, "y", cube, "a reader")
 
 
@@ -247,9 +247,9 @@ def read_all() -> None:
         for _ in range(2):  # what the first reading noted down must not stand in the way of the second
             LayerNorm3D(HIDDEN, cube, "z")(z)
             LayerNorm3D(HIDDEN, cube, "y")(y)
-        with pytest.raises(ValueError, match=r"reads face y\. Got what lies on face z"):
+        with pytest.raises(ValueError, match=r"reads face y\b.*on face z\b"):
             LayerNorm3D(HIDDEN, cube, "y")(z)
-        with pytest.raises(ValueError, match=r"reads face z\. Got what lies on face y"):
+        with pytest.raises(ValueError, match=r"reads face z\b.*on face y\b"):
             LayerNorm3D(HIDDEN, cube, "z")(y)
 
 
@@ -264,7 +264,7 @@ def test_a_deep_side_branch_hides_nothing() -> None:
         branch = branch * 1.0
     y = on_y(cube)
     for mixed in (y * branch, branch * y):
-        with pytest.raises(ValueError, match=r"reads face z\. Got what lies on face y"):
+        with pytest.raises(ValueError, match=r"reads face z\b.*on face y\b"):
             LayerNorm3D(HIDDEN, cube, "z")(mixed)
 
 
@@ -310,7 +310,7 @@ def test_padded_results_come_from_the_face_that_is_named() -> None:
     packs = pack_padded(torch.ones(4, 8, dtype=torch.int64), None, cube)
     y = Linear3D(HIDDEN, HIDDEN, cube, "z")(Embedding3D(11, HIDDEN, cube)(packs.ids))
     assert packs.pad_hidden(y, cube, "y").shape == (4, 8, HIDDEN)
-    with pytest.raises(ValueError, match=r"pad_hidden reads face z\. Got what lies on face y"):
+    with pytest.raises(ValueError, match=r"pad_hidden.*face z\b.*face y\b"):
         packs.pad_hidden(y, cube)
 
 
@@ -347,7 +347,7 @@ class Drifting(nn.Module):
 
 def plain_parameter() -> str:
     cube = Cube(1, 2, 2)
-    with pytest.raises(ValueError, match=r"is a plain tensor on 1x2x2") as refused:
+    with pytest.raises(ValueError, match=r"plain.*1x2x2") as refused:
         Drifting(cube)(on_z(cube))
     return str(refused.value)
 
@@ -372,7 +372,7 @@ def test_a_sum_over_ranks_refuses_means(loss: Callable[[Tensor, Tensor], Tensor]
     cube = Cube(1, 1, 1)
     logits, labels = NarrowHead3D(HIDDEN, 3, cube, "z")(on_z(cube)), torch.zeros(ROWS, dtype=torch.int64)
     over = cube.over("data", "x", "y")
-    with pytest.raises(ValueError, match=r"a mean over the rows of this rank was passed to a sum over ranks"):
+    with pytest.raises(ValueError, match=r"mean over the rows.*sum over ranks"):
         sum_copies(loss(logits, labels), over)
     sum_copies(F.cross_entropy(logits, labels, reduction="sum") / ROWS, over)
     sum_copies(F.cross_entropy(logits, labels) * ROWS / ROWS, over)  # who scales it, knows
@@ -409,7 +409,7 @@ def test_layers_keep_a_batch_dim_of_one() -> None:
 
 def test_a_padded_batch_is_refused_with_the_remedy() -> None:
     cube = Cube(1, 1, 1)
-    with pytest.raises(ValueError, match=r"Linear3D reads the packed rows .* Got shape \(4, 8, 16\)\. Pack a padded"):
+    with pytest.raises(ValueError, match=r"Linear3D.*\(4, 8, 16\)"):
         Linear3D(HIDDEN, HIDDEN, cube)(torch.zeros(4, 8, HIDDEN))
     with pytest.raises(ValueError, match=r"Embedding3D reads .* Got shape \(4, 8\)"):
         Embedding3D(11, HIDDEN, cube)(torch.zeros(4, 8, dtype=torch.int64))

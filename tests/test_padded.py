@@ -285,13 +285,13 @@ def test_refusals(ids: Tensor, mask: Tensor | None, capacity: int | None, messag
 def test_refusals_of_the_way_back() -> None:
     cube = places(y=2, z=3)[0]
     packs = pack_padded(IDS, MASK, cube)
-    with pytest.raises(ValueError, match=r"\(4, 5\) of the packed ids in its first two dims. Got \(5, 4\)"):
+    with pytest.raises(ValueError, match=r"\(4, 5\).*packed ids.*\(5, 4\)"):
         packs.pack(IDS.T)
     with pytest.raises(ValueError, match=rf"each of the plane's {packs.rows} rows. Got shape \(3, 2\)"):
         packs.pad(torch.zeros(3, 2))
     with pytest.raises(ValueError, match=rf"{packs.rows}/y = {packs.rows // 2} rows on face z"):
         packs.pad_hidden(torch.zeros(packs.rows // 3, 4), cube, "z")
-    with pytest.raises(ValueError, match=r"hidden must divide by z=3\. Got 4"):
+    with pytest.raises(ValueError, match=r"hidden.*z=3.*4"):
         packs.shard_hidden(torch.zeros(4, 5, 4), cube, "z")
     with pytest.raises(ValueError, match=r"\(batch, sequence, hidden\). Got shape \(4, 5\)"):
         packs.shard_hidden(torch.zeros(4, 5), cube, "z")

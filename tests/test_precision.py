@@ -110,7 +110,7 @@ def test_one_device_computes_in_half_as_well() -> None:
 
 @pytest.mark.parametrize("wrong", [torch.int64, "bf16"])
 def test_what_is_no_type_is_refused(wrong: object) -> None:
-    with pytest.raises(ValueError, match="compute must be a floating-point type"):
+    with pytest.raises(ValueError, match=r"compute.*floating-point"):
         Precision(compute=wrong)  # type: ignore[arg-type]
 
 

@@ -102,7 +102,7 @@ def test_what_cannot_be_is_refused() -> None:
     weight = Embedding3D(VOCAB, HIDDEN, Cube.single()).weight
     with pytest.raises(ValueError, match=r"shape \(14, 16\)\. Got \(13, 16\)"):
         Projection3D(HIDDEN, 14, Cube.single(), weight=weight)
-    with pytest.raises(ValueError, match=r"vocab must be at least 1\. Got 0"):
+    with pytest.raises(ValueError, match=r"vocab.*1.*0"):
         Projection3D(HIDDEN, 0, Cube.single())
     run_ranks(2, _weight_of_the_other_face)
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused() -> None:
 def _weight_of_the_other_face() -> None:
     cube = Cube(1, 2, 1)
     weight = Linear3D(HIDDEN, HIDDEN, cube, "y").weight
-    with pytest.raises(ValueError, match=r"is it meant for the other face\?"):
+    with pytest.raises(ValueError, match=r"meant.*face\?"):
         Projection3D(HIDDEN, HIDDEN, cube, weight=weight)
 
 

@@ -77,5 +77,5 @@ def test_a_recomputed_layer_keeps_its_input_alone() -> None:
 
 
 def test_an_unknown_choice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"recompute must be one of none, layer, attention\. Got 'all'"):
+    with pytest.raises(ValueError, match=r"recompute.*'all'"):
         TransformerLayer3D(8, 2, Cube.single(), recompute="all")  # type: ignore[arg-type]

@@ -455,11 +455,11 @@ def test_a_signal_to_a_forked_child_is_its_own() -> None:
 
 
 def test_times_must_be_positive() -> None:
-    with pytest.raises(ValueError, match=r"hang_after must be more than 0 seconds. Got 0"):
+    with pytest.raises(ValueError, match=r"hang_after.*0.*0"):
         Watch(Cube.single(), hang_after=0)
-    with pytest.raises(ValueError, match=r"grace must be more than 0 seconds. Got -1"):
+    with pytest.raises(ValueError, match=r"grace.*0.*-1"):
         Watch(Cube.single(), grace=-1)
-    with pytest.raises(ValueError, match=r"patience must be more than 0 seconds. Got nan"):
+    with pytest.raises(ValueError, match=r"patience.*0"):
         Watch(Cube.single(), patience=float("nan"))
 
 

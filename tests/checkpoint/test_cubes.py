@@ -111,7 +111,7 @@ def test_extra_tensors_are_filled_in_place(tmp_path: Path) -> None:
     checkpoint.load(path, model, optimizer, cube, extra={"scale": scale, "growth": growth})
     assert (scale.item(), growth.item()) == (2.0**16, 3)
     checkpoint.load(path, model, optimizer, cube)  # what is not asked for stays there
-    with pytest.raises(ValueError, match=r"has no extra\.skipped, which is asked for"):
+    with pytest.raises(ValueError, match=r"has no extra\.skipped"):
         checkpoint.load(path, model, optimizer, cube, extra={"skipped": scale})
 
 
@@ -158,12 +158,12 @@ def test_what_does_not_fit_is_told_and_changes_nothing(tmp_path: Path) -> None:
         checkpoint.load(path, model, optimizer, cube, grows=[TABLE])
 
     cube, model, _ = make(ALONE, seed=2)
-    with pytest.raises(ValueError, match="written with the optimiser AdamW, and this one is SGD"):
+    with pytest.raises(ValueError, match=r"written.*AdamW.*SGD"):
         checkpoint.load(path, model, torch.optim.SGD(model.parameters(), 0.1), cube)
     amsgrad = torch.optim.AdamW(model.parameters(), amsgrad=True)
-    with pytest.raises(ValueError, match=r"has no optimizer\.\S+\.max_exp_avg_sq \(and 3 more\), which is asked for"):
+    with pytest.raises(ValueError, match=r"has no optimizer\.\S+\.max_exp_avg_sq \(and \b3\b more\)"):
         checkpoint.load(path, model, amsgrad, cube)
-    with pytest.raises(ValueError, match=r"has model\.linear\.bias \(and 2 more\), for which there is no place"):
+    with pytest.raises(ValueError, match=r"has model\.linear\.bias \(and \b2\b more\)"):
         checkpoint.load(path, torch.nn.ModuleDict({"tokens": model.tokens, "positions": model.positions}), None, cube)
 
 

@@ -199,5 +199,5 @@ def test_a_file_that_does_not_hold_what_the_list_says(folder: Path) -> None:
     assert "rank-00001.safetensors contradicts tensors.json on random.cpu.0" in two
     assert "contradicts tensors.json" in read_damaged(ALONE, folder)
     edit(folder, "progress.json", lambda c: c.update(ranks=3))
-    with pytest.raises(checkpoint.DamagedError, match="has no random stream of rank 2 of 3"):
+    with pytest.raises(checkpoint.DamagedError, match=r"random.*2 of \b3\b"):
         checkpoint.read_contents(folder)

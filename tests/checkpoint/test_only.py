@@ -49,5 +49,5 @@ def test_not_with_an_optimiser(tmp_path: Path) -> None:
     cube, model, optimizer = make(ALONE, seed=1)
     step(cube, model, optimizer)
     path = checkpoint.save(tmp_path, 1, model, optimizer, cube, {})
-    with pytest.raises(ValueError, match="only fills some parameters, and an optimiser needs all"):
+    with pytest.raises(ValueError, match=r"fills some.*optimiser needs all"):
         checkpoint.load(path, model, optimizer, cube, only=["tokens.weight"])

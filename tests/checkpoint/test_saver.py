@@ -132,11 +132,11 @@ class _Counting(torch.optim.SGD):
 def test_what_cannot_be_stored_is_refused_at_the_call(tmp_path: Path) -> None:
     cube, model, optimizer = make(ALONE, seed=1)
     with Checkpoints(tmp_path, cube) as checkpoints:
-        with pytest.raises(ValueError, match="progress must be JSON"):
+        with pytest.raises(ValueError, match=r"progress.*JSON"):
             checkpoints.save(1, model, optimizer, {"folder": tmp_path})
-        with pytest.raises(ValueError, match="progress must not name ranks, version"):
+        with pytest.raises(ValueError, match=r"progress.*ranks, version"):
             checkpoints.save(1, model, optimizer, {"version": 3, "ranks": 1})
-        with pytest.raises(ValueError, match="complex64, which a checkpoint cannot hold"):
+        with pytest.raises(ValueError, match="complex64"):
             checkpoints.save(1, model, optimizer, {}, {"wave": torch.zeros(1, dtype=torch.complex64)})
         counting = _Counting(model.parameters(), 0.1)
         counting.step()
@@ -225,7 +225,7 @@ def bereaved(folder: Path) -> tuple[bool, str, str]:
     checkpoints.save(2, model, optimizer, {})
     checkpoints.wait()
     _, outcome = checkpoints.finished()
-    with pytest.raises(RuntimeError, match="no checkpoint can be written any more") as problem:
+    with pytest.raises(RuntimeError, match=r"no checkpoint.*any more") as problem:
         checkpoints.save(3, model, optimizer, {})
     return outcome.path is None, str(outcome.error), str(problem.value)
 

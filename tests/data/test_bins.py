@@ -61,10 +61,10 @@ def test_an_epoch_is_whole_batches(documents: IndexedDataset) -> None:
 def test_what_cannot_be_is_named(documents: IndexedDataset) -> None:
     with pytest.raises(ValueError, match=r"must be at least 1. Got 0 and 8"):
         Bins(width=0, batch=8)
-    with pytest.raises(ValueError, match=r"bins are for the method .padded. with one group. Got .lpfhp."):
+    with pytest.raises(ValueError, match=r"bins.*.padded..*.lpfhp"):
         pretraining(documents, **{**LIMITS, "method": "lpfhp"}, bins=Bins(width=16, batch=8))
     data = pretraining(documents, **LIMITS, bins=Bins(width=5, batch=8))
-    with pytest.raises(ValueError, match=r"bins were made for steps of 8 sequences. Got a global batch of 6"):
+    with pytest.raises(ValueError, match=r"bins.*8.*6"):
         Loader(data, global_batch=6, **ONE_DEVICE)
     with pytest.raises(ValueError, match=r"8 packs per rank \* z=1 \* capacity 5 has 40 rows, .* y=16"):
         Loader(data, global_batch=8, **{**ONE_DEVICE, "cube_shape": (1, 1, 16, 1)})

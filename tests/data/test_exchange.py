@@ -247,13 +247,11 @@ def test_without_other_ranks_nothing_is_sent(folder: Path) -> None:
 def test_what_cannot_be_is_named(folder: Path) -> None:
     shards: list[IndexedDataset | None] = [IndexedDataset(folder / "shard-0"), None]
     alone = Peers.along(Cube.single(), "data")
-    with pytest.raises(
-        ValueError, match="data rank 0 of 1 needs shards 0 to 1 of 2, and shard 1 is not on its machine"
-    ):
+    with pytest.raises(ValueError, match=r"data rank \b0\b of \b1\b needs shards \b0\b to \b1\b of 2, and shard \b1\b"):
         ExchangedPairs(shards, alone, max_length=48, seed=5)
-    with pytest.raises(ValueError, match="8 shards do not divide among data=3"):
+    with pytest.raises(ValueError, match=r"\b8\b.*data=3"):
         shards_of(8, 3, 0)
-    with pytest.raises(ValueError, match=r"every and within must be at least 1. Got 0 and None"):
+    with pytest.raises(ValueError, match=r"within.*1.*0 and None"):
         ExchangeOptions(every=0)
     with pytest.raises(ValueError, match="within 3 of data=8 ranks"):
         check_within(ExchangeOptions(within=3), 8, 8)

@@ -269,5 +269,5 @@ def test_evaluation_shows_every_pack_once(
 
 
 def test_evaluation_checks_its_arguments_at_the_call(data: PretrainingData) -> None:
-    with pytest.raises(ValueError, match=r"packs_per_rank must be at least 1. Got 0"):
+    with pytest.raises(ValueError, match=r"packs_per_rank.*1.*0"):
         evaluation_batches(data, packs_per_rank=0, **ONE_DEVICE)

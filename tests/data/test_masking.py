@@ -102,7 +102,7 @@ def test_every_place_is_guessed_equally_often() -> None:
 def test_too_little_text_is_named() -> None:
     guessable = np.zeros(10, dtype=bool)
     guessable[3] = True
-    with pytest.raises(ValueError, match="sequence 17 has 1 tokens of text and 10 in all, of which 2 must be guessed"):
+    with pytest.raises(ValueError, match=r"sequence \b17\b has \b1\b.*10.*2"):
         mask(np.full(10, 9), guessable, [10], [17])
 
 

@@ -131,9 +131,9 @@ def test_a_global_batch_has_the_same_share_of_each_group(shards: list[IndexedDat
 
 def test_what_does_not_divide_is_named(data: PretrainingData, shards: list[IndexedDataset]) -> None:
     grouped = pretraining(*shards, **LIMITS, groups=4)
-    with pytest.raises(ValueError, match="a global batch of 6 packs has no equal share of 4 groups"):
+    with pytest.raises(ValueError, match=r"global.*6.*4"):
         Schedule(grouped, layout((1, 1, 1, 1), 6), global_batch=6)
-    with pytest.raises(ValueError, match="3 blocks of data ranks divide neither or only one of data=3 and 4 groups"):
+    with pytest.raises(ValueError, match=r"\b3\b.*data=3 and \b4\b"):
         Schedule(grouped, layout((3, 1, 1, 1), 4), global_batch=12, blocks=3)
     with pytest.raises(ValueError, match="4 shards do not divide among 3 groups"):
         pretraining(*shards, **LIMITS, groups=3)

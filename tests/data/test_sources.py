@@ -45,7 +45,7 @@ def test_equal_shards_are_drawn_differently(shards: list[IndexedDataset]) -> Non
 
 
 def test_a_shard_that_is_not_here_is_named(shards: list[IndexedDataset]) -> None:
-    with pytest.raises(ValueError, match="of 3 shards, shard 1 is not on this machine"):
+    with pytest.raises(ValueError, match=r"of \b3\b shards, shard \b1\b"):
         ShardedPairs([shards[0], None, shards[2]], max_length=40, seed=3)
-    with pytest.raises(ValueError, match=r"seed must be at least 0. Got -1"):
+    with pytest.raises(ValueError, match=r"seed.*0.*-1"):
         ShardedPairs(shards, max_length=40, seed=-1)

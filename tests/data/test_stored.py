@@ -210,7 +210,7 @@ def test_exchanged_samples_make_the_same_steps(tmp_path: Path, kind: str) -> Non
 
 def test_stored_masks_do_not_travel(tmp_path: Path) -> None:
     shard = stored(write_pairs(tmp_path / "shard", PAIRS[:1], [([3], [4])]), static=True)
-    with pytest.raises(ValueError, match="samples with stored masks cannot be exchanged"):
+    with pytest.raises(ValueError, match=r"stored masks.*exchanged"):
         ExchangedSamples([shard], Peers.along(Cube(), "data"), max_length=12)
 
 
@@ -247,9 +247,9 @@ def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
     prefix = write_pairs(tmp_path / "other", PAIRS, masks[:2])
     refused(prefix, r"other.masks.idx does not belong to .*other.idx", static=True)
     refused(write_pairs(tmp_path / "maskless", PAIRS), r"maskless.masks.idx is missing", static=True)
-    with pytest.raises(ValueError, match=r"fresh has a sequence of 8 tokens, and max_length is 7"):
+    with pytest.raises(ValueError, match=r"fresh.*8 tokens, and max_length is \b7\b"):
         StoredSamples([stored(fresh("fresh"))], max_length=7)
-    with pytest.raises(ValueError, match="of 2 shards, shard 1 is not on this machine"):
+    with pytest.raises(ValueError, match=r"of \b2\b shards, shard \b1\b"):
         StoredSamples([stored(fresh("alone")), None], max_length=12)
 
 

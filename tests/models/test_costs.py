@@ -102,15 +102,15 @@ def test_micro_batches_divide() -> None:
 
 
 def test_bad_batches() -> None:
-    with pytest.raises(ValueError, match=r"packs must be at least 1\. Got 0"):
+    with pytest.raises(ValueError, match=r"packs.*1.*0"):
         Batch(packs=0)
-    with pytest.raises(ValueError, match=r"a pack of 32 slots holds no sequence of 33 tokens"):
+    with pytest.raises(ValueError, match=r"pack.*32.*33"):
         Batch(packs=1, capacity=32, length=33)
-    with pytest.raises(ValueError, match=r"compute must be one of fp32, bf16, fp16\. Got 'fp8'"):
+    with pytest.raises(ValueError, match=r"compute.*fp32, bf16, fp16.*'fp8'"):
         BertCosts(config=SMALL, batch=BATCH, compute="fp8")
-    with pytest.raises(ValueError, match=r"sequences of 64 tokens need positions of at least that\. Got 32"):
+    with pytest.raises(ValueError, match=r"sequences of \b64\b.*32"):
         BertCosts(config=SMALL, batch=Batch(packs=1, capacity=64))
-    with pytest.raises(ValueError, match=r"64 packs must divide by data=1, x=1, z=1 and 3 micro-batches together"):
+    with pytest.raises(ValueError, match=r"\b64\b.*data=1, x=1, z=1 and \b3\b micro-batches"):
         BATCH.load(CubeShape(), 3)
 
 

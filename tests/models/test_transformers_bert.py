@@ -278,7 +278,7 @@ def test_an_encoder_without_heads(cube: Cube, pooler: bool) -> None:
         assert error(of_sequences(encoded.pooled, packs, 1), wanted.pooler_output) <= 1e-9
     else:
         assert encoded.pooled is None
-    with pytest.raises(ValueError, match=r"heads of BertForPreTraining. Got a BertModel. Use PackedBert.encode"):
+    with pytest.raises(ValueError, match=r"heads of BertForPreTraining..*BertModel. Use PackedBert.encode"):
         packed(lay(packs, cube), *totals(packs))
 
 
@@ -303,7 +303,7 @@ def test_settings_that_packed_rows_do_not_allow(cube: Cube, changes: dict[str, A
 
 
 def test_another_model(cube: Cube) -> None:
-    with pytest.raises(ValueError, match=r"BertForPreTraining or BertModel. Got a BertForMaskedLM. .* inside"):
+    with pytest.raises(ValueError, match=r"BertForPreTraining or BertModel..*BertForMaskedLM"):
         PackedBert(original(kind="BertForMaskedLM"), cube)
 
 
@@ -317,7 +317,7 @@ def test_without_transformers(cube: Cube, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_call_without_a_batch(cube: Cube) -> None:
     packed = PackedBert(original(), cube)
     batch = lay(packs_with_pad(), cube)
-    with pytest.raises(ValueError, match=r"no packed batch is held: .* Call PackedBert"):
+    with pytest.raises(ValueError, match=r"packed.*Call PackedBert"):
         packed.model(batch.ids.unsqueeze(0), position_ids=batch.positions.unsqueeze(0))
 
 

@@ -239,7 +239,7 @@ def test_options_out_of_range_are_refused(kind: str, options: dict[str, Any], me
 def test_what_no_kernel_could_read_is_refused(kind: str, found_inf: Tensor) -> None:
     _, _, optimizer = make(kind, (1, 1, 1, 1))
     optimizer.found_inf = found_inf
-    with pytest.raises(ValueError, match="found_inf must be one number of fp32"):
+    with pytest.raises(ValueError, match=r"found_inf.*fp32"):
         optimizer.step()
 
 
@@ -247,7 +247,7 @@ def _refusals() -> None:
     cube = Cube(2, 1, 1)
     cube.manual_seed(0)
     for kind in KINDS.values():
-        with pytest.raises(ValueError, match=r"a parameter of shape \(4,\) is a plain tensor on 2x1x1"):
+        with pytest.raises(ValueError, match=r"parameter.*\(4,\).*2x1x1"):
             kind([nn.Parameter(torch.ones(4))], cube, lr=0.1)
         model = Tied(cube)
         optimizer = kind(model.parameters(), cube, lr=0.1)
@@ -283,7 +283,7 @@ def test_what_is_not_trained_is_in_no_group() -> None:
     model.bias.requires_grad_(False)
     (group,) = decay_groups(model, 0.1)
     assert [id(p) for p in group["params"]] == [id(model.weight)]
-    with pytest.raises(ValueError, match="no parameter of the model takes a gradient"):
+    with pytest.raises(ValueError, match=r"no parameter.*gradient"):
         decay_groups(model.requires_grad_(False), 0.1)
-    with pytest.raises(ValueError, match=r"weight_decay must be at least 0 and finite\. Got -1"):
+    with pytest.raises(ValueError, match=r"weight_decay.*0.*-1"):
         decay_groups(model, -1.0)

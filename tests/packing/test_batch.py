@@ -149,7 +149,7 @@ def test_what_cannot_be_packed_is_named(lengths: Any, options: dict[str, Any], m
 
 
 def test_values_of_another_number_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"3 sequences need 3 values, one each.* Got 4. Drop the values of unused"):
+    with pytest.raises(ValueError, match=r"\b3\b sequences need \b3\b values, one each.*4"):
         restore_order(pack_batch([5, 5, 5], 10), torch.zeros(4))
 
 

@@ -147,7 +147,7 @@ def test_shorter_sequences_follow_where_they_are_no_dearer() -> None:
 def test_too_large_a_programme_is_refused_by_name() -> None:
     counts = np.ones(8193, dtype=np.int64)
     counts[0] = 0
-    with pytest.raises(ValueError, match=r"8192 lengths in 8192 slots is too large.*lpfhp or the streaming packer"):
+    with pytest.raises(ValueError, match=r"\b8192\b lengths in \b8192\b.*large.*lpfhp"):
         lp(counts, 8192)
     plan = lpfhp(counts, 8192, 8)
     assert plan.lower_bound == LowerBound(packs=-(-8192 * 8193 // 2 // 8192), kind="tokens")
@@ -178,6 +178,6 @@ def no_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_scipy")
 def test_without_scipy_planners_say_what_to_install() -> None:
     for planner in (lp, nnlshp):
-        with pytest.raises(ValueError, match=r"needs scipy: pip install 'tensor3d\[packing\]', or .* lpfhp"):
+        with pytest.raises(ValueError, match=r"scipy.*'tensor3d\[packing\]', or"):
             planner(np.bincount([6, 4]), 10, 2)
     assert lpfhp(np.bincount([6, 4]), 10, 2).lower_bound == LowerBound(packs=1, kind="tokens")

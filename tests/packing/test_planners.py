@@ -173,11 +173,11 @@ def test_the_table_of_planners_cannot_be_changed() -> None:
 
 
 def test_least_squares_take_no_more_memory_than_they_say() -> None:
-    with pytest.raises(ValueError, match=r"512 slots with up to 6 sequences, 33\.6 GiB; it may take 2 GiB. Lower"):
+    with pytest.raises(ValueError, match=r"\b512\b.*6 sequences, 33\.6 GiB.*2 GiB"):
         nnlshp([0, 1], 512, 6)
-    with pytest.raises(ValueError, match=r"or more ways to fill 200 slots with up to 200 sequences"):
+    with pytest.raises(ValueError, match=r"ways.*200.*200"):
         nnlshp([0, 1], 200)
-    with pytest.raises(ValueError, match="hours at a capacity of 8192; it may be 2048"):
+    with pytest.raises(ValueError, match=r"hours.*8192.*2048"):
         nnlshp([0, 1], 8192, 2)
 
 

@@ -234,9 +234,9 @@ def test_a_bad_length_is_refused_and_not_counted(length: Any, message: str) -> N
 def test_bad_limits_are_refused_at_the_call() -> None:
     with pytest.raises(ValueError, match=r"at least 1. Got 0"):
         pack_stream([1], 10, window=0)
-    with pytest.raises(ValueError, match=r"window must be a whole number.* Got 1.5"):
+    with pytest.raises(ValueError, match=r"window.*number.*1.5"):
         pack_stream([1], 10, window=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"capacity must be at least 1"):
+    with pytest.raises(ValueError, match=r"capacity.*1"):
         pack_stream([1], 0)
     with pytest.raises(ValueError, match=r"budget is given without costs"):
         pack_stream([1], 10, budget=3)

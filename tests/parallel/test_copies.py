@@ -218,9 +218,9 @@ def test_what_would_lead_back_to_the_original_is_refused(case: str, plan: str) -
 def test_kept_modules_are_looked_into_as_well() -> None:
     original = nn.Sequential(nn.GELU(), nn.Dropout())
     original[0].kept = [original[1]]
-    with pytest.raises(ValueError, match="'0' keeps modules in the attribute 'kept'"):
+    with pytest.raises(ValueError, match=r"'\b0\b'.*'kept'"):
         parallelize(original, SINGLE, {"1": kinds.keep()})
     inner = nn.Sequential(nn.GELU(), nn.Tanh())
     inner[0].kept = [inner[1]]
-    with pytest.raises(ValueError, match=r"'part\.0' keeps modules in the attribute 'kept'"):
+    with pytest.raises(ValueError, match=r"'part\.0'.*'kept'"):
         parallelize(nn.ModuleDict({"part": inner}), SINGLE, {"part": kinds.keep()})

@@ -44,7 +44,7 @@ def test_the_proposal_reads_as_a_table_and_what_is_open() -> None:
 
 def test_a_plan_with_open_points_is_settled_only_once_they_are_mended() -> None:
     proposal = propose_plan(Stack(lambda model, x: model.a(x)[:, 0], a=linear()), hidden())
-    with pytest.raises(ValueError, match=r"takes rows by their place \(\[:, 0\]\)(.|\n)*take `proposal.plan`"):
+    with pytest.raises(ValueError, match=r"takes.*\(\[:, 0\]\)(.|\n)*take `proposal.plan`"):
         proposal.settled()
     mended = propose_plan(Stack(lambda model, x: model.a(x), a=linear()), hidden())
     assert mended.settled() == mended.plan == {"a": kinds.linear("z")}
@@ -55,7 +55,7 @@ def test_what_does_not_divide_is_named_all_at_once() -> None:
     proposal = propose_plan(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(1, 2, 12))
     proposal.check(Cube.single())
     cube = _Sizes(y=2, z=4)
-    with pytest.raises(ValueError, match=r"num_heads=3 does not divide by y=2 in layers.0.self_attn.* and 1 more") as e:
+    with pytest.raises(ValueError, match=r"num_heads=3.*y=2 in layers.0.self_attn.*and \b1\b") as e:
         proposal.check(cube)  # type: ignore[arg-type]
     assert "out_features=30" not in str(e.value)
     proposal.check(_Sizes(y=3, z=4))  # type: ignore[arg-type]

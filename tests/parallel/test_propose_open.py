@@ -181,6 +181,6 @@ def test_masks_and_layers_that_never_ran_are_said() -> None:
 
 def test_a_module_that_fails_on_its_example_is_named_with_the_place() -> None:
     model = nn.Sequential(nn.Sequential(linear(), linear(3, 3)))
-    with pytest.raises(ValueError, match=r"raised RuntimeError on its example, in '0\.1'.*input \(2, 5, 16\) float32"):
+    with pytest.raises(ValueError, match=r"raised RuntimeError.*'0\.1'.*input \(2, 5, 16\) float32"):
         propose_plan(model, hidden())
     assert not any(part._forward_hooks for part in model.modules())

@@ -29,7 +29,7 @@ def refusal(change: str) -> tuple[str, int]:
                 module[0].weight.copy_(module[0].weight.clone().roll(1, 0) * 2)
             else:
                 module[0].register_buffer("table", torch.ones(2))
-    with pytest.raises(ValueError, match=r"all ranks must pass the same model") as refused:
+    with pytest.raises(ValueError, match=r"ranks.*same model") as refused:
         parallelize(module, cube, PLAN)
     return str(refused.value), cube.traffic.issued
 

@@ -157,9 +157,9 @@ def test_a_cluster_of_a_preset() -> None:
     half = cluster_of("H100", nodes=4, per_node=4)
     assert half.across.bandwidth == 2 * found.across.bandwidth
     assert half.inside == found.inside
-    with pytest.raises(ValueError, match=r"a cluster has the fields name, .*. Got speed"):
+    with pytest.raises(ValueError, match=r"fields name, .*\bspeed\b"):
         cluster_of("H100", speed=1)
-    with pytest.raises(ValueError, match=r"per_node must be a whole number of at least 1. Got 0"):
+    with pytest.raises(ValueError, match=r"per_node.*1.*0"):
         cluster_of("H100", per_node=0)
 
 

@@ -186,13 +186,13 @@ def test_a_way_that_does_not_exist_says_why(name: str, ranks: int, change: dict[
 def test_bad_questions() -> None:
     with pytest.raises(ValueError, match=r"known ways are 1-D; 1-D, sequence; .*. Got '4-D'"):
         known("4-D", ENCODER, 8)
-    with pytest.raises(ValueError, match=r"ranks must be a whole number of at least 1. Got 0"):
+    with pytest.raises(ValueError, match=r"ranks.*1.*0"):
         ways(ENCODER, 0)
-    with pytest.raises(ValueError, match=r"hidden size must divide by its 48 heads. Got 64"):
+    with pytest.raises(ValueError, match=r"hidden.*48.*64"):
         dataclasses.replace(ENCODER, heads=48)
-    with pytest.raises(ValueError, match=r"layers must be a whole number of at least 1. Got 0"):
+    with pytest.raises(ValueError, match=r"layers.*1.*0"):
         dataclasses.replace(ENCODER, layers=0)
-    with pytest.raises(ValueError, match=r"wire has 64 ranks. Got a way on 65"):
+    with pytest.raises(ValueError, match=r"wire has \b64\b.*65"):
         timed(dataclasses.replace(known("1-D", ENCODER, 64), ranks=65), ENCODER, WIRE)
 
 

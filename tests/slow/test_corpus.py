@@ -20,7 +20,6 @@ from tests.tools.corpus.pipeline import FOLDERS, ROOT, command, content, prepare
 from tools.bench.tree_memory import descendants
 
 pytestmark = pytest.mark.slow
-A_STEP = pytest.mark.long(reason="five kills of each step take two minutes; one of each is slow")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,17 @@ def reference(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
-@pytest.mark.parametrize("how", [{"workers": 2}, {"ranks": 2}])
+MORE = pytest.mark.long(reason="a whole preparation each; two workers and two ranks share the work as more do")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"workers": 2},
+        {"ranks": 2},
+        *(pytest.param(how, marks=MORE) for how in ({"workers": 4}, {"ranks": 1}, {"ranks": 4})),
+    ],
+)
 def test_the_same_bytes_whoever_works(
     inputs: Path, reference: dict[str, bytes], tmp_path: Path, how: dict[str, int]
 ) -> None:
@@ -49,21 +58,25 @@ def test_the_same_bytes_whoever_works(
     assert content(tmp_path) == reference
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=A_STEP)])
-def test_kills_at_random_moments(inputs: Path, reference: dict[str, bytes], tmp_path: Path, kills: int) -> None:
-    """So many of each step, at a random moment or as soon as there is something to go on with: of a random process, or
-    of all at once; by turns with workers and under MPI."""
+@pytest.mark.parametrize(
+    "each", [1, pytest.param(5, marks=pytest.mark.long(reason="2 minutes; one kill of each step sees what it loses"))]
+)
+def test_kills_at_random_moments(inputs: Path, reference: dict[str, bytes], tmp_path: Path, each: int) -> None:
+    """One or five of each step, at a random moment or as soon as there is something to go on with: of a random
+    process, or of all at once; by turns with workers and under MPI."""
     chance = random.Random(11)
     midway: Counter[str] = Counter()
-    for arguments, folder in zip(steps(inputs, tmp_path), FOLDERS, strict=True):
+    for turn, (arguments, folder) in enumerate(zip(steps(inputs, tmp_path), FOLDERS, strict=True)):
         start = time.monotonic()
         assert run(arguments, workers=2).returncode == 0
         longest = time.monotonic() - start
         shutil.rmtree(tmp_path / folder)
         partial = tmp_path / f".{folder}.partial"
-        for number in range(kills):
-            how = [{"workers": 1}, {"workers": 2}, {"ranks": 2}][number % 3]
-            while not _killed(arguments, chance.uniform(0.1, 1.0) * longest, partial, chance, **how):
+        for number in range(each):
+            how = [{"workers": 1}, {"workers": 2}, {"ranks": 2}][(number + turn) % 3]
+            # The first one leaves something to go on with.
+            first = turn == number == 0
+            while not _killed(arguments, chance.uniform(0.1, 1.0) * longest, partial, chance, first, **how):
                 shutil.rmtree(tmp_path / folder)  # it was faster: once more, from the beginning
             midway[arguments[0]] += any(partial.glob("marks/*/*.json"))
             if (tmp_path / folder).exists():
@@ -72,8 +85,8 @@ def test_kills_at_random_moments(inputs: Path, reference: dict[str, bytes], tmp_
         done = run(arguments, workers=2)
         assert done.returncode == 0, done.stdout + done.stderr
         assert content(tmp_path / folder) == _below(reference, folder)
-    print(f"of {kills * len(FOLDERS)} kills, with work to go on with: {dict(midway)}")
-    assert midway.total() > 0 or kills == 1
+    print(f"of {each * len(FOLDERS)} kills, with work to go on with: {dict(midway)}")
+    assert midway.total() > 0
     assert content(tmp_path) == reference
 
 
@@ -81,10 +94,12 @@ def _below(found: dict[str, bytes], folder: str) -> dict[str, bytes]:
     return {name.partition("/")[2]: data for name, data in found.items() if name.startswith(f"{folder}/")}
 
 
-def _killed(arguments: list[str], moment: float, partial: Path, chance: random.Random, **how: int) -> bool:
+def _killed(
+    arguments: list[str], moment: float, partial: Path, chance: random.Random, at_once: bool, **how: int
+) -> bool:
     """Runs a step and kills a process of it, or all, after so many seconds, or as soon as one more unit is done; False
     where it had ended well before."""
-    at_once, known = chance.random() < 0.5, _marks(partial)
+    at_once, known = at_once or chance.random() < 0.5, _marks(partial)
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(
@@ -143,7 +158,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize("how", [{"workers": 1}, {"ranks": 2}])
+@pytest.mark.parametrize("how", [{"workers": 1}, pytest.param({"workers": 2}, marks=MORE), {"ranks": 2}])
 def test_a_full_disk_is_said_and_loses_nothing(
     inputs: Path, reference: dict[str, bytes], small_disk: Path, how: dict[str, int]
 ) -> None:

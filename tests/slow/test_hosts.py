@@ -137,7 +137,7 @@ def test_what_crosses_between_hosts(two: tuple[Host, ...], on_one: Path, tmp_pat
     assert usual["crossed"][0] < opposite["crossed"][0]
 
 
-@pytest.mark.long(reason="waits a minute for time-outs; heartbeats and peers have fast tests with lost ranks")
+@pytest.mark.long(reason="waits a minute for time-outs, and starts two jobs; lost ranks of one host have fast tests")
 def test_a_cable_pulled_out(two: tuple[Host, ...], on_one: Path, tmp_path: Path) -> None:
     """Every process ends, those on either side say which ranks they lost, and the run goes on from its checkpoint."""
     run, corpus = tmp_path / "run", where(on_one)[2:]

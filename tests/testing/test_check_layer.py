@@ -64,9 +64,9 @@ def test_layers_of_every_kind_pass(layer: Any, reference: Any, inputs: Any, opti
 def test_parameters_may_have_another_name_in_the_reference() -> None:
     layer, reference = partial(broken.Scale3D, HIDDEN), partial(Weighted, HIDDEN)
     assert check_layer(layer, reference, matrix(), cubes=TWO[:1], rename={"gain": "weight"}).passed
-    with pytest.raises(ValueError, match=r"Got gain in the layer and weight in the reference. Say which is which"):
+    with pytest.raises(ValueError, match=r"\bgain in the layer.*weight in the reference.*rename="):
         check_layer(layer, reference, matrix())
-    with pytest.raises(ValueError, match=r"rename names gian, which the layer does not have. It has gain"):
+    with pytest.raises(ValueError, match=r"rename.*gian.*\bgain\b"):
         check_layer(layer, reference, matrix(), rename={"gian": "weight"})
 
 
@@ -101,17 +101,17 @@ def test_arguments_that_cannot_be_compared_are_refused(inputs: Any, options: Any
 
 
 def test_inputs_that_are_not_in_a_list_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"several inputs go in one list: check_layer\(layer, .* Got 4 arguments"):
+    with pytest.raises(ValueError, match=r"one list: check_layer\(layer, .*\b4 arguments"):
         check_layer(partial(broken.Loss3D, HIDDEN, 4), partial(broken.Loss, HIDDEN, 4), *uneven())
 
 
 def test_a_reference_that_is_not_finite_is_refused() -> None:
     h = matrix()
     h[3] = 0
-    with pytest.raises(ValueError, match="the reference's own gradient of input 0 is not finite"):
+    with pytest.raises(ValueError, match=r"reference's.*0"):
         check_layer(broken.HalfCentre3D, broken.Unit, h)
     labels = torch.full((ROWS,), -100)
-    with pytest.raises(ValueError, match="the reference's own output is not finite"):
+    with pytest.raises(ValueError, match=r"reference's own output.*finite"):
         check_layer(
             partial(broken.Loss3D, HIDDEN, 4),
             partial(broken.Loss, HIDDEN, 4),
@@ -122,17 +122,17 @@ def test_a_reference_that_is_not_finite_is_refused() -> None:
 
 def test_layers_and_references_that_cannot_be_compared_are_refused() -> None:
     scale = partial(broken.Scale3D, HIDDEN)
-    with pytest.raises(ValueError, match=r"lambda> cannot be sent to other processes"):
+    with pytest.raises(ValueError, match=r"lambda>.*other processes"):
         check_layer(lambda cube: broken.Scale3D(HIDDEN, cube), None, matrix())
-    with pytest.raises(ValueError, match=r"gain has shape \(8,\) in the layer and \(4,\) in the reference"):
+    with pytest.raises(ValueError, match=r"gain.*\(8,\).*\(4,\)"):
         check_layer(scale, partial(broken.Scale, 4), matrix())
-    with pytest.raises(ValueError, match="gives another output at a second call"):
+    with pytest.raises(ValueError, match=r"another output.*second call"):
         check_layer(partial(TransformerLayer3D, 8, 4, dropout=0.1), None, [matrix(), Sequences.from_lengths([4] * 4)])
     with pytest.raises(ValueError, match=r"2x2x2 each of 4 groups of ranks.*some end at every 4 rows"):
         check_layer(partial(TransformerLayer3D, 8, 4), None, [matrix(), Sequences.from_lengths([16])])
-    with pytest.raises(ValueError, match=r"a matrix .* of floating-point numbers. Got a tensor of shape"):
+    with pytest.raises(ValueError, match=r"a matrix.*of floating-point"):
         on_face(torch.arange(4), "z")
-    with pytest.raises(ValueError, match="need a dim for the rows"):
+    with pytest.raises(ValueError, match="dim for the rows"):
         per_row(torch.tensor(1))
 
 

@@ -93,7 +93,7 @@ def test_a_wrong_face_is_named() -> None:
     assert hint(text, "output").startswith('it lies on face y. If that is meant, say check_layer(..., returns="y")')
     # The same where the local shapes tell.
     assert "it lies on face y" in hint(message(layer, reference, matrix(), cubes=TWO[1:]), "output")
-    with pytest.raises(ValueError, match=r"reads face y. Got what lies on face z"):
+    with pytest.raises(ValueError, match=r"reads face y\b.*on face z\b"):
         check_layer(partial(Linear3D, HIDDEN, HIDDEN, face="y"), reference, matrix(), returns="z")
 
 
@@ -144,7 +144,7 @@ def test_a_layer_that_raises_on_a_cube_tells_what_was_found_before() -> None:
     layer = partial(broken.Scale3D, HIDDEN, layout=vector("y"))
     with pytest.raises(ValueError, match="the input of check_layer"):
         check_layer(partial(_Chain, layer), None, matrix())
-    with pytest.raises(RankError, match=r"(?s)did not come through on the cube 1x1x4; rank \d failed.*Before that.*!"):
+    with pytest.raises(RankError, match=r"(?s)cube 1x1x4; rank \d failed.*Before that.*!"):
         check_layer(layer, partial(broken.Scale, HIDDEN), matrix(), cubes=TWO)
 
 

@@ -269,7 +269,7 @@ def test_one_node_has_one_link() -> None:
 
 @pytest.mark.parametrize("hosts", [["a", "b", "b"], ["a", "b", "a", "b"]])
 def test_uneven_nodes_are_refused(hosts: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"the same number of ranks, one after another\. Got a, b"):
+    with pytest.raises(ValueError, match=r"same number of ranks.*\ba, b"):
         make_cluster("uneven", hosts, 1e9, [line_of(CubeShape(z=2), 1e-3, 1e-9)], RATES)
 
 

@@ -276,7 +276,7 @@ def test_a_picture_of_several_runs(tmp_path: Path) -> None:
     command = LibraryCommand(presets="tiny", inputs=SORTED, also=str(file), plot=plot)
     command.check()
     assert [each.operators for each in command.earlier()] == [None, dearest, None]
-    with pytest.raises(ValueError, match=r"--also must have what neither .* Got tiny, fp32, full, transformers-masked"):
+    with pytest.raises(ValueError, match=r"--also.*fp32, full, transformers-masked"):
         dataclasses.replace(command, inputs=FULL).check()
     with pytest.raises(ValueError, match="--also must have what neither"):
         dataclasses.replace(command, also=f"{file},{file}").check()

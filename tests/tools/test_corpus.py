@@ -87,7 +87,7 @@ def test_at_least_one_document_is_held_out_unless_none_is_wanted() -> None:
     words = np.array([50, 20, 30])
     assert choose_held_out(words, 0.02, seed=0).tolist() == [False, True, False]
     assert choose_held_out(words, 0.0, seed=0).tolist() == [False, False, False]
-    with pytest.raises(ValueError, match="the corpus is a single document, so none can be held out"):
+    with pytest.raises(ValueError, match=r"single document.*held out"):
         choose_held_out(np.array([50]), 0.02, seed=0)
 
 

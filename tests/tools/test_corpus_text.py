@@ -116,16 +116,14 @@ def test_the_tokenizer_has_its_special_pieces_and_is_reproducible(tmp_path: Path
 
 def test_a_vocabulary_too_large_or_too_small_is_named_with_one_that_works(tmp_path: Path) -> None:
     sentences = split_sentences(STORIES)
-    with pytest.raises(
-        ValueError, match=r"too small for a vocabulary of 5000 pieces; the largest that works is (\d+)"
-    ) as error:
+    with pytest.raises(ValueError, match=r"small.*5000.*(\d+)") as error:
         train_tokenizer(sentences, tmp_path / "model", vocab_size=5000)
     largest = int(str(error.value).split("works is ")[1].split(".")[0])
     train_tokenizer(sentences, tmp_path / "model", vocab_size=largest)
     assert load_tokenizer(tmp_path / "model").vocab_size() == largest
-    with pytest.raises(ValueError, match=r"a vocabulary of 20 pieces does not hold .* it needs \d+ at least"):
+    with pytest.raises(ValueError, match=r"vocabulary.*20.*it needs \d+"):
         train_tokenizer(sentences, tmp_path / "small", vocab_size=20)
-    with pytest.raises(ValueError, match=r"vocab_size must be at least 1. Got 0"):
+    with pytest.raises(ValueError, match=r"vocab_size.*1.*0"):
         train_tokenizer(sentences, tmp_path / "small", vocab_size=0)
     assert not (tmp_path / "small").exists()
 
@@ -134,5 +132,5 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     for content in (None, b"", b"no model"):
         if content is not None:
             (tmp_path / "model").write_bytes(content)
-        with pytest.raises(ValueError, match="model is missing or no sentencepiece model"):
+        with pytest.raises(ValueError, match="no sentencepiece model"):
             load_tokenizer(tmp_path / "model")

@@ -84,7 +84,7 @@ def test_the_backward_pass_is_followed_to_where_it_went_wrong() -> None:
 
 
 def test_norms_of_something_else_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"norms must be one a parameter, 2. Got 3"):
+    with pytest.raises(ValueError, match=r"norms.*2.*3"):
         first_non_finite(nn.Linear(2, 2).named_parameters(), Cube.single(), norms=torch.ones(3))
 
 

@@ -97,5 +97,5 @@ def test_a_checkpoint_older_than_these_keys_is_of_the_classic_encoder(recipe: Pa
         del old["recipe"]["model"][name]
     check_resume(old, now, _Corpus())  # type: ignore[arg-type]
     modern = replace(now, model=replace(now.model, encoder="modern"))
-    with pytest.raises(ValueError, match=r"was trained with model.encoder = 'classic', the recipe says 'modern'"):
+    with pytest.raises(ValueError, match=r"trained.*model.encoder = 'classic'.*'modern'"):
         check_resume(old, modern, _Corpus())  # type: ignore[arg-type]

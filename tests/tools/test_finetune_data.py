@@ -144,7 +144,7 @@ def test_bad_rows_are_refused(
 
 def test_an_unknown_metric_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     of = data(tmp_path, "sentence\tlabel\ngood\t1\nbad\t0\n")
-    with pytest.raises(ValueError, match=r"run\.metric of classify is one of accuracy, .*'pearson'"):
+    with pytest.raises(ValueError, match=r"run\.metric.*'pearson'"):
         task(ClassifyTask, of, tokenizer, "pearson")
 
 
@@ -162,7 +162,7 @@ def test_ids_that_would_break_the_predictions_are_refused(tmp_path: Path, tokeni
 def test_a_text_of_nothing_moves_no_prediction(tmp_path: Path, tokenizer: Tokenizer) -> None:
     test = write(tmp_path / "test.tsv", "sentence\ngood\n\nbad\n")
     of = data(tmp_path, "sentence\tlabel\ngood\t1\n", test=str(test))
-    with pytest.raises(ValueError, match=r"test\.tsv line 3: column 'sentence' has no text"):
+    with pytest.raises(ValueError, match=r"test\.tsv line \b3\b: column 'sentence'"):
         read_part(of, "test", tokenizer)
 
 

@@ -93,7 +93,7 @@ def test_a_folder_without_a_tokenizer_says_what_it_needs(tmp_path: Path) -> None
         tokenizer_of(write_model(tmp_path / "run"))
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"library has no tokenizer: none of tokenizer.json, vocab.txt"):
+    with pytest.raises(ValueError, match=r"library.*tokenizer.json, vocab.txt"):
         tokenizer_of(tmp_path / "library")
 
 

@@ -94,9 +94,9 @@ def test_a_file_that_is_no_histogram_is_named(tmp_path: Path, content: str, mess
 
 
 def test_a_missing_histogram_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no histogram file .*nowhere.json"):
+    with pytest.raises(ValueError, match=r"histogram.*nowhere.json"):
         read_histogram(tmp_path / "nowhere.json")
-    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+    with pytest.raises(ValueError, match="Is a directory"):
         read_histogram(tmp_path)
 
 

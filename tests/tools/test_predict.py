@@ -85,7 +85,7 @@ def test_two_ranks_say_what_one_says(models: Path) -> None:
 
 def _classified_on_two(models: Path) -> list[dict[str, float]]:
     cube = Cube(1, 2, 1)
-    with pytest.raises(ValueError, match="needs a model with the head answers"):
+    with pytest.raises(ValueError, match="head answers"):
         load(models / "classes", "answer", cube=cube)
     model = load(models / "classes", "classify", cube=cube)
     with pytest.raises(ValueError, match='text 0: "text" has no token'):
@@ -118,7 +118,7 @@ def _asked_on(shape: Shape, models: Path, folder: Path) -> dict[str, Any]:
     cube = Cube(*shape)
     with pytest.raises(ValueError, match="text 0: no mask"):
         load(models / "language", "fill-mask", cube=cube).predict(["a fox"])
-    with pytest.raises(ValueError, match="needs a model with the head classifier"):
+    with pytest.raises(ValueError, match="head classifier"):
         load(models / "answers", "classify", cube=cube)
     found = asked(models, cube)
     # The command, in a file that the first rank reads, and one that it writes. It ends the process group.
@@ -178,7 +178,7 @@ def told_otherwise(models: Path, name: str, folder: Path, **changes: Any) -> Pat
 
 def test_each_label_of_several_has_a_probability_of_its_own(models: Path, tmp_path: Path) -> None:
     folder = told_otherwise(models, "classes", tmp_path / "several", problem=None)
-    with pytest.raises(ValueError, match="several does not tell what its classifier is for: its problem is None"):
+    with pytest.raises(ValueError, match=r"several.*classifier.*None"):
         load(folder, "classify")
     (folder / "huggingface").mkdir()
     (folder / "huggingface" / "config.json").write_text('{"problem_type": "multi_label_classification"}')
@@ -199,9 +199,9 @@ def test_pairs_are_read_where_the_model_was_made_of_pairs(
     single = told_otherwise(models, "classes", tmp_path / "single", facts={"pairs": False})
     of_pairs = load(pairs, "classify")
     assert of_pairs.predict([pair]) == load(models / "classes", "classify").predict([pair])
-    with pytest.raises(ValueError, match=r"text 0: .* The model was fine-tuned on pairs\. Give an object with"):
+    with pytest.raises(ValueError, match=r"text \b0\b:.*fine-tuned"):
         of_pairs.predict(["a fox"])
-    with pytest.raises(ValueError, match=r'"text_b" is not read here, but "text"\. The model was fine-tuned on single'):
+    with pytest.raises(ValueError, match=r'"text_b".*"text"\..*fine-tuned'):
         load(single, "classify").predict([pair])
     assert main(["classify", str(pairs), "a fox", "a hill"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4, "one pair"
@@ -272,7 +272,7 @@ def test_questions_are_read_as_the_model_says(models: Path, tmp_path: Path) -> N
     cutting = load(folder, "answer")
     cutting.predict([long])
     assert cutting.truncated == 1
-    with pytest.raises(ValueError, match="text 0: the question has 6 tokens, and the model reads 4"):
+    with pytest.raises(ValueError, match=r"text \b0\b.*6.*4"):
         load(folder, "answer", too_long="refuse").predict([long])
 
 
@@ -348,7 +348,7 @@ def test_long_texts_are_cut_and_counted_or_refused(models: Path) -> None:
     assert model.predict([long]) == model.predict(["a fox " * 11])
     assert model.truncated == 1
     refusing = load(models / "classes", "classify", too_long="refuse")
-    with pytest.raises(ValueError, match=r"text 0: 42 tokens with the special ones, and the model has places for 24"):
+    with pytest.raises(ValueError, match=r"text \b0\b: \b42\b.*24"):
         refusing.predict([long])
     # As it was fine-tuned.
     assert load(models / "number", "classify").predict([long]) == load(models / "number", "classify").predict(

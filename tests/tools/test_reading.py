@@ -49,7 +49,7 @@ def test_what_is_too_long_loses_its_end(
 ) -> None:
     reader = Reader(tokenizer, 9)
     if kept is None:  # the second one is empty
-        with pytest.raises(ValueError, match="text 0 has no token: ''"):
+        with pytest.raises(ValueError, match=r"text \b0\b.*''"):
             reader.texts([first], [second or ""])
         return
     (text,) = reader.texts([first], None if second is None else [second])
@@ -66,14 +66,14 @@ def test_an_odd_room_goes_to_the_first_of_two_that_are_equal(tokenizer: Tokenize
 
 def test_or_it_is_refused(tokenizer: Tokenizer) -> None:
     reader = Reader(tokenizer, 6, "refuse")
-    with pytest.raises(ValueError, match=r"text 1 has 7 tokens with the special ones, and the model has places for 6"):
+    with pytest.raises(ValueError, match=r"text \b1\b has \b7\b.*6"):
         reader.texts(["a b c d", "a b c d e"])
-    with pytest.raises(ValueError, match=r"text 0 has 8 tokens with the special ones"):
+    with pytest.raises(ValueError, match=r"text \b0\b has \b8\b"):
         reader.texts(["a b c"], ["d e"])
 
 
 def test_bad_input(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="text 1 has no token: ' '"):
+    with pytest.raises(ValueError, match=r"text \b1\b.*' '"):
         Reader(tokenizer, 9).texts(["a", " "])
-    with pytest.raises(ValueError, match=r"max_length must be at least 5.* Got 4"):
+    with pytest.raises(ValueError, match=r"max_length.*5.*4"):
         Reader(tokenizer, 4)

@@ -157,7 +157,7 @@ def _diverged(recipe: Recipe, corpus: Path) -> str:
 
 
 def test_a_run_that_cannot_recover_ends_with_the_weight_that_is_not_finite(recipe: Path, corpus: Path) -> None:
-    with pytest.raises(FloatingPointError, match=r"the weight pooler\.dense\.weight is not finite.*25 steps in a row"):
+    with pytest.raises(FloatingPointError, match=r"the weight pooler\.dense\.weight is not finite.*25"):
         _diverged(read_recipe(recipe), corpus)
 
 

@@ -44,9 +44,9 @@ def refusals(folder: Path, cube: Cube) -> None:
     for name, message in (("lost", "encoder.layer.1.output.dense.weight is missing"), ("untied", "differs from")):
         with pytest.raises(ValueError, match=message):
             open_weights(folder / name).fill(model, cube)
-    with pytest.raises(ValueError, match="is not there: a model is a folder"):
+    with pytest.raises(ValueError, match=r"not there.*folder"):
         BertModel.from_pretrained(folder / "nowhere" if cube.rank == 0 else folder / "lost", cube)
-    with pytest.raises(ValueError, match="a classifier of 2 outputs, and the model's has 3"):
+    with pytest.raises(ValueError, match=r"classifier.*2.*3"):
         open_weights(folder / "classes").fill(BertForSequenceClassification(model.config, 3, cube), cube)
     assert same(values(model, cube), before)
     with pytest.raises(ValueError, match=r"has a config.json already"):

@@ -175,7 +175,7 @@ def test_a_pooler_beside_answers_is_left_out(tmp_path: Path) -> None:
     assert told.note == "pooler was left out, which the library's BertForQuestionAnswering does not have"
     assert same(back(tmp_path / "b", "BertForQuestionAnswering").state_dict(), model.state_dict())
     both.masked_lm = MaskedLMHead(weights.config, cube)
-    with pytest.raises(ValueError, match=r"has the heads masked_lm and answers together. Export one of: pooler and"):
+    with pytest.raises(ValueError, match=r"heads.*masked_lm"):
         export_huggingface(both, cube, tmp_path / "c")
 
 
@@ -227,7 +227,7 @@ def test_labels_that_do_not_fit(tmp_path: Path) -> None:
     for labels in (["a"], ["a", "a"]):
         with pytest.raises(ValueError, match="labels must be 2 different names"):
             export_huggingface(ours, cube, tmp_path, labels=labels)
-    with pytest.raises(ValueError, match=r"problem of a classifier must be .* or None. Got 'answer'"):
+    with pytest.raises(ValueError, match=r"problem.*or None..*'answer'"):
         export_huggingface(ours, cube, tmp_path, problem="answer")
 
 
@@ -314,7 +314,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     saved(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     cube = Cube.single()
-    with pytest.raises(ValueError, match=r"has a config.json already, which is not overwritten"):
+    with pytest.raises(ValueError, match=r"has a config.json"):
         export_huggingface(BertForPreTraining(toy_config(67), cube), cube, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
         open_weights(tmp_path)
     model = run(tmp_path)
     write_model_json(tmp_path, config=model.config, heads=(*HEADS, "answers"))
-    with pytest.raises(ValueError, match=r"step-00000001 has no answers, which the model.json of .* says it has"):
+    with pytest.raises(ValueError, match=r"step-00000001.*model.json of"):
         open_weights(tmp_path)
     write_model_json(tmp_path, config=toy_config(68), heads=HEADS)
     cube = Cube.single()
@@ -169,7 +169,7 @@ def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has 2 layers, and the model.json of .* says 1"):
         open_weights(tmp_path)
     (tmp_path / "model.json").unlink()
-    with pytest.raises(ValueError, match=r"is a checkpoint, and .* has no model.json that says"):
+    with pytest.raises(ValueError, match=r"checkpoint.*has no model.json"):
         open_weights(tmp_path / "checkpoints" / "step-00000001")
 
 
@@ -177,5 +177,5 @@ def test_a_folder_of_models_names_them(tmp_path: Path) -> None:
     for name in ("seed-1", "seed-0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"is no model, but holds some: seed-0, seed-1\. Name one: .*seed-0\."):
+    with pytest.raises(ValueError, match=r"model.*seed-0, seed-1\. Name one:.*seed-0"):
         open_weights(str(tmp_path))

@@ -79,7 +79,7 @@ def test_what_is_there_is_not_asked_for_again(tmp_path: Path, web: Web) -> None:
     web.log.clear()
     assert fetch(tmp_path / "out", url) == first
     assert web.log == []
-    with pytest.raises(ValueError, match="made by the step 'download' with other settings"):
+    with pytest.raises(ValueError, match=r"step.*'download'"):
         fetch(tmp_path / "out", web.add("/b", CONTENT))
 
 
@@ -147,7 +147,7 @@ def test_more_workers_than_a_server_allows_are_told_so(tmp_path: Path, capsys: p
     assert capsys.readouterr().err == ""
     assert DownloadOptions(output=tmp_path / "out", workers=16).team().workers == 16
     assert capsys.readouterr().err == "of one server at most 2 files are fetched at once\n"
-    with pytest.raises(ValueError, match=r"workers must be at least 1\. Got 0"):
+    with pytest.raises(ValueError, match=r"workers.*1.*0"):
         DownloadOptions(output=tmp_path / "out", workers=0).team()
 
 
@@ -283,7 +283,7 @@ def test_a_checksum_serves_where_nothing_tells_versions_apart(tmp_path: Path, we
 
 def test_a_server_that_always_cuts_at_the_same_place_is_given_up(tmp_path: Path, web: Web) -> None:
     url = web.add("/a", CONTENT, ranges=False, faults=[Fault(cut=300_000)] * 100)
-    with pytest.raises(ConnectionError, match=r"/a, byte \d+: .*times in a row.*it goes on from this byte"):
+    with pytest.raises(ConnectionError, match=r"/a, byte \d+:.*times in a row.*it"):
         fetch(tmp_path / "out", url)
     assert len(web.ranges("/a")) < 10
 
@@ -318,15 +318,13 @@ def test_retry_after_is_a_number_or_a_date() -> None:
 
 def test_a_server_that_stays_busy_is_given_up(tmp_path: Path, web: Web) -> None:
     url = web.add("/a", CONTENT, faults=[Fault(status=503)] * 50)
-    with pytest.raises(ConnectionError, match="the server says 503 Service Unavailable, 4 times in a row"):
+    with pytest.raises(ConnectionError, match=r"server.*503 Service Unavailable, \b4\b"):
         fetch(tmp_path / "out", url)
     assert len(web.ranges("/a")) == 4
 
 
 def test_a_missing_file_is_not_asked_for_twice(tmp_path: Path, web: Web) -> None:
-    with pytest.raises(
-        BadInput, match=r"/none: the server says 404 Not Found. Check the URL in a browser, or leave it"
-    ):
+    with pytest.raises(BadInput, match=r"/none.*404.*URL"):
         fetch(tmp_path / "out", web.url("/none"))
     assert len(web.ranges("/none")) == 1
 
@@ -334,7 +332,7 @@ def test_a_missing_file_is_not_asked_for_twice(tmp_path: Path, web: Web) -> None
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with serving() as gone:
         url = gone.url("/a")
-    with pytest.raises(ConnectionError, match=r"(?i)connection refused.*4 times in a row"):
+    with pytest.raises(ConnectionError, match=r"(?i)connection refused.*4"):
         fetch(tmp_path / "out", url)
 
 

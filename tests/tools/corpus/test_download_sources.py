@@ -109,7 +109,7 @@ def test_a_list_that_cannot_be_used(tmp_path: Path, content: bytes, message: str
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_list(path)
-    with pytest.raises(ValueError, match="cannot be read: No such file"):
+    with pytest.raises(ValueError, match="No such file"):
         read_list(tmp_path / "none.txt")
 
 
@@ -120,7 +120,7 @@ def test_requests_that_make_no_sense(tmp_path: Path) -> None:
         download(DownloadOptions(output=out), team)
     with pytest.raises(ValueError, match="one folder for each"):
         download(DownloadOptions(output=out, language="en", urls=("http://a.org/x",)), team)
-    with pytest.raises(ValueError, match=r"http://a.org/x and http://b.org/x would both be written to x"):
+    with pytest.raises(ValueError, match=r"http://a.org/x and http://b.org/x"):
         download(DownloadOptions(output=out, urls=("http://a.org/x", "http://b.org/x")), team)
     with pytest.raises(ValueError, match="only http:// and https://"):
         download(DownloadOptions(output=out, language="en", mirror="rsync://a.org"), team)
@@ -252,7 +252,7 @@ def test_a_busy_server_of_dumps_is_asked_again(web: Web) -> None:
 
 
 def test_a_dump_that_is_not_there(tmp_path: Path, web: Web) -> None:
-    with pytest.raises(ValueError, match="no pages-articles-multistream of the enwiki dump of 20261101, or it is not"):
+    with pytest.raises(ValueError, match=r"no pages-articles-multistream.*20261101"):
         find_files(dump_of(), web.url(""), HASTY)
     with pytest.raises(ValueError, match=r"there is no http://.*/xxwiki/\. Check --language"):
         fetch_dump(tmp_path / "out", web, "xx")

@@ -174,7 +174,7 @@ def test_ids_are_counted_and_decoded(tmp_path: Path) -> None:
 def test_fetched_files_are_listed(tmp_path: Path) -> None:
     folder = make(tmp_path / "files", "download", {"files": 1}, {"dump.bz2": b"12345"})
     assert told(folder)["figures"]["dump.bz2"] == 5
-    with pytest.raises(ValueError, match="there is no histogram to draw"):
+    with pytest.raises(ValueError, match="no histogram"):
         inspect(InspectOptions(folder=folder, plot=tmp_path / "a.png"))
 
 
@@ -359,16 +359,16 @@ def test_the_picture_has_a_bar_for_each_bin(tmp_path: Path) -> None:
 
 
 def test_folders_and_calls_that_cannot_be_used(tmp_path: Path, pairs: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no output of a step of tools\.corpus"):
+    with pytest.raises(ValueError, match=r"output.*tools\.corpus"):
         inspect(InspectOptions(folder=tmp_path / "none"))
     (tmp_path / "step.json").write_text("{")
     with pytest.raises(ValueError, match=r"step\.json is damaged"):
         inspect(InspectOptions(folder=tmp_path))
-    with pytest.raises(ValueError, match="was made by the step 'later'"):
+    with pytest.raises(ValueError, match=r"step.*'later'"):
         inspect(InspectOptions(folder=make(tmp_path / "later", "later", {}, {})))
-    with pytest.raises(ValueError, match=r"--packs must be at least 0\. Got -1"):
+    with pytest.raises(ValueError, match=r"--packs.*0.*-1"):
         inspect(InspectOptions(folder=pairs, packs=-1))
-    with pytest.raises(ValueError, match="--plot must be a file in a folder that exists"):
+    with pytest.raises(ValueError, match=r"--plot.*folder that exists"):
         inspect(InspectOptions(folder=pairs, plot=tmp_path / "none" / "a.png"))
     ids = make_ids(tmp_path / "ids", [[[THE, CAT]]])
     (ids / "documents.bin").write_bytes(b"\0" * 3)

@@ -168,7 +168,7 @@ def test_a_machine_may_lack_shards(folder: Path, tmp_path: Path) -> None:
     assert opened.fingerprint == open_samples(folder).fingerprint
     for file in copy.glob("samples-*"):
         file.unlink()
-    with pytest.raises(ValueError, match=r"has none of its 3 shards; the first is samples-00000-of-00003.bin and .idx"):
+    with pytest.raises(ValueError, match=r"\b3\b.*samples-00000-of-00003.bin and .idx"):
         open_samples(copy)
 
 
@@ -187,9 +187,9 @@ def test_a_file_that_is_missing_or_cut_short_is_named(folder: Path, tmp_path: Pa
 
 
 def test_what_is_no_folder_of_samples_is_named(ids: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no samples: there is no step.json"):
+    with pytest.raises(ValueError, match=r"samples.*step.json"):
         open_samples(tmp_path)
-    with pytest.raises(ValueError, match="is an output of the step 'tokenize'"):
+    with pytest.raises(ValueError, match=r"output.*'tokenize'"):
         open_samples(ids)
     copy = shutil.copytree(folder, tmp_path / "copy")
     values = json.loads((copy / "step.json").read_text())
@@ -219,7 +219,7 @@ def test_what_a_record_lacks_is_named(folder: Path, tmp_path: Path, part: str, n
 def test_a_record_of_another_version_is_refused(folder: Path, tmp_path: Path) -> None:
     values = json.loads((folder / "step.json").read_text())
     (tmp_path / "step.json").write_text(json.dumps(values | {"version": 77}))
-    with pytest.raises(ValueError, match=r"step.json has version 77, this program reads \d+\. Copy it again, or run"):
+    with pytest.raises(ValueError, match=r"step.json has version \b77\b.*\d+"):
         read_step(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_the_first_choice_is_the_file_that_says_everything(tmp_path: Path, sente
 
 
 def test_what_a_vocabulary_cannot_say_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no tokenizer: none of tokenizer.json, vocab.txt and tokenizer.model"):
+    with pytest.raises(ValueError, match=r"tokenizer.*tokenizer.json, vocab.txt and tokenizer.model"):
         find_tokenizer(tmp_path)
     for settings, told in (
         ({"do_lower_case": True, "strip_accents": False}, "strip_accents = False with do_lower_case = True"),
@@ -107,7 +107,7 @@ def test_what_a_vocabulary_cannot_say_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=told):
             find_tokenizer(write_folder(tmp_path / "model", settings=settings))
-    with pytest.raises(ValueError, match=r"is a cased vocabulary: 28 of its .* Write \{\"do_lower_case\": false\}"):
+    with pytest.raises(ValueError, match=r"cased.*28 of its.*Write \{\"do_lower_case\": false\}"):
         find_tokenizer(write_folder(tmp_path / "model", CASED, {}))
     (tmp_path / "model" / "tokenizer_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer_config.json is no JSON"):

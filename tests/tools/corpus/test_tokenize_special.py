@@ -92,7 +92,7 @@ def test_bytes_spell_what_has_no_piece(tmp_path: Path) -> None:
 
 def test_a_special_token_that_stands_for_the_unknown_is_refused(tmp_path: Path) -> None:
     unigram(unknown=1).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"has the id 1 for unknown pieces and for 'cls'.* Take another tokenizer"):
+    with pytest.raises(ValueError, match=r"id.*1.*'cls'"):
         open_tokenizer("json", tmp_path / "tokenizer.json")
 
 

@@ -112,7 +112,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is no tokenizer.json"):
         JsonTokenizer(file)
     for make in (SentencePieceTokenizer, JsonTokenizer):
-        with pytest.raises(ValueError, match=r"there is no tokenizer file .*nowhere"):
+        with pytest.raises(ValueError, match=r"tokenizer.*nowhere"):
             make(tmp_path / "nowhere")
         file.write_bytes(b"")
         with pytest.raises(ValueError, match="is no "):
@@ -185,13 +185,13 @@ def test_bytes_as_pieces(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_file_without_a_special_token_or_word_borders_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no token for 'mask': \[MASK\] or <mask>"):
+    with pytest.raises(ValueError, match=r"token.*'mask': \[MASK\] or <mask>"):
         JsonTokenizer(roberta_json(tmp_path / "tokenizer.json", ("<pad>", "<s>", "</s>")))
     plan = json.loads(roberta_json(tmp_path / "tokenizer.json").read_text())
     plan["pre_tokenizer"] = {"type": "Whitespace"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(plan))
     made = JsonTokenizer(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="does not tell which of its pieces go on a word"):
+    with pytest.raises(ValueError, match="which of its pieces go on"):
         _ = made.continuations
 
 
@@ -215,7 +215,7 @@ def test_a_folder_is_opened_as_it_was_made(tmp_path: Path, vocabulary: Path, mod
 
 def test_a_folder_that_was_changed_is_refused(tmp_path: Path, vocabulary: Path) -> None:
     folder = tmp_path / "made"
-    with pytest.raises(ValueError, match=r"holds no tokenizer: there is no tokenizer-settings.json"):
+    with pytest.raises(ValueError, match=r"tokenizer.*tokenizer-settings.json"):
         load_tokenizer(folder)
     folder.mkdir()
     install_tokenizer("wordpiece", vocabulary, folder, lowercase=True)

@@ -94,7 +94,7 @@ def test_a_recipe_is_fitted_to_samples_or_refused(prepared: Path, tmp_path: Path
     assert (recipe.data.vocab_size, recipe.data.shards, recipe.data.held_out) == (500, 3, 0.1)
     assert fitted(recipe, None) == recipe == fitted(recipe, prepared / "samples")
     more = [str(recipe_in(tmp_path)), "--data.source", str(prepared / "samples")]
-    with pytest.raises(ValueError, match=r"data.vocab_size = 4000, the samples .* with a vocabulary of 500"):
+    with pytest.raises(ValueError, match=r"data.vocab_size = 4000, the samples.*500"):
         parse([*more, "--data.vocab-size", "4000"])
     with pytest.raises(ValueError, match=r"data.max_length = 32, the samples .* have up to 64 tokens"):
         parse([*more, "--data.max-length", "32"])
@@ -108,7 +108,5 @@ def test_benchmarks_read_samples(prepared: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_a_folder_of_another_step_is_refused(prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"ids is an output of the step 'tokenize'. Run `python -m tools.corpus samples`"
-    ):
+    with pytest.raises(ValueError, match=r"ids.*'tokenize'. Run `python -m tools.corpus samples`"):
         parse([str(recipe_in(tmp_path)), "--data.source", str(prepared / "ids")])

@@ -105,7 +105,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     shout(Shout(output=tmp_path / "out"), local_team(1))
-    with pytest.raises(ValueError, match=r"out was made by the step 'shout' with other settings .*words"):
+    with pytest.raises(ValueError, match=r"out.*'shout'.*words"):
         shout(Shout(output=tmp_path / "out", words=("one",)), local_team(1))
     with pytest.raises(BadInput):
         shout(Shout(output=tmp_path / "half", words=("one", "bad")), local_team(1))
@@ -116,14 +116,14 @@ def test_other_settings_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_a_folder_of_others_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match=r"was not made by `python -m tools.corpus shout`; it is not overwritten"):
+    with pytest.raises(ValueError, match=r"`python -m tools.corpus shout`"):
         shout(Shout(output=tmp_path / "out"), local_team(1))
     assert content(tmp_path / "out") == {"thesis.txt": b"years of work"}
 
 
 def test_bad_input_stops_or_is_left_out_and_listed(tmp_path: Path) -> None:
     words = ("one", "bad", "two", "bad")
-    with pytest.raises(BadInput, match=r"words.txt, word 0000\d: the word is bad. Take another, or .*--skip-bad"):
+    with pytest.raises(BadInput, match=r"words.txt, word 0000\d.*--skip-bad"):
         shout(Shout(output=tmp_path / "strict", words=words), local_team(2))
     manifest = shout(Shout(output=tmp_path / "lenient", words=words, skip_bad=True), local_team(2))
     assert manifest.left_out == 2
@@ -137,7 +137,7 @@ def test_two_processes_at_one_output(tmp_path: Path) -> None:
     options = Shout(output=tmp_path / "out")
     with (
         Step.open(options, "shout", {}, local_team(1)),
-        pytest.raises(ValueError, match="is being written by another process"),
+        pytest.raises(ValueError, match="another process"),
     ):
         Step.open(options, "shout", {}, local_team(1))
     Step.open(options, "shout", {}, local_team(1)).__exit__(None, None, None)
@@ -146,9 +146,7 @@ def test_two_processes_at_one_output(tmp_path: Path) -> None:
 def test_a_folder_that_was_changed_is_refused(tmp_path: Path) -> None:
     output = tmp_path / "out"
     shout(Shout(output=output), local_team(1))
-    with pytest.raises(
-        ValueError, match=r"was made by the step 'shout'; .*the output of `python -m tools.corpus extract`"
-    ):
+    with pytest.raises(ValueError, match=r"step.*'shout';.*the output of `python -m tools.corpus extract`"):
         read_manifest(output, "extract")
     shutil.copytree(output, tmp_path / "short")
     (tmp_path / "short" / "shouted.txt").write_text("AL")
@@ -188,7 +186,7 @@ def test_units_are_dealt_by_size() -> None:
 
 
 def test_a_team_needs_a_worker(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"workers must be at least 1. Got 0."):
+    with pytest.raises(ValueError, match=r"workers.*1.*0"):
         dataclasses.replace(Shout(output=tmp_path), workers=0).team()
 
 
@@ -200,7 +198,7 @@ def test_skip_bad_goes_on_with_what_was_done_without_it(tmp_path: Path) -> None:
     manifest = shout(Shout(output=tmp_path / "out", words=words, skip_bad=True), local_team(1))
     assert (tmp_path / "out" / "shouted.txt").read_text() == "kept TWO"
     assert manifest.left_out == 1
-    with pytest.raises(ValueError, match=r"with other settings or input \(skip_bad: true there, false now\)"):
+    with pytest.raises(ValueError, match=r"settings.*\(skip_bad.*now\)"):
         shout(Shout(output=tmp_path / "out", words=words), local_team(1))
     # Where nothing was bad it does not matter.
     fine = shout(Shout(output=tmp_path / "fine", words=("one",)), local_team(1))

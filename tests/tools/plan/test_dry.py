@@ -127,7 +127,7 @@ def test_refusals() -> None:
         dry_step(toy(), BOX, load_of(BOX), rank=8)
     with pytest.raises(ValueError, match=r"at least 1 micro-batch\. Got 0"):
         dry_step(toy(), BOX, load_of(BOX), micro_batches=0)
-    with pytest.raises(ValueError, match=r"heads must divide by y=16"):
+    with pytest.raises(ValueError, match=r"heads.*y=16"):
         dry_step(toy(), CubeShape(y=16), load_of(CubeShape(y=16)))
     dist.init_process_group("fake", rank=0, world_size=2)
     try:

@@ -82,7 +82,7 @@ def test_what_was_measured_on_one_node_says_nothing_of_more(tmp_path: Path) -> N
     assert command.machines(64).collective(spread, ("x",), "all-gather") == plain.collective(
         spread, ("x",), "all-gather"
     )
-    with pytest.raises(ValueError, match=r"holds measured collectives, beside which a link's latency and bandwidth"):
+    with pytest.raises(ValueError, match=r"measured collectives.*latency and bandwidth"):
         dataclasses.replace(command, across_bandwidth=1e9).machines()
 
 

@@ -41,7 +41,7 @@ def test_an_answer_that_stands_elsewhere_is_taken_from_the_nearest_place(tmp_pat
 
 def test_an_answer_that_does_not_occur_is_refused_or_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "f.json", squad((TEXT, [entry("q0", "what?", ("green", 4)), GOOD])))
-    with pytest.raises(ValueError, match=r"f\.json: an answer of question 'q0' does not occur in its context: 'green'"):
+    with pytest.raises(ValueError, match=r"f\.json.*'q0'.*'green'"):
         read_questions(path)
     found = read_questions(path, bad="skip")
     assert ([question.id for question in found.questions], found.skipped) == (["q1"], 1)

@@ -106,9 +106,9 @@ def test_what_has_no_token_is_refused_by_its_name(pair: tuple[str, str], what: s
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match=r"max_length must be at least question_length=64 and 4 more.* Got 67"):
+    with pytest.raises(ValueError, match=r"max_length.*question_length=64 and \b4\b more.*67"):
         AnswerSettings(max_length=67)
-    with pytest.raises(ValueError, match=r"stride must be at least 1\. Got 0"):
+    with pytest.raises(ValueError, match=r"stride.*1.*0"):
         AnswerSettings(stride=0)
     with pytest.raises(ValueError, match=r"null_threshold must be finite"):
         AnswerSettings(null_threshold=float("nan"))
