@@ -145,11 +145,13 @@ def verify(run: Path) -> int:
     return whole
 
 
-def moments(kills: int, seed: int) -> Iterator[tuple[str, float]]:
-    """When to kill next: so many seconds after the ranks were started, after their first step, or into a save."""
+def moments(kills: int, seed: int, ranks: int) -> Iterator[tuple[str, float]]:
+    """When to kill next: so many seconds after the ranks were started, after their first step, or into a save. The more
+    ranks, the longer they take to start."""
     chance = random.Random(seed)
     for number in range(kills):
-        yield [("start", chance.uniform(0.0, 6.0)), ("step", chance.uniform(0.0, 1.5)), ("save", 0.0)][number % 3]
+        ways = [("start", chance.uniform(0.0, 0.75 * ranks)), ("step", chance.uniform(0.0, 1.5)), ("save", 0.0)]
+        yield ways[number % 3]
 
 
 def kill_again_and_again(folder: Path, *, cube: str, steps: int, kills: int, seed: int, timeout: float) -> Story:
@@ -168,7 +170,7 @@ def kill_again_and_again(folder: Path, *, cube: str, steps: int, kills: int, see
         return max((step for step, _ in losses(run, since)), default=0)
 
     try:
-        for number, (when, delay) in enumerate(moments(kills, seed)):
+        for number, (when, delay) in enumerate(moments(kills, seed, world)):
             while len(ranks := ranks_of(launcher.pid)) < world or set(ranks) & set(previous):
                 look()
                 time.sleep(0.1)
