@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, sum_copies
-from tensor3d.collectives import Axis, all_gather, all_reduce, all_to_all, reduce_scatter
+from tensor3d.collectives import Axis, Pending, all_gather, all_reduce, all_to_all, reduce_scatter
 from tensor3d.shape import AxisName
 from tests.ranks import run_ranks
 
@@ -160,3 +160,10 @@ def test_sum_of_copies_has_the_identity_as_its_backward() -> None:
         assert forward <= 1e-14
         assert backward == 0.0
         assert calls == 0
+
+
+def test_a_result_comes_in_the_type_that_is_asked_for_and_without_padding() -> None:
+    pending = Pending(torch.ones(4, 2, dtype=torch.bfloat16)).narrowed(3).converted(torch.float32)
+    result = pending.wait()
+    assert (result.dtype, result.shape) == (torch.float32, (3, 2))
+    assert pending.wait() is result

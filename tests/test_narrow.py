@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensor3d import Cube, Embedding3D, LayerNorm3D, Linear3D, Precision, cross_entropy, local
+from tensor3d import Cube, Embedding3D, LayerNorm3D, Linear3D, Precision, RMSNorm3D, cross_entropy, local
+from tensor3d.layers.moments import combined_moments
 from tests.twins import error
 
 NARROW = [torch.bfloat16, torch.float16]
@@ -160,3 +161,23 @@ def test_the_loss_goes_back_a_few_rows_at_a_time(dtype: torch.dtype) -> None:
     assert counted.made == {dtype: 1}, "the gradient; what comes and goes is of some rows"
     assert error(logits.grad, twin.grad) <= 4 * torch.finfo(dtype).eps
     assert not logits.grad[::7].any()
+
+
+def test_moments_are_about_the_mean_though_it_was_rounded() -> None:
+    """Each member tells a mean that is off by a rest, squares about that, and the rest."""
+    x = (
+        torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 3
+    )  # members, rows, columns
+    rest = torch.tensor([0.25, -0.5], dtype=torch.float64)[:, None]
+    told = x.mean(2) - rest
+    moments = torch.stack([told, rest.expand(2, 5), (x - told[:, :, None]).square().sum(2)], 2)
+    center, offset, variance = combined_moments(moments, 8)
+    whole = x.transpose(0, 1).flatten(1)
+    assert torch.allclose((center + offset).flatten(), whole.mean(1), atol=1e-12)
+    assert torch.allclose(variance.flatten(), whole.var(1, unbiased=False), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [LayerNorm3D, RMSNorm3D])
+def test_a_row_of_zeros_stays_zero(kind: type[LayerNorm3D] | type[RMSNorm3D]) -> None:
+    """That is what eps is for."""
+    assert torch.equal(kind(8, Cube.single())(torch.zeros(3, 8)), torch.zeros(3, 8))

@@ -346,3 +346,14 @@ def test_an_optimiser_has_two_moments_of_each_element_and_a_count_of_each_parame
     elements = sum(p.elements for p in parameters(config))
     assert (memory.weights, memory.gradients) == (4 * elements, 4 * elements)
     assert memory.optimizer == 2 * 4 * elements + 4 * len(parameters(config))
+
+
+def test_the_peak_holds_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First rows of sequences of twice the size add to the peak what they add to the batch."""
+    config, cube = toy_config(67), Cube.single()
+    load, found = load_of(lay(toy_packs(67, 16), cube)), []
+    for size in (4, 8):
+        monkeypatch.setattr("models.bert.memory._OFFSET", size)
+        found.append(step_memory(config, wire_of(cube, None), load))
+    more = 4 * (len(load.lengths) + 1)
+    assert (found[1].peak - found[0].peak, found[1].batch - found[0].batch) == (more, more)

@@ -249,3 +249,11 @@ def test_a_system_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "sysconf", unknown)
     monkeypatch.setattr(dry_run.torch.cuda, "is_available", lambda: False)
     assert "there is" not in report(Recipe(), ONE)
+
+
+def test_a_product_of_n_rows_takes_twice_the_cube_of_n(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(0.5 * n for n in range(10))
+    monkeypatch.setattr(speed, "_SIDE", 8)
+    monkeypatch.setattr(speed, "_SECONDS", 1.2)
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(ticks))
+    assert measured_flops(torch.float32) == 2 * 8**3 / 0.5

@@ -79,3 +79,9 @@ def test_summary_over_seeds() -> None:
 def test_no_texts_or_unlike_numbers_are_refused(predicted: list[int], labels: list[int]) -> None:
     with pytest.raises(ValueError, match="as many predictions as labels"):
         class_metrics(np.array(predicted, dtype=int), np.array(labels, dtype=int), 2)
+
+
+def test_matthews_correlation_of_classes_that_are_named_more_often_than_they_occur() -> None:
+    found = class_metrics(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]), 2)
+    # True positives 1, false positives 1, false negatives 0, true negatives 2.
+    assert found["matthews"] == pytest.approx((1 * 2 - 1 * 0) / np.sqrt(2 * 1 * 3 * 2))

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tensor3d import CubeShape, TrafficCount
+from tensor3d import Cube, CubeShape, TrafficCount
 from tensor3d.data import Step
 from tests.tools.runs import arguments
-from tools import pretrain, trainer
+from tools import held_out, pretrain, trainer
 from tools.metrics import StepMetrics
 from tools.recipe import read_recipe
 from tools.stopwatch import Lap
@@ -134,3 +134,32 @@ def test_a_run_tells_the_same_of_a_real_step(recipe: Path, tmp_path: Path) -> No
         assert tokens == pytest.approx(step["fill"] * slots, rel=1e-6)
         assert step["mfu"] == pytest.approx(step["model_tflops"] / 0.5)
         assert step["mfu"] > 0
+
+
+class Judged:
+    """A model that always finds the same sums: of losses and of what is right, over 10 targets and 4 pairs a batch."""
+
+    bert = SimpleNamespace(read_rows_only=False)
+
+    def eval(self) -> None: ...
+
+    def train(self) -> None: ...
+
+    def __call__(self, *_: object) -> SimpleNamespace:
+        return SimpleNamespace(sums=torch.tensor([0.0, 60.0, 2.0, 5.0, 3.0]))
+
+
+def test_an_evaluation_is_over_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [SimpleNamespace(batches=[None], targets=targets, sequences=4) for targets in (10, 30)]
+    monkeypatch.setattr(held_out, "evaluation_batches", lambda *_, **__: iter(batches))
+    data: Any = None
+    model: Any = Judged()
+    means = held_out.held_out_means(model, data, Cube.single(), 1, lambda batch: True)
+    assert means == pytest.approx(
+        {
+            "loss": 120 / 40 + 4 / 8,
+            "masked_lm_loss": 120 / 40,
+            "masked_lm_accuracy": 10 / 40,
+            "next_sentence_accuracy": 6 / 8,
+        }
+    )

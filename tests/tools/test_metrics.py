@@ -73,6 +73,21 @@ def test_the_table_says_where_the_time_went() -> None:
     assert "skipped" not in told
 
 
+def test_the_table_shows_the_numbers_of_the_run() -> None:
+    """Speed is the median of the steps, fill their mean, the loss at the end that of the last twenty."""
+    history = [step(1, masked_lm_loss=9.0, fill=0.5, tokens_per_second=9000.0)]
+    history += [step(n, masked_lm_loss=4.0, fill=0.75, tokens_per_second=1000.0 + n) for n in range(2, 22)]
+    told = [" ".join(line.split()) for line in summary(history, [], 5.0)]
+    assert "masked-LM loss, first step 9.000 nats" in told
+    assert "masked-LM loss, mean of last 20 4.000 nats" in told
+    assert "unigram entropy of the corpus 5.000 nats; the loss is 1.000 below it" in told
+    assert "fill of the packs 73.81%" in told  # (0.5 + 20 * 0.75) / 21
+    assert "real tokens/s, median 1,012" in told
+    assert "received a step by rank 0 3.00 MiB" in told
+    above = [" ".join(line.split()) for line in summary(history, [], 3.0)]
+    assert "unigram entropy of the corpus 3.000 nats; the loss is 1.000 above it" in above
+
+
 def test_the_table_of_a_run_with_skipped_steps() -> None:
     skipped = step(2, masked_lm_loss=math.nan, skipped=True, skipped_steps=1, loss_scale=32768.0, mfu=0.25)
     told = "\n".join(summary([step(1), skipped], [], 5.0))

@@ -7,6 +7,8 @@ from tests.mutation.mutation import Mutation
 LINEAR = "tests/test_layers.py::test_linear[2x2x2]"
 NORMS = "tests/test_layers.py::test_norms[2x2x2]"
 TOKENS = "tests/test_layers.py::test_token_model[2x2x2-67]"
+# Against plain PyTorch: a break that the twin on one device shares is no difference from it.
+PLAIN = "tests/test_sabotage.py::test_the_sound_library_agrees[tied_model]"
 
 MUTATIONS = (
     Mutation(
@@ -63,7 +65,7 @@ MUTATIONS = (
         "tensor3d/layers/norm.py",
         old="rrms = (squares / (x.shape[1] * axis.size) + eps).rsqrt()",
         new="rrms = (squares / (x.shape[1] * axis.size)).rsqrt()",
-        tests=("tests/models/test_modern.py", "tests/test_narrow.py", NORMS),
+        tests=("tests/test_narrow.py::test_a_row_of_zeros_stays_zero",),
     ),
     Mutation(
         "norm-mean-of-own-columns",
@@ -84,21 +86,21 @@ MUTATIONS = (
         "tensor3d/layers/moments.py",
         old="squares - columns * rests.square()",
         new="squares",
-        tests=("tests/test_layers.py::test_layer_norm_at_a_large_mean",),
+        tests=("tests/test_narrow.py::test_moments_are_about_the_mean_though_it_was_rounded",),
     ),
     Mutation(
         "embedding-chunk-of-the-neighbour",
         "tensor3d/layers/embedding.py",
         old="chunk_bounds(weight.shape[0], y.size, y.index)[0]",
         new="chunk_bounds(weight.shape[0], y.size, y.index)[0] + 1",
-        tests=(TOKENS,),
+        tests=(PLAIN,),
     ),
     Mutation(
         "embedding-gradient-never-handed-in",
         "tensor3d/layers/embedding.py",
         old="        if all(asked_for(ctx, weight)):",
         new="        if not all(asked_for(ctx, weight)):",
-        tests=(TOKENS,),
+        tests=(PLAIN,),
     ),
     Mutation(
         "loss-label-of-the-next-slice",

@@ -47,14 +47,14 @@ MUTATIONS = (
         "tensor3d/collectives.py",
         old="self._result = self._result.to(self._dtype)",
         new="pass",
-        tests=("tests/test_ledger.py", "tests/test_precision.py"),
+        tests=("tests/test_collectives.py::test_a_result_comes_in_the_type_that_is_asked_for_and_without_padding",),
     ),
     Mutation(
         "collectives-padding-stays",
         "tensor3d/collectives.py",
         old="self._result, self._rows = self._result[: self._rows], None",
         new="self._rows = None",
-        tests=("tests/test_layers.py::test_token_model[1x2x4-67]",),
+        tests=("tests/test_collectives.py::test_a_result_comes_in_the_type_that_is_asked_for_and_without_padding",),
     ),
     Mutation(
         "collectives-sum-of-copies-summed-backward",

@@ -42,7 +42,7 @@ MUTATIONS = (
         "models/bert/memory.py",
         old="peak=on_rank.everything + optimizer_state + batch + standing + most,",
         new="peak=on_rank.everything + optimizer_state + standing + most,",
-        tests=("tests/models/test_memory.py",),
+        tests=("tests/models/test_memory.py::test_the_peak_holds_the_batch",),
     ),
     Mutation(
         "memory-peak-at-the-first-moment",

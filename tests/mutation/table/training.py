@@ -157,14 +157,14 @@ MUTATIONS = (
         "tools/held_out.py",
         old="sums += output.sums.double().cpu()",
         new="sums = output.sums.double().cpu()",
-        tests=("tests/tools/corpus/test_samples_reading.py",),
+        tests=("tests/tools/test_headline.py::test_an_evaluation_is_over_all_batches",),
     ),
     Mutation(
         "evaluation-accuracy-of-sequences",
         "tools/held_out.py",
         old='"masked_lm_accuracy": correct / targets,',
         new='"masked_lm_accuracy": correct / sequences,',
-        tests=("tests/tools/corpus/test_samples_reading.py",),
+        tests=("tests/tools/test_headline.py::test_an_evaluation_is_over_all_batches",),
     ),
     Mutation(
         "expected-flops-without-two",

@@ -50,3 +50,8 @@ def test_a_code_of_a_language_is_known_by_its_form() -> None:
         with pytest.raises(ValueError, match="is an ISO 639-1 code"):
             check_language(code)
     assert split_sentences("Das kostet ca. 5 Euro. Gut.", "de") == ["Das kostet ca. 5 Euro.", "Gut."]
+
+
+def test_a_session_of_python_is_code_whatever_it_says() -> None:
+    assert _is_code(">>> all of these are letters and would be prose")
+    assert not _is_code("all of these are letters and would be prose")

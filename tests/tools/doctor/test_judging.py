@@ -149,6 +149,10 @@ def test_slow_ranks() -> None:
     (found,) = judge_products([1.0, 1.0, 5.0, 1.0], RANKS)
     assert (found.warning, found.about) == (True, (2,))
     assert found.text.startswith("rank 2 (node 1, b) computed up to 5.0 x slower than the median rank")
+    five = Names(kind="rank", per_node=2, hosts=("a", "a", "b", "b", "c"))
+    (found,) = judge_products([1.0, 1.0, 1.0, 3.0, 5.0], five)
+    assert found.about == (3, 4)
+    assert "up to 5.0 x slower" in found.text  # the slower of the two
 
 
 def state(base: str, error: str = "", folder: str = "/data/runs") -> list[State]:

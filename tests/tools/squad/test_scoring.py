@@ -46,6 +46,7 @@ def test_normal_form(text: str, normal: str) -> None:
         ("red house", "red", 2 / 3),
         ("red red blue", "red blue blue", 2 / 3),  # each word as often as both have it: red, blue
         ("red red red", "red", 0.5),
+        ("red red blue", "red red green", 2 / 3),
         ("green", "red", 0.0),
         ("", "red", 0.0),
         ("the", "red", 0.0),
