@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensor3d import Cube
-from tests.ranks import run_ranks
+from tests.ranks import run_fresh_ranks
 from tests.tools.measured import STEP, evaluation, step
 from tools.metrics import (
     Best,
@@ -145,7 +145,7 @@ def _grown() -> tuple[list[int], int, dict[Any, int]]:
 
 
 def test_peak_memory_of_every_rank() -> None:
-    results = run_ranks(2, _grown)
+    results = run_fresh_ranks(2, _grown)
     assert results[0][0] == results[1][0]
     peaks = results[0][0]
     assert peaks[1] - peaks[0] > 80 * 2**20
