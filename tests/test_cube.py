@@ -23,7 +23,7 @@ from tests.ranks import run_ranks
 
 
 def test_several_ranks_need_a_process_group() -> None:
-    with pytest.raises(ValueError, match=r"2\*1\*3\*2 needs \b12\b.*1"):
+    with pytest.raises(ValueError, match=r"2\*1\*3\*2 needs \b12\b.*\b1\..*Initialise a process group"):
         Cube(2, 1, 3, data=2)
     with pytest.raises(ValueError, match=r"axis y.*whole number"):
         Cube(1, 0, 1)

@@ -199,9 +199,9 @@ def test_pairs_are_read_where_the_model_was_made_of_pairs(
     single = told_otherwise(models, "classes", tmp_path / "single", facts={"pairs": False})
     of_pairs = load(pairs, "classify")
     assert of_pairs.predict([pair]) == load(models / "classes", "classify").predict([pair])
-    with pytest.raises(ValueError, match=r"text \b0\b:.*fine-tuned"):
+    with pytest.raises(ValueError, match=r"text \b0\b:.*fine-tuned on pairs.*object with"):
         of_pairs.predict(["a fox"])
-    with pytest.raises(ValueError, match=r'"text_b".*"text"\..*fine-tuned'):
+    with pytest.raises(ValueError, match=r'"text_b".*"text"\..*fine-tuned on single'):
         load(single, "classify").predict([pair])
     assert main(["classify", str(pairs), "a fox", "a hill"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4, "one pair"

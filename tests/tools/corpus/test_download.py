@@ -79,7 +79,7 @@ def test_what_is_there_is_not_asked_for_again(tmp_path: Path, web: Web) -> None:
     web.log.clear()
     assert fetch(tmp_path / "out", url) == first
     assert web.log == []
-    with pytest.raises(ValueError, match=r"step.*'download'"):
+    with pytest.raises(ValueError, match=r"step 'download'.*other settings"):
         fetch(tmp_path / "out", web.add("/b", CONTENT))
 
 

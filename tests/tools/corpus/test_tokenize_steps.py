@@ -144,7 +144,7 @@ def test_a_tokenizer_that_is_not_for_the_text_is_told(tmp_path: Path, made: Path
 
 def test_what_cannot_be_tokenised_is_refused(tmp_path: Path, made: Path) -> None:
     docs = write_documents(tmp_path / "docs", ["***", ""])
-    with pytest.raises(ValueError, match=r"one.*docs"):
+    with pytest.raises(ValueError, match=r"not one document.*docs.*sentence"):
         write_ids(tmp_path / "ids", made, docs)
     with pytest.raises(ValueError, match="--docs names no folder"):
         write_ids(tmp_path / "ids", made)
