@@ -36,7 +36,7 @@ quickstart: $(INSTALLED) ## train a small BERT on 8 processes of this machine, w
 	launch/local.sh --cube 2x2x2 launch/recipes/quickstart.toml
 
 test: $(INSTALLED) ## run the fast tests
-	$(BIN)/python -m pytest -m "not slow and not long" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow and not long" $(ARGS)
 
 test-slow: $(INSTALLED) $(OPENMPI) ## run the slow tests
 	$(BIN)/python -m pytest -m "slow and not long" $(ARGS)

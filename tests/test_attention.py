@@ -209,25 +209,25 @@ def test_dropout_drops_and_is_unbiased(backend: Backend, causal: bool) -> None:
     sequences = Sequences.from_lengths(lengths)
     wanted = attention(q, k, v, sequences, backend=backend, causal=causal)
     draws = torch.stack(
-        [attention(q, k, v, sequences, backend=backend, causal=causal, dropout=0.4) for _ in range(3000)]
+        [attention(q, k, v, sequences, backend=backend, causal=causal, dropout=0.4) for _ in range(1000)]
     )
     assert not torch.equal(draws[0], draws[1]), "every call drew the same mask"
     spread = draws.std(0)
     assert float(spread[wanted.abs() > 0.1].min()) > 0.01, "nothing was dropped somewhere"
     # 6 standard errors of the mean for about 240 numbers
-    assert bool(((draws.mean(0) - wanted).abs() <= 6 * spread / 3000**0.5 + 1e-4).all())
+    assert bool(((draws.mean(0) - wanted).abs() <= 6 * spread / 1000**0.5 + 1e-4).all())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_row_that_attends_to_itself_alone_is_kept_or_dropped(backend: Backend) -> None:
     """Probability 1 becomes 0 or 1/(1-p): what dropout of the probabilities means, and at the rate it says."""
     torch.manual_seed(2)
-    lengths = (1,) * 4000
-    q, k, v = torch.zeros(3, 4000, 1, 2).unbind(0)
+    lengths = (1,) * 2000
+    q, k, v = torch.zeros(3, 2000, 1, 2).unbind(0)
     out = attention(q, k, v + 1, Sequences.from_lengths(lengths), backend=backend, dropout=0.25)[:, 0, 0]
     kept = out > 0
     assert torch.allclose(out[kept], torch.tensor(1 / 0.75))
-    assert float(kept.float().mean()) == pytest.approx(0.75, abs=0.03)
+    assert float(kept.float().mean()) == pytest.approx(0.75, abs=0.04)
 
 
 def test_the_layer_drops_in_training_alone() -> None:

@@ -15,7 +15,7 @@ from tests.tied import Tied
 from tests.twins import error, fast_alone, full, make_twins, ranks_of
 
 Shape = tuple[int, int, int, int]
-BOXES: list[Shape] = [(2, 2, 2, 1), (1, 8, 1, 1), (8, 1, 1, 1), (1, 2, 2, 2)]
+BOXES: list[Shape] = [(2, 1, 2, 1), (2, 2, 2, 1), (1, 8, 1, 1), (8, 1, 1, 1), (1, 2, 2, 2)]
 
 
 def _clipped(shape: Shape) -> dict[str, float]:

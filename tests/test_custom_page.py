@@ -187,6 +187,7 @@ class Unit3D(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_the_one_line_for_a_statistic_over_columns_is_right(folder: Path) -> None:
     (one_liner,) = re.findall(r"`(SumGradient\.apply\([^`]*)`", PAGE)
     page = load_adapter(folder, "page_adapter_unit", {}, STATISTIC.format(one_liner=one_liner))
@@ -194,6 +195,7 @@ def test_the_one_line_for_a_statistic_over_columns_is_right(folder: Path) -> Non
     assert page.check_layer(page.Unit3D, page.Unit, x, cubes=[CubeShape(x=1, y=2, z=4)]).passed
 
 
+@pytest.mark.slow
 def test_the_adapter_with_a_mistake_fails_as_the_page_says(folder: Path) -> None:
     up = 'UP = t3d.Layout(cut=(("z", 0),), sum_over=("data", "x", "y"))'
     forgotten = load_adapter(folder, "page_adapter_y", {up: up.replace(', "y")', ")")})
@@ -202,6 +204,7 @@ def test_the_adapter_with_a_mistake_fails_as_the_page_says(folder: Path) -> None
     assert one_line(shown("forgotten y")) in one_line(str(caught.value))
 
 
+@pytest.mark.slow
 def test_the_adapter_without_its_own_function_fails_as_the_page_says(folder: Path) -> None:
     whole = "SumGradient.apply(F.gelu(t3d.sum_copies(part, z)), z)"
     forgotten = load_adapter(folder, "page_adapter_z", {whole: "F.gelu(t3d.sum_copies(part, z))"})

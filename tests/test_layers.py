@@ -35,6 +35,7 @@ from tests.twins import (
     TOLERANCE,
     compare,
     error,
+    fast_alone,
     fused,
     gradient_errors,
     make_twins,
@@ -46,7 +47,7 @@ from tests.twins import worst as worst_of
 
 Shape = tuple[int, int, int, int]
 at_shapes_and_types = pytest.mark.parametrize(("shape", "dtype"), SHAPES_AND_TYPES)
-at_small_shapes = pytest.mark.parametrize("shape", SMALL_SHAPES, ids=name_of)
+at_small_shapes = pytest.mark.parametrize("shape", fast_alone(*SMALL_SHAPES))
 
 
 def check(shape: Shape, body: object, dtype: torch.dtype = torch.float64) -> None:

@@ -159,7 +159,9 @@ def _scenarios(shape: Shape) -> dict[str, float]:
     return {scenario.__name__: scenario(trial) for scenario in SCENARIOS}
 
 
-@pytest.mark.parametrize("shape", [*fast_alone((1, 2, 2, 2), (2, 2, 2, 1)), pytest.param((1, 1, 1, 1), id="1x1x1")])
+@pytest.mark.parametrize(
+    "shape", [*fast_alone((1, 2, 1, 2), (1, 2, 2, 2), (2, 2, 2, 1)), pytest.param((1, 1, 1, 1), id="1x1x1")]
+)
 def test_gradients_equal_plain_torchs(shape: Shape) -> None:
     for errors in run_ranks(ranks_of(shape), _scenarios, shape):
         assert max(errors.values()) <= 1e-9, errors
@@ -197,9 +199,9 @@ def _checkpointed(shape: Shape) -> list[bool]:
     return [torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(kept, recomputed, again, strict=True)]
 
 
-@pytest.mark.parametrize("shape", fast_alone((2, 2, 2, 1), (1, 2, 2, 2)))
+@pytest.mark.parametrize("shape", fast_alone((1, 1, 2, 2), (2, 2, 2, 1), (1, 2, 2, 2)))
 def test_recomputation_changes_no_bit(shape: Shape) -> None:
-    for equal in run_ranks(8, _checkpointed, shape):
+    for equal in run_ranks(ranks_of(shape), _checkpointed, shape):
         assert all(equal), equal
 
 
@@ -252,11 +254,10 @@ def _trained(shape: Shape) -> dict[str, float]:
     return {name: error(full(p), weights[name], name) for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    ("body", "shape"), [(_doubled, (1, 2, 2, 2)), (_trained, (2, 2, 2, 1)), (_trained, (1, 2, 2, 2))]
-)
+@pytest.mark.parametrize("body", [_doubled, _trained])
+@pytest.mark.parametrize("shape", fast_alone((2, 1, 2, 1), (2, 2, 2, 1), (1, 2, 2, 2)))
 def test_models_that_change(body: Callable[[Shape], dict[str, float]], shape: Shape) -> None:
-    for errors in run_ranks(8, body, shape):
+    for errors in run_ranks(ranks_of(shape), body, shape):
         assert max(errors.values()) <= 1e-9, errors
 
 
@@ -278,7 +279,7 @@ def _sums(shape: Shape) -> list[int]:
 
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 2), (2, 2, 2, 1)))
 def test_accumulation_sends_no_more_sums_than_one_pass(shape: Shape) -> None:
-    for once, four_times in run_ranks(8, _sums, shape):
+    for once, four_times in run_ranks(ranks_of(shape), _sums, shape):
         # The loss is a sum too, in every forward. One bucket for vectors on y, one for those on z, and for matrices.
         buckets = 3 if shape[3] > 1 else 2
         assert once == 1 + buckets

@@ -52,7 +52,7 @@ def _layer(packs: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-@pytest.mark.parametrize("packs", [ALIKE, MIXED], ids=["alike", "mixed"])
+@pytest.mark.parametrize("packs", [ALIKE, pytest.param(MIXED, marks=pytest.mark.slow)], ids=["alike", "mixed"])
 def test_a_bert_layer_keeps_its_share(packs: tuple[tuple[int, ...], ...]) -> None:
     """Copies are allowed for LayerNorm's three numbers a row and for masks alone: 5 % is more than they take."""
     results = run_ranks(8, _layer, packs)

@@ -64,6 +64,7 @@ def check_named(results: dict[int, tuple[str, float]], longest: float) -> None:
     assert results[7][1] < 0.1, "who was not in a round learns of it without waiting"
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_by_all_in_a_moment() -> None:
     check_named(run_survivors(8, 5, _lost, signal.SIGKILL, 60.0), longest=4)
 
@@ -151,7 +152,10 @@ def _absent(case: str) -> tuple[str, float]:
 @pytest.mark.parametrize(
     ("case", "text", "longest"),
     [
-        ("construction", "rank 1 (data 1 of 3) did not come within 2 s; every rank of the job must call", 3),
+        pytest.param(
+            *("construction", "rank 1 (data 1 of 3) did not come within 2 s; every rank of the job must call", 3),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *("away", "rank 1 (data 1 of 3) is alive but did not come to round 2, last seen after round 1; rank ", 4.5),
             marks=pytest.mark.slow,

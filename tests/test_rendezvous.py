@@ -127,6 +127,7 @@ def _leave(_: int) -> tuple[float, bool]:
     return held, dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_nobody_leaves_before_all_are_done() -> None:
     (first, left_open), (_, _) = run_ranks(2, _leave, 0)
     assert first > 0.5, "rank 0 left while rank 1 was at work"
@@ -142,6 +143,7 @@ def _leave_alone(_: int) -> float:
     return time.monotonic() - before
 
 
+@pytest.mark.slow
 def test_who_never_comes_is_not_waited_for_without_end() -> None:
     assert 0.9 < run_ranks(2, _leave_alone, 0)[0] < 10
 

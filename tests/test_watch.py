@@ -87,6 +87,7 @@ def _dies_unseen(cube: Cube, watch: Watch, folder: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_death_that_breaks_nothing_ends_as_a_hang(tmp_path: Path) -> None:
     with Job(2, _dies_unseen, tmp_path, hang_after=1.0, grace=0.5) as job:
         time.sleep(0.5)
@@ -103,6 +104,7 @@ def _slow_but_alive(cube: Cube, watch: Watch, folder: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_slow_job_is_left_alone(tmp_path: Path) -> None:
     with Job(2, _slow_but_alive, tmp_path, hang_after=1.0, grace=0.5) as job:
         assert [job.code(rank) for rank in range(2)] == [0, 0]
@@ -118,6 +120,7 @@ def _prepares(cube: Cube, watch: Watch, folder: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_what_one_rank_does_before_the_first_phase_may_take_any_time(tmp_path: Path) -> None:
     with Job(2, _prepares, tmp_path, hang_after=0.3, grace=0.3) as job:
         assert [job.code(rank, 0.4) for rank in range(2)] == [None, None]
@@ -125,6 +128,7 @@ def test_what_one_rank_does_before_the_first_phase_may_take_any_time(tmp_path: P
         assert ", 2 issued, step 1, data" in job.words(0)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_suspended_goes_on(tmp_path: Path) -> None:
     """Its time stands still, also for a store that did not answer, and a rank that wakes up late is not dead."""
     with Job(2, _trains, tmp_path, hang_after=0.6, grace=0.6, deaf=0.6) as job:
@@ -140,6 +144,7 @@ def test_a_job_that_is_suspended_goes_on(tmp_path: Path) -> None:
         assert [job.code(rank) for rank in range(2)] == [PREEMPTED] * 2
 
 
+@pytest.mark.slow
 def test_a_signal_that_wakes_a_suspended_job_saves(tmp_path: Path) -> None:
     """Slurm continues a job that it has suspended before it ends it, one process after another."""
     with Job(2, _trains, tmp_path, hang_after=1.0, grace=0.6, deaf=0.6) as job:
@@ -205,6 +210,7 @@ def test_a_signal_after_a_death_ends_a_blocked_rank_at_once(tmp_path: Path) -> N
         )
 
 
+@pytest.mark.slow
 def test_a_death_after_the_signal_ends_the_wait_for_the_step(tmp_path: Path) -> None:
     with Job(2, _dies_unseen, tmp_path, grace=1.0) as job:
         job.send(0, signal.SIGUSR1)
@@ -268,6 +274,7 @@ def test_a_rank_that_failed_is_named_with_its_error_and_its_victims_are_not(tmp_
             )
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_at_once_but_not_its_echo(tmp_path: Path) -> None:
     with Job(1, _dies_unseen, tmp_path) as job:
         for _ in range(3):
@@ -300,6 +307,7 @@ def _comes_late(cube: Cube, watch: Watch, folder: Path) -> int:
     return 1
 
 
+@pytest.mark.slow
 def test_after_a_time_out_the_one_that_never_came_is_named(tmp_path: Path) -> None:
     with Job(2, _comes_late, tmp_path, grace=0.5, limit=1.0) as job:
         assert job.code(0) == 1
@@ -314,6 +322,7 @@ def test_after_a_time_out_the_one_that_never_came_is_named(tmp_path: Path) -> No
 # --- the store ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_orphans_leave(number: int, tmp_path: Path) -> None:
     with Job(2, _dies_unseen, tmp_path, grace=0.5) as job:
@@ -385,6 +394,7 @@ def test_progress_is_a_phase_or_a_collective() -> None:
     assert codes == []
 
 
+@pytest.mark.slow
 def test_patience_is_for_what_comes_after_a_checkpoint_that_makes_progress() -> None:
     words: list[str] = []
     codes: list[int] = []

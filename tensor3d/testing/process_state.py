@@ -110,7 +110,9 @@ class ProcessState:
             warnings._filters_mutated()  # type: ignore[attr-defined]
         for config, values in self._configurations:
             if config.get_config_copy() != values:
-                config.load_config(values)
+                with warnings.catch_warnings():  # of settings that are there but deprecated
+                    warnings.simplefilter("ignore")
+                    config.load_config(values)
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         return [*self._left_running(), *self._left_changed()]

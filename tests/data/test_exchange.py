@@ -206,6 +206,7 @@ def _one_dies(folder: Path) -> str:
     return "nothing was raised"
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named_by_the_loaders_of_the_others(folder: Path) -> None:
     told = run_survivors(4, 2, _one_dies, folder)
     assert sorted(told) == [0, 1, 3]

@@ -13,7 +13,7 @@ from models.gpt import PRESETS, CausalBatch, Gpt, GptConfig, Sampling, count_tar
 from models.gpt.generate import choose, next_logits
 from tensor3d import Cube, CubeShape
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, TOLERANCE, error, gradient_errors, make_twins, name_of, ranks_of, worst
+from tests.twins import FOUR_SHAPES, TOLERANCE, error, fast_alone, gradient_errors, make_twins, name_of, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
 VOCAB, CAPACITY, PACKS = 37, 24, 8
@@ -199,13 +199,14 @@ def continued(shape: Shape | None, prompt: list[int], sampling: Sampling) -> lis
 
 
 @pytest.mark.usefixtures("_fp64")
-@pytest.mark.parametrize("shape", [(1, 2, 4, 1), pytest.param((2, 2, 2, 1), marks=pytest.mark.slow)], ids=name_of)
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (1, 2, 4, 1), (2, 2, 2, 1)))
 def test_the_same_text_on_every_cube(shape: Shape) -> None:
     sampling = Sampling(temperature=1.3, top_k=9, seed=4)
     alone = continued(None, [4, 1, 30], sampling)
     assert len(alone) == 12
     assert len(set(alone)) > 3
-    assert run_ranks(8, continued, shape, [4, 1, 30], sampling) == [alone] * 8
+    ranks = ranks_of(shape)
+    assert run_ranks(ranks, continued, shape, [4, 1, 30], sampling) == [alone] * ranks
 
 
 @pytest.mark.usefixtures("_fp64")

@@ -217,7 +217,7 @@ PEAKS: list[tuple[Changes, Changes, torch.dtype | None, int]] = [
     (WIDE, {}, None, 3),  # a layer, under the gradients of the micro-batches before
     (WIDE, {}, torch.bfloat16, 1),
     (WIDE, {"recompute": "layer"}, None, 1),
-    ({**WIDE, **MODERN}, {}, None, 3),
+    ({**WIDE, **MODERN}, {}, None, 1),
     ({**WIDE, "dropout": 0.1, "attention_dropout": 0.1}, {}, None, 1),
     ({**WIDE, "dropout": 0.1, "attention_dropout": 0.1}, {}, torch.bfloat16, 2),
     ({**WIDE, "attention_dropout": 0.1}, {"recompute": "attention"}, None, 1),

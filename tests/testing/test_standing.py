@@ -210,7 +210,7 @@ def hangs() -> None:
     [
         (raises, r"(?s)rank 1 failed:.*second rank's own trouble"),
         (dies, r"rank \d (died with exit code -9|failed)"),
-        (hangs, r"ranks \[(0, )?1\].*\b3.0 s"),
+        (hangs, r"ranks \[(0, )?1\].*\b1.0 s"),
     ],
 )
 def test_a_failure_is_raised_and_the_next_function_has_new_ranks(
@@ -218,7 +218,7 @@ def test_a_failure_is_raised_and_the_next_function_has_new_ranks(
 ) -> None:
     before = standing.run(2, processes)
     with pytest.raises(RankError, match=named):
-        standing.run(2, body, timeout=3.0)
+        standing.run(2, body, timeout=1.0)
     after = standing.run(2, processes)
     assert not set(before) & set(after)
     assert standing.run(2, total, 0)[1] == (1, 1, 1.0)
@@ -267,7 +267,7 @@ def waits_in_vain() -> str:
 def test_a_collective_waits_as_long_as_the_call_says(standing: StandingRanks) -> None:
     standing.run(2, total, 0)
     # The first result lets the clock of the whole function begin anew, so that the collective's ends first.
-    assert standing.run(2, waits_in_vain, timeout=2.5) == ["timed out", "slept"]
+    assert standing.run(2, waits_in_vain, timeout=1.5) == ["timed out", "slept"]
     assert standing.run(2, total, 0)[0] == (0, 1, 1.0)
 
 

@@ -27,6 +27,7 @@ def whole(corpus: Corpus) -> IndexedDataset:
 # The embedded corpus
 
 
+@pytest.mark.slow
 def test_embedded_corpus_is_as_large_as_a_first_run_needs(embedded: Corpus) -> None:
     info = embedded.info
     # Every Python has its own texts; what is asked for holds from 3.10 to 3.13.
@@ -37,6 +38,7 @@ def test_embedded_corpus_is_as_large_as_a_first_run_needs(embedded: Corpus) -> N
     assert info.vocab_size == embedded.special.vocab_size == 2048
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_files(embedded: Corpus) -> None:
     info, train, held_out = embedded.info, whole(embedded), embedded.held_out
     assert (info.train_pieces, info.held_out_pieces) == (len(train.ids), len(held_out.ids))
@@ -53,6 +55,7 @@ def test_figures_are_those_of_the_files(embedded: Corpus) -> None:
     assert (train.ids == unknown).mean() < 0.01
 
 
+@pytest.mark.slow
 def test_embedded_packs_are_full(embedded: Corpus) -> None:
     source = ShardedPairs(embedded.train, max_length=128, seed=0)
     data = PretrainingData(source, embedded.special, capacity=128, max_length=128, max_sequences=8, seed=0)
@@ -60,6 +63,7 @@ def test_embedded_packs_are_full(embedded: Corpus) -> None:
         assert data.epochs[number].tokens.mean() > 0.98 * data.capacity
 
 
+@pytest.mark.slow
 def test_held_out_text_is_not_trained_on(embedded: Corpus) -> None:
     items = whole(embedded)
     train = {tuple(items[i].tolist()) for i in range(len(items))}
@@ -91,6 +95,7 @@ def test_at_least_one_document_is_held_out_unless_none_is_wanted() -> None:
         choose_held_out(np.array([50]), 0.02, seed=0)
 
 
+@pytest.mark.slow
 def test_unigram_entropy_of_equal_shares_is_their_logarithm(embedded: Corpus) -> None:
     class Ids:
         ids = np.repeat(np.arange(8), 1000)

@@ -14,6 +14,7 @@ from tools.corpus.text import TextSource
 from tools.corpus.tokenizer import load_tokenizer, train_tokenizer
 
 
+@pytest.mark.slow
 def test_embedded_documents_come_in_the_same_order() -> None:
     first, again = EmbeddedSource(), EmbeddedSource()
     assert first.fingerprint() == again.fingerprint()

@@ -37,6 +37,7 @@ def test_all_come(tmp_path: Path) -> None:
     assert ended[1].out == ""
 
 
+@pytest.mark.slow
 def test_nodes_that_never_come_are_named_on_those_that_did(tmp_path: Path) -> None:
     node = called(nodes=4, wait=3)
     ended = roll(tmp_path, {0: node(0, "--hosts", "a,b,c,d"), 2: node(2, "--hosts", "a,b,c,d")})

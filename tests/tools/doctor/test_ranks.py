@@ -52,6 +52,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert content["versions"]["recipe recipe.toml"] == facts.hash_of(recipe)
 
 
+@pytest.mark.slow
 def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
     ended = doctors(tmp_path, 4, ["--quick", "--wait", "3"], absent=(1, 3))
     assert {rank: each.status for rank, each in ended.items()} == {0: 2, 2: 2}

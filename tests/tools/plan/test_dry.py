@@ -101,6 +101,7 @@ def test_further_micro_batches_are_alike() -> None:
     assert one.peak < two.peak == eight.peak
 
 
+@pytest.mark.slow
 def test_65536_ranks() -> None:
     shape = CubeShape(x=16, y=8, z=16, data=32)
     check(dry_beside_prediction(toy(layers=1, heads=8), shape, load_of(shape, (64,), packs=1), rank=65_535))
