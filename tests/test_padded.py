@@ -268,12 +268,12 @@ def test_a_batch_that_does_not_divide(size: int) -> None:
         (IDS[0], None, None, r"\(batch, sequence\), not empty. Got \(5,\)"),
         (IDS[:0], None, None, r"not empty. Got \(0, 5\)"),
         (IDS, MASK[:, :4], None, r"input_ids' shape \(4, 5\)\. Got \(4, 4\)"),
-        (IDS, (MASK - 1) * 10000, None, "1 for each token and 0 for padding. Got values from -10000 to 0"),
+        (IDS, (MASK - 1) * 10000, None, r"padding.*-10000 to 0"),
         (IDS, MASK * 2, None, "Got values from 0 to 2"),
         (IDS, MASK * torch.tensor([[1], [1], [0], [1]]), None, "sequence 2 has no token"),
-        (IDS, MASK, 4, "sequence 3 has 5 tokens, more than the capacity of 4"),
-        (IDS, MASK, 7, "divide by 2, .* z=3 are rows that divide by y=2. Got 7. Take 8"),
-        (IDS, MASK, 0, "at least 1 and divide by 2.* Got 0. Take 2"),
+        (IDS, MASK, 4, r"sequence 3.*5 tokens.*\b4"),
+        (IDS, MASK, 7, r"divide.*\b2.*z=3.*y=2.*\b7. Take 8"),
+        (IDS, MASK, 0, r"divide by 2.*\b0.*Take 2"),
     ],
 )
 def test_refusals(ids: Tensor, mask: Tensor | None, capacity: int | None, message: str) -> None:

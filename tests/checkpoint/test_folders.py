@@ -90,7 +90,7 @@ def test_a_best_that_is_not_there(tmp_path: Path, content: str) -> None:
         ({"progress.json": json.dumps({"step": 1})}, "from before checkpoints had a version"),
         ({"progress.json": json.dumps({"step": 1, "version": 2})}, "written by a newer tensor3d.*Update tensor3d"),
         ({"progress.json": json.dumps({"step": 1, "version": "1"})}, "written by another tensor3d"),
-        ({"progress.json": json.dumps(FACTS)}, "checksums.json cannot be read: No such file"),
+        ({"progress.json": json.dumps(FACTS)}, "checksums.json.*No such file"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, files: dict[str, str], message: str) -> None:

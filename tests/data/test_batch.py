@@ -86,8 +86,8 @@ def test_to_moves_every_tensor() -> None:
     ("limit", "message"),
     [
         ({"capacity": 5}, "pack 1 has 6 tokens, more than capacity=5"),
-        ({"masked_per_pack": 1}, "pack 1 has 2 masked positions, more than masked_per_pack=1"),
-        ({"max_sequences": 1}, "pack 1 has 2 sequences, more than max_sequences=1"),
+        ({"masked_per_pack": 1}, "pack 1.*2 masked.*masked_per_pack=1"),
+        ({"max_sequences": 1}, "pack 1.*2 sequences.*max_sequences=1"),
     ],
 )
 def test_a_pack_over_a_limit_is_named(limit: dict[str, int], message: str) -> None:
@@ -101,7 +101,7 @@ def test_a_pack_over_a_limit_is_named(limit: dict[str, int], message: str) -> No
         ([], 1, 1, 0, "each member of z=1. Got 0"),
         ([ONE, TWO, ONE], 1, 2, 0, "each member of z=2. Got 3"),
         ([ONE], 4, 1, 0, r"a plane of 1 packs per rank \* z=1 \* capacity 6 has 6 rows, which do not divide by y=4"),
-        ([ONE, TWO], 1, 2, 2, "slice_index must lie between 0 and 1. Got 2"),
+        ([ONE, TWO], 1, 2, 2, r"slice_index.*\b0.*\b1.*\b2"),
     ],
 )
 def test_a_plane_that_does_not_divide_is_named(

@@ -129,9 +129,9 @@ def test_default_budget(capacity: int, max_sequences: int, budget: int) -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"max_length": 65}, "max_length=65 does not fit a pack of 64 slots"),
-        ({"max_sequences": 0}, "max_sequences must be at least 1. Got 0"),
-        ({"masked_per_pack": 6}, "max_length=48 has 7 tokens to guess, more than masked_per_pack=6"),
+        ({"max_length": 65}, r"max_length=65.*\b64"),
+        ({"max_sequences": 0}, r"max_sequences.*\b1.*\b0"),
+        ({"masked_per_pack": 6}, r"max_length=48.*\b7.*masked_per_pack=6"),
         ({"seed": -1}, "seed must be at least 0. Got -1"),
     ],
 )

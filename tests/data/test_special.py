@@ -14,8 +14,8 @@ def test_ordinary_ids_are_all_others() -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ({"pad": 9}, "pad must be an id below the vocabulary's size of 9. Got 9"),
-        ({"mask": -1}, "mask must be an id below the vocabulary's size of 9. Got -1"),
+        ({"pad": 9}, r"pad.*vocabulary's.*\b9.*\b9"),
+        ({"mask": -1}, r"mask.*vocabulary's.*\b9.*-1"),
         ({"cls": 3}, "need different ids"),
         ({"vocab_size": 4, "mask": 1}, "a vocabulary of 4 has no id left for text; it needs at least 5"),
     ],

@@ -275,11 +275,11 @@ def test_presets_fit_their_own_rules() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, r"hidden must divide by heads=3, with an even head dimension\. Got 32"),
+        ({"heads": 3}, r"hidden.*heads=3.*\b32"),
         ({"heads": 32}, r"even head dimension"),
-        ({"window": 0}, r"window must be at least 1, or None\. Got 0"),
+        ({"window": 0}, r"window.*\b1.*\b0"),
         ({"positions": 0}, r"positions must be at least 1\. Got 0"),
-        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1"),
+        ({"dropout": 1.0}, r"dropout.*\b0.*\b1"),
         ({"rotary_base": 0.0}, r"rotary_base must be above 0"),
     ],
 )

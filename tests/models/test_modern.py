@@ -159,15 +159,15 @@ def test_the_default_mlp_has_about_the_weights_of_the_classic_one() -> None:
     ("changes", "message"),
     [
         ({"encoder": "ancient"}, 'encoder must be "classic" or "modern". Got \'ancient\''),
-        ({"window": 4}, 'window belongs to encoder="modern". Got window=4 with encoder="classic"'),
+        ({"window": 4}, 'window.*encoder="modern".*window=4.*encoder="classic"'),
         ({"global_every": 4}, 'global_every belongs to encoder="modern"'),
         ({"rotary_base": 1e4}, 'rotary_base belongs to encoder="modern"'),
         ({"encoder": "modern", "activation": "relu"}, 'activation belongs to encoder="classic"'),
         ({"encoder": "modern", "norm": "pre"}, 'norm belongs to encoder="classic"'),
         ({"encoder": "modern", "window": 0}, "window must be at least 1. Got 0"),
         ({"encoder": "modern", "global_every": 2}, "there is no window. Set window"),
-        ({"encoder": "modern", "rotary_base": 0.0}, "rotary_base must be above 0 and finite. Got 0.0"),
-        ({"encoder": "modern", "rotary_base": float("nan")}, "rotary_base must be above 0 and finite. Got nan"),
+        ({"encoder": "modern", "rotary_base": 0.0}, r"rotary_base.*\b0.*\b0.0"),
+        ({"encoder": "modern", "rotary_base": float("nan")}, r"rotary_base.*\b0.*nan"),
         ({"encoder": "modern", "hidden": 24}, "hidden / heads must be even. Got 24 / 8 = 3"),
     ],
 )

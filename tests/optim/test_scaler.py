@@ -90,9 +90,9 @@ def test_a_state_that_cannot_be_is_refused(state: dict[str, float], message: str
     [
         ({"initial": 2.0**25}, r"initial must be from 2\*\*-24 to 2\*\*24\. Got 33554432"),
         ({"initial": math.nan}, "initial must be"),
-        ({"growth_factor": 1.0}, r"growth_factor must be above 1 and finite\. Got 1\.0"),
-        ({"backoff_factor": 1.0}, r"backoff_factor must be above 0 and below 1\. Got 1\.0"),
-        ({"growth_interval": 0}, r"growth_interval must be a whole number of steps, at least 1\. Got 0"),
+        ({"growth_factor": 1.0}, r"growth_factor.*\b1.*\b1\.0"),
+        ({"backoff_factor": 1.0}, r"backoff_factor.*\b0.*\b1.*\b1\.0"),
+        ({"growth_interval": 0}, r"growth_interval.*\b1.*\b0"),
         ({"growth_interval": 2.5}, r"Got 2\.5"),
     ],
 )

@@ -221,9 +221,9 @@ def test_a_copy_goes_its_own_way(kind: str) -> None:
     [
         ({"lr": -1.0}, r"lr must be at least 0 and finite\. Got -1\.0"),
         ({"lr": float("nan")}, "lr must be at least 0 and finite"),
-        ({"weight_decay": -0.1}, r"weight_decay must be at least 0 and finite\. Got -0\.1"),
-        ({"eps": 0.0}, r"eps must be above 0 and finite: .* 0/0\. Got 0\.0"),
-        ({"betas": (0.9, 1.0)}, r"betas must be two rates, .* below 1\. Got \(0\.9, 1\.0\)"),
+        ({"weight_decay": -0.1}, r"weight_decay.*\b0.*-0\.1"),
+        ({"eps": 0.0}, r"eps.*\b0.*\b0/\b0\b.*\b0\.0"),
+        ({"betas": (0.9, 1.0)}, r"betas.*\b1.*\(0\.9, 1\.0\)"),
         ({"betas": (0.9,)}, "betas must be two rates"),
     ],
 )

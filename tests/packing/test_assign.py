@@ -75,11 +75,11 @@ def test_packs_outside_are_refused() -> None:
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([6, 4, 4], "the plan holds 2 sequences. Got lengths of shape"),
-        ([6, 5], "the plan holds 1 sequences of length 4. Got 0; plan again"),
-        ([6, 11], "between 1 and the plan's capacity of 10. Got 11"),
-        ([6, 0], "between 1 and the plan's capacity of 10. Got 0"),
-        ([6.0, 4.0], "lengths must be whole numbers. Got float64"),
+        ([6, 4, 4], r"holds 2 sequences.*lengths"),
+        ([6, 5], r"1 sequences of length 4.*\b0; plan again"),
+        ([6, 11], r"capacity of 10.*\b11"),
+        ([6, 0], r"capacity of 10.*\b0"),
+        ([6.0, 4.0], "lengths.*float64"),
     ],
 )
 def test_lengths_of_another_set_are_refused(lengths: list[int], message: str) -> None:

@@ -215,7 +215,7 @@ def test_work_is_linear_in_tokens_and_squares() -> None:
 @pytest.mark.parametrize(
     ("per_token", "per_square", "message"),
     [
-        (-1.0, 1.0, "per_token must be a finite number of at least 0. Got -1.0"),
+        (-1.0, 1.0, r"per_token.*\b0.*-1.0"),
         (1.0, float("nan"), "per_square must be a finite number.*Got nan"),
         (float("inf"), 1.0, "per_token must be.*Got inf"),
         (0.0, 0.0, "both 0"),
@@ -234,15 +234,15 @@ def test_tokens_and_squares_of_other_packs_are_refused() -> None:
 @pytest.mark.parametrize(
     ("costs", "bins", "message"),
     [
-        ([1.0, float("nan")], 2, "finite and at least 0. Got nan for item 1"),
+        ([1.0, float("nan")], 2, "at least 0.*nan.*item 1"),
         ([1.0, float("inf")], 2, "Got inf for item 1"),
         ([[1.0, 2.0], [3.0, -4.0]], 2, "Got -4.0 for item 1"),
-        ([1, 2, 3, 4, 5], 2, "5 items cannot be dealt to 2 bins in equal numbers. Take 4 or 6 items"),
-        ([1, 2], 4, "2 items cannot be dealt to 4 bins.*Take 4 items"),
-        ([], 3, "0 items cannot be dealt to 3 bins.*Take 3 items"),
+        ([1, 2, 3, 4, 5], 2, "5 items.*2 bins.*Take 4 or 6"),
+        ([1, 2], 4, "2 items.*4 bins.*Take 4"),
+        ([], 3, "0 items.*3 bins.*Take 3"),
         ([1, 2], 0, "bins must be at least 1. Got 0"),
         ([1, 2], -2, "bins must be at least 1. Got -2"),
-        (3.0, 1, r"must have the shape \(items,\) or \(items, objectives\). Got \(\)"),
+        (3.0, 1, r"shape \(items,\).*objectives\).*\(\)"),
         (np.zeros((2, 0)), 1, r"Got \(2, 0\)"),
         (np.zeros((2, 2, 2)), 2, r"Got \(2, 2, 2\)"),
     ],

@@ -70,8 +70,8 @@ def test_more_tokens_than_a_planned_pack_may_have() -> None:
         ([], 2, 1, "there is no sequence to pack"),
         ([3, 0], 2, 1, r"Got 0 for sequence 1"),
         ([1.5], 1, 1, "one-dimensional array of whole numbers"),
-        ([3], 0, 1, r"packs and multiple_of must be at least 1\. Got 0 and 1"),
-        ([3], 1, 0, r"packs and multiple_of must be at least 1\. Got 1 and 0"),
+        ([3], 0, 1, r"packs.*multiple_of.*\b1.*\b0.*\b1"),
+        ([3], 1, 0, r"packs.*multiple_of.*\b1.*\b1.*\b0"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(lengths: list[int], packs: int, multiple: int, message: str) -> None:

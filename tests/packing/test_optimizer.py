@@ -47,10 +47,10 @@ def test_a_factor_below_one_is_refused(factor: float) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 2.0), "sequences must be a whole number, at least 1. Got 0"),
-        ((2.5, 2.0), "sequences must be a whole number, at least 1. Got 2.5"),
-        ((True, 2.0), "sequences must be a whole number, at least 1. Got True"),
-        ((8, 2.0, 0), "multiple_of must be a whole number, at least 1. Got 0"),
+        ((0, 2.0), r"sequences.*\b1.*\b0"),
+        ((2.5, 2.0), r"sequences.*\b1.*\b2.5"),
+        ((True, 2.0), r"sequences.*\b1.*True"),
+        ((8, 2.0, 0), r"multiple_of.*\b1.*\b0"),
     ],
 )
 def test_bad_numbers_are_named(arguments: tuple[Any, ...], message: str) -> None:

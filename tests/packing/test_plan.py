@@ -36,9 +36,9 @@ def test_plans_are_equal_by_what_they_hold() -> None:
 @pytest.mark.parametrize(
     ("histogram", "message"),
     [
-        ([0, 0, 0, 0, 3, 0, 4], "the plan holds 3 sequences of length 6. Got 4; plan again"),
-        ([0, 0, 0, 0, 3, 1, 3], "the plan holds 0 sequences of length 5. Got 1"),
-        ([0, 0, 0, 0, 0, 0, 3], "the plan holds 3 sequences of length 4. Got 0"),
+        ([0, 0, 0, 0, 3, 0, 4], r"3 sequences of length 6.*\b4; plan again"),
+        ([0, 0, 0, 0, 3, 1, 3], r"0 sequences of length 5.*\b1"),
+        ([0, 0, 0, 0, 0, 0, 3], r"3 sequences of length 4.*\b0"),
         ([0] * 11 + [1], "does not fit a capacity of 10"),
     ],
 )

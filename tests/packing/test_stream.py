@@ -215,7 +215,7 @@ def test_the_window_bounds_what_is_kept() -> None:
     ("length", "message"),
     [
         (0, "between 1 and the capacity of 10. Got 0"),
-        (11, "between 1 and the capacity of 10. Got 11. Truncate"),
+        (11, r"capacity of 10.*\b11.*Truncate"),
         (2.5, "must be a whole number. Got 2.5"),
         (7, "a sequence of 7 tokens costs 3, more than the budget of 2"),
     ],

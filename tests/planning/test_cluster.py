@@ -38,11 +38,11 @@ def test_ranks_and_rate() -> None:
 @pytest.mark.parametrize(
     "change, told",
     [
-        ({"nodes": 0}, r"nodes must be a whole number of at least 1. Got 0"),
+        ({"nodes": 0}, r"nodes.*\b1.*\b0"),
         ({"per_node": 2.0}, r"per_node must be a whole number"),
         ({"nodes": True}, r"nodes must be a whole number"),
-        ({"memory": math.inf}, r"memory must be a number above 0. Got inf"),
-        ({"flops": {"fp32": -1.0}}, r"flops of fp32 must be a number above 0. Got -1.0"),
+        ({"memory": math.inf}, r"memory.*\b0.*inf"),
+        ({"flops": {"fp32": -1.0}}, r"flops.*fp32.*\b0.*-1.0"),
         ({"flops": {}}, r"at least one type"),
         ({"inside": Link(latency=0.0, bandwidth=1.0)}, r"latency inside must be a number above 0"),
         ({"across": Link(latency=1.0, bandwidth=math.nan)}, r"bandwidth across must be a number above 0"),

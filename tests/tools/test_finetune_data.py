@@ -61,16 +61,16 @@ def test_json_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "options", "message"),
     [
-        ("a.tsv", "text\tlabel\na\tb\tc\n", {}, r"a\.tsv line 2: it has 3 columns, and the first line has 2"),
-        ("a.tsv", "words\tlabel\na\tb\n", {}, r"a\.tsv has no column 'text'\. It has 'words', 'label'"),
+        ("a.tsv", "text\tlabel\na\tb\tc\n", {}, r"a\.tsv line \b2\b.*\b3.*\b2"),
+        ("a.tsv", "words\tlabel\na\tb\n", {}, r"a\.tsv.*'text'\. It.*'words', 'label'"),
         ("a.tsv", "a\tb\n", {"header": False}, r"has no column 'text'\. It has no header"),
         ("a.tsv", b"text\tlabel\na\tb\n\xff\tb\n", {}, "is not UTF-8 in line 3"),
         ("a.csv", 'text,label\n"a,b\n', {}, r"a\.csv line 2: .*Close the quotes"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', {}, "line 2: it is not valid JSON"),
         ("a.jsonl", "[1]\n", {}, "line 1: it must be a JSON object"),
-        ("a.jsonl", '{"text": "a"}\n', {}, r"line 1: it has no key 'label'\. It has 'text'"),
+        ("a.jsonl", '{"text": "a"}\n', {}, r"line \b1\b.*'label'\. It.*'text'"),
         ("a.jsonl", '{"text": ["a"], "label": 1}\n', {}, "line 1: 'text' must be a text or a number"),
-        ("a.tsv", "text\tlabel\na\tb\n\nb\tc\n", {}, "line 3: it has 1 columns, and the first line has 2"),
+        ("a.tsv", "text\tlabel\na\tb\n\nb\tc\n", {}, r"line \b3\b.*\b1.*\b2"),
         ("a.jsonl", '\n{"text": "a", "label": 1}\n', {}, "line 1: it is not valid JSON"),
         ("a.jsonl", "[" * 100_000 + "\n", {}, "line 1: it is not valid JSON"),
         ("a.tsv", "text\tlabel\tlabel\na\tb\tc\n", {}, r"has 2 columns 'label'\. Give the number"),
@@ -123,15 +123,15 @@ def test_classes_are_those_of_train_sorted(tmp_path: Path, tokenizer: Tokenizer)
 @pytest.mark.parametrize(
     ("kind", "train", "dev", "message"),
     [
-        (ClassifyTask, "good\t1\nbad\t0", "good\t2", r"dev\.tsv line 2: the label '2' is none of .*: 0, 1"),
+        (ClassifyTask, "good\t1\nbad\t0", "good\t2", r"dev\.tsv line \b2\b.*'2'.*: 0, 1"),
         (ClassifyTask, "good\t1\nbad\t1", "good\t1", r"1 different labels in the column 'label'"),
-        (ClassifyTask, "good\t1\n\t0", "good\t1", r"train\.tsv line 3: column 'sentence' has no text"),
+        (ClassifyTask, "good\t1\n\t0", "good\t1", r"train\.tsv line \b3\b.*'sentence'"),
         (ClassifyTask, "good\t1\nbad\t", "good\t1", r"train\.tsv line 3: there is no label"),
         (ClassifyTask, "", "good\t1", r"train\.tsv has no row"),
-        (RegressTask, "good\t1.5\nbad\tmuch", "good\t1", r"train\.tsv line 3: the label must be a number. Got 'much'"),
+        (RegressTask, "good\t1.5\nbad\tmuch", "good\t1", r"train\.tsv line \b3\b.*'much'"),
         (ClassifyTask, 'good\t"1\r"\nbad\t0', "good\t0", r"line 2: the label '\"1\\r\"' has a tab or line end"),
-        (RegressTask, "good\t1.5\nbad\t1e39", "good\t1", r"line 3: the label .* fp32 can hold.* Got '1e39'"),
-        (RegressTask, "good\t1.5\nbad\tnan", "good\t1", r"train\.tsv line 3: the label must be a number. Got 'nan'"),
+        (RegressTask, "good\t1.5\nbad\t1e39", "good\t1", r"line \b3\b.*fp32.*hold.*'1e39'"),
+        (RegressTask, "good\t1.5\nbad\tnan", "good\t1", r"train\.tsv line \b3\b.*'nan'"),
     ],
 )
 def test_bad_rows_are_refused(

@@ -123,18 +123,18 @@ def test_a_picture_is_written_and_stdout_stays_json(histogram: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ranks": "8,x"}, "--ranks must be whole numbers of at least 1 .* Got '8,x'"),
+        ({"ranks": "8,x"}, r"--ranks.*\b1.*'8,x'"),
         ({"ranks": "0"}, "--ranks must be .* Got '0'"),
         ({"per_rank": ""}, "--per-rank must be .* Got ''"),
         ({"per_rank": "-2"}, "--per-rank must be .* Got '-2'"),
-        ({"model": "huge"}, "--model must be one of tiny, .* Got 'huge'"),
-        ({"method": "magic"}, "--method must be one of .*lpfhp.* Got 'magic'"),
+        ({"model": "huge"}, "--model.*'huge'"),
+        ({"method": "magic"}, "--method.*lpfhp.*'magic'"),
         ({"batches": 0}, "--batches must be at least 1. Got 0"),
         ({"seed": -1}, "--seed must be at least 0. Got -1"),
         ({"plot": Path("nowhere/at/all.png")}, "--plot must be a file in a folder that exists"),
         ({"plot": Path("one.png"), "ranks": "1"}, "--plot needs a number of ranks above 1"),
-        ({"histogram": None}, "give either --histogram FILE.json or --corpus DIR"),
-        ({"corpus": Path("corpus")}, "give either --histogram FILE.json or --corpus DIR"),
+        ({"histogram": None}, "--histogram.*--corpus"),
+        ({"corpus": Path("corpus")}, "--histogram.*--corpus"),
         ({"capacity": 20, "method": "lpfhp"}, "64 tokens does not fit a capacity of 20"),
     ],
 )

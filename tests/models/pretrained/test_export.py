@@ -206,10 +206,10 @@ def test_a_number(tmp_path: Path) -> None:
     [
         ({"encoder": "modern"}, {}, r'has no encoder="modern": this model has rotary positions'),
         ({"norm": "pre"}, {}, r'has no norm="pre": this model has norms before its blocks'),
-        ({}, {"dtype": "fp8"}, "dtype must be one of fp32, bf16, fp16. Got 'fp8'"),
-        ({}, {"types": {"a.weight": "fp8"}}, "types must be of fp32, bf16, fp16. Got 'fp8' for a.weight"),
+        ({}, {"dtype": "fp8"}, "dtype.*fp32, bf16, fp16.*'fp8'"),
+        ({}, {"types": {"a.weight": "fp8"}}, "types.*fp32, bf16, fp16.*'fp8'.*a.weight"),
         ({}, {"heads": ["classifier"]}, "the model has no head 'classifier'"),
-        ({}, {"heads": ["pooler", "masked_lm"]}, "has the heads pooler and masked_lm together. Export one of: pooler"),
+        ({}, {"heads": ["pooler", "masked_lm"]}, "masked_lm.*Export one"),
     ],
     ids=str,
 )

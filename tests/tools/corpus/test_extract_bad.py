@@ -233,8 +233,8 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"unit_megabytes": 0.0}, "--unit-megabytes is a number of MB above 0. Got 0.0"),
-        ({"least_letters": 1.5}, "least_letters is a share and lies from 0 to 1. Got 1.5"),
+        ({"unit_megabytes": 0.0}, r"--unit-megabytes.*\b0.*\b0.0"),
+        ({"least_letters": 1.5}, r"least_letters.*\b0.*\b1.*\b1.5"),
         ({"min_characters": 5, "max_characters": 4}, "Got 5 and 4"),
         ({"language_characters": ("klingon",)}, "'klingon' is no script that is known .latin, greek, "),
         ({"language_characters": ("U+0500-U+0400",)}, "it must ascend"),

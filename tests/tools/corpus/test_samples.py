@@ -231,10 +231,10 @@ def test_an_index_of_other_data_is_refused(tmp_path: Path) -> None:
     [
         ({"shards": 0}, "shards must be at least 1. Got 0"),
         ({"shards": 10_000}, r"\d+ sequences cannot fill 10000 shards"),
-        ({"held_out": 1.0}, "held_out is a share of the documents, from 0 to below 1. Got 1.0"),
-        ({"max_length": 4}, "max_length must be at least 5. Got 4"),
-        ({"capacity": 12}, "max_length=16 does not fit a pack of 12 slots"),
-        ({"short_probability": 1.5}, "short_probability must lie between 0 and 1. Got 1.5"),
+        ({"held_out": 1.0}, r"held_out.*\b0.*\b1.*\b1.0"),
+        ({"max_length": 4}, r"max_length.*\b5.*\b4"),
+        ({"capacity": 12}, r"max_length=16.*\b12"),
+        ({"short_probability": 1.5}, r"short_probability.*\b0.*\b1.*\b1.5"),
         ({"held_out": 0.9999999}, "has no document left for training"),
     ],
 )
@@ -247,7 +247,7 @@ def test_options_out_of_range_are_named(ids: Path, tmp_path: Path, changes: dict
     ("corpora", "message"),
     [
         (["{}=0.5", "{}"], "give a weight to each corpus or to none. Got 1 weights for 2"),
-        (["{}=heavy"], "the weight of a corpus is a number above 0, as in .*=0.7. Got 'heavy'"),
+        (["{}=heavy"], "weight.*=0.7.*'heavy'"),
         (["{}=-1"], "Got '-1'"),
         (["{}/nothing"], "nothing is neither a folder nor the prefix of a .bin/.idx pair"),
         (["{}/tokenizer"], "is no output of `python -m tools.corpus tokenize`"),

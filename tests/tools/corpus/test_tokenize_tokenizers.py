@@ -86,12 +86,12 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "lowercase", "message"),
     [
-        ("\n".join(PIECES[:4]), True, r"vocab.txt has no token for 'mask': \[MASK\] or <mask> is needed"),
+        ("\n".join(PIECES[:4]), True, r"vocab.txt.*'mask': \[MASK\]"),
         ("\n".join([*PIECES, "fox"]), True, f"'fox' in line 7 and in line {len(PIECES) + 1}"),
         ("\n".join([*PIECES[:9], "", *PIECES[9:]]), True, "empty line 10"),
         ("\n".join(["[UNUSED]", *PIECES[2:]]), True, r"has no \[UNK\]"),
-        ("\n".join(CASED), True, r"is a cased vocabulary: 28 of its .* Say --cased"),
-        ("\n".join(PIECES), False, r"is an uncased vocabulary.* Leave out --cased"),
+        ("\n".join(CASED), True, r"a cased vocabulary.*\b28\b.*Say --cased"),
+        ("\n".join(PIECES), False, "uncased vocabulary.*Leave out --cased"),
         ("", True, r"has no \[UNK\]"),
     ],
 )
