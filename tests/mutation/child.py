@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -101,6 +102,8 @@ def _settle(root: Path, scratch: Path) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
     sys.modules["__main__"] = ModuleType("__main__")  # multiprocessing would import the audit into every rank
+    # The server that the parent may have is not this process's child, and its ranks would run the original code.
+    forkserver._forkserver.__init__()  # type: ignore[misc]
     original = str(Path(__file__).resolve().parents[2])
     sys.path[:] = [str(root), *(path for path in sys.path if path not in ("", original))]
     temporary = scratch / "tmp"
