@@ -15,8 +15,8 @@ Run it once, on any machine from which mpirun reaches the hosts. They have the r
 library of the same MPI, which mpi4py finds.
 
   1. one process here checks the call and prepares the corpus (python -m tools.pretrain RECIPE ... --prepare-only)
-  2. all processes check what training needs (mpirun ... python launch/mpi.py -m tools.doctor --quick)
-  3. mpirun starts the training (mpirun ... python launch/mpi.py -m tools.pretrain RECIPE ...)
+  2. all processes check what training needs (mpirun ... python launch/mpi_worker.py -m tools.doctor --quick)
+  3. mpirun starts the training (mpirun ... python launch/mpi_worker.py -m tools.pretrain RECIPE ...)
 
 MPI only tells the processes where they are: gloo or NCCL carries the tensors.
 
@@ -36,7 +36,7 @@ OMP_NUM_THREADS is set to the cores of each process, as counted here, unless it 
 mpirun's own library, where it lies beside it, so that mpi4py takes no other. With Open MPI, which passes on nothing by
 itself, the processes also get PATH, LD_LIBRARY_PATH, PYTHONPATH and what begins with OMP_, MKL_, MALLOC_, CUDA_, NCCL_,
 GLOO_ or TORCH_. Without --gpu, glibc is told to keep memory (MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_) unless it is told
-something already. GLOO_SOCKET_IFNAME is set by launch/mpi.py where there are several nodes.
+something already. GLOO_SOCKET_IFNAME is set by launch/mpi_worker.py where there are several nodes.
 
 A signal goes to every process: after SIGTERM or SIGUSR1 they end the step, save and leave. SIGTERM a second time ends
 them without.
@@ -268,7 +268,7 @@ case $python in
 */*) starter+=("$root/$python") ;;
 *) starter+=("$python") ;;
 esac
-starter+=(launch/mpi.py --wait "$patience" ${interface:+--interface "$interface"})
+starter+=(launch/mpi_worker.py --wait "$patience" ${interface:+--interface "$interface"})
 if [ "$dry_run" = no ]; then
     notes=$(mktemp -d "${TMPDIR:-/tmp}/tensor3d.XXXXXX")
     trap 'rm -rf "$notes"' EXIT

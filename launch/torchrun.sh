@@ -129,7 +129,7 @@ set_environment "$per_node"
 # Which interface leads to the master: gloo would take the one that this host's name resolves to, often the loopback.
 address=
 if [ "$nodes" -gt 1 ]; then
-    look=("$python" launch/interface.py "$master" ${interface:+--interface "$interface"})
+    look=("$python" launch/net_interface.py "$master" ${interface:+--interface "$interface"})
     if [ "$dry_run" = yes ]; then
         found=$("${look[@]}") || found="${interface:-?} ?"
     else

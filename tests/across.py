@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
 from tests.hosts import INTERFACE
-from tools.bench.trial import StepTrial
-from tools.recipe import read_recipe
+from tools.bench.harness.step_trial import StepTrial
+from tools.training.config import read_recipe
 
 
 def main() -> None:

@@ -10,18 +10,18 @@ from typing import Any
 import torch.distributed as dist
 
 from tensor3d import testing
-from tensor3d.testing import Report, StandingRanks, ranks
-from tensor3d.testing.ranks import RankError
+from tensor3d.testing import Report, StandingRanks, processes
+from tensor3d.testing.processes import RankError
 
 __all__ = ["PRELOAD", "STANDING", "RankError", "check_layer", "run_fresh_ranks", "run_ranks", "run_survivors"]
 
 # The forkserver passes over what is not installed.
 PRELOAD = [
-    *ranks.PRELOAD,
+    *processes.PRELOAD,
     "torch.distributed.checkpoint",
     "pytest",
     "transformers.models.bert.modeling_bert",
-    "tools.bench.trial",
+    "tools.bench.harness.step_trial",
     "tools.doctor.__main__",
     "tools.doctor.nodes",
     "tests.ranks",
@@ -42,13 +42,13 @@ def run_ranks(world: int, body: Callable[..., Any], *args: Any, timeout: float =
 
 def run_fresh_ranks(world: int, body: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
     """`run_ranks` on new processes: for what changes its process for good, or measures the most it ever held."""
-    with ranks.started(world, _launched, body, *args, timeout=timeout, preload=PRELOAD) as crew:
-        return ranks.collect(crew, timeout)
+    with processes.started(world, _launched, body, *args, timeout=timeout, preload=PRELOAD) as crew:
+        return processes.collect(crew, timeout)
 
 
 def run_survivors(world: int, lost: int, body: Callable[..., Any], *args: Any, timeout: float = 60.0) -> dict[int, Any]:
     """Like `run_fresh_ranks`, of ranks of which `lost` does not live to return; results of the others by rank."""
-    with ranks.started(world, _launched, body, *args, timeout=timeout, preload=PRELOAD) as crew:
+    with processes.started(world, _launched, body, *args, timeout=timeout, preload=PRELOAD) as crew:
         results = {}
         for rank in crew:
             if rank.number != lost:

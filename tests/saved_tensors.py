@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tensor3d.collectives import Pending
+from tensor3d.distributed.collectives import Pending
 
 
 def saved_bytes(run: Callable[[], Tensor]) -> int:

@@ -16,31 +16,38 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOTS = ("tensor3d", "models", "tools")
 
-# The modules and folders of tensor3d, lowest first. One may import those of its own line and of the lines before it;
-# a new module is given its place here.
-LEVELS = (
-    ("activation", "dropping", "fusion", "graph", "in_parts", "precision", "seeds", "shape", "speed", "traffic"),
-    ("collectives", "values"),
-    ("ahead", "beat", "gloo", "ledger", "rendezvous", "rollcall", "signals"),
-    ("cube",),
-    ("heartbeat", "peers"),
-    ("agree", "watch"),
-    ("origin",),
-    ("faces",),
-    ("layout",),
-    ("parameters",),
-    ("grouping", "matmul", "queries", "rotary", "rows", "statistics"),
-    ("chosen", "sequences"),
-    ("attention",),
-    ("layers",),
-    ("checkpoint", "clip", "optim"),
-    ("packing",),
-    ("padded", "parallel", "explain"),
-    ("data",),
-    ("planning",),
-    ("testing",),
-)
-LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+# The rooms of a folder, lowest first. One may import those of its own line and of the lines before it; a new room, or a
+# new module beside them, is given its place here. docs/architecture.md says what each is for.
+LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "tensor3d": (
+        ("ops", "packing"),
+        ("distributed",),
+        ("sharding",),
+        ("cost_model",),
+        ("batches",),
+        ("attention",),
+        ("layers",),
+        ("checkpoint", "optim"),
+        ("data",),
+        ("explain", "parallelize"),
+        ("testing",),
+    ),
+    "models": (("bert", "gpt", "vit"), ("transformers_bert",)),
+    "tools": (
+        ("common",),
+        ("corpus",),
+        ("doctor", "packing", "training"),
+        ("squad",),
+        ("predict",),
+        ("checkpoint", "convert", "finetune", "gpt", "plan", "plot", "pretrain"),
+        # Nothing of the product imports benchmarks; tools.scaling is one of their commands.
+        ("bench",),
+        ("scaling",),
+    ),
+}
+LEVEL_OF = {
+    f"{root}.{name}": level for root, rooms in LEVELS.items() for level, names in enumerate(rooms) for name in names
+}
 
 # Folder: the top-level folders that it must not import.
 FOREIGN = {
@@ -52,9 +59,9 @@ FOREIGN = {
 UNREACHABLE = {
     "tensor3d.packing": "tensor3d.layers",
     "tensor3d.data": "tensor3d.layers",
-    "tensor3d.planning": "torch.distributed",
+    "tensor3d.cost_model": "torch.distributed",
 }
-READS_ENVIRONMENT = "tensor3d.rendezvous"
+READS_ENVIRONMENT = "tensor3d.distributed.process_group"
 # Puts the whole environment back as it was, and reads no variable of it.
 PUTS_ENVIRONMENT_BACK = "tensor3d.testing.process_state"
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -114,6 +121,11 @@ def inside(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+def room(name: str) -> str:
+    """`tensor3d.layers` of any module in it; a module beside the rooms is one of its own."""
+    return ".".join(name.split(".")[:2])
+
+
 def graph(modules: Modules) -> dict[str, set[str]]:
     """Module to the modules of the repository it imports. A package's mere passing-through is no edge."""
     return {name: {other for other, _ in imports(module, modules)} & set(modules) for name, module in modules.items()}
@@ -129,16 +141,17 @@ def folders(modules: Modules) -> Iterator[str]:
 
 def levels(modules: Modules) -> Iterator[str]:
     for module in modules.values():
-        if not module.name.startswith("tensor3d."):
+        root, _, rest = module.name.partition(".")
+        if not rest:
             continue
-        own = module.name.split(".")[1]
+        own = room(module.name)
         if own not in LEVEL_OF:
-            yield f"{module.path}: tensor3d.{own} has no level; give it its place in LEVELS"
+            yield f"{module.path}: {own} has no level; give it its place in LEVELS"
             continue
         for name, node in imports(module, modules):
-            if name == "tensor3d":
+            if name == "tensor3d" and root == "tensor3d":
                 yield f"{module.at(node)}: imports the package itself, which imports everything; name the module"
-            elif name.startswith("tensor3d.") and LEVEL_OF.get(name.split(".")[1], -1) > LEVEL_OF[own]:
+            elif inside(name, root) and LEVEL_OF.get(room(name), -1) > LEVEL_OF[own]:
                 yield f"{module.at(node)}: {own} imports {name}, which lies above it"
 
 
@@ -216,7 +229,8 @@ RULES: tuple[Callable[[Modules], Iterator[str]], ...] = (
 @pytest.fixture(scope="module")
 def repository() -> Modules:
     modules = read(ROOT)
-    assert {"tensor3d.cube", "tensor3d.layers"} <= modules.keys(), "the rules below must see the library"
+    known = {"tensor3d.distributed.cube", "tensor3d.layers", "tools.bench.step"}
+    assert known <= modules.keys(), "the rules below must see the library"
     return modules
 
 
@@ -228,17 +242,19 @@ def test_the_repository_keeps_the_rule(repository: Modules, rule: Callable[[Modu
 
 # A tree that keeps every rule; each case below adds or replaces files of it.
 CLEAN = {
-    "tensor3d/__init__.py": "from tensor3d.cube import Cube",
-    "tensor3d/traffic.py": "import os\nHERE = os.getcwd()",
-    "tensor3d/collectives.py": "import torch.distributed as dist\nfrom tensor3d import traffic",
-    "tensor3d/rendezvous.py": "import os\nWORLD = os.environ.get('WORLD_SIZE')",
-    "tensor3d/cube.py": "from tensor3d.collectives import Axis\nfrom . import rendezvous",
+    "tensor3d/__init__.py": "from tensor3d.distributed.cube import Cube",
+    "tensor3d/distributed/comm_stats.py": "import os\nHERE = os.getcwd()",
+    "tensor3d/distributed/collectives.py": "import torch.distributed\nfrom tensor3d.distributed import comm_stats",
+    "tensor3d/distributed/process_group.py": "import os\nWORLD = os.environ.get('WORLD_SIZE')",
+    "tensor3d/distributed/cube.py": "from tensor3d.distributed.collectives import Axis\nfrom . import process_group",
     "tensor3d/layers/__init__.py": "from tensor3d.layers.linear import Linear3D",
-    "tensor3d/layers/linear.py": "from ..cube import Cube",
-    "tensor3d/data/__init__.py": "import tensor3d.traffic",
-    "tensor3d/planning/__init__.py": "from tensor3d.traffic import Traffic",
+    "tensor3d/layers/linear.py": "from ..distributed.cube import Cube",
+    "tensor3d/distributed/__init__.py": "",
+    "tensor3d/data/__init__.py": "import tensor3d.distributed.comm_stats",
+    "tensor3d/cost_model/__init__.py": "from tensor3d.distributed.comm_stats import Traffic",
     "models/bert.py": "import torch\nfrom tensor3d import Cube\nfrom tensor3d.layers import Linear3D",
     "tools/pretrain.py": "from models.bert import Bert\nimport tensor3d",
+    "tools/bench/step.py": "from tools import pretrain",
 }
 
 
@@ -252,47 +268,72 @@ def tree(root: Path, changes: dict[str, str]) -> Modules:
 def test_a_clean_tree_passes(tmp_path: Path) -> None:
     modules = tree(tmp_path, {})
     assert [violation for rule in RULES for violation in rule(modules)] == []
-    assert graph(modules)["tensor3d.cube"] == {"tensor3d.collectives", "tensor3d.rendezvous"}
+    assert graph(modules)["tensor3d.distributed.cube"] == {
+        "tensor3d.distributed.collectives",
+        "tensor3d.distributed.process_group",
+    }
 
 
 @pytest.mark.parametrize(
     ("rule", "path", "text", "message"),
     [
-        (folders, "tensor3d/cube.py", "from models.bert import Bert", "cube.py:1: imports models.bert"),
-        (folders, "tensor3d/cube.py", "def f():\n    import tools", "cube.py:2: imports tools"),
-        (folders, "tensor3d/cube.py", "import importlib\nimportlib.import_module('models.bert')", "cube.py:2"),
+        (folders, "tensor3d/distributed/cube.py", "from models.bert import Bert", "cube.py:1: imports models.bert"),
+        (folders, "tensor3d/distributed/cube.py", "def f():\n    import tools", "cube.py:2: imports tools"),
+        (
+            folders,
+            "tensor3d/distributed/cube.py",
+            "import importlib\nimportlib.import_module('models.bert')",
+            "cube.py:2",
+        ),
         (folders, "models/bert.py", "from tools import pretrain", "models never imports tools"),
         (folders, "tools/pretrain.py", "import tests.ranks", "tools never imports tests"),
         (
             levels,
-            "tensor3d/traffic.py",
-            "import torch\nfrom tensor3d.cube import Cube",
-            "traffic.py:2: traffic",
+            "tensor3d/distributed/comm_stats.py",
+            "import torch\nfrom tensor3d.layers.linear import Linear3D",
+            "comm_stats.py:2: tensor3d.distributed imports",
         ),
-        (levels, "tensor3d/cube.py", "from .layers import Linear3D", "cube imports tensor3d.layers, which lies above"),
+        (
+            levels,
+            "tensor3d/distributed/cube.py",
+            "from ..layers import Linear3D",
+            "tensor3d.distributed imports tensor3d.layers, which lies above",
+        ),
         (levels, "tensor3d/layers/linear.py", "from ..data import Loader", "layers imports tensor3d.data"),
         (levels, "tensor3d/layers/linear.py", "from tensor3d import Cube", "imports the package itself"),
         (levels, "tensor3d/novelty.py", "", "tensor3d.novelty has no level"),
+        (levels, "models/novelty.py", "", "models.novelty has no level"),
+        (levels, "tools/pretrain.py", "import tools.bench.step", "tools.pretrain imports tools.bench"),
         (cycles, "tensor3d/layers/linear.py", "from tensor3d.layers import norm", "in a circle: tensor3d.layers"),
-        (cycles, "tensor3d/traffic.py", "from tensor3d import collectives", "in a circle"),
+        (cycles, "tensor3d/distributed/comm_stats.py", "from tensor3d.distributed import collectives", "in a circle"),
         (
             reach,
             "tensor3d/data/__init__.py",
             "import tensor3d.layers.linear",
             "reaches tensor3d.layers",
         ),
-        (reach, "tensor3d/planning/__init__.py", "import tensor3d.cube", "tensor3d.cube -> tensor3d.collectives"),
-        (reach, "tensor3d/planning/__init__.py", "from torch import distributed", "reaches torch.distributed"),
         (
             reach,
-            "tensor3d/planning/__init__.py",
+            "tensor3d/cost_model/__init__.py",
+            "import tensor3d.distributed.cube",
+            "tensor3d.distributed.cube -> tensor3d.distributed.collectives",
+        ),
+        (reach, "tensor3d/cost_model/__init__.py", "from torch import distributed", "reaches torch.distributed"),
+        (
+            reach,
+            "tensor3d/cost_model/__init__.py",
             "import torch\ntorch.distributed.barrier()",
             "reaches torch.distributed",
         ),
-        (environment, "tensor3d/cube.py", "import os\nos.environ['A'] = '1'", "cube.py:2: touches environ"),
+        (environment, "tensor3d/distributed/cube.py", "import os\nos.environ['A'] = '1'", "cube.py:2: touches environ"),
         (environment, "models/bert.py", "import os as system\nsystem.getenv('A')", "bert.py:2: touches getenv"),
         (environment, "tools/pretrain.py", "from os import environ as e", "pretrain.py:1: touches"),
-        (global_names, "tensor3d/cube.py", "def f():\n    global count, total", "cube.py:2: global count, total"),
+        (
+            global_names,
+            "tensor3d/distributed/cube.py",
+            "def f():\n    global count, total",
+            "cube.py:2: global count, total",
+        ),
         (packages, "tensor3d/packing/plan.py", "", "packing/__init__.py is missing"),
     ],
 )
@@ -328,9 +369,9 @@ def test_no_test_imports_from_another() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("from tests.test_layers import check", 1),
+        ("from tests.layers.test_layers import check", 1),
         ("from tests import test_layers", 1),
-        ("import tests.models.test_bert", 1),
+        ("import tests.models.bert.test_model", 1),
         ("def f():\n    from tests.tools.conftest import write", 1),
         ("from tests.twins import error", 0),
         ("from tests.test_layers_helpers.twins import error\nimport pytest", 1),

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from tensor3d import Cube, Embedding3D, Face, Sequences, TiedProjection3D, TransformerLayer3D, gather, local, shard
 from tensor3d.attention import attention
-from tensor3d.collectives import Axis, Pending, reduce_scatter
-from tensor3d.layout import Layout, vector
-from tensor3d.ledger import Ledger
-from tensor3d.matmul import gather_slab, matmul
-from tensor3d.parameters import mix
+from tensor3d.distributed.collectives import Axis, Pending, reduce_scatter
+from tensor3d.distributed.grad_reducer import Ledger
+from tensor3d.sharding.matmul import gather_slab, matmul
+from tensor3d.sharding.param_layout import Layout, mix, vector
 from tests.ranks import run_ranks
 from tests.tied import Tied, truth
 from tests.twins import error, fill, full
@@ -174,25 +173,33 @@ Measure = Callable[[], Callable[[Cube], float]]
 # What is broken: where it is measured, the module and the name in it, and what stands in its place. The ranks must go
 # on talking in step, so defects that change sizes are put where everything divides.
 DEFECTS: dict[str, tuple[Measure, str, Any]] = {
-    "the sum of dA is dropped": (tied_model, "matmul.reduce_scatter", unsummed_over("y", "z")),
-    "the sum of dW over x is dropped": (tied_model, "matmul.reduce_scatter", unsummed_over("x")),
-    "the ledger sums nothing": (tied_model, "ledger.all_reduce", lambda part, axis: Pending(part)),
+    "the sum of dA is dropped": (tied_model, "sharding.matmul.reduce_scatter", unsummed_over("y", "z")),
+    "the sum of dW over x is dropped": (tied_model, "sharding.matmul.reduce_scatter", unsummed_over("x")),
+    "the ledger sums nothing": (tied_model, "distributed.grad_reducer.all_reduce", lambda part, axis: Pending(part)),
     "LayerNorm takes its own columns for all": (tied_model, "layers.norm.gather_statistics", own_statistics),
     "LayerNorm's backward does too": (tied_model, "layers.norm.all_reduce", lambda part, axis: Pending(part)),
     "the narrow head sums no columns": (tied_model, "layers.heads.sum_copies", lambda part, axis: part),
-    "weights are gathered over y": (transformer_layer, "matmul.gather_slab", slab_over_y),
-    "bias gradients are summed over the other axis": (transformer_layer, "matmul.vector", sums("data", "x", "y")),
+    "weights are gathered over y": (transformer_layer, "sharding.matmul.gather_slab", slab_over_y),
+    "bias gradients are summed over the other axis": (
+        transformer_layer,
+        "sharding.matmul.vector",
+        sums("data", "x", "y"),
+    ),
     "bias gradients are summed over an axis too many": (
         transformer_layer,
-        "matmul.vector",
+        "sharding.matmul.vector",
         sums("data", "x", "y", "z"),
     ),
     "the bias is added twice": (transformer_layer, "layers.linear.matmul", bias_twice),
-    "a tied weight keeps one use": (tied_model, "ledger.Ledger.hand_in", first_use_alone),
-    "copies of the loss are summed backward": (tied_model, "collectives._SumCopies.backward", summed_again),
-    "the padding of the vocabulary stays": (vocabulary, "collectives.Pending.narrowed", lambda self, rows: self),
+    "a tied weight keeps one use": (tied_model, "distributed.grad_reducer.Ledger.hand_in", first_use_alone),
+    "copies of the loss are summed backward": (tied_model, "distributed.collectives._SumCopies.backward", summed_again),
+    "the padding of the vocabulary stays": (
+        vocabulary,
+        "distributed.collectives.Pending.narrowed",
+        lambda self, rows: self,
+    ),
     "sequences see each other": (transformer_layer, "layers.attention.attention", across_boundaries),
-    "initial weights depend on the rank": (transformer_layer, "parameters.mix", mix_with_rank),
+    "initial weights depend on the rank": (transformer_layer, "sharding.param_layout.mix", mix_with_rank),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d import Cube, Face, Sequences, Speed, gather, shard
-from tensor3d.fusion import Regions
+from tensor3d.ops.compiled_regions import Regions
 
 # (x, y, z, data): each axis alone, a cube, boxes that are not cubic, and a data axis.
 SHAPES = [

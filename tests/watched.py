@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensor3d import Cube, heartbeat
-from tensor3d.collectives import all_reduce
-from tensor3d.watch import Watch
+from tensor3d import Cube
+from tensor3d.distributed import failure_detector
+from tensor3d.distributed.collectives import all_reduce
+from tensor3d.distributed.watchdog import Watch
 from tests.ranks import PRELOAD
 
 Body = Callable[[Cube, Watch, Path], int]
@@ -116,7 +117,7 @@ def _host(pipe: Any) -> None:
 def _main(rank: int, world: int, port: int, body: Body, folder: Path, *times: float) -> None:
     torch.set_num_threads(1)
     hang_after, grace, patience, deaf, seconds = times
-    heartbeat._DEAF = deaf
+    failure_detector._DEAF = deaf
     limit = timedelta(seconds=seconds)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)

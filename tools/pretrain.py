@@ -5,6 +5,8 @@ On several processes it is started by torchrun; launch/local.sh does that on one
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import signal
 import sys
@@ -16,15 +18,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
+from models.bert.huggingface import write_model_json
 from tensor3d import Cube, CubeShape, checkpoint
-from tensor3d.agree import in_words, on_every_rank, on_first_rank
 from tensor3d.checkpoint import Checkpoints
-from tensor3d.data.layout import fit_packs_per_rank
-from tensor3d.peers import PeerError
-from tensor3d.shape import AXES
-from tensor3d.watch import PREEMPTED, Watch
-from tools.command import (
+from tensor3d.data.batch import fit_packs_per_rank
+from tensor3d.distributed.cube_shape import AXES
+from tensor3d.distributed.host_all_to_all import PeerError
+from tensor3d.distributed.object_collectives import in_words, on_every_rank, on_first_rank
+from tensor3d.distributed.watchdog import PREEMPTED, Watch
+from tools.corpus.quick.prepare import prepare
+from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
+from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
+from tools.training.arguments import (
     AUTO,
     Command,
     check,
@@ -37,19 +44,106 @@ from tools.command import (
     traced_ranks,
     wire_of,
 )
-from tools.corpus.training import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
-from tools.environment import environment
-from tools.feed import Feed, held_out_data
-from tools.metrics import Display, summary, table
-from tools.mllog import MLPerfLog, settings
-from tools.preparing import load_same_corpus, prepare_corpus, prepare_packs
-from tools.profiler import Profile, Tracer
-from tools.resume import check_resume, ended
-from tools.run_folder import write_facts, write_model
-from tools.run_loop import Run
-from tools.standing import Ending
-from tools.starting import check_begin
-from tools.trainer import Trainer
+from tools.training.data import Feed, check_steps, global_batch, held_out_data, pretraining_data, training_source
+from tools.training.environment import environment
+from tools.training.loop import Run
+from tools.training.metrics import Display, summary, table
+from tools.training.mlperf_log import MLPerfLog, settings
+from tools.training.profiling import Profile, Tracer
+from tools.training.resume import check_begin, check_resume, ended
+from tools.training.trainer import Ending, Trainer
+
+# --- What a run needs before its first step: the corpus, and plans for its packs --------------------------------------
+
+
+def prepare_corpus(command: Command, *, shown: bool) -> CorpusFacts:
+    """The corpus of the recipe; fast where it is prepared already. With an exchange a machine need not have all shards,
+    so a folder that is there is not prepared again. Samples are taken as they are."""
+    data, folder = command.settings.data, corpus_folder(command)
+    if is_samples(folder) or (command.exchange and folder.is_dir()):
+        return read_facts(folder)
+    return prepare(
+        data.source,
+        folder,
+        vocab_size=data.vocab_size,
+        held_out=data.held_out,
+        seed=command.settings.run.seed,
+        shards=data.shards,
+        progress=shown,
+    )
+
+
+def prepare_packs(command: Command, shape: CubeShape) -> None:
+    """Checks what can be known when the corpus is packed, and writes the plan files of the epochs that the run will
+    read, if the recipe has a folder for them.
+
+    With an exchange this machine may lack shards; then the ranks check, and plan, for themselves.
+    """
+    recipe, corpus = command.settings, open_corpus(corpus_folder(command))
+    if command.exchange and corpus.missing:
+        return
+    source = training_source(corpus, recipe, None)
+    plan = corpus.plan(recipe.data.packing)
+    data = pretraining_data(recipe, source, corpus.special, plan=plan, continuations=corpus.continuations)
+    if recipe.data.plans is not None:
+        data.epochs.save_plan(0)
+    packs = global_batch(recipe.batch, data.packing_factor)
+    sizes = (shape.data, shape.x, shape.y, shape.z)
+    check_steps(recipe, data, packs, cube_shape=sizes, data_index=0, x_index=0, z_index=0)
+    if recipe.data.plans is not None:
+        epochs = -(-recipe.run.steps * packs // data.packs_per_epoch)
+        for epoch in tqdm(range(1, epochs), desc="plans", unit="epoch", disable=None):
+            data.epochs.save_plan(epoch)
+        print(f"plans of {epochs} epochs in {recipe.data.plans}")
+
+
+def load_same_corpus(command: Command, info: CorpusFacts) -> TrainingCorpus:
+    """The corpus of this machine. Raises ValueError unless it is the one that rank 0 sees, and the recipe's."""
+    folder, data = corpus_folder(command), command.settings.data
+    corpus = open_corpus(folder)
+    if corpus.info != info:
+        raise ValueError(
+            f"{folder} is not the corpus that rank 0 sees: it was replaced while this run began, or this machine has "
+            "another one. Give each run a --corpus of its own, the same on all machines."
+        )
+    # With an exchange the folder was taken as it is.
+    for name in ("vocab_size", "shards", "held_out"):
+        if getattr(info, name) != getattr(data, name):
+            raise ValueError(
+                f"{folder} was prepared with {name} = {getattr(info, name)}, the recipe says data.{name} = "
+                f"{getattr(data, name)}. Prepare it again, or change the recipe."
+            )
+    return corpus
+
+
+# --- What the folder of a run says: what was asked for, where it ran, and what the model is ---------------------------
+
+_HEADS = ("pooler", "masked_lm", "next_sentence")
+
+
+def write_facts(command: Command, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
+    """Puts what was asked for, and where it runs, into the folder of the run."""
+    facts = {
+        "recipe": command.settings.to_dict(),
+        "cube": command.cube,
+        "data_parallel": command.data_parallel,
+        "unigram_entropy": info.unigram_entropy,
+        "environment": around,
+    }
+    draft = folder / "run.json.partial"
+    draft.write_text(json.dumps(facts, indent=2) + "\n")
+    os.replace(draft, folder / "run.json")
+
+
+def write_model(command: Command, corpus: TrainingCorpus, folder: Path) -> None:
+    """Puts what the model is, and its tokenizer, into the folder of the run: what reads models reads runs too."""
+    recipe = command.settings
+    facts = {"source": str(command.recipe), "max_length": recipe.data.max_length}
+    keep_tokenizer_of_corpus(corpus.tokenizer, folder)
+    write_model_json(folder, config=recipe.model.config(recipe.data), heads=_HEADS, facts=facts)
+
+
+# --- Pre-trains a BERT ------------------------------------------------------------------------------------------------
 
 UNSAVED = 74
 """Exit status (EX_IOERR) of a run that ended and whose last checkpoint could not be written."""
@@ -65,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 2 for a bad call, recipe, corpus or checkpoint or a file that cannot be read or written, 1 where
     another rank died (one message on standard error), 74 where the last checkpoint could not be written, 75 after
     SIGTERM or SIGUSR1 and a checkpoint, 130 after Ctrl-C.
-    Those with which a run ends that hangs or is orphaned stand in `tensor3d.watch`.
+    Those with which a run ends that hangs or is orphaned stand in `tensor3d.distributed.watchdog`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -99,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def dry_run(command: Command, shape: CubeShape) -> str:
     """What a run would need and take."""
-    from tools.dry_run import report
+    from tools.training.estimate import report
 
     folder = corpus_folder(command)
     known = is_samples(folder) or (folder / "corpus.json").exists()

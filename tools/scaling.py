@@ -20,11 +20,11 @@ from typing import Any
 import torch.distributed as dist
 
 from tools.bench.__main__ import main as bench
-from tools.bench.figures import CubeFigures
-from tools.bench.machine import aligned
-from tools.bench.plots import check_drawing, draw, read_results, save_picture
-from tools.bench.scaling_figures import HEADER, Point, base_of, row
-from tools.entry import guarded
+from tools.bench.harness.scaling_plots import check_drawing, draw, read_results, save_picture
+from tools.bench.harness.step_trial import CubeFigures
+from tools.bench.scaling import HEADER, Point, base_of, row
+from tools.common.cli import guarded
+from tools.common.machine import aligned
 
 KINDS = ("strong", "weak")
 
@@ -82,7 +82,7 @@ def collect(folder: Path) -> int:
 
 
 def point_of(result: Mapping[str, Any]) -> Point:
-    """The inverse of `tools.bench.scaling_figures.to_json`; efficiency is taken anew, over all runs."""
+    """The inverse of `tools.bench.scaling.to_json`; efficiency is taken anew, over all runs."""
     own = ("kinds", "global_batch", "hidden")
     step = {name: value for name, value in result.items() if name not in (*own, "efficiency")}
     return Point(

@@ -1,10 +1,10 @@
 """BERT (Devlin et al. 2018) on packed, unpadded batches, split three ways."""
 
 from models.bert.config import PRESETS, BertConfig
+from models.bert.huggingface import export_huggingface, open_weights
 from models.bert.model import BertForPreTraining, BertModel, PreTrainingOutput
-from models.bert.pretrained import export_huggingface, open_weights
 from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification
-from models.bert.texts import LaidTexts, Text, lay_texts
+from models.bert.text_batches import LaidTexts, Text, lay_texts
 
 __all__ = [
     "PRESETS",

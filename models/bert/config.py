@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tensor3d import CubeShape
-from tensor3d.activation import Activation, check_activation_name
+from tensor3d.ops.activations import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
 _MODERN_ONLY = ("window", "global_every", "rotary_base")
@@ -50,8 +50,7 @@ class BertConfig:
     std: float = 0.02
     """Standard deviation of initial weights."""
     encoder: Encoder = "classic"
-    """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (models/bert/
-    modern.py)."""
+    """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (model.py)."""
     window: int | None = None
     """Of the modern encoder: tokens of local layers see those less than this far away. Default: all layers see all."""
     global_every: int | None = None

@@ -6,21 +6,24 @@ h is always on face z, (M/xy, H/z), unless a comment says otherwise
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
-from models.bert.example import example_batch
-from models.bert.modern import modern_layer
-from models.bert.pretrained.loading import Pretrained
+from models.bert.huggingface.from_pretrained import Pretrained
 from tensor3d import (
+    Attention3D,
+    Block3D,
     Cube,
     Dropout3D,
     Embedding3D,
+    GatedMLP3D,
     LayerNorm3D,
     Linear3D,
     NarrowHead3D,
@@ -33,11 +36,112 @@ from tensor3d import (
     sum_copies,
     turn,
 )
-from tensor3d.activation import activated
 from tensor3d.attention import Backend
-from tensor3d.data.batch import PackedBatch
-from tensor3d.data.read_rows import ReadRows
+from tensor3d.data.batch import Pack, PackedBatch, ReadRows, collate
+from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.layers.attention import Recompute
+from tensor3d.ops.activations import activated
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The modern encoder's layer: rotary positions, GeGLU, LayerNorm before each block, no bias, and local attention.
+#
+# What ModernBERT (Warner et al. 2024, arXiv 2412.13663, §2.1) changed of BERT's layer, with BERT's two objectives kept.
+# As there, the first layer has no norm before its attention, for the embeddings end with one; and with a window, every
+# n-th layer sees whole sequences, beginning with the first. Its window of 128 tokens, 64 to each side, is `window=65`
+# here. Unlike there, one base of the rotary positions serves local and global layers.
+
+_ROTARY_BASE = 10_000.0
+
+
+def modern_layer(
+    config: BertConfig,
+    cube: Cube,
+    number: int,
+    *,
+    backend: Backend = "auto",
+    recompute: Recompute = "none",
+    keep_gathered: bool = False,
+) -> Block3D:
+    """Layer `number` of the encoder, counted from 0, face z to face z.
+
+    Args:
+        backend, recompute, keep_gathered: as in `BertModel`.
+
+    Raises:
+        ValueError: sizes that do not divide, named with the axis.
+    """
+    attention = Attention3D(
+        config.hidden,
+        config.heads,
+        cube,
+        dropout=config.attention_dropout,
+        backend=backend,
+        bias=False,
+        std=config.std,
+        recompute=recompute,
+        reshard_after_forward=not keep_gathered,
+        rotary_base=_ROTARY_BASE if config.rotary_base is None else config.rotary_base,
+        window=config.window_of(number),
+    )
+    mlp = GatedMLP3D(
+        config.hidden, cube, config.inner_size, "gelu", std=config.std, reshard_after_forward=not keep_gathered
+    )
+    return Block3D(
+        attention,
+        nn.Identity() if number == 0 else LayerNorm3D(config.hidden, cube, eps=config.eps, bias=False),
+        mlp,
+        LayerNorm3D(config.hidden, cube, eps=config.eps, bias=False),
+        norm="pre",
+        dropout=Dropout3D(config.dropout, cube),
+        recompute=recompute,
+    )
+
+
+# --- A micro-batch of a given size without any text, for a model that is to be looked at and not to be trained --------
+
+
+def example_batch(
+    tokens: int, longest: int, cube: Cube, *, with_read_rows: bool = False
+) -> tuple[PackedBatch, int, int]:
+    """This rank's part of `tokens` tokens, all of id 0; and the targets and sequences of the whole micro-batch.
+
+    Each rank's rows on face y are one full pack, of sequences of `longest` tokens and one of the rest.
+
+    Raises:
+        ValueError: tokens that do not divide among the ranks' rows on both faces.
+    """
+    shape = cube.shape
+    unit = shape.planes * math.lcm(shape.y, shape.z)
+    if tokens < 1 or tokens % unit:
+        raise ValueError(f"tokens must divide by data * x * lcm(y, z) = {unit} on {shape}. Got {tokens}.")
+    packs, slots = shape.planes * shape.z, tokens // (shape.planes * shape.z)
+    whole, rest = divmod(slots, longest)
+    lengths = np.array([longest] * whole + ([rest] if rest else []), dtype=np.int64)
+    masked = max(1, round(MASKED_SHARE * slots))
+    zeros = np.zeros(slots, dtype=np.int64)
+    pack = Pack(
+        ids=zeros,
+        types=zeros,
+        lengths=lengths,
+        masked=np.arange(masked),
+        masked_labels=zeros[:masked],
+        next_labels=np.zeros(len(lengths), dtype=np.int64),
+    )
+    batch = collate(
+        [pack] * shape.z,
+        capacity=slots,
+        masked_per_pack=masked,
+        max_sequences=len(lengths),
+        y=shape.y,
+        z=shape.z,
+        slice_index=cube.coordinate["z"],
+        pad=0,
+        with_read_rows=with_read_rows,
+    )
+    return batch.to(cube.device), packs * masked, packs * len(lengths)
+
+
+# --- BERT with a masked-LM and a next-sentence head, for packed batches -----------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +213,7 @@ def classic_layer(
 
 
 class BertModel(Pretrained):
-    """The encoder: embeddings and transformer layers (Devlin et al. 2018, §3; the modern one: models/bert/modern.py).
+    """The encoder: embeddings and transformer layers (Devlin et al. 2018, §3; the modern one: models/bert/model.py).
 
     Every rank constructs it at the same time, after `cube.manual_seed`.
 

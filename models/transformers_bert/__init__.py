@@ -1,6 +1,6 @@
 """The BERT of the `transformers` library as it is, on a cube: a lesson in adapting a model that one does not own."""
 
+from models.transformers_bert.adapter import plan_for
 from models.transformers_bert.model import Encoded, PackedBert
-from models.transformers_bert.plan import plan_for
 
 __all__ = ["Encoded", "PackedBert", "plan_for"]

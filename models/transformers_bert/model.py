@@ -15,13 +15,55 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert import PreTrainingOutput
-from models.transformers_bert.adapter import CurrentBatch
-from models.transformers_bert.plan import plan_for
-from models.transformers_bert.support import check_supported
+from models.transformers_bert.adapter import CurrentBatch, plan_for
 from tensor3d import Cube, cross_entropy, own_rows, select, sum_copies
 from tensor3d.attention import Backend
 from tensor3d.data import PackedBatch
-from tensor3d.parallel import parallelize
+from tensor3d.parallelize import parallelize
+
+# --- Which of transformers' models can be put on a cube here ----------------------------------------------------------
+
+_ENCODER = "in packed rows each sequence attends to all of itself and to nothing else"
+# A setting, the value that it must have, and why; the last one is of the heads for pre-training.
+_SETTINGS: tuple[tuple[str, Any, str], ...] = (
+    ("is_decoder", False, _ENCODER),
+    ("add_cross_attention", False, _ENCODER),
+    ("position_embedding_type", "absolute", "positions come from the table alone"),
+    ("chunk_size_feed_forward", 0, "a rank has its share of the rows already, and works on them in one piece"),
+    ("pruned_heads", {}, "all layers have the same heads, which are dealt to the ranks of y"),
+    ("tie_word_embeddings", True, "the bias of the predictions is the decoder's, and would go untrained beside it"),
+)
+
+
+def check_supported(model: nn.Module) -> None:
+    """Raises ValueError unless PackedBert can take the model: `BertForPreTraining` or `BertModel`, as an encoder.
+
+    Refused are cross-attention, relative positions, a chunked feed-forward and pruned heads too, and all models where
+    transformers is not installed.
+    """
+    try:
+        from transformers import BertForPreTraining, BertModel
+    except ImportError as missing:
+        raise ValueError(
+            "PackedBert puts models of the transformers library on a cube, and it is not installed. Run "
+            "pip install '.[transformers]'."
+        ) from missing
+    if not isinstance(model, (BertForPreTraining, BertModel)):
+        raise ValueError(
+            f"PackedBert takes a transformers BertForPreTraining or BertModel. Got a {type(model).__name__}. For "
+            "another head, give it the BertModel inside and put the head on its result. For another model, plan "
+            "for tensor3d.parallelize.parallelize as models/transformers_bert/adapter.py does."
+        )
+    for setting, wanted, why in _SETTINGS if hasattr(model, "cls") else _SETTINGS[:-1]:
+        found = getattr(model.config, setting, wanted)  # versions of the library differ in which of these they have
+        if found != wanted:
+            raise ValueError(
+                f"PackedBert needs config.{setting}={wanted!r}: {why}. Got {found!r}. Make the model with "
+                f"{setting}={wanted!r}."
+            )
+
+
+# --- transformers' BERT on a cube, for packed batches -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +83,7 @@ class PackedBert(nn.Module):
 
     Every rank constructs it at the same time, after `cube.manual_seed` where the model has dropout. The given model
     stays as it was. `model` is its counterpart on the cube: the library's own modules around 3-D layers, with the
-    library's names, so that `tensor3d.parallel.full_state_dict(packed.model, cube)` loads back into the original.
+    library's names, so that `tensor3d.parallelize.full_state_dict(packed.model, cube)` loads back into the original.
 
     Gradient checkpointing works as the library has it, if it is enabled in the given model.
 

@@ -30,7 +30,7 @@ from tensor3d import (
     sum_copies,
     use,
 )
-from tensor3d.layout import vector
+from tensor3d.sharding.param_layout import vector
 
 
 @dataclass(frozen=True, kw_only=True)

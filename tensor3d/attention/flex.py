@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.attention.call import Call, apart
-from tensor3d.fusion import OPTIONS, own_copy
+from tensor3d.attention.backends import Call, apart
+from tensor3d.ops.compiled_regions import OPTIONS, own_copy
 
 BLOCK = 128
 COMPILED_ON = ("cuda",)

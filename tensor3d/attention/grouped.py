@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensor3d.attention.call import Call, apart
-from tensor3d.attention.dropped import with_dropout
-from tensor3d.attention.in_place import in_place, serves
-from tensor3d.grouping import Grouping, LengthGroup
+from tensor3d.attention.backends import Call, apart
+from tensor3d.attention.cpu import in_place, serves, with_dropout
+from tensor3d.batches.length_groups import Grouping, LengthGroup
 
 Slots = tuple[Tensor, ...]
 """q, k and v of a group, (slots, h, d) each."""

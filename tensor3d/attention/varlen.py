@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from tensor3d.attention.call import Call, apart
-from tensor3d.queries import Queries
-from tensor3d.sequences import Sequences
+from tensor3d.attention.backends import Call, apart
+from tensor3d.batches.row_queries import Queries
+from tensor3d.batches.sequences import Sequences
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:

@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from tensor3d.checkpoint.contents import Chunk, Contents, StoredTensor, read_contents, verify
-from tensor3d.checkpoint.folders import DamagedError, best, check_writable, complete, latest, read_progress
-from tensor3d.checkpoint.loading import load
-from tensor3d.checkpoint.saver import Checkpoints, Outcome, save
+from tensor3d.checkpoint.directory import DamagedError, best, check_writable, complete, latest, read_progress
+from tensor3d.checkpoint.manager import Checkpoints, Outcome, save
+from tensor3d.checkpoint.reader import load
+from tensor3d.checkpoint.validation import Chunk, Contents, StoredTensor, read_contents, verify
 
 __all__ = [
     "Checkpoints",

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from tensor3d.cube import Cube
+from tensor3d.distributed.cube import Cube
 
 MODEL, OPTIMIZER, EXTRA, RANDOM = "model.", "optimizer.", "extra.", "random."
 CPU_STREAM, CUDA_STREAM = f"{RANDOM}cpu.", f"{RANDOM}cuda."

@@ -3,26 +3,110 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from tensor3d.data.batch import Pack, PackedBatch, collate
-from tensor3d.data.delivery import Courier, Delivery
-from tensor3d.data.exchange import Exchange, ExchangedDrawing, Wanted
-from tensor3d.data.layout import BatchLayout, fit_packs_per_rank
+from tensor3d.attention.varlen import order_of
+from tensor3d.data.batch import BatchLayout, Pack, PackedBatch, collate, fit_packs_per_rank
+from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.masking import masked_count
-from tensor3d.data.pretraining import PretrainingData
-from tensor3d.data.schedule import Schedule, StepPlan
 from tensor3d.data.segments import Segments
+from tensor3d.data.shard_exchange import Exchange, ExchangedDrawing, Wanted
 from tensor3d.data.sources import sequences_of
+from tensor3d.data.step_schedule import Schedule, StepPlan
 from tensor3d.packing import Work
+
+# --- Batches on their way to a device, beside what it computes --------------------------------------------------------
+#
+# A copy that is issued where a batch is needed stands in line behind the step before, and the step waits for it. So the
+# loader's own thread copies, on a stream of its own, as soon as a batch is built. Three things make that right:
+#
+# - the host memory is pinned, or a copy would not run beside the computation;
+# - who takes the batch lets its stream wait for the copies (the device does; the host goes on at once);
+# - memory that one stream has taken from the allocator and another one uses must not be given away before the other is
+#   done with it: `record_stream` tells the allocator.
+
+Prepare = Callable[[PackedBatch], object]
+
+
+def settle(batch: PackedBatch) -> None:
+    """Has all worked out and kept that layers would else find out on the host about the sequences, and copy: from
+    memory that is not pinned, for which a host waits until the device has done everything before."""
+    sequences = batch.sequences
+    _ = sequences.grouping, sequences.positions
+    if batch.read is not None:
+        sequences.grouping_of(batch.read.chosen.own)
+        order_of(batch.read.chosen.own, sequences)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Delivery:
+    """The batches of one step, under way or there."""
+
+    batches: list[PackedBatch]
+    copied: torch.cuda.Event | None = None
+    """None: they need no copy."""
+
+    def take(self) -> list[PackedBatch]:
+        """The batches, for the current stream of their device. Waits for nothing on the host."""
+        if self.copied is not None:
+            stream = torch.cuda.current_stream(self.batches[0].ids.device)
+            stream.wait_event(self.copied)
+            for tensor in tensors_of(self.batches):
+                tensor.record_stream(stream)
+        return self.batches
+
+
+class Courier:
+    """Sends batches to a device, from a thread of the loader; to the CPU there is no way.
+
+    Args:
+        prepare: is given each batch where it has come to a GPU, still in the background: what a batch works out once
+            and keeps (`cached_property`) and has to copy is then there, too.
+    """
+
+    def __init__(self, device: torch.device, prepare: Prepare = settle) -> None:
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())  # a background thread has one of its own
+        self._device, self._prepare = device, prepare
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def send(self, batches: Sequence[PackedBatch]) -> Delivery:
+        """Begins to copy batches in ordinary memory."""
+        if self._stream is None:
+            return Delivery(batches=[batch.to(self._device) for batch in batches])
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            sent = [batch.pin_memory().to(self._device) for batch in batches]
+            for batch in sent:
+                self._prepare(batch)
+            copied = torch.cuda.Event()
+            copied.record()
+        return Delivery(batches=sent, copied=copied)
+
+
+def tensors_of(value: object) -> Iterator[Tensor]:
+    """Every tensor in dataclasses, lists, tuples and mappings, also what a dataclass has cached."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_of(vars(value))
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_of(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_of(each)
+
+
+# --- Steps of packed batches, built in the background -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -311,3 +395,67 @@ def to_batch(
         pad=data.special.pad,
         with_read_rows=with_read_rows,
     )
+
+
+# --- Held-out packs in a fixed order ----------------------------------------------------------------------------------
+
+
+def evaluation_batches(
+    data: PretrainingData,
+    *,
+    cube_shape: tuple[int, int, int, int],
+    data_index: int,
+    x_index: int,
+    z_index: int,
+    packs_per_rank: int,
+    device: torch.device | str = "cpu",
+    with_read_rows: bool = False,
+) -> Iterator[Step]:
+    """Every pack of the held-out data once, with the pairs and masks of epoch 0: the same each time, on any cube.
+
+    Each step has one micro-batch, and the totals of that micro-batch over all planes. All batches have the shapes of
+    training; the last one is filled up with empty packs, which add to no total.
+
+    Args:
+        data: the held-out documents.
+        cube_shape: sizes of the axes data, x, y, z.
+        data_index, x_index, z_index: this rank's place.
+        packs_per_rank: k, as in training.
+        device: where the batches are delivered.
+        with_read_rows: as of `Loader`.
+
+    Raises:
+        ValueError: see `BatchLayout`, at the call and not at the first step.
+    """
+    layout = BatchLayout(
+        cube_shape=cube_shape,
+        data_index=data_index,
+        x_index=x_index,
+        z_index=z_index,
+        packs_per_rank=packs_per_rank,
+        capacity=data.capacity,
+    )
+    return _steps(data, layout, device, with_read_rows)
+
+
+def _steps(
+    data: PretrainingData, layout: BatchLayout, device: torch.device | str, with_read_rows: bool
+) -> Iterator[Step]:
+    epoch = data.epochs[0]
+    order = np.arange(len(epoch.packs))
+    for index, first in enumerate(range(0, len(order), layout.micro_batch)):
+        start = first + layout.plane_start
+        own = order[start : start + layout.plane_packs]
+        packs = data.packs(0, own) + [Pack.empty()] * (layout.plane_packs - len(own))
+        all_packs = order[first : first + layout.micro_batch]
+        tokens = int(epoch.tokens[all_packs].sum())
+        yield Step(
+            index=index,
+            batches=[to_batch(packs, data, layout, with_read_rows=with_read_rows).to(device)],
+            targets=int(epoch.targets[all_packs].sum()),
+            sequences=int(epoch.sequences[all_packs].sum()),
+            tokens=tokens,
+            squares=int(epoch.squares[all_packs].sum()),
+            lengths=np.bincount(epoch.lengths_in(all_packs)),
+            fill=tokens / (layout.micro_batch * data.capacity),
+        )

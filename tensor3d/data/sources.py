@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data.indexed import IndexedDataset
-from tensor3d.data.pairs import Pairs, sample_pairs
+from tensor3d.data.indexed_dataset import IndexedDataset
+from tensor3d.data.sampling import Pairs, sample_pairs
 from tensor3d.data.segments import Segments
+from tensor3d.distributed.seeds import mix
 from tensor3d.packing import Packs
-from tensor3d.seeds import mix
 
 _STREAM = 5
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend, attention, check_cover, check_queries, check_window
-from tensor3d.cube import Cube
-from tensor3d.faces import check_divides, in_batch
+from tensor3d.batches.row_queries import Queries
+from tensor3d.batches.sequences import Sequences
+from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
-from tensor3d.queries import Queries
-from tensor3d.rotary import check_rotary, rotary
-from tensor3d.sequences import Sequences
+from tensor3d.ops.rotary import check_rotary, rotary
+from tensor3d.sharding.activation_layout import check_divides, in_batch
 
 Recompute = Literal["none", "layer", "attention"]
 """What of a transformer layer is computed again in backward."""
@@ -35,7 +35,7 @@ class Attention3D(nn.Module):
         heads: h, divides by y.
         causal: a token sees itself and what came before it in its sequence.
         dropout: of the attention probabilities.
-        rotary_base: turns queries and keys by their place in the sequence (`tensor3d.rotary`), with this base; 10,000
+        rotary_base: turns queries and keys by their place in the sequence (ops/rotary.py), with this base; 10,000
             is usual. None: no positions here.
         window: a token sees only tokens less than this far away in its sequence.
         recompute: `"attention"` keeps q, k and v alone for backward, and computes again what lies between them and the

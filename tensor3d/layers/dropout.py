@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tensor3d.attention import check_probability
-from tensor3d.cube import Cube
-from tensor3d.dropping import drop
+from tensor3d.distributed.cube import Cube
+from tensor3d.ops.dropout import drop
 
 
 class Dropout3D(nn.Module):

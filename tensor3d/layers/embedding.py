@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tensor3d.collectives import all_gather, reduce_scatter
-from tensor3d.cube import Cube
-from tensor3d.faces import check_activation, check_divides, in_batch, lies
-from tensor3d.layout import block, chunk_bounds, matrix, table, vector
-from tensor3d.ledger import asked_for
-from tensor3d.matmul import gather_next_slab, matmul, place_in_order, scatter_slab, take_slab
-from tensor3d.parameters import constant, normal, use
-from tensor3d.rows import check_numbers, chosen_rows, own_rows, places_in, sums_by_row
+from tensor3d.distributed.collectives import all_gather, reduce_scatter
+from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.grad_reducer import asked_for
+from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch, lies
+from tensor3d.sharding.matmul import gather_next_slab, matmul, place_in_order, scatter_slab, take_slab
+from tensor3d.sharding.param_layout import block, chunk_bounds, constant, matrix, normal, table, use, vector
+from tensor3d.sharding.redistribute import check_numbers, chosen_rows, own_rows, places_in, sums_by_row
 
 
 class Embedding3D(nn.Module):

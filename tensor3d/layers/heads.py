@@ -2,15 +2,78 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d.collectives import sum_copies
-from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_divides, check_face, in_batch, lies
-from tensor3d.layout import block, copies, narrow
-from tensor3d.origin import check_origin
-from tensor3d.parameters import constant, normal, use
+from tensor3d.distributed.collectives import all_gather, sum_copies
+from tensor3d.distributed.cube import Cube
+from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
+from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.param_layout import block, chunk_bounds, constant, copies, narrow, normal, use
+
+# --- The likeliest entries of a vocabulary whose slices lie on different ranks ----------------------------------------
+#
+# R' rows of this rank, V vocabulary, V' its slice here, k entries asked for, n members of the axis that splits it
+
+
+def likeliest(logits: Tensor, k: int, vocab: int, cube: Cube, face: Face = "y") -> tuple[Tensor, Tensor]:
+    """The k entries with the largest logits of each row, largest first, and their log-probabilities. No gradient.
+
+    Each member sends its own k and the logarithm of the sum of its exponentials; of equal logits the lower entry comes
+    first, on any cube. Elements received: (n-1) (2k + 1) a row, of which k are int64.
+
+    Args:
+        logits: (R', V') on `face`, as a projection to the vocabulary returns them (slices are DTensor's chunks).
+        k: 1 to V.
+
+    Returns:
+        Entries (R', k) int64 and log-probabilities (R', k), fp32 at least; the same on all members of the axis.
+
+    Raises:
+        ValueError: a k that cannot be, or logits of another width.
+    """
+    check_face(face)
+    axis = cube.axis(face)
+    first, last = chunk_bounds(vocab, axis.size, axis.index)
+    if not 1 <= k <= vocab:
+        raise ValueError(f"k must lie between 1 and the vocabulary of {vocab}. Got {k}.")
+    if logits.dim() != 2 or logits.shape[1] != last - first:
+        raise ValueError(
+            f"likeliest over {vocab} entries on face {face} needs logits (rows, {last - first}). Got "
+            f"{tuple(logits.shape)}."
+        )
+    check_origin(logits, face, cube, "likeliest")
+    wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+    values, places = _largest(wide, min(k, wide.shape[1]))
+    missing = k - values.shape[1]  # a slice may be smaller than k
+    values, places = F.pad(values, (0, missing), value=-math.inf), F.pad(places + first, (0, missing))
+    log_sums = wide.logsumexp(1, keepdim=True) if wide.shape[1] else wide.new_full((wide.shape[0], 1), -math.inf)
+    parts = all_gather(torch.cat([values, log_sums], 1), axis).wait().chunk(axis.size)
+    all_places = torch.cat(all_gather(places, axis).wait().chunk(axis.size), 1)
+    log_sum = torch.cat([part[:, k:] for part in parts], 1).logsumexp(1, keepdim=True)
+    # Slices come in the order of the vocabulary, so that again the lower entry is the first of equal ones.
+    best, order = torch.cat([part[:, :k] for part in parts], 1).sort(dim=1, descending=True, stable=True)
+    return all_places.gather(1, order[:, :k]), best[:, :k] - log_sum
+
+
+def _largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row with their places, of equal ones the first. (A stable sort of whole rows gives the
+    same, many times slower; `topk` may take any of equal ones.)"""
+    if k == 0:
+        return rows[:, :0], rows.new_zeros(rows.shape[0], 0, dtype=torch.int64)
+    ranked = torch.where(rows.isnan(), math.inf, rows)
+    least = ranked.topk(k).values[:, -1:]
+    above, equal = ranked > least, ranked == least
+    equal &= equal.cumsum(1, dtype=torch.int32) <= k - above.sum(1, keepdim=True)
+    places = (above | equal).nonzero()[:, 1].view(-1, k)
+    values, order = rows.gather(1, places).sort(dim=1, descending=True, stable=True)
+    return values, places.gather(1, order)
+
+
+# --- Heads with a handful of outputs ----------------------------------------------------------------------------------
 
 
 class NarrowHead3D(nn.Module):

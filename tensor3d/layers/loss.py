@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_face
-from tensor3d.in_parts import in_parts, rows_at_once
-from tensor3d.layers.moments import widened
-from tensor3d.layout import chunk_bounds
-from tensor3d.origin import check_origin
-from tensor3d.statistics import gather_statistics
-from tensor3d.values import are_at_hand
+from tensor3d.distributed.collectives import gather_statistics
+from tensor3d.distributed.cube import Cube
+from tensor3d.layers.norm_kernels import widened
+from tensor3d.ops.row_chunks import are_at_hand, in_parts, rows_at_once
+from tensor3d.sharding.activation_layout import Face, check_face
+from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.param_layout import chunk_bounds
 
 IGNORED = -100
 """A label that counts for nothing."""

@@ -11,19 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tensor3d.collectives import all_reduce
-from tensor3d.cube import Cube
-from tensor3d.dropping import drop
-from tensor3d.faces import Face, check_divides, check_face, in_batch, lies
-from tensor3d.in_parts import in_parts, together
+from tensor3d.distributed.collectives import all_reduce, gather_statistics
+from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
-from tensor3d.layers.fused_norm import add_and_norm
-from tensor3d.layers.moments import combined_moments, local_moments, normalised, widened
-from tensor3d.layout import local, vector
-from tensor3d.ledger import asked_for
-from tensor3d.origin import check_origin
-from tensor3d.parameters import constant
-from tensor3d.statistics import gather_statistics
+from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, widened
+from tensor3d.ops.dropout import drop
+from tensor3d.ops.row_chunks import in_parts, together
+from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
+from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.param_layout import constant, local, vector
 
 _BACKWARD = torch.ops.aten.native_layer_norm_backward
 

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
-from tensor3d.activation import Activation, activated, check_activation_name
 from tensor3d.attention import Backend
-from tensor3d.chosen import ChosenRows
-from tensor3d.cube import Cube
-from tensor3d.faces import check_activation, in_batch
+from tensor3d.batches.row_queries import ChosenRows
+from tensor3d.batches.sequences import Sequences
+from tensor3d.distributed.cube import Cube
 from tensor3d.layers.attention import Attention3D, Recompute
 from tensor3d.layers.dropout import Dropout3D
-from tensor3d.layers.fused_block import add_bias_and_activate, add_dropped
 from tensor3d.layers.linear import Linear3D
+from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
 from tensor3d.layers.norm import LayerNorm3D
-from tensor3d.matmul import matmul
-from tensor3d.rows import select
-from tensor3d.sequences import Sequences
+from tensor3d.ops.activations import Activation, activated, check_activation_name
+from tensor3d.sharding.activation_layout import check_activation, in_batch
+from tensor3d.sharding.matmul import matmul
+from tensor3d.sharding.redistribute import select
 
 NormPlace = Literal["post", "pre"]
 

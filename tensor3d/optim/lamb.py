@@ -8,10 +8,10 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from tensor3d.collectives import all_reduce
-from tensor3d.cube import Cube
-from tensor3d.layout import is_counted_here
-from tensor3d.optim.moments import Blocks, Groups, MomentOptimizer
+from tensor3d.distributed.collectives import all_reduce
+from tensor3d.distributed.cube import Cube
+from tensor3d.optim.adam import Blocks, Groups, MomentOptimizer
+from tensor3d.sharding.param_layout import is_counted_here
 
 
 class Lamb(MomentOptimizer):

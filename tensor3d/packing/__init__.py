@@ -6,19 +6,11 @@ A planner turns a histogram of lengths into a `Plan`; `assign` puts real sequenc
 
 from tensor3d.packing.assign import Packs, assign
 from tensor3d.packing.balance import Work, attended, deal, imbalance
-from tensor3d.packing.batch import pack_batch, restore_order
-from tensor3d.packing.bounds import LowerBound
-from tensor3d.packing.even import pack_evenly
-from tensor3d.packing.files import fingerprint_of, load_plan, save_plan
+from tensor3d.packing.batch import pack_batch, pack_evenly, restore_order
 from tensor3d.packing.limits import Limits
-from tensor3d.packing.lp import lp
-from tensor3d.packing.lpfhp import lpfhp
-from tensor3d.packing.nnlshp import nnlshp
-from tensor3d.packing.optimizer import packed_betas, packs_per_step
-from tensor3d.packing.padded import padded
-from tensor3d.packing.plan import Plan, Strategy
-from tensor3d.packing.planners import PLANNERS, Planner
-from tensor3d.packing.spfhp import spfhp
+from tensor3d.packing.plan import LowerBound, Plan, Strategy, fingerprint_of, load_plan, save_plan
+from tensor3d.packing.planners import PLANNERS, Planner, lp, lpfhp, nnlshp, padded, spfhp
+from tensor3d.packing.scaling_rules import packed_betas, packs_per_step
 from tensor3d.packing.stream import StreamPacker, pack_stream
 
 __all__ = [

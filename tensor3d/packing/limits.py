@@ -5,10 +5,26 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+# --- SciPy is not needed to train, so it comes with an extra ----------------------------------------------------------
+
+
+def has_scipy() -> bool:
+    return find_spec("scipy") is not None
+
+
+def require_scipy(purpose: str) -> None:
+    """Raises ValueError where scipy is not installed."""
+    if not has_scipy():
+        raise ValueError(f"{purpose} needs scipy: pip install 'tensor3d[packing]', or choose the planner lpfhp.")
+
+
+# --- What a pack may hold ---------------------------------------------------------------------------------------------
 
 MAX_CAPACITY = 2**24
 """Token slots: planners keep a number for each."""

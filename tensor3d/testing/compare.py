@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -10,12 +11,136 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tensor3d.cube import Cube
-from tensor3d.faces import Face
-from tensor3d.layout import Layout, local
-from tensor3d.shape import MESH_AXES, CubeShape
-from tensor3d.testing.expected import Expected, input_name
+from tensor3d.batches.sequences import Sequences
+from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_shape import MESH_AXES, CubeShape
+from tensor3d.sharding.activation_layout import Face
+from tensor3d.sharding.param_layout import Layout, local
 from tensor3d.testing.inputs import Activation, Input, block, here
+
+# --- What one device gives: parameters with values of their own, the output, and every gradient -----------------------
+
+Loss = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Of the reference, on one device. Parameters bear the layer's names."""
+
+    parameters: dict[str, Tensor]
+    output: Tensor
+    direction: Tensor
+    """Gradient of the loss with respect to the output: where backward begins."""
+    gradients: dict[str, Tensor | None]
+    """By name: `"input 0"` and so on, then the parameters'."""
+
+
+def input_name(number: int) -> str:
+    return f"input {number}"
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, new parameters have this type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def expect(
+    reference: nn.Module, names: Mapping[str, str], inputs: Sequence[Input], loss: Loss | None, dtype: torch.dtype
+) -> Expected:
+    """Gives the reference's parameters values of their own, and runs it forward and backward.
+
+    Args:
+        names: of each of the layer's parameters the reference's name.
+
+    Raises:
+        ValueError: it returns something else than one tensor, differs from call to call, has nothing to train, or
+            its output or a gradient is not finite.
+    """
+    reference = reference.to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    parameters = dict(reference.named_parameters())
+    for parameter in parameters.values():
+        _disturb(parameter, generator)
+    arguments = [_whole(given) for given in inputs]
+    output = reference(*arguments)
+    _check_output(output, reference, arguments)
+    direction = _direction(output.detach(), loss, generator)
+    output.backward(direction)
+    gradients = {input_name(i): value.grad for i, value in enumerate(arguments) if isinstance(inputs[i], Activation)}
+    gradients |= {name: parameters[theirs].grad for name, theirs in names.items()}
+    for name, gradient in gradients.items():
+        _check_finite(gradient, f"gradient of {name}")
+    return Expected(
+        parameters={name: parameters[theirs].detach().clone() for name, theirs in names.items()},
+        output=output.detach().clone(),
+        direction=direction,
+        gradients=gradients,
+    )
+
+
+def _disturb(parameter: Tensor, generator: torch.Generator) -> None:
+    """Biases begin at 0 and gains at 1, which would hide mistakes. The noise is bounded: gains stay positive."""
+    with torch.no_grad():
+        bound = 0.5 if parameter.dim() < 2 else (3.0 / max(parameter.shape[-1], 1)) ** 0.5
+        noise = torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype) * 2 - 1
+        parameter.add_(noise * bound)
+
+
+def _whole(given: Input) -> Any:
+    if isinstance(given, Activation):
+        return given.tensor.clone().requires_grad_()
+    if isinstance(given, Sequences):
+        return given
+    return given.tensor if hasattr(given, "tensor") else given.value
+
+
+def _check_output(output: Any, reference: nn.Module, arguments: Sequence[Any]) -> None:
+    what = type(reference).__name__
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            f"{what} must return one tensor to be compared. Got {type(output).__name__}. Wrap it in a module that "
+            "returns the part in question."
+        )
+    if not output.requires_grad:
+        raise ValueError(
+            f"the output of {what} has no gradient: it depends on no parameter and on no activation. Give it one "
+            "of them."
+        )
+    _check_finite(output, "output")
+    with torch.no_grad():
+        again = reference(*arguments)
+    if not torch.equal(again, output):
+        raise ValueError(
+            f"{what} gives another output at a second call, so nothing can be compared. Does it draw random numbers? "
+            "Make it without dropout, or in eval mode."
+        )
+
+
+def _check_finite(values: Tensor | None, what: str) -> None:
+    if values is not None and not values.isfinite().all():
+        raise ValueError(
+            f"the reference's own {what} is not finite, so nothing can be compared with it. Choose inputs where it is: "
+            "has a row nothing but zeros (sqrt has no gradient at 0), or no label that counts?"
+        )
+
+
+def _direction(output: Tensor, loss: Loss | None, generator: torch.Generator) -> Tensor:
+    if loss is not None:
+        leaf = output.clone().requires_grad_()
+        (direction,) = torch.autograd.grad(loss(leaf), leaf)
+        return direction
+    if output.dim() == 0:
+        return torch.ones_like(output)
+    return torch.randn(output.shape, generator=generator, dtype=output.dtype)
+
+
+# --- A layer on one cube ----------------------------------------------------------------------------------------------
 
 Returns = Literal["y", "z", "rows-y", "rows-z", "scalar"]
 """How an output lies: on a face; its rows as on a face and its columns whole (few outputs, row losses); one number."""

@@ -9,21 +9,117 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import prod
+from math import isfinite, prod
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tensor3d.faces import Face, other
-from tensor3d.layout import chunk_bounds
-from tensor3d.shape import AXES, AxisName, CubeShape
-from tensor3d.testing.compare import Block, Returns
-from tensor3d.testing.divisors import divisor_hint
-from tensor3d.testing.expected import Expected, input_name
+from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
+from tensor3d.sharding.activation_layout import Face, other
+from tensor3d.sharding.param_layout import chunk_bounds
+from tensor3d.testing.compare import Block, Expected, Returns, input_name
 from tensor3d.testing.report import Outcome, Report, largest_difference, wanted_of
 
-_NEAR = 1e-4  # of the largest entry: what still counts as the same numbers
+# --- A loss that no factor explains: whether it was divided by counts that differ from rank to rank -------------------
+#
+# M rows, H columns
+
+_NEAR = 1e-4
+_REMEDY = (
+    "Divide by that of the whole step, which is the same on every rank; where labels are -100, "
+    'sum_copies((mine != -100).sum(), cube.over("data", "x", "z")), with `mine` this rank\'s labels on face y.'
+)
+
+
+def divisor_hint(failing: Sequence[Outcome], expected: Expected) -> str:
+    """What is to be said of a loss that is wrong on these cubes."""
+    values = [rank["output"].values for outcome in failing for rank in outcome.ranks]
+    if any(value is not None and not isfinite(float(value)) for value in values):
+        return f"not finite. Does a rank that has none divide by its own count of rows? {_REMEDY}"
+    whose = _divided_by(failing, expected)
+    if whose in ("plane", "rank"):
+        return (
+            f"the loss was divided by the number of this {whose}'s rows that count, and the {whose}s have different "
+            f"numbers: the gradient of each {whose}'s rows is the reference's times a factor of its own. {_REMEDY}"
+        )
+    return (
+        "no factor of axis sizes and no missing sum explains it. First: is the divisor the count of the whole step "
+        f"(labels != -100 counted over data, x and z)? {_REMEDY} Else: does it depend on the order of rows or the rank?"
+    )
+
+
+def _divided_by(failing: Sequence[Outcome], expected: Expected) -> str:
+    """The largest group of ranks whose divisor is one number, as the gradients of inputs tell it."""
+    for whose in ("cube", "plane", "rank"):
+        if all(_has_divisors(whose, outcome, expected) for outcome in failing):
+            return whose
+    return "unknown"
+
+
+def _has_divisors(whose: str, outcome: Outcome, expected: Expected) -> bool:
+    """Whether inputs' gradients are the reference's times a factor of each group's rows (on face y)."""
+    names = [name for name, wanted in expected.gradients.items() if name.startswith("input ") and wanted is not None]
+    planes = outcome.shape.planes
+    parts = {"cube": 1, "plane": planes, "rank": planes * outcome.shape.z}[whose]
+    for name in names:
+        wanted = expected.gradients[name]
+        assert wanted is not None
+        got = _assembled(outcome, name, wanted)
+        if got is None or any(
+            not _is_multiple(*pair) for pair in zip(got.chunk(parts), wanted.chunk(parts), strict=True)
+        ):
+            return False
+    return bool(names)
+
+
+def _assembled(outcome: Outcome, name: str, wanted: Tensor) -> Tensor | None:
+    """(M, H) of the blocks of all ranks; None where one is missing."""
+    got = torch.zeros_like(wanted)
+    for rank in outcome.ranks:
+        block = rank.get(name)
+        if block is None or block.values is None:
+            return None
+        got[block.place] = block.values
+    return got
+
+
+def _is_multiple(got: Tensor, wanted: Tensor) -> bool:
+    square = float(wanted.square().sum())
+    factor = float((got * wanted).sum()) / square if square else 1.0
+    return float((got - factor * wanted).abs().max()) <= _NEAR * float(got.abs().max())
+
+
+# --- From what a layer raised on a cube, and how it did on those before: which mistake raises just there --------------
+
+
+def crash_hint(traceback: str, shape: CubeShape, before: Sequence[Outcome], report: Report) -> str:
+    """What is to be said of the traceback of a rank of `shape`; empty where it speaks for itself.
+
+    Args:
+        before: of the cubes that came through, one device among them; `report` has their errors.
+    """
+    if "got mixed torch.Tensor and DTensor" in traceback:
+        return (
+            "a parameter was used as it is. Take it into your arithmetic with tensor3d.use(parameter, layout, cube), "
+            "which gives this rank's block and sums its gradient."
+        )
+    if "must match the size of tensor" in traceback and shape.y != shape.z and _fits_mixed_faces(before, report):
+        return (
+            "sizes that fit where y = z, and not here: a matrix on face y meets one on face z in elementwise "
+            "arithmetic, or a vector of the other face. Turn one of the two first (tensor3d.turn), or cut the vector "
+            "as the columns of the matrix are (tensor3d.sharding.param_layout.vector)."
+        )
+    return ""
+
+
+def _fits_mixed_faces(before: Sequence[Outcome], report: Report) -> bool:
+    """With y = z such a layer gives wrong numbers, with y != z none at all."""
+    cubes = [outcome.shape for outcome in before if outcome.shape.y * outcome.shape.z > 1]
+    return all(shape.y == shape.z and report.fails("output", str(shape)) for shape in cubes)
+
+
+# --- From how a tensor differs on several cubes -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -249,7 +345,7 @@ def _suspicion(name: str, report: Report, outcomes: Sequence[Outcome]) -> str:
         )
     return (
         f"{where}. Is something that needs {group} (a mean over columns, a row of another rank) computed from this "
-        f"rank's part alone? {reach} and tensor3d.collectives reach the others."
+        f"rank's part alone? {reach} and tensor3d.distributed.collectives reach the others."
     )
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensor3d.cube import Cube
-from tensor3d.faces import Face, check_face, other
-from tensor3d.layout import chunk_bounds
-from tensor3d.sequences import Sequences
-from tensor3d.shape import AxisName, CubeShape
+from tensor3d.batches.sequences import Sequences
+from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_shape import AxisName, CubeShape
+from tensor3d.sharding.activation_layout import Face, check_face, other
+from tensor3d.sharding.param_layout import chunk_bounds
 
 
 @dataclass(frozen=True, kw_only=True)

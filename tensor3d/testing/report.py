@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tensor3d.shape import CubeShape
-from tensor3d.testing.compare import Block
-from tensor3d.testing.expected import Expected
+from tensor3d.distributed.cube_shape import CubeShape
+from tensor3d.testing.compare import Block, Expected
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, Embedding3D, Linear3D, TableEmbedding3D, shard, sum_copies
-from tensor3d.checkpoint import writing
-from tensor3d.checkpoint.files import FileSum
+from tensor3d.checkpoint import writer
+from tensor3d.checkpoint.format import FileSum
 from tests.twins import full
 
 Shape = tuple[int, int, int, int]
@@ -62,7 +62,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 @contextmanager
 def held_back(seen: list[int] | None = None) -> Iterator[threading.Event]:
     """Until the event is set, a save waits before it writes its tensors. `seen` gets the priority of its thread."""
-    go, before = threading.Event(), writing.write_file
+    go, before = threading.Event(), writer.write_file
 
     def slow(path: Path, parts: Iterable[memoryview]) -> FileSum:
         if seen is not None:
@@ -70,9 +70,9 @@ def held_back(seen: list[int] | None = None) -> Iterator[threading.Event]:
         assert go.wait(60)
         return before(path, parts)
 
-    writing.write_file = slow
+    writer.write_file = slow
     try:
         yield go
     finally:
         go.set()
-        writing.write_file = before
+        writer.write_file = before

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensor3d import checkpoint
-from tensor3d.checkpoint.files import checksum
+from tensor3d.checkpoint.format import checksum
 from tests.checkpoint.subject import ALONE, Shape, make, same, state, step
 from tests.ranks import run_ranks
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tensor3d.data import Pack, PackedBatch, collate
-from tensor3d.data.batch import IGNORED
-from tensor3d.data.read_rows import UNUSED
+from tensor3d.data.batch import IGNORED, UNUSED
 
 LIMITS = {"capacity": 6, "masked_per_pack": 2, "max_sequences": 2, "pad": 0}
 

@@ -21,8 +21,7 @@ from tensor3d.data import (
     StepPlan,
     evaluation_batches,
 )
-from tensor3d.data.batch import IGNORED
-from tensor3d.data.read_rows import UNUSED
+from tensor3d.data.batch import IGNORED, UNUSED
 from tests.data.samples import VOCABULARY, pretraining, write_random
 
 CAPACITY = 64

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor3d.data.masking import Masked, StoredMasks, mask_tokens, masked_count, masked_counts
-from tensor3d.data.words import choose_words, word_rows
+from tensor3d.data.masking import Masked, StoredMasks, choose_words, mask_tokens, masked_count, masked_counts, word_rows
 from tests.data.samples import VOCABULARY
 
 

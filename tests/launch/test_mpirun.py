@@ -1,4 +1,4 @@
-"""launch/mpirun.sh and launch/mpi.py: what they understand and refuse, and how the ranks of an MPI job end together."""
+"""launch/mpirun.sh and mpi_worker.py: what they understand and refuse, and how the ranks of an MPI job end together."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ VERSIONS = {
 # The desk of a job of two, whose other end is the test; its own rank does nothing.
 DESK = """
 import socket, sys
-import crew
-crew.GRACE, crew.PATIENCE = 0.1, 0.3
+import mpi_supervisor
+mpi_supervisor.GRACE, mpi_supervisor.PATIENCE = 0.1, 0.3
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
-link = crew.Link.at_desk(server, "word", {1: "node1"})
+link = mpi_supervisor.Link.at_desk(server, "word", {1: "node1"})
 sleeps = [sys.executable, "-I", "-c", "import time; time.sleep(60)"]
-sys.exit(crew.Crew(0, "node0", link, sleeps, {}).run())
+sys.exit(mpi_supervisor.Crew(0, "node0", link, sleeps, {}).run())
 """
 # Of each rank of a job, its status by its number; a negative one is a signal.
 RANK = """
@@ -128,7 +128,7 @@ def test_each_mpirun_gets_its_own_options(checkout: Path, arguments: str, option
     prepare, doctor, training, *ranks = (shlex.split(line) for line in result.stdout.splitlines())
     call = shlex.split(arguments)
     kind = call[1].split("/")[0]
-    options_given = [*shlex.split(options), "python3", "launch/mpi.py", "--wait", "300"]
+    options_given = [*shlex.split(options), "python3", "launch/mpi_worker.py", "--wait", "300"]
     if "--interface" in call:
         options_given += ["--interface", "ib0"]
     cube, copies = call[call.index("--cube") + 1], "3" if "--data-parallel" in call else "1"
@@ -215,7 +215,7 @@ def test_help(checkout: Path) -> None:
 @pytest.fixture
 def mpi(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "launch")
-    return importlib.import_module("mpi")
+    return importlib.import_module("mpi_worker")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_ranks_are_numbered_node_by_node(mpi: ModuleType, nodes: str, message: s
 def test_without_mpi4py_one_message(tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
     done = subprocess.run(
-        [sys.executable, "-m", "mpi", "-m", "rank"],
+        [sys.executable, "-m", "mpi_worker", "-m", "rank"],
         cwd=ROOT / "launch",
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
@@ -255,7 +255,7 @@ def test_without_mpi4py_one_message(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("launch/mpi.py: mpi4py and an MPI library are needed (not here).")
+    assert done.stderr.startswith("launch/mpi_worker.py: mpi4py and an MPI library are needed (not here).")
     assert done.stderr.count("\n") == 1
 
 
@@ -287,7 +287,7 @@ def test_the_desk_waits_for_nobody_who_is_gone(says: str, leaves: bool, status: 
             until_closed(one)
         _, stderr = desk.communicate(timeout=30)
     assert desk.returncode == status, stderr
-    assert stderr.splitlines() == [f"launch/mpi.py: {line}" for line in told]
+    assert stderr.splitlines() == [f"launch/mpi_worker.py: {line}" for line in told]
 
 
 def until_closed(connection: socket.socket) -> None:
@@ -319,7 +319,7 @@ needs_mpich = pytest.mark.skipif(not MPIRUN.exists(), reason="PyPI's mpich is no
 
 def job(folder: Path, *arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
     (folder / "rank.py").write_text(RANK)
-    command = [MPIRUN, "-n", str(ranks), sys.executable, ROOT / "launch" / "mpi.py", "-m", "rank", *arguments]
+    command = [MPIRUN, "-n", str(ranks), sys.executable, ROOT / "launch" / "mpi_worker.py", "-m", "rank", *arguments]
     return subprocess.run(
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
@@ -338,5 +338,5 @@ def test_one_status_for_the_job(statuses: str, status: int, tmp_path: Path) -> N
     done = job(tmp_path, statuses, ranks=2)
     assert done.returncode == status, done.stderr
     failed = status not in (0, 75)
-    assert done.stderr.count("launch/mpi.py: rank ") == failed
+    assert done.stderr.count("launch/mpi_worker.py: rank ") == failed
     assert (f" ended with {status}\n" in done.stderr) == failed

@@ -18,7 +18,7 @@ NODE += "--rdzv-conf=timeout=300 --local-addr=127.0.0.1"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "launch").mkdir()
-    for name in ("torchrun.sh", "common.sh", "torchrun.py", "interface.py"):
+    for name in ("torchrun.sh", "common.sh", "torchrun.py", "net_interface.py"):
         shutil.copy(LAUNCH / name, tmp_path / "launch")
     (tmp_path / "small.toml").write_text("")
     return tmp_path.resolve()

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models.bert import BertForPreTraining
-from models.bert.saved import Load
+from models.bert.cost_model.saved_activations import Load
 from tensor3d import Cube, CubeShape, local
+from tensor3d.cost_model.comm_volume import Wire
 from tensor3d.data import PackedBatch
-from tensor3d.planning.traffic import Wire
 from tests.saved_tensors import check_nothing_is_hidden
 
 

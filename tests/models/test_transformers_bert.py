@@ -16,7 +16,7 @@ from models.transformers_bert.adapter import CurrentBatch
 from tensor3d import Cube, gather
 from tensor3d.data import Pack
 from tensor3d.optim import AdamW
-from tensor3d.parallel import full_state_dict, parallelize
+from tensor3d.parallelize import full_state_dict, parallelize
 from tests.models.padded import PACKS, of_sequences, of_tokens, padded
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_packs
 from tests.ranks import run_ranks

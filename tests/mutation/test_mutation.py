@@ -34,7 +34,7 @@ def test_there_are_enough_and_in_every_folder() -> None:
         ({"file": "tensor3d/nothing.py"}, "there is no file"),
         ({"new": "return ("}, "no Python"),
         ({"tests": ()}, "no test is named"),
-        ({"tests": ("tests/test_shape.py::test_nothing",)}, "has no test_nothing"),
+        ({"tests": ("tests/distributed/test_cube_shape.py::test_nothing",)}, "has no test_nothing"),
         ({"tests": ("tests/test_nothing.py",)}, "no test file"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, local
-from tensor3d.collectives import Axis, Pending
+from tensor3d.distributed.collectives import Axis, Pending
 from tensor3d.optim import Lamb, lamb
 from tests.optim.zoo import BETAS, EPS, LAYOUTS, first_values, gradients_of, make, rate, run
 from tests.ranks import run_ranks

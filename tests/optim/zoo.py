@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensor3d import Cube, distribute, local
-from tensor3d.layout import Layout, copies, matrix, narrow, table, vector
 from tensor3d.optim import AdamW, Lamb, decay_groups
+from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
 
 KINDS: dict[str, type[Any]] = {"adamw": AdamW, "lamb": Lamb}
 BETAS, EPS = (0.8, 0.95), 1e-6

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tensor3d.packing.balance import Method, Work, deal, imbalance
-from tensor3d.packing.swaps import meetings
+from tensor3d.packing.balance import Method, Work, deal, imbalance, meetings
 
 METHODS: tuple[Method, ...] = get_args(Method)
 

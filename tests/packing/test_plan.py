@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensor3d.packing import Limits, LowerBound, Plan, Strategy, lpfhp
-from tensor3d.packing.bounds import token_bound
+from tensor3d.packing.plan import token_bound
 
 LIMITS = Limits(capacity=10, max_sequences=3, budget=4, costs=(0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2))
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensor3d.packing import budget_pricing
-from tensor3d.packing.budget_pricing import fill_in_budget
-from tensor3d.packing.partitions import count_partitions, partitions
-from tensor3d.packing.pricing import Fills, Knapsack, fill_by_length
+from tensor3d.packing import pricing
+from tensor3d.packing.planners import count_partitions, partitions
+from tensor3d.packing.pricing import Fills, Knapsack, fill_by_length, fill_in_budget
 
 
 @st.composite
@@ -71,8 +70,8 @@ def test_a_small_budget_is_exact(case: tuple[Knapsack, np.ndarray]) -> None:
 def test_a_divided_budget_gives_a_bound_and_packs_within_it(case: tuple[Knapsack, np.ndarray]) -> None:
     sack, values = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget_pricing, "MIN_CELLS", 5)
-        patch.setattr(budget_pricing, "_MAX_WORK", 1)
+        patch.setattr(pricing, "MIN_CELLS", 5)
+        patch.setattr(pricing, "_MAX_WORK", 1)
         fills = fill_in_budget(sack, values)
     check_packs(sack, values, fills, sack.budget, exact=False)
 
@@ -90,7 +89,7 @@ def test_a_divided_budget_gives_a_bound_and_packs_within_it(case: tuple[Knapsack
 def test_a_budget_is_divided_where_tables_would_be_large(lengths: int, depth: int, budget: int, cells: int) -> None:
     kinds = np.arange(1, 1 + lengths)
     sack = Knapsack(lengths=kinds, capacity=247, depth=depth, costs=kinds, budget=budget)
-    assert budget_pricing._cells(sack) == cells
+    assert pricing._cells(sack) == cells
 
 
 def test_partitions_of_six() -> None:

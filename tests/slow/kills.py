@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tensor3d import CubeShape, checkpoint
-from tools.metrics.journal import read_journal
+from tools.training.metrics.jsonl import read_journal
 
 ROOT = Path(__file__).parents[2]
 CUBE = "2x2x2"

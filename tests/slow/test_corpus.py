@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.corpus.pipeline import FOLDERS, ROOT, command, content, prepare, run, steps, write_input
-from tools.bench.tree_memory import descendants
+from tests.tools.corpus.pipeline_steps import FOLDERS, ROOT, command, content, prepare, run, steps, write_input
+from tools.bench.harness.memory import descendants
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from models.bert import BertForPreTraining
 from tensor3d import Cube, LayerNorm3D, Precision, Speed, cross_entropy, explain
-from tensor3d.activation import biased_backward
-from tensor3d.dropping import draw_kept, gain_of
 from tensor3d.layers.loss import _row_statistics
+from tensor3d.ops.activations import biased_backward
+from tensor3d.ops.dropout import draw_kept, gain_of
 from tests.models.toy import lay, sums_and_gradients, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import error, name_of, ranks_of

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 TORCHRUN = ["launch/torchrun.py", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=8"]
 GREEDY = ["--prompt", "Return the", "--tokens", "40", "--temperature", "0"]
 
-pytestmark = pytest.mark.long(reason="200 steps on eight ranks; tests/tools/test_gpt.py has short runs on cubes")
+pytestmark = pytest.mark.long(reason="200 steps on eight ranks; tests/tools/gpt/test_main.py has short runs on cubes")
 
 
 def python(*arguments: str | Path) -> str:

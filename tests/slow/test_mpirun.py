@@ -91,7 +91,10 @@ def test_two_hosts_learn_what_one_does(
 
 @pytest.mark.parametrize(
     "mpirun",
-    ["mpich", pytest.param("openmpi", marks=pytest.mark.long(reason="launch/mpi.py passes signals on under either"))],
+    [
+        "mpich",
+        pytest.param("openmpi", marks=pytest.mark.long(reason="launch/mpi_worker.py passes signals on under either")),
+    ],
     indirect=True,
 )
 def test_a_signal_saves_and_leaves_with_75(mpirun: Path, folder: Path) -> None:
@@ -126,7 +129,7 @@ def test_ranks_do_not_outlive_mpirun(mpirun: Path, tmp_path: Path) -> None:
     library = next(path for path in (mpirun.parent.parent / "lib").glob("libmpi.so.*"))
     as_root = ["--allow-run-as-root", "--host", "localhost:2"] if "openmpi" in str(mpirun) else []
     launcher = subprocess.Popen(
-        [mpirun, *as_root, "-n", "2", sys.executable, ROOT / "launch" / "mpi.py", "-m", "deaf"],
+        [mpirun, *as_root, "-n", "2", sys.executable, ROOT / "launch" / "mpi_worker.py", "-m", "deaf"],
         cwd=tmp_path,
         env={**os.environ, "MPI4PY_LIBMPI": str(library)},
         stdin=subprocess.DEVNULL,

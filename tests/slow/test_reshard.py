@@ -13,11 +13,11 @@ from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tests.ranks import run_ranks
 from tests.twins import error, full
-from tools.corpus.prepare import prepare
-from tools.corpus.training import open_corpus
-from tools.feed import Feed
-from tools.recipe import BatchRecipe, DataRecipe, ModelRecipe, OptimizerRecipe, Recipe, RunRecipe
-from tools.trainer import Trainer
+from tools.corpus.quick.prepare import prepare
+from tools.corpus.training_corpus import open_corpus
+from tools.training.config import BatchRecipe, DataRecipe, ModelRecipe, OptimizerRecipe, Recipe, RunRecipe
+from tools.training.data import Feed
+from tools.training.trainer import Trainer
 
 CHAIN = ("2x2x2", "1x1x1", "1x4x2", "2x2x1 x2")  # the last with two copies
 STEPS = 10  # on each cube

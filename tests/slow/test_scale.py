@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from models.bert import BertForPreTraining
-from models.bert.inventory import held_elements
-from models.bert.saved import saved
-from models.bert.traffic import step_traffic
+from models.bert.cost_model.comm_volume import step_traffic
+from models.bert.cost_model.param_shapes import held_elements
+from models.bert.cost_model.saved_activations import saved
 from tensor3d import Cube, CubeShape, Sequences, TransformerLayer3D, clip_grad_norm_, local
 from tensor3d.optim import AdamW, Lamb
 from tests.models.kept import kept_bytes, load_of, wire_of

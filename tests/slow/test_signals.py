@@ -118,7 +118,9 @@ def test_a_stopped_rank_ends_the_run_with_its_name(place: Path) -> None:
         assert "rank 1 (y 1) does not answer (its process is stopped), last seen in step " in run.said()
 
 
-@pytest.mark.long(reason="a suspension longer than a hang may last; tests/test_watch.py has one of a second")
+@pytest.mark.long(
+    reason="a suspension longer than a hang may last; tests/distributed/test_watchdog.py has one of a second"
+)
 def test_a_run_that_is_suspended_goes_on(place: Path) -> None:
     """Ctrl-Z for longer than a hang may last, and `fg`."""
     with Run(place, "suspended") as run:

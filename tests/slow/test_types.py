@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import tensor3d as t3d
-from tensor3d.layout import vector
-from tensor3d.parallel import propose_plan
+from tensor3d.sharding.param_layout import vector
+from tensor3d.parallelize import propose_plan
 from tensor3d.testing import Report, check_layer, run_ranks
 
 
@@ -47,7 +47,7 @@ def step(cube: t3d.Cube, padded: Tensor, mask: Tensor) -> float:
 
 def converted(module: nn.Module, cube: t3d.Cube, example: Tensor) -> dict[str, Tensor]:
     proposal = propose_plan(module, example)
-    plan = {**proposal.plan, "head": t3d.kinds.projection(turn=True)}
+    plan = {**proposal.plan, "head": t3d.rules.projection(turn=True)}
     with proposal.rows.holding(t3d.Sequences.from_lengths([8])):
         model = t3d.parallelize(module, cube, plan)
     return {name: value for name, value in t3d.full_state_dict(model, cube).items() if isinstance(value, Tensor)}
@@ -61,7 +61,7 @@ MISTAKES = {
     't3d.Linear3D(16, 16, t3d.Cube(), face="x")': "[arg-type]",
     "t3d.Embedding3D(11, 16)": "[call-arg]",
     't3d.turn(torch.zeros(2), t3d.Cube(), to="z") + "text"': "[operator]",
-    "t3d.kinds.linear(3)": "[arg-type]",
+    "t3d.rules.linear(3)": "[arg-type]",
     't3d.Cube().over("w")': "[arg-type]",
     "t3d.pack_padded(torch.zeros(2), None)": "[call-arg]",
     "t3d.Sequences.from_lengths(3)": "[arg-type]",

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d import Cube, Layout, Linear3D, constant, cross_entropy, local, normal, own_rows, sum_copies, use
-from tensor3d.collectives import all_reduce
-from tensor3d.layout import copies, narrow, vector
+from tensor3d.distributed.collectives import all_reduce
+from tensor3d.sharding.param_layout import copies, narrow, vector
 
 
 class Scale(nn.Module):

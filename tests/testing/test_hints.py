@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor, nn
 
 from tensor3d import Cube, CubeShape, LayerNorm3D, Layout, Linear3D
-from tensor3d.layout import vector
+from tensor3d.sharding.param_layout import vector
 from tensor3d.testing import RankError
 from tests.ranks import check_layer
 from tests.testing import broken

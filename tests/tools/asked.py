@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models.bert import BertConfig, BertForPreTraining
-from models.bert.pretrained import write_model_json
+from models.bert.huggingface import write_model_json
 from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification
 from tensor3d import Cube, checkpoint
 from tests.tools.corpus.tokenized import PIECES, write_vocabulary

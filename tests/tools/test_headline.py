@@ -15,12 +15,12 @@ import torch
 from tensor3d import Cube, CubeShape, TrafficCount
 from tensor3d.data import Step
 from tests.tools.runs import arguments
-from tools import held_out, pretrain, trainer
-from tools.metrics import StepMetrics
-from tools.recipe import read_recipe
-from tools.stopwatch import Lap
-from tools.trainer import Trainer
-from tools.training_step import Numbers, OnItsWay, Taken
+from tools import pretrain
+from tools.training import loop, trainer
+from tools.training.config import read_recipe
+from tools.training.metrics import StepMetrics
+from tools.training.profiling import Lap
+from tools.training.trainer import Numbers, OnItsWay, Taken, Trainer
 
 FLOPS = 48e12  # of the made-up step, on all ranks together
 NUMBERS = Numbers(
@@ -151,10 +151,10 @@ class Judged:
 
 def test_an_evaluation_is_over_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [SimpleNamespace(batches=[None], targets=targets, sequences=4) for targets in (10, 30)]
-    monkeypatch.setattr(held_out, "evaluation_batches", lambda *_, **__: iter(batches))
+    monkeypatch.setattr(loop, "evaluation_batches", lambda *_, **__: iter(batches))
     data: Any = None
     model: Any = Judged()
-    means = held_out.held_out_means(model, data, Cube.single(), 1, lambda batch: True)
+    means = loop.held_out_means(model, data, Cube.single(), 1, lambda batch: True)
     assert means == pytest.approx(
         {
             "loss": 120 / 40 + 4 / 8,

@@ -13,10 +13,10 @@ from matplotlib.image import imread
 from torch.utils.tensorboard import SummaryWriter
 
 from tools import plot, pretrain
-from tools.curves import read_run
-from tools.metrics import JOURNAL
-from tools.metrics.records import STEP_TAGS
-from tools.plot import MASKED_LM, axis_label, draw, labels, main, running_mean, title, window_of
+from tools.common.plotting import running_mean, window_of
+from tools.plot import MASKED_LM, axis_label, draw, labels, main, read_run, title
+from tools.training.metrics import JOURNAL
+from tools.training.metrics.records import STEP_TAGS
 
 VALUES = {MASKED_LM: 6.0, "loss/total": 6.5, "accuracy/masked_lm": 0.1}
 

@@ -21,11 +21,11 @@ from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
-from tools.building import learning_rate, make_optimizer
-from tools.command import newest
-from tools.corpus.info import CorpusInfo
-from tools.metrics import StepMetrics, summary
-from tools.recipe import OptimizerRecipe, read_recipe
+from tools.corpus.quick.corpus_info import CorpusInfo
+from tools.training.arguments import newest
+from tools.training.config import OptimizerRecipe, read_recipe
+from tools.training.factory import learning_rate, make_optimizer
+from tools.training.metrics import StepMetrics, summary
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from tensor3d import CubeShape
 from tests.ranks import run_ranks
-from tests.tools.measured import facts, sample
-from tools.bench.figures import figures
-from tools.bench.scaling_figures import Point, to_json
+from tests.tools.bench.measured import facts, sample
+from tools.bench.harness.step_trial import figures
+from tools.bench.scaling import Point, to_json
 from tools.scaling import main, point_of
 
 

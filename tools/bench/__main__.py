@@ -16,27 +16,28 @@ from tools.bench.attention import AttentionCommand
 from tools.bench.checkpoint import CheckpointCommand
 from tools.bench.collectives import CollectivesCommand
 from tools.bench.compile import CompileCommand
+from tools.bench.convergence import LossCommand
 from tools.bench.corpus import CorpusCommand
-from tools.bench.exchange import ExchangeCommand
 from tools.bench.extract import ExtractCommand
-from tools.bench.finetune import FinetuneBenchCommand
-from tools.bench.groups import RankFailedError
-from tools.bench.infer import InferCommand
-from tools.bench.layer import LayerCommand
-from tools.bench.library import LibraryCommand
-from tools.bench.loss import LossCommand
-from tools.bench.matmul import MatmulCommand
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.processes import RankFailedError
+from tools.bench.harness.scaling_plots import PlotCommand
+from tools.bench.layer import LayerCommand, MatmulCommand
 from tools.bench.overlap import OverlapCommand
 from tools.bench.packing import PackingCommand
 from tools.bench.padding import PaddingCommand
-from tools.bench.plots import PlotCommand
 from tools.bench.precision import PrecisionCommand
-from tools.bench.rivals import RivalsCommand
 from tools.bench.scaling import ScalingCommand, StrongCommand, WeakCommand
+from tools.bench.shard_exchange import ExchangeCommand
 from tools.bench.step import StepCommand
-from tools.bench.subcommand import Subcommand
 from tools.bench.tokenize import TokenizeCommand
-from tools.command import fitted
+from tools.bench.vs_pytorch.command import RivalsCommand
+from tools.bench.vs_transformers.finetune import FinetuneBenchCommand
+from tools.bench.vs_transformers.infer import InferCommand
+from tools.bench.vs_transformers.pretrain import LibraryCommand
+from tools.training.arguments import fitted
+
+# --- The command ------------------------------------------------------------------------------------------------------
 
 SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "step": StepCommand,

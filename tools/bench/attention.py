@@ -20,15 +20,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d import Sequences, attention, rendezvous
-from tensor3d.attention.support import SUPPORT, Facts, Name
+from tensor3d import Sequences, attention
+from tensor3d.attention.backends import SUPPORT, Facts, Name
 from tensor3d.data import SpecialTokens
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.random_pairs import SHORTEST, RandomPairs, exponential_histogram
-from tools.bench.subcommand import Subcommand
-from tools.bench.threads import using_threads
-from tools.bench.turns import in_turns
-from tools.cores import usable_cores
+from tensor3d.distributed import process_group
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.processes import in_turns, using_threads
+from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, exponential_histogram
+from tools.common.cpu import usable_cores
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
 from tools.packing.histogram import read_histogram
 
 PADDED, FULL = "padded", "full"
@@ -100,7 +100,7 @@ class AttentionCommand(Subcommand):
 
     def check(self) -> list[Name]:
         """The backends that are asked for. Raises ValueError for what cannot be."""
-        if rendezvous.is_launched():
+        if process_group.is_launched():
             raise ValueError("this benchmark is one process. Call it without torchrun, srun or mpirun.")
         least = dict.fromkeys(("tokens", "heads", "head_dim", "rounds", "threads"), 1)
         for option, bound in {**least, "longest": SHORTEST}.items():

@@ -6,24 +6,181 @@ import dataclasses
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from tensor3d import CubeShape
-from tensor3d.planning.cluster import Cluster
-from tools.bench.collecting import CollectingTrial
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.measured_cluster import PointFigures, SeriesFigures, make_cluster, series_figures
-from tools.bench.rates import Rates, combined
-from tools.bench.shared import Part, check_world, start
-from tools.bench.subcommand import Subcommand
-from tools.bench.turns import in_turns
+from tensor3d.cost_model.hardware import Cluster, Fit, Link
+from tensor3d.distributed.comm_stats import Kind
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.processes import Part, check_world, in_turns, start
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.doctor.collective_timing import CollectingTrial, Rates, Series, combined
+
+# --- A straight line through measured times ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """seconds = latency + bytes * seconds_per_byte"""
+
+    latency: float
+    seconds_per_byte: float
+    error: float
+    """Root of the mean square of the relative differences from what was measured."""
+
+
+def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
+    """The line with the least squares of relative differences: a microsecond in ten weighs as much as a second in ten
+    million. Neither latency nor time for a byte falls below 0.
+
+    Args:
+        sizes: bytes, at least one.
+        seconds: above 0, of each.
+    """
+    # Slow to import, and needed here alone.
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+    times = np.asarray(seconds, dtype=float)
+    scale = max(*sizes, 1)  # so that both columns are of like size
+    columns = np.stack([1 / times, np.asarray(sizes, dtype=float) / scale / times], axis=1)
+    (latency, per_scale), distance = nnls(columns, np.ones(len(times)))
+    return Line(
+        latency=float(latency),
+        seconds_per_byte=float(per_scale) / scale,
+        error=float(distance) / math.sqrt(len(times)),
+    )
+
+
+# --- From measured times to what `tools.plan` knows of a cluster ------------------------------------------------------
+
+# What a link must have, above 0, where a fit finds no cost at all.
+_LEAST_LATENCY, _LEAST_PER_BYTE = 1e-9, 1e-13
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointFigures:
+    """A collective at one size."""
+
+    size: int
+    """Bytes that a rank receives."""
+    calls: int
+    """In each round."""
+    seconds: float
+    """Of one call: the median over the rounds."""
+    by_round: tuple[float, ...]
+    """Mean over the calls and the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesFigures:
+    """One kind of collective along some axes of a cube, at all sizes."""
+
+    shape: CubeShape
+    series: Series
+    points: tuple[PointFigures, ...]
+    line: Line
+
+
+def series_figures(shape: CubeShape, series: Series, points: Sequence[PointFigures]) -> SeriesFigures:
+    return SeriesFigures(shape=shape, series=series, points=tuple(points), line=_line(points))
+
+
+def make_cluster(
+    name: str, hosts: Sequence[str], memory: float, found: Sequence[SeriesFigures], rates: Rates
+) -> Cluster:
+    """A cluster of equal nodes, as it was seen by one process for each of its ranks.
+
+    A peak is the fastest of the measured products, the efficiency the median of all of them to theirs.
+
+    Args:
+        hosts: name of each rank's computer.
+        memory: bytes of a rank.
+
+    Raises:
+        ValueError: computers with different numbers of ranks, or ranks that do not follow one another on them.
+    """
+    nodes = len(set(hosts))
+    per_node = len(hosts) // nodes
+    if list(hosts) != [host for host in dict.fromkeys(hosts) for _ in range(per_node)]:
+        raise ValueError(
+            f"every computer must have the same number of ranks, one after another. Got {', '.join(hosts)}. Start as "
+            "many on each."
+        )
+    flops: dict[str, float] = {}
+    for product in rates.products:
+        flops[product.type] = max(product.flops, flops.get(product.type, 0.0))
+    inside = _link(found, lambda here, members: here == members, per_node)
+    across = _link(found, lambda here, members: here < members, per_node)
+    either = inside or across
+    assert either is not None, "a cube of two ranks has a group"
+    return Cluster(
+        name=name,
+        nodes=nodes,
+        per_node=per_node,
+        flops=flops,
+        memory=memory,
+        memory_bandwidth=statistics.median(each.bandwidth for each in rates.sums),
+        inside=inside or either,
+        across=across or either,
+        efficiency=statistics.median(product.flops / flops[product.type] for product in rates.products),
+        launch=rates.launch,
+        overlaps=rates.gpu,  # gloo sends with the cores that compute
+        fits=tuple(pooled(found)),
+    )
+
+
+def pooled(found: Sequence[SeriesFigures]) -> list[Fit]:
+    """One fit for each kind, number of members and stride, through the times of all groups that have them."""
+    points: dict[tuple[int, int, Kind], list[PointFigures]] = {}
+    for each in found:
+        points.setdefault((each.series.members, each.series.stride, each.series.kind), []).extend(each.points)
+    fits = []
+    for (members, stride, kind), mine in sorted(points.items()):
+        line = _line(mine)
+        fits.append(
+            Fit(
+                kind=kind,
+                members=members,
+                stride=stride,
+                latency=line.latency,
+                seconds_per_byte=line.seconds_per_byte,
+            )
+        )
+    return fits
+
+
+def _link(found: Sequence[SeriesFigures], wanted: Callable[[int, int], bool], per_node: int) -> Link | None:
+    """What the all-gathers of the smallest groups say, of those of which so many members are on the first node."""
+    fitting = []
+    for each in found:
+        members = each.series.members
+        here = sum(rank < per_node for rank in each.shape.members(each.series.axes, 0))
+        if each.series.kind == "all-gather" and wanted(here, members):
+            fitting.append((members, each.series.stride, here, each.line))
+    if not fitting:
+        return None
+    members, _, here, line = min(fitting, key=lambda group: group[:2])
+    # A ring enters a node once, so that rings of several members on a node use less of its wires.
+    share = 1 if here == members else here
+    return Link(
+        latency=max(line.latency / (members - 1), _LEAST_LATENCY),
+        bandwidth=1 / max(line.seconds_per_byte, _LEAST_PER_BYTE) / share,
+    )
+
+
+def _line(points: Sequence[PointFigures]) -> Line:
+    return fit_line([point.size for point in points], [point.seconds for point in points])
+
+
+# --- `bench collectives` ----------------------------------------------------------------------------------------------
 
 _TYPES = ("fp32", "bf16", "fp16")
 _SIZES = "64,1024,16384,131072,1048576,4194304"

@@ -3,39 +3,447 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+import torch
 import torch.distributed as dist
 import tyro
+from torch import Tensor, nn
+from tqdm import tqdm
 
-from models.bert import PRESETS, BertConfig
-from tensor3d import CubeShape, rendezvous
-from tools.bench.compile_figures import (
-    HEADER,
-    REGION_HEADER,
-    RegionFigures,
-    StepFigures,
-    faults,
-    region_figures,
-    region_row,
-    row,
-    step_figures,
-)
-from tools.bench.compile_regions import RegionTrial
-from tools.bench.compile_trial import SIDES, CompileTrial, Type
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.rivals_work import Work
-from tools.bench.shared import check_world, start
+from models.bert import PRESETS, BertConfig, BertForPreTraining
+from tensor3d import Cube, CubeShape, LayerNorm3D, Precision, Speed, constant, cross_entropy
+from tensor3d.distributed import process_group
+from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
+from tensor3d.ops.activations import activated
+from tensor3d.ops.dropout import drop
+from tensor3d.sharding.param_layout import local, vector
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.memory import counting_kept, peak_on
+from tools.bench.harness.processes import check_world, in_turns, start
 from tools.bench.step import deal
-from tools.bench.subcommand import Subcommand
-from tools.bench.turns import in_turns
-from tools.recipe import read_recipe
+from tools.bench.vs_pytorch.trial import Contender, Work, make_ours, packed_batch
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.training.config import read_recipe
+
+# --- What a rank does for `bench compile`: the same model eager and compiled, in the same process, in turns -----------
+
+Side = Literal["eager", "compiled"]
+Type = Literal["fp32", "bf16"]
+Case = tuple[Type, Side]
+SIDES: tuple[Side, ...] = ("eager", "compiled")
+COMPUTE: dict[Type, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+
+
+def cube_of(cube: Cube, case: Case) -> Cube:
+    """The same processes, computing in that type and way."""
+    kind, side = case
+    return cube.computing(Precision(compute=COMPUTE[kind]), Speed(compile=side == "compiled"))
+
+
+def lock_bars_here() -> None:
+    """The compiler asks for tqdm's lock, by default one of all processes, which a rank would leave behind."""
+    tqdm.set_lock(threading.RLock())
+
+
+def now(device: torch.device) -> float:
+    """Seconds, when the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One side on one rank."""
+
+    device: str
+    threads: int
+    warmup: float
+    """Seconds of all steps before the timed ones; compilation is in the first."""
+    loss: float
+    """Of the weights at the start, without dropout."""
+    saved: int
+    """Bytes that autograd keeps for backward, without parameters."""
+    peak: int
+    """The most bytes of tensors at once in a step, above those that stay."""
+
+
+class CompileTrial:
+    """Both sides in all types on one rank, halted between calls.
+
+    Args:
+        warmup: steps of each at the start, at least 1.
+    """
+
+    def __init__(self, cube: Cube, work: Work, types: Sequence[Type], warmup: int) -> None:
+        lock_bars_here()
+        self._cube, self._work = cube, work
+        self._cases: dict[Case, Contender] = {}
+        self._facts: dict[Case, Facts] = {}
+        for case in [(kind, side) for kind in types for side in SIDES]:
+            self._cases[case], self._facts[case] = self._begun(case, warmup)
+
+    def turn(self, case: Case, steps: int) -> list[float]:
+        """Seconds of each step. One more goes first and counts for nothing."""
+        return [self._step(self._cases[case]) for _ in range(1 + steps)][1:]
+
+    def get_facts(self) -> dict[Case, Facts]:
+        return self._facts
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _begun(self, case: Case, warmup: int) -> tuple[Contender, Facts]:
+        own = cube_of(self._cube, case)
+        contender = make_ours(self._work, own)
+        loss = self._loss(contender, own)
+        begin = now(own.device)
+        for _ in range(warmup):
+            self._step(contender)
+        seconds = now(own.device) - begin
+        with counting_kept(contender.model) as passes:
+            self._step(contender)
+        facts = Facts(
+            device=own.device.type,
+            threads=torch.get_num_threads(),
+            warmup=seconds,
+            loss=loss,
+            saved=passes[0].kept,
+            peak=peak_on(own.device, contender.step),
+        )
+        return contender, facts
+
+    def _loss(self, contender: Contender, cube: Cube) -> float:
+        model, work = contender.model, self._work
+        assert isinstance(model, BertForPreTraining)
+        model.eval()
+        with torch.no_grad():
+            output = model(packed_batch(work, cube), work.sequences * work.masked, work.sequences)
+        model.train()
+        return float(output.loss)
+
+    def _step(self, contender: Contender) -> float:
+        if dist.is_initialized():
+            dist.barrier()
+        begin = now(self._cube.device)
+        contender.step()
+        return now(self._cube.device) - begin
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The regions of `bench compile`, each alone, forward and backward: as a layer calls them, eager and compiled.
+#
+# M tokens, R masked ones, H hidden size, I inner size, V vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionFacts:
+    """A region on one side."""
+
+    elements: int
+    """Of its largest input."""
+    first: float
+    """Seconds of its first call in each direction, which compiles it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Region:
+    elements: int
+    call: Callable[[], None]
+
+
+class RegionTrial:
+    """All regions of a model's sizes on one rank, halted between calls."""
+
+    def __init__(self, cube: Cube, work: Work, types: Sequence[Type]) -> None:
+        lock_bars_here()
+        self._device = cube.device
+        self._regions: dict[tuple[str, Case], _Region] = {}
+        self._facts: dict[tuple[str, Case], RegionFacts] = {}
+        for case in [(kind, side) for kind in types for side in SIDES]:
+            own = cube_of(cube, case)
+            own.manual_seed(work.seed)
+            for name, region in regions(work, own, COMPUTE[case[0]] or torch.float32).items():
+                self._regions[name, case] = region
+                self._facts[name, case] = RegionFacts(elements=region.elements, first=self._timed(region))
+
+    def turn(self, name: str, case: Case, calls: int) -> list[float]:
+        """Seconds of each call. One more goes first and counts for nothing."""
+        return [self._timed(self._regions[name, case]) for _ in range(1 + calls)][1:]
+
+    def get_facts(self) -> dict[tuple[str, Case], RegionFacts]:
+        return self._facts
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _timed(self, region: _Region) -> float:
+        begin = now(self._device)
+        region.call()
+        return now(self._device) - begin
+
+
+def regions(work: Work, cube: Cube, dtype: torch.dtype) -> dict[str, _Region]:
+    """Each of them on a cube of one rank, by name."""
+    c, rows, masked = work.config, work.tokens, work.sequences * work.masked
+    compiled, p = cube.speed.compile, c.dropout
+    norm = LayerNorm3D(c.hidden, cube, eps=c.eps)
+    bias = constant((c.inner_size,), vector("y"), cube, 0.1)
+    labels = torch.randint(0, c.vocab, (masked,), device=cube.device)
+    hidden = [_leaf(rows, c.hidden, cube, dtype) for _ in range(3)]
+    a, b, _ = hidden
+
+    def with_bias(x: Tensor) -> Tensor:
+        if compiled:
+            return add_bias_and_activate(x, bias, c.activation, cube, "y")
+        return activated(_Biased.apply(x, bias, cube), c.activation)
+
+    def dropped() -> Tensor:
+        return norm(a, b, dropout=p)
+
+    inner, logits = _leaf(rows, c.inner_size, cube, dtype), _leaf(masked, c.vocab, cube, dtype)
+    found: dict[str, tuple[Callable[[], Tensor], list[Tensor]]] = {
+        f"bias + {c.activation}": (lambda: with_bias(inner), [inner]),
+        "LayerNorm": (lambda: norm(a), [a]),
+        "residual + LayerNorm": (lambda: norm(a, b), [a, b]),
+        "embedding sum + LayerNorm": (lambda: norm(*hidden), hidden),
+        "cross-entropy": (lambda: cross_entropy(logits, labels, c.vocab, cube)[0], [logits]),
+    }
+    if p:
+        found["dropout + residual + LayerNorm"] = (dropped, [a, b])
+        found["dropout + residual"] = (
+            lambda: add_dropped(a, b, p, cube, "z") if compiled else a + drop(b, p),
+            [a, b],
+        )
+    return {name: _region(forward, leaves) for name, (forward, leaves) in found.items()}
+
+
+class _Biased(torch.autograd.Function):
+    """x + bias, with the gradients of both, as a product has it."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor, bias: nn.Parameter, cube: Cube) -> Tensor:
+        return x + local(bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: object, dy: Tensor) -> tuple[Tensor, None, None]:
+        dy.sum(0, dtype=torch.float32)
+        return dy, None, None
+
+
+def _leaf(rows: int, columns: int, cube: Cube, dtype: torch.dtype) -> Tensor:
+    return torch.randn(rows, columns, device=cube.device).to(dtype).requires_grad_()
+
+
+def _region(forward: Callable[[], Tensor], leaves: list[Tensor]) -> _Region:
+    arriving: list[Tensor] = []  # made once, at the first call
+
+    def call() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        result = forward()
+        if not arriving:
+            arriving.append(torch.ones_like(result))
+        result.backward(arriving[0])
+
+    return _Region(elements=max(leaf.numel() for leaf in leaves), call=call)
+
+
+# --- The figures of `bench compile`, made of what all ranks noted in all rounds ---------------------------------------
+
+# Relative, of first losses: what rounding explains with a wide margin.
+_TOLERANCE: dict[Type, float] = {"fp32": 1e-4, "bf16": 2e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFigures:
+    """A step on one cube in one type. Seconds of a step are the mean over the ranks."""
+
+    cube: str
+    ranks: int
+    device: str
+    threads: int
+    """Of each rank."""
+    type: Type
+    seconds: dict[Side, float]
+    """Median of the steps."""
+    ratio: float
+    """Compiled over eager: the median of the ratios of the rounds."""
+    ratio_range: tuple[float, float]
+    """The lowest and the highest of a round."""
+    warmup: dict[Side, float]
+    """Seconds of all steps before the timed ones, on the slowest rank: the compiled side compiles in them, unless it
+    finds what an earlier run has left on the disk."""
+    loss: dict[Side, float]
+    """Of the weights at the start, without dropout."""
+    saved: dict[Side, int]
+    """Bytes kept by autograd for backward, on the rank that keeps most."""
+    peak: dict[Side, int]
+    """The most bytes of tensors at once in a step, above those that stay, on the rank that needs most."""
+    rounds: dict[Side, list[list[float]]]
+    """Seconds of every step, by round."""
+
+    @property
+    def loss_difference(self) -> float:
+        return abs(self.loss["compiled"] / self.loss["eager"] - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionFigures:
+    """One region, forward and backward, on one rank."""
+
+    region: str
+    type: Type
+    elements: int
+    """Of its largest input."""
+    seconds: dict[Side, float]
+    """Median of the calls."""
+    ratio: float
+    """Compiled over eager: the median of the ratios of the rounds."""
+    ratio_range: tuple[float, float]
+    first: dict[Side, float]
+    """Seconds of the first call."""
+    rounds: dict[Side, list[list[float]]]
+
+
+def step_figures(
+    shape: CubeShape,
+    kind: Type,
+    turns: Mapping[Case, Sequence[Sequence[Sequence[float]]]],
+    facts: Sequence[Mapping[Case, Facts]],
+) -> StepFigures:
+    """The figures of one cube and type.
+
+    Args:
+        turns: seconds of steps by round, rank and step, of each case.
+        facts: by rank.
+    """
+    rounds = {
+        side: [[statistics.fmean(step) for step in zip(*turn, strict=True)] for turn in turns[kind, side]]
+        for side in SIDES
+    }
+    ratios = _ratios(rounds)
+    own = {side: [fact[kind, side] for fact in facts] for side in SIDES}
+    return StepFigures(
+        cube=f"{shape.x}x{shape.y}x{shape.z}",
+        ranks=shape.ranks,
+        device=own["eager"][0].device,
+        threads=own["eager"][0].threads,
+        type=kind,
+        seconds={side: _median(rounds[side]) for side in SIDES},
+        ratio=statistics.median(ratios),
+        ratio_range=(min(ratios), max(ratios)),
+        warmup={side: max(fact.warmup for fact in own[side]) for side in SIDES},
+        loss={side: own[side][0].loss for side in SIDES},
+        saved={side: max(fact.saved for fact in own[side]) for side in SIDES},
+        peak={side: max(fact.peak for fact in own[side]) for side in SIDES},
+        rounds=rounds,
+    )
+
+
+def region_figures(
+    name: str,
+    kind: Type,
+    turns: Mapping[tuple[str, Case], Sequence[Sequence[float]]],
+    facts: Mapping[tuple[str, Case], RegionFacts],
+) -> RegionFigures:
+    """The figures of one region and type; `turns` by round and call."""
+    rounds = {side: [list(turn) for turn in turns[name, (kind, side)]] for side in SIDES}
+    ratios = _ratios(rounds)
+    return RegionFigures(
+        region=name,
+        type=kind,
+        elements=facts[name, (kind, "eager")].elements,
+        seconds={side: _median(rounds[side]) for side in SIDES},
+        ratio=statistics.median(ratios),
+        ratio_range=(min(ratios), max(ratios)),
+        first={side: facts[name, (kind, side)].first for side in SIDES},
+        rounds=rounds,
+    )
+
+
+def _ratios(rounds: Mapping[Side, Sequence[Sequence[float]]]) -> list[float]:
+    pairs = zip(rounds["compiled"], rounds["eager"], strict=True)
+    return [statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs]
+
+
+def _median(rounds: Sequence[Sequence[float]]) -> float:
+    return statistics.median(second for turn in rounds for second in turn)
+
+
+def faults(steps: Sequence[StepFigures]) -> list[str]:
+    """What makes the figures wrong, in words."""
+    return [
+        f"cube {each.cube}, {each.type}: the losses of both sides differ by {each.loss_difference:.1e}, allowed is "
+        f"{_TOLERANCE[each.type]:g}; their times are no comparison"
+        for each in steps
+        if not each.loss_difference <= _TOLERANCE[each.type]  # NaN too
+    ]
+
+
+HEADER = (
+    "cube",
+    "type",
+    "threads",
+    "eager ms",
+    "compiled ms",
+    "ratio",
+    "by round",
+    "warm-up s",
+    "compiled s",
+    "saved MiB",
+    "compiled",
+    "peak MiB",
+    "compiled",
+    "losses differ by",
+)
+
+
+def row(step: StepFigures) -> tuple[str, ...]:
+    """What the table shows, under `HEADER`."""
+    low, high = step.ratio_range
+    return (
+        step.cube,
+        step.type,
+        str(step.threads),
+        *(f"{step.seconds[side] * 1e3:.1f}" for side in SIDES),
+        f"{step.ratio:.3f}",
+        f"{low:.2f}-{high:.2f}",
+        *(f"{step.warmup[side]:.1f}" for side in SIDES),
+        *(f"{step.saved[side] / 2**20:.2f}" for side in SIDES),
+        *(f"{step.peak[side] / 2**20:.2f}" for side in SIDES),
+        f"{step.loss_difference:.1e}",
+    )
+
+
+REGION_HEADER = ("region", "type", "elements", "eager M/s", "compiled M/s", "ratio", "by round", "first call s")
+
+
+def region_row(region: RegionFigures) -> tuple[str, ...]:
+    """What the table shows, under `REGION_HEADER`: millions of elements a second, forward and backward together."""
+    low, high = region.ratio_range
+    return (
+        region.region,
+        region.type,
+        f"{region.elements:,}",
+        *(f"{region.elements / region.seconds[side] / 1e6:.1f}" for side in SIDES),
+        f"{region.ratio:.3f}",
+        f"{low:.2f}-{high:.2f}",
+        f"{region.first['compiled']:.1f}",
+    )
+
+
+# --- `bench compile` --------------------------------------------------------------------------------------------------
 
 Preset = Literal["tiny", "mini", "small", "base", "large"]
 
@@ -111,7 +519,7 @@ class CompileCommand(Subcommand):
         for shape in shapes:
             self.work().check_cube(shape)
         check_world(shapes)
-        if self.regions and rendezvous.is_launched():
+        if self.regions and process_group.is_launched():
             raise ValueError(
                 "regions are measured in one process of their own, and torchrun, srun or mpirun has started all there "
                 "are. Add --no-regions, or call python -m tools.bench itself."

@@ -13,10 +13,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
-from tools.bench.generated_text import write_dump, write_jsonl
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.subcommand import Subcommand
-from tools.bench.tree_memory import TreeMemory
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.memory import TreeMemory
+from tools.bench.harness.synthetic_data import write_dump, write_jsonl
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
 
 
 @dataclass(frozen=True, kw_only=True)

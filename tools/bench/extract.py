@@ -17,10 +17,10 @@ from typing import Any
 
 import tyro
 
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.subcommand import Subcommand
-from tools.cores import usable_cores
-from tools.corpus.work import read_manifest
+from tools.bench.harness.command import Subcommand
+from tools.common.cpu import usable_cores
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.corpus.pipeline import read_manifest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = 1 << 20

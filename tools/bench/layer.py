@@ -1,12 +1,606 @@
-"""`bench layer`: one transformer layer on several cubes, side by side in one run."""
+"""What one rank does for `bench matmul` and `bench layer`: forward and backward passes, timed, counted and weighed."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import statistics
+import sys
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tensor3d import Cube, CubeShape, Precision, Sequences, TransformerLayer3D, matmul, normal, shard
+from tensor3d.cost_model.comm_volume import Bytes, Wire, product, replicated_gradients, transformer_layer
+from tensor3d.distributed.seeds import mix
 from tensor3d.layers.attention import Recompute
-from tools.bench.pass_command import PassCommand
-from tools.bench.subjects import Layer
+from tensor3d.sharding.activation_layout import Face, other
+from tensor3d.sharding.param_layout import is_counted_here, local, matrix
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.memory import peak_on
+from tools.bench.harness.processes import Part, check_world, in_turns, start
+from tools.bench.step import deal
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What `bench matmul` and `bench layer` run: a product and a transformer layer of given sizes, the same on any cube.
+#
+# M tokens of the whole job, K input and N output features, H hidden size, I inner size
+
+_SEED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Something that runs forward and backward on a cube, as one rank has it."""
+
+    forward: Callable[[Tensor], Tensor]
+    inputs: Tensor
+    """This rank's shard; a leaf that wants its gradient."""
+    arriving: Tensor
+    """Gradient of the result's shard."""
+    parameters: tuple[nn.Parameter, ...]
+    closed_form: Callable[[Wire], Bytes]
+    """What a forward and backward pass sends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """One `tensor3d.sharding.matmul`: (M, K) times (N, K) transposed."""
+
+    rows: int
+    """M"""
+    k: int
+    n: int
+    face: Face = "z"
+    keep_gathered: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Of the three products of a pass."""
+        return 6 * self.rows * self.k * self.n
+
+    def check(self, shape: CubeShape) -> None:
+        """Raises ValueError for sizes that do not divide on a cube, named with what they must divide by."""
+        columns, rows = shape.size(self.face), shape.size(other(self.face))
+        _check_divides(shape, "--rows", self.rows, shape.planes * math.lcm(shape.y, shape.z))
+        _check_divides(shape, "--inputs", self.k, columns)
+        _check_divides(shape, "--outputs", self.n, rows)
+
+    def __call__(self, cube: Cube) -> Subject:
+        cube.manual_seed(_SEED)
+        face, kept = self.face, self.keep_gathered
+        weight = normal((self.n, self.k), matrix(face), cube, self.k**-0.5)
+
+        def closed_form(wire: Wire) -> Bytes:
+            sent = product(wire, self.rows // cube.shape.planes, self.k, self.n, face, kept=kept)
+            return sent + replicated_gradients(wire, 0, 0, local(weight).numel())
+
+        return Subject(
+            forward=lambda a: matmul(a, weight, cube, face, reshard_after_forward=not kept),
+            inputs=_random(self.rows, self.k, cube, face, 1).requires_grad_(),
+            arriving=_random(self.rows, self.n, cube, other(face), 2),
+            parameters=(weight,),
+            closed_form=closed_form,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One `TransformerLayer3D`, post-norm and without dropout, on whole sequences of one length."""
+
+    hidden: int
+    heads: int
+    inner: int
+    sequences: int
+    """Of the whole job."""
+    length: int
+    recompute: Recompute = "none"
+    keep_gathered: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.sequences * self.length
+
+    @property
+    def flops(self) -> int:
+        """Of the products and of attention in a pass, backward twice forward; recomputation is not counted."""
+        weights = 4 * self.hidden**2 + 2 * self.hidden * self.inner
+        return 3 * (2 * self.rows * weights + 4 * self.rows * self.length * self.hidden)
+
+    def check(self, shape: CubeShape) -> None:
+        """Raises ValueError for sizes that do not divide on a cube, named with what they must divide by."""
+        _check_divides(shape, "--hidden", self.hidden, math.lcm(shape.y, shape.z))
+        _check_divides(shape, "--heads", self.heads, shape.y)
+        _check_divides(shape, "--hidden", self.hidden, self.heads)
+        _check_divides(shape, "--inner", self.inner, shape.y)
+        _check_divides(shape, "--sequences", self.sequences, shape.planes * shape.z)
+        _check_divides(shape, "--sequences times --length", self.rows, shape.planes * math.lcm(shape.y, shape.z))
+
+    def __call__(self, cube: Cube) -> Subject:
+        cube.manual_seed(_SEED)
+        layer = TransformerLayer3D(
+            self.hidden,
+            self.heads,
+            cube,
+            self.inner,
+            recompute=self.recompute,
+            reshard_after_forward=not self.keep_gathered,
+        )
+        mine = self.sequences // (cube.shape.planes * cube.shape.z)
+        sequences = Sequences.from_lengths([self.length] * mine, cube.device)
+        parameters = tuple(layer.parameters())
+
+        def closed_form(wire: Wire) -> Bytes:
+            plane = self.rows // cube.shape.planes
+            recomputed = self.recompute == "layer"
+            sent = transformer_layer(
+                wire, plane, self.hidden, self.inner, kept=self.keep_gathered, recomputed=recomputed
+            )
+            on_y = (3 * self.hidden + self.inner) // cube.shape.y  # biases of QKV and up
+            on_z = 6 * self.hidden // cube.shape.z  # biases of the other two, gains and biases of both norms
+            matrices = sum(local(weight).numel() for weight in parameters if weight.dim() > 1)
+            return sent + replicated_gradients(wire, on_y, on_z, matrices)
+
+        return Subject(
+            forward=lambda x: layer(x, sequences),
+            inputs=_random(self.rows, self.hidden, cube, "z", 1).requires_grad_(),
+            arriving=_random(self.rows, self.hidden, cube, "z", 2),
+            parameters=parameters,
+            closed_form=closed_form,
+        )
+
+
+def _random(rows: int, columns: int, cube: Cube, face: Face, number: int) -> Tensor:
+    """This rank's shard of a matrix that is the same on every cube, in the type in which the cube computes."""
+    full = torch.randn(rows, columns, generator=torch.Generator().manual_seed(mix(_SEED, number)))
+    own = shard(full, cube, face).clone()  # where nothing is cut, a view
+    return own.to(cube.device, cube.precision.computed(own.dtype))
+
+
+def _check_divides(shape: CubeShape, option: str, value: int, by: int) -> None:
+    if value < 1 or value % by:
+        raise ValueError(f"cube {shape}: {option} must be a multiple of {by}. Got {value}.")
+
+
+# --- What one rank does for `bench matmul` and `bench layer` ----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassSample:
+    """One pass as one rank saw it, in seconds."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassFacts:
+    """What does not change from pass to pass."""
+
+    device: str
+    threads: int
+    received: Bytes
+    """Bytes received by this rank, by axis and kind, as counted."""
+    closed_form: Bytes
+    """And as the formulas say."""
+    calls: Bytes
+    """Collectives issued by this rank, as counted."""
+    closed_form_calls: Bytes
+    saved: int
+    """Bytes that autograd keeps for backward, without parameters."""
+    peak: int
+    """The most bytes of tensors at once, above inputs and parameters: what is saved, what passes, and gradients."""
+    squares: tuple[float, float, float]
+    """Sums of the squares of the result, of its gradient in the inputs and of those of parameters, of the elements for
+    which this rank stands."""
+
+
+class PassTrial:
+    """A subject on one rank, halted between calls.
+
+    Args:
+        make: what is measured.
+        compute: in which type; None: that of the parameters.
+        warmup: passes at the start, at least 1.
+    """
+
+    def __init__(self, cube: Cube, make: Callable[[Cube], Subject], compute: torch.dtype | None, warmup: int) -> None:
+        self._cube = cube.computing(Precision(compute=compute))
+        self._subject = make(self._cube)
+        for _ in range(warmup):
+            self._pass()
+        self.facts = self._find_facts()
+
+    def turn(self, passes: int) -> list[PassSample]:
+        """`passes` samples. One more goes first and counts for nothing: others had the caches in between."""
+        return [self._pass() for _ in range(1 + passes)][1:]
+
+    def get_facts(self) -> PassFacts:
+        return self.facts
+
+    def close(self) -> None:
+        pass
+
+    def _pass(self) -> PassSample:
+        self._forget()
+        before = self._now()
+        result = self._subject.forward(self._subject.inputs)
+        between = self._now()
+        result.backward(self._subject.arriving)
+        return PassSample(forward=between - before, backward=self._now() - between)
+
+    def _forget(self) -> None:
+        for tensor in (self._subject.inputs, *self._subject.parameters):
+            tensor.grad = None
+
+    def _now(self) -> float:
+        if self._cube.device.type == "cuda":
+            torch.cuda.synchronize(self._cube.device)
+        return time.perf_counter()
+
+    def _find_facts(self) -> PassFacts:
+        subject, cube = self._subject, self._cube
+        self._forget()
+        kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
+
+        def keep(tensor: Tensor) -> Tensor:
+            own = local(tensor).detach()
+            kept[own.untyped_storage().data_ptr()] = own
+            return tensor
+
+        with cube.traffic.counting() as traffic:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                result = subject.forward(subject.inputs)
+            result.backward(subject.arriving)
+        squares = self._squares(result)
+        weights = {local(parameter).untyped_storage().data_ptr() for parameter in subject.parameters}
+        saved = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
+        kept.clear()
+        del result
+        self._forget()
+        return PassFacts(
+            device=cube.device.type,
+            threads=torch.get_num_threads(),
+            received=_some(traffic.received),
+            closed_form=_some(subject.closed_form(self._wire("bytes"))),
+            calls=_some(traffic.calls),
+            closed_form_calls=_some(subject.closed_form(self._wire("calls"))),
+            saved=saved,
+            peak=peak_on(cube.device, self._run),
+            squares=squares,
+        )
+
+    def _run(self) -> None:
+        self._pass()
+
+    def _squares(self, result: Tensor) -> tuple[float, float, float]:
+        subject = self._subject
+        assert subject.inputs.grad is not None
+        gradients = 0.0
+        for parameter in subject.parameters:
+            assert parameter.grad is not None
+            if is_counted_here(parameter, self._cube):
+                gradients += _square(local(parameter.grad))
+        return _square(result.detach()), _square(subject.inputs.grad), gradients
+
+    def _wire(self, unit: Literal["bytes", "calls"]) -> Wire:
+        parameter = self._subject.parameters[0].dtype
+        precision = self._cube.precision
+        return Wire(
+            shape=self._cube.shape,
+            rank=self._cube.rank,
+            compute=precision.computed(parameter).itemsize,
+            gradient=precision.reduced(parameter).itemsize,
+            parameter=parameter.itemsize,
+            unit=unit,
+        )
+
+
+def _square(tensor: Tensor) -> float:
+    return float(tensor.double().square().sum())
+
+
+def _some(count: Bytes) -> Bytes:
+    """Without what is zero, so that counts compare equal."""
+    return Counter({key: number for key, number in count.items() if number})
+
+
+# --- The figures of `bench matmul` and `bench layer`, made of what all ranks noted in all rounds ----------------------
+
+Turn = list[list[PassSample]]
+"""The samples of one turn, by rank and pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassFigures:
+    """One cube. Seconds of a pass are the mean over the ranks: their sum is then the time that passed."""
+
+    cube: str
+    """XxYxZ"""
+    data_parallel: int
+    ranks: int
+    device: str
+    threads: int
+    """Of each rank."""
+    passes: int
+    forward_seconds: float
+    """Median of the passes."""
+    backward_seconds: float
+    seconds_median: float
+    """Of both together."""
+    seconds_quartiles: tuple[float, float]
+    ratio: float
+    """Median over that of the first cube: above 1 is slower."""
+    ratio_range: tuple[float, float]
+    """The lowest and the highest of the same ratio, taken in each round alone."""
+    flops_per_second: float
+    """Floating-point operations of the job in a median pass, by closed form, over all ranks."""
+    collectives: int
+    """In a pass, on each rank."""
+    bytes_received: int
+    """In a pass, by the rank that receives most, in the ring model."""
+    bytes_closed_form: int
+    """What that rank should receive by the formulas."""
+    traffic_equal: bool
+    """Whether counts and formulas agree on every rank, for each axis and kind: bytes and collectives."""
+    saved_bytes: int
+    """Kept by autograd for backward, without parameters, on the rank that keeps most."""
+    peak_bytes: int
+    """The most bytes of tensors at once above inputs and parameters, on the rank that needs most."""
+    squares: tuple[float, float, float]
+    """Sums of squares of result, inputs' gradient and parameters' gradients: equal on all cubes but for rounding."""
+    seconds: tuple[tuple[float, ...], ...]
+    """Every pass, by round."""
+
+    @property
+    def name(self) -> str:
+        return self.cube if self.data_parallel == 1 else f"{self.data_parallel}*({self.cube})"
+
+
+def figures(
+    shape: CubeShape, turns: Sequence[Turn], facts: Sequence[PassFacts], first: Sequence[Turn], flops: int
+) -> PassFigures:
+    """The figures of one cube.
+
+    Args:
+        turns: its turns, by round.
+        facts: of its ranks.
+        first: the turns of the cube to compare with, in the same rounds.
+        flops: floating-point operations of one pass, of all ranks together.
+    """
+    rounds, base = [_totals(turn) for turn in turns], [_totals(turn) for turn in first]
+    passes = [second for seconds in rounds for second in seconds]
+    low, median, high = (float(q) for q in np.quantile(passes, [0.25, 0.5, 0.75]))
+    ratios = [statistics.median(mine) / statistics.median(theirs) for mine, theirs in zip(rounds, base, strict=True)]
+    busiest = max(facts, key=lambda fact: fact.received.total())
+    squares = np.sum([fact.squares for fact in facts], axis=0)
+    return PassFigures(
+        cube=f"{shape.x}x{shape.y}x{shape.z}",
+        data_parallel=shape.data,
+        ranks=shape.ranks,
+        device=facts[0].device,
+        threads=facts[0].threads,
+        passes=len(passes),
+        forward_seconds=statistics.median(_means(turns, "forward")),
+        backward_seconds=statistics.median(_means(turns, "backward")),
+        seconds_median=median,
+        seconds_quartiles=(low, high),
+        ratio=median / statistics.median(second for seconds in base for second in seconds),
+        ratio_range=(min(ratios), max(ratios)),
+        flops_per_second=flops / median,
+        collectives=max(fact.calls.total() for fact in facts),
+        bytes_received=busiest.received.total(),
+        bytes_closed_form=busiest.closed_form.total(),
+        traffic_equal=all(fact.received == fact.closed_form and fact.calls == fact.closed_form_calls for fact in facts),
+        saved_bytes=max(fact.saved for fact in facts),
+        peak_bytes=max(fact.peak for fact in facts),
+        squares=(float(squares[0]), float(squares[1]), float(squares[2])),
+        seconds=tuple(tuple(seconds) for seconds in rounds),
+    )
+
+
+def _means(turns: Sequence[Turn], part: str) -> list[float]:
+    """Seconds of that part of each pass: the mean over the ranks."""
+    return [
+        statistics.fmean(getattr(sample, part) for sample in each) for turn in turns for each in zip(*turn, strict=True)
+    ]
+
+
+def _totals(turn: Turn) -> list[float]:
+    return [
+        forward + backward
+        for forward, backward in zip(_means([turn], "forward"), _means([turn], "backward"), strict=True)
+    ]
+
+
+def difference(cubes: Sequence[PassFigures]) -> float:
+    """The largest relative difference of a sum of squares from the first cube's; NaN where one of them is no number."""
+    squares = np.array([cube.squares for cube in cubes])
+    return float(np.max(np.abs(squares / squares[0] - 1)))
+
+
+HEADER = (
+    "cube",
+    "ranks",
+    "threads",
+    "forward ms",
+    "backward ms",
+    "pass ms",
+    "quartiles",
+    "ratio",
+    "by round",
+    "GFLOP/s",
+    "collectives",
+    "MiB received",
+    "closed form",
+    "saved MiB",
+    "peak MiB",
+)
+
+
+def row(cube: PassFigures) -> tuple[str, ...]:
+    """What the table shows of a cube, under `HEADER`."""
+    low, high = cube.seconds_quartiles
+    least, most = cube.ratio_range
+    return (
+        cube.name,
+        str(cube.ranks),
+        str(cube.threads),
+        f"{cube.forward_seconds * 1e3:.1f}",
+        f"{cube.backward_seconds * 1e3:.1f}",
+        f"{cube.seconds_median * 1e3:.1f}",
+        f"{low * 1e3:.1f}-{high * 1e3:.1f}",
+        f"{cube.ratio:.2f}",
+        f"{least:.2f}-{most:.2f}",
+        f"{cube.flops_per_second / 1e9:.1f}",
+        str(cube.collectives),
+        f"{cube.bytes_received / 2**20:.2f}",
+        "equal" if cube.traffic_equal else f"{cube.bytes_closed_form / 2**20:.2f}",
+        f"{cube.saved_bytes / 2**20:.2f}",
+        f"{cube.peak_bytes / 2**20:.2f}",
+    )
+
+
+# --- What `bench matmul` and `bench layer` have in common: cubes side by side, forward and backward -------------------
+
+# Relative, of sums of squares: what rounding explains with a wide margin.
+_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassCommand(Subcommand):
+    """Something that runs forward and backward on one cube or several."""
+
+    cubes: str = "1x1x1"
+    """Cubes to compare, as XxYxZ,XxYxZ,...; ratios are to the first."""
+    data_parallel: int = 1
+    """Copies of each cube."""
+    type: Literal["fp32", "bf16"] = "fp32"
+    """In which is computed and sent. Weights and their gradients are fp32."""
+    keep_gathered: bool = False
+    """Keep gathered operands for backward."""
+    passes: int = 20
+    """Forward and backward, timed, on each cube."""
+    warmup: int = 3
+    """Passes before that, at least 1."""
+    rounds: int = 4
+    """Turns that each cube gets, one cube after another; the passes are dealt out over them."""
+    output: Path | None = None
+    """JSON file for all figures."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Any:
+        return cls()
+
+    @abstractmethod
+    def subject(self) -> Product | Layer:
+        """What is measured."""
+
+    def run(self, arguments: Sequence[str]) -> int:
+        shapes = self.check()
+        machine = Machine.here()
+        with ExitStack() as stack:
+            compute = torch.bfloat16 if self.type == "bf16" else None
+            make = partial(PassTrial, make=self.subject(), compute=compute, warmup=self.warmup)
+            parts = start(shapes, make, stack)
+            shown = not dist.is_initialized() or dist.get_rank() == 0
+            results = self.measure(parts, shown=shown)
+        wrong = self.faults(results)
+        if shown:
+            self.report(results, machine, arguments)
+            for fault in wrong:
+                print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
+        return 1 if wrong else 0
+
+    def check(self) -> list[CubeShape]:
+        """The cubes. Raises ValueError for what can be seen before any process is started."""
+        for name in ("passes", "warmup", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
+        shapes = [CubeShape.parse(text, self.data_parallel) for text in self.cubes.split(",")]
+        for shape in shapes:
+            self.subject().check(shape)
+        check_world(shapes)
+        check_output(self.output)
+        return shapes
+
+    def measure(self, parts: Sequence[Part[PassTrial]], *, shown: bool) -> list[PassFigures]:
+        counts = deal(self.passes, self.rounds)
+        names = [str(part.shape) for part in parts]
+        turns = in_turns(names, len(counts), lambda i, n: parts[i].call(PassTrial.turn, counts[n]), shown=shown)
+        flops = self.subject().flops
+        return [
+            figures(part.shape, mine, part.call(PassTrial.get_facts), turns[0], flops)
+            for part, mine in zip(parts, turns, strict=True)
+        ]
+
+    def faults(self, results: Sequence[PassFigures]) -> list[str]:
+        """What makes the figures wrong, in words."""
+        found = [
+            f"cube {cube.name}: counted traffic is not its closed form" for cube in results if not cube.traffic_equal
+        ]
+        if not difference(results) <= _TOLERANCE[self.type]:  # NaN too
+            found.append("the cubes do not compute the same, so their times are no comparison")
+        return found
+
+    def report(self, results: Sequence[PassFigures], machine: Machine, arguments: Sequence[str]) -> None:
+        """The table on the screen, and the JSON file."""
+        print(f"{machine}\n{self.subject()}, {self.type}")
+        print("\n".join(aligned(HEADER, [row(cube) for cube in results])))
+        if len(results) > 1:
+            print(
+                f"largest relative difference of sums of squares: {difference(results):.1e}, "
+                f"allowed is {_TOLERANCE[self.type]:g}"
+            )
+        if self.output is not None:
+            content = {
+                **heading(arguments, machine),
+                "subject": dataclasses.asdict(self.subject()),
+                "type": self.type,
+                "warmup": self.warmup,
+                "rounds": deal(self.passes, self.rounds),
+                "difference": difference(results),
+                "results": [dataclasses.asdict(cube) for cube in results],
+            }
+            write_json(self.output, content)
+            print(f"written: {self.output}")
+        sys.stdout.flush()
+
+
+# --- `bench matmul`: one matrix product on several cubes, side by side in one run -------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulCommand(PassCommand):
+    """Time one matrix product on one cube or several, in turns, forward and backward; count what it sends, and weigh
+    what it keeps."""
+
+    rows: int = 2048
+    """Tokens of the whole job."""
+    inputs: int = 512
+    """Input features, K."""
+    outputs: int = 2048
+    """Output features, N."""
+    face: Literal["y", "z"] = "z"
+    """That the product reads."""
+
+    def subject(self) -> Product:
+        return Product(rows=self.rows, k=self.inputs, n=self.outputs, face=self.face, keep_gathered=self.keep_gathered)
+
+
+# --- `bench layer`: one transformer layer on several cubes, side by side in one run -----------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,24 +5,240 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
 
-from tensor3d import CubeShape
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.overlap_trial import SIDES, Facts, OverlapTrial, Sample, Side
-from tools.bench.rivals_work import Work
-from tools.bench.shared import Part, check_world, start
-from tools.bench.sizes import Sizes
+from tensor3d import Cube, CubeShape, Speed, local
+from tensor3d.distributed.comm_stats import Place
+from tools.bench.harness.command import Sizes, Subcommand
+from tools.bench.harness.memory import counting_kept, peak_on
+from tools.bench.harness.processes import Part, check_world, in_turns, start
 from tools.bench.step import deal
-from tools.bench.subcommand import Subcommand
-from tools.bench.turns import in_turns
+from tools.bench.vs_pytorch.trial import Contender, Work, make_ours
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+
+# --- What one step of a rank was, collective by collective, and how long it would take on a slower wire ---------------
+
+WAITING = "tensor3d: waits"
+"""What the profiler shows where the host waits for a collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A moment of the host."""
+
+    kind: Literal["issued", "waits", "has"]
+    number: int
+    """Of the collective."""
+    at: float
+    """Seconds."""
+
+
+class Trace:
+    """An observer of a cube's traffic that writes everything down, and can make each collective take longer.
+
+    Args:
+        latency: seconds that pass at least between the issue of a collective and its result. The host sleeps that long
+            where it comes to wait earlier; what it does before that is time in which the collective travels unseen.
+    """
+
+    def __init__(self, latency: float = 0.0) -> None:
+        self.latency = latency
+        self.events: list[Event] = []
+        self._issued: dict[int, float] = {}
+        self._waiting: record_function | None = None
+
+    def issued(self, place: Place) -> None:
+        self._issued[place[0]] = self._note("issued", place)
+
+    def waits(self, place: Place) -> None:
+        begin = self._note("waits", place)
+        self._waiting = record_function(WAITING)
+        self._waiting.__enter__()
+        rest = self._issued.pop(place[0], begin) + self.latency - begin
+        if self.latency and rest > 0:
+            time.sleep(rest)
+
+    def has(self, place: Place) -> None:
+        if self._waiting is not None:
+            self._waiting.__exit__(None, None, None)
+            self._waiting = None
+        self._note("has", place)
+
+    def _note(self, kind: Literal["issued", "waits", "has"], place: Place) -> float:
+        now = time.perf_counter()
+        self.events.append(Event(kind=kind, number=place[0], at=now))
+        return now
+
+
+def replayed(events: Sequence[Event], latency: float) -> float:
+    """Seconds from the first to the last event if no collective took less than `latency` seconds.
+
+    The host's own work between two events takes as long as it did. A collective that it had to wait for takes what it
+    took, or the latency if that is longer; one that was there when it was asked for takes the latency.
+    """
+    began: dict[int, float] = {}
+    issued: dict[int, float] = {}
+    asked = 0.0
+    now, before = 0.0, events[0].at if events else 0.0
+    for event in events:
+        if event.kind == "issued":
+            now += event.at - before
+            began[event.number], issued[event.number] = now, event.at
+        elif event.kind == "waits":
+            now += event.at - before
+            asked = event.at
+        elif event.number in began:
+            took = event.at - issued[event.number] if event.at - asked > _AT_ONCE else 0.0
+            now = max(now, began.pop(event.number) + max(took, latency))
+        before = event.at
+    return now
+
+
+_AT_ONCE = 20e-6  # seconds in which a wait ends that had nothing to wait for
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a rank does for `bench overlap`: the same model with and without overlap, in the same process, in turns.
+
+Side = Literal["overlap", "none"]
+SIDES: tuple[Side, ...] = ("overlap", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One step on one rank."""
+
+    seconds: float
+    predicted: dict[float, float]
+    """Seconds that the same step would take if each collective took at least so many seconds (`replayed`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One side on one rank."""
+
+    threads: int
+    losses: tuple[float, ...]
+    received: int
+    """Bytes, in a step."""
+    collectives: int
+    """In a step."""
+    saved: int
+    """Bytes that autograd keeps for backward, without parameters."""
+    peak: int
+    """The most bytes of tensors at once in a step, above those that stay."""
+    travelling: float
+    """Seconds in which collectives of a step were on their way, added up; by the profiler."""
+    hidden: float
+    """Of these, seconds in which the host did something else."""
+    same_bits: bool
+    """Whether all weights after the last step are those of the other side, to the bit."""
+
+
+class OverlapTrial:
+    """Both sides on one rank, halted between calls.
+
+    Args:
+        warmup: steps of each at the start, at least 2: the first one learns the order.
+        latencies: seconds to predict for.
+    """
+
+    def __init__(self, cube: Cube, work: Work, warmup: int, latencies: Sequence[float]) -> None:
+        self._cube, self._latencies = cube, tuple(latencies)
+        cubes = {"overlap": cube, "none": cube.computing(speed=Speed(overlap=False))}
+        self._sides: dict[Side, Contender] = {side: make_ours(work, cubes[side]) for side in SIDES}
+        self._losses: dict[Side, list[float]] = {side: [] for side in SIDES}
+        for side in SIDES:
+            for _ in range(warmup):
+                self._losses[side].append(float(self._sides[side].step()))
+
+    def turn(self, side: Side, steps: int, latency: float) -> list[Sample]:
+        """Steps, timed, on a wire that is as slow as that. One more goes first and counts for nothing."""
+        return [self._sample(side, latency) for _ in range(1 + steps)][1:]
+
+    def get_facts(self) -> dict[Side, Facts]:
+        """Takes further steps to find them out, the same number on both sides."""
+        found = {side: self._observe(side) for side in SIDES}
+        pairs = zip(*(self._sides[side].model.parameters() for side in SIDES), strict=True)
+        same = all(torch.equal(local(ours), local(theirs)) for ours, theirs in pairs)
+        return {
+            side: Facts(
+                threads=torch.get_num_threads(), losses=tuple(self._losses[side]), same_bits=same, **found[side]
+            )
+            for side in SIDES
+        }
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _sample(self, side: Side, latency: float) -> Sample:
+        with self._tracing(latency) as trace:
+            dist.barrier()
+            begin = time.perf_counter()
+            self._losses[side].append(float(self._sides[side].step()))
+            seconds = time.perf_counter() - begin
+        # What is before the first and after the last collective is the host's own.
+        between = trace.events[-1].at - trace.events[0].at
+        predicted = {each: seconds - between + replayed(trace.events, each) for each in self._latencies}
+        return Sample(seconds=seconds, predicted=predicted)
+
+    @contextmanager
+    def _tracing(self, latency: float) -> Iterator[Trace]:
+        self._cube.traffic.observer = trace = Trace(latency)
+        try:
+            yield trace
+        finally:
+            self._cube.traffic.observer = None
+
+    def _observe(self, side: Side) -> dict[str, Any]:
+        contender = self._sides[side]
+
+        def step() -> Tensor:
+            return contender.step()
+
+        with self._cube.traffic.counting() as traffic, counting_kept(contender.model) as passes:
+            step()
+        with self._tracing(0.0), profile(activities=[ProfilerActivity.CPU]) as profiled:
+            dist.barrier()
+            step()
+        travelling, hidden = _hidden(profiled)
+        return {
+            "received": traffic.total_bytes,
+            "collectives": traffic.total_calls,
+            "saved": passes[0].kept,
+            "peak": peak_on(self._cube.device, contender.step),
+            "travelling": travelling,
+            "hidden": hidden,
+        }
+
+
+def _hidden(profiled: profile) -> tuple[float, float]:
+    """Seconds in which collectives of gloo travelled, added up, and of these those in which the host did not wait."""
+    events = list(profiled.events() or [])
+    waits = [(e.time_range.start, e.time_range.end) for e in events if e.name == WAITING]
+    travelling = waited = 0.0
+    for event in events:
+        if not event.name.startswith("gloo:") or event.name.startswith("gloo:barrier"):
+            continue
+        start, end = event.time_range.start, event.time_range.end
+        travelling += end - start
+        waited += sum(max(0.0, min(end, last) - max(start, first)) for first, last in waits)
+    return travelling * 1e-6, (travelling - waited) * 1e-6
+
+
+# --- `bench overlap` --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tensor3d.packing import PLANNERS, Plan, assign, lpfhp
-from tensor3d.packing.partitions import count_partitions
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.memory import PeakMemory
-from tools.bench.random_histograms import Case, draw_case, faults
-from tools.bench.random_pairs import exponential_histogram
-from tools.bench.subcommand import Subcommand
+from tensor3d.packing.planners import count_partitions
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.memory import PeakMemory
+from tools.bench.harness.synthetic_data import Case, draw_case, exponential_histogram, faults
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
 
 _CAPACITY = 512
 _MOST_PARTITIONS = 20_000

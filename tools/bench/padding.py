@@ -15,29 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d import Cube, CubeShape
-from tensor3d.data.layout import check_rows, fit_packs_per_rank
-from tools.bench.machine import Machine, aligned
-from tools.bench.random_pairs import SHORTEST, RandomPairs, exponential_histogram
-from tools.bench.step import deal
-from tools.bench.training import (
+from tensor3d.data.batch import check_rows, fit_packs_per_rank
+from tools.bench.harness.step_trial import (
     BINNED,
     PACKED,
     PADDED,
     RecipeCommand,
     Training,
-    Turn,
+    TrainingTurn,
     alternate,
     check_cube,
     check_planned,
     in_mode,
-    seconds_of,
     start,
     timed,
+    training_seconds,
 )
-from tools.corpus.tokenizer import special_tokens
-from tools.feed import Feed
+from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, exponential_histogram
+from tools.bench.step import deal
+from tools.common.machine import Machine, aligned
+from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.packing.histogram import read_histogram
-from tools.recipe import Recipe
+from tools.training.config import Recipe
+from tools.training.data import Feed
 
 MODES = (PACKED, PADDED, BINNED)
 _SKIP = 1  # the first step of a turn: others had the caches before it
@@ -191,7 +191,12 @@ def epoch_fill(training: Training) -> float:
 
 
 def figures(
-    shape: CubeShape, mode: str, turns: Sequence[Turn], padded: Sequence[Turn], fill: float, padded_fill: float
+    shape: CubeShape,
+    mode: str,
+    turns: Sequence[TrainingTurn],
+    padded: Sequence[TrainingTurn],
+    fill: float,
+    padded_fill: float,
 ) -> ModeFigures:
     """The figures of a mode.
 
@@ -200,7 +205,7 @@ def figures(
         padded: turns of the mode to compare with, in the same rounds.
         fill, padded_fill: share of the slots that hold a token.
     """
-    rounds = [seconds_of(turn) for turn in turns]
+    rounds = [training_seconds(turn) for turn in turns]
     speeds = [slots_per_second(turn) for turn in turns]
     # What holds a token does not change how long a slot takes: the ratio of slots/s is all that is lost or won.
     kept = [speed / slots_per_second(turn) for speed, turn in zip(speeds, padded, strict=True)]
@@ -224,9 +229,9 @@ def figures(
     )
 
 
-def slots_per_second(turn: Turn) -> float:
+def slots_per_second(turn: TrainingTurn) -> float:
     slots = sum(metrics.tokens_per_second * metrics.seconds / metrics.fill for metrics in turn[0])
-    return slots / sum(seconds_of(turn))
+    return slots / sum(training_seconds(turn))
 
 
 HEADER = (

@@ -15,11 +15,11 @@ from tqdm import tqdm
 
 from tensor3d import CubeShape
 from tools import pretrain
-from tools.bench.loss import check_plot, draw, to_the_end
-from tools.bench.machine import Machine, aligned
-from tools.bench.training import RecipeCommand, check_cube
-from tools.metrics import StepMetrics
-from tools.recipe import Recipe
+from tools.bench.convergence import check_plot, draw, to_the_end
+from tools.bench.harness.step_trial import RecipeCommand, check_cube
+from tools.common.machine import Machine, aligned
+from tools.training.config import Recipe
+from tools.training.metrics import StepMetrics
 
 Type = Literal["fp32", "bf16", "fp16"]
 REFERENCE: Type = "fp32"

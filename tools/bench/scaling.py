@@ -6,29 +6,195 @@ import dataclasses
 import math
 import sys
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from tensor3d import Cube, CubeShape, rendezvous
-from tensor3d.agree import on_first_rank
+from tensor3d import Cube, CubeShape
+from tensor3d.distributed import process_group
+from tensor3d.distributed.object_collectives import on_first_rank
 from tools import pretrain
-from tools.bench.groups import Group, LocalGroup, World
-from tools.bench.machine import Machine, aligned, check_output
-from tools.bench.plots import check_picture, draw, save_picture
-from tools.bench.scaling_boxes import KINDS, kinds_of
-from tools.bench.scaling_figures import HEADER, Point, base_of, compute_the_same, row, to_json
-from tools.bench.scaling_trial import BoxGroup, BoxTrials
-from tools.bench.step import deal, disconnect, measure, recipe_among
-from tools.bench.training import RecipeCommand, check_cube
-from tools.cores import usable_cores
-from tools.recipe import Recipe
+from tools.bench.harness.command import recipe_among
+from tools.bench.harness.processes import Group, LocalGroup, World, disconnect
+from tools.bench.harness.scaling_plots import KINDS, check_picture, draw, kinds_of, save_picture
+from tools.bench.harness.step_trial import (
+    LOSS_TOLERANCE,
+    CubeFigures,
+    RecipeCommand,
+    StepTrial,
+    check_cube,
+    counted,
+    loss_difference,
+)
+from tools.bench.step import deal, measure
+from tools.common.cpu import usable_cores
+from tools.common.machine import Machine, aligned, check_output
+from tools.training.config import Recipe
+
+# --- The figures of `bench strong` and `bench weak`: those of a step on each box, and how it scales -------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One box."""
+
+    kinds: tuple[str, ...]
+    """What it is called; with few ranks several kinds are the same box."""
+    global_batch: int
+    """As in the recipe of this point; and so the next."""
+    hidden: int
+    step: CubeFigures
+
+    @property
+    def flops_per_rank(self) -> float:
+        """FLOP/s of the model."""
+        return self.step.flops_per_second / self.step.ranks
+
+
+def base_of(points: Sequence[Point]) -> Point:
+    """What efficiency is measured by: of the boxes of the fewest ranks the fastest."""
+    fewest = min(point.step.ranks for point in points)
+    return max((point for point in points if point.step.ranks == fewest), key=lambda point: point.flops_per_rank)
+
+
+def efficiency(point: Point, base: Point) -> float:
+    """FLOP/s of the model a rank, over those of the base: 1 where nothing is lost to its being split further.
+
+    At equal work a step, as in strong scaling, it is the usual T(base) P(base) / (T P); where the work grows with the
+    ranks it is T(base) / T.
+    """
+    return point.flops_per_rank / base.flops_per_rank
+
+
+def to_json(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """All figures of each point on one level."""
+    base = base_of(points)
+    return [
+        {
+            "kinds": list(point.kinds),
+            "global_batch": point.global_batch,
+            "hidden": point.hidden,
+            "efficiency": efficiency(point, base),
+            **dataclasses.asdict(point.step),
+        }
+        for point in points
+    ]
+
+
+def compute_the_same(groups: Sequence[Sequence[Point]]) -> bool:
+    """Whether the first losses agree within each group of points, which have the same weights and packs."""
+    return all(loss_difference([point.step for point in group]) <= LOSS_TOLERANCE for group in groups)
+
+
+HEADER = (
+    "box",
+    "kind",
+    "ranks",
+    "packs",
+    "hidden",
+    "step ms",
+    "quartiles",
+    "tokens/s",
+    "efficiency",
+    "collectives",
+    "closed form",
+    "MiB received",
+    "closed form",
+    "saved MiB",
+    "closed form",
+    "held MiB",
+    "closed form",
+    "peak MiB",
+    "first loss",
+)
+
+
+def row(point: Point, base: Point) -> tuple[str, ...]:
+    """What the table shows of a point, under `HEADER`."""
+    step = point.step
+    low, high = step.seconds_quartiles
+    return (
+        step.name,
+        ",".join(point.kinds),
+        str(step.ranks),
+        str(point.global_batch),
+        str(point.hidden),
+        f"{step.seconds_median * 1e3:.1f}",
+        f"{low * 1e3:.1f}-{high * 1e3:.1f}",
+        f"{step.tokens_per_second:,.0f}",
+        f"{efficiency(point, base):.2f}",
+        str(step.collectives),
+        "equal" if step.collectives_equal else str(step.collectives_closed_form),
+        *counted(step.bytes_received, step.bytes_closed_form, step.traffic_equal),
+        *counted(step.saved_bytes, step.saved_closed_form, step.saved_equal),
+        *counted(step.held_bytes, step.held_closed_form, step.held_equal),
+        "-" if step.peak_tensor_bytes is None else f"{step.peak_tensor_bytes / 2**20:.1f}",
+        f"{step.first_loss:.6f}",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What one rank does for `bench strong` and `bench weak`: it trains on several boxes of the same ranks, in turns.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+_PROFILED = 16  # ranks on one machine, up to which profilers of all of them are affordable
+
+
+class BoxTrials:
+    """A training on each of several boxes. Processes are dear, and all boxes of so many ranks can share them.
+
+    Args:
+        cube: of one of the shapes.
+        corpus: folder of the prepared corpus.
+        warmup: steps of each at the start, at least 1.
+    """
+
+    def __init__(self, cube: Cube, recipe: Recipe, corpus: Path, warmup: int, shapes: Sequence[CubeShape]) -> None:
+        peaks = cube.shape.ranks <= _PROFILED
+        self._trials = [StepTrial(_cube(shape, cube), recipe, corpus, warmup, peaks=peaks) for shape in shapes]
+
+    def on(
+        self, number: int, action: Callable[Concatenate[StepTrial, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """`action` of one of the trainings."""
+        return action(self._trials[number], *args, **kwargs)
+
+    def close(self) -> None:
+        for trial in self._trials:
+            trial.close()
+
+
+class BoxGroup:
+    """One of the boxes of a group, as a group of its own."""
+
+    def __init__(self, ranks: Group[BoxTrials], number: int, shape: CubeShape) -> None:
+        self.shape, self._ranks, self._number = shape, ranks, number
+
+    def call(self, action: Callable[Concatenate[StepTrial, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """As `Group.call`."""
+        return self._ranks.call(BoxTrials.on, self._number, action, *args, **kwargs)
+
+    def close(self) -> None:
+        """Nothing: the ranks belong to all boxes."""
+
+
+def _cube(shape: CubeShape, like: Cube) -> Cube:
+    placed = shape if like.ranks_per_node is None else shape.placed(like.ranks_per_node)
+    if placed == like.shape:
+        return like
+    return Cube(shape.x, shape.y, shape.z, shape.data, device=like.device, wire=placed.wire)
+
+
+# --- `bench strong` and `bench weak` ----------------------------------------------------------------------------------
 
 Grow = Literal["tokens", "width"]
 
@@ -94,7 +260,7 @@ class ScalingCommand(RecipeCommand):
     def run(self, arguments: Sequence[str]) -> int:
         tasks, skipped = self.check_scaling(arguments)
         machine = Machine.here()
-        launched = rendezvous.is_launched()
+        launched = process_group.is_launched()
         if not launched:
             pretrain.prepare_corpus(self.training(self.settings), shown=True)
         points: list[Point] = []
@@ -135,7 +301,7 @@ class ScalingCommand(RecipeCommand):
                 tasks.append(Task(ranks=ranks, recipe=self.grown(ranks), shapes=tuple(fitting)))
         if not tasks:
             raise ValueError("no box is left to measure. " + " ".join(map(str, skipped)))
-        if rendezvous.is_launched() and len(tasks) > 1:
+        if process_group.is_launched() and len(tasks) > 1:
             raise ValueError(
                 f"under torchrun all boxes share its processes, and these need {', '.join(str(t.ranks) for t in tasks)}"
                 " ranks. Name one number of ranks, run once for each, and draw all files: tools.bench plot."

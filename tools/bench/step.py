@@ -16,16 +16,25 @@ import torch.distributed as dist
 import tyro
 from tqdm import tqdm
 
-from tensor3d import Cube, CubeShape, rendezvous
-from tensor3d.agree import on_first_rank
+from tensor3d import Cube, CubeShape
+from tensor3d.distributed import process_group
+from tensor3d.distributed.object_collectives import on_first_rank
 from tools import pretrain
-from tools.bench.figures import HEADER, LOSS_TOLERANCE, CubeFigures, Turn, figures, loss_difference, row
-from tools.bench.groups import Group, LocalGroup, World
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.subcommand import Subcommand
-from tools.bench.trial import StepTrial
-from tools.cores import usable_cores
-from tools.recipe import Recipe, read_recipe
+from tools.bench.harness.command import Subcommand, recipe_among
+from tools.bench.harness.processes import Group, LocalGroup, World, disconnect
+from tools.bench.harness.step_trial import (
+    HEADER,
+    LOSS_TOLERANCE,
+    CubeFigures,
+    StepTrial,
+    Turn,
+    figures,
+    loss_difference,
+    row,
+)
+from tools.common.cpu import usable_cores
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.training.config import Recipe, read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +75,7 @@ class StepCommand(Subcommand):
         check(self, shapes)
         machine = Machine.here()
         with ExitStack() as stack:
-            groups = join_world(self, shapes, stack) if rendezvous.is_launched() else start_here(self, shapes, stack)
+            groups = join_world(self, shapes, stack) if process_group.is_launched() else start_here(self, shapes, stack)
             shown = not dist.is_initialized() or dist.get_rank() == 0
             results = measure(groups, deal(self.steps, self.rounds), shown=shown)
         if shown:
@@ -75,11 +84,6 @@ class StepCommand(Subcommand):
             return 0
         print("tools.bench: the cubes do not compute the same, so their times are no comparison.", file=sys.stderr)
         return 1
-
-
-def recipe_among(arguments: Sequence[str]) -> Path | None:
-    """The recipe must be known before its values can be the defaults of options."""
-    return next((Path(argument) for argument in arguments if argument.endswith(".toml")), None)
 
 
 def parse_shapes(command: StepCommand) -> list[CubeShape]:
@@ -102,7 +106,7 @@ def check(command: StepCommand, shapes: Sequence[CubeShape]) -> None:
             pretrain.check(as_training(command, shape), shape)
         except ValueError as problem:
             raise ValueError(f"cube {shape}: {problem}") from None
-    if rendezvous.is_launched() and len({shape.ranks for shape in shapes}) > 1:
+    if process_group.is_launched() and len({shape.ranks for shape in shapes}) > 1:
         needs = ", ".join(f"{shape} {shape.ranks}" for shape in shapes)
         raise ValueError(
             f"under torchrun all cubes share the same processes, and these need different numbers: {needs}. Name cubes "
@@ -158,11 +162,6 @@ def join_world(command: StepCommand, shapes: Sequence[CubeShape], stack: ExitSta
         stack.callback(group.close)
         groups.append(group)
     return groups
-
-
-def disconnect() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def measure(groups: Sequence[Group[StepTrial]], counts: Sequence[int], *, shown: bool) -> list[CubeFigures]:

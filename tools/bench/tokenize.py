@@ -17,17 +17,17 @@ import numpy as np
 import tyro
 
 from tensor3d.data import IndexedDataset
-from tools.bench.machine import Machine, aligned, check_output, heading, write_json
-from tools.bench.subcommand import Subcommand
-from tools.cores import usable_cores
+from tools.bench.harness.command import Subcommand
+from tools.common.cpu import usable_cores
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.corpus.pipeline import local_team
 from tools.corpus.sentences import split_sentences
+from tools.corpus.tokenize.documents import document_files, parse_text, ranges_of, read_lines
+from tools.corpus.tokenize.encode import TokenizeOptions, tokenize
 from tools.corpus.tokenizers import FILES, load_tokenizer
 from tools.corpus.tokenizers.base import flatten
-from tools.corpus.tokenizers.jsonfile import JsonTokenizer
+from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
-from tools.corpus.tokenizing.documents import document_files, parse_text, ranges_of, read_lines
-from tools.corpus.tokenizing.tokenize_step import TokenizeOptions, tokenize
-from tools.corpus.work import local_team
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SLICE = 20_000

@@ -2,16 +2,352 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Union
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal, NoReturn, Union
 
+import torch
 import tyro
+from torch import nn
 
-from tools.convert.from_hf import FromHuggingFace
-from tools.convert.to_hf import ToHuggingFace
-from tools.entry import guarded
-from tools.ranks import check_started
+from models.bert.config import BertConfig
+from models.bert.huggingface import Filled, Weights, export_huggingface, open_weights, write_model_json
+from models.bert.huggingface.param_names import BUFFERS
+from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
+from models.bert.model import BertModel, MaskedLMHead, Pooler
+from tensor3d import Cube, CubeShape, Dropout3D, NarrowHead3D, checkpoint
+from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
+from tools.common.cli import check_started, cube_of, guarded
+from tools.corpus.quick.prepare import draft_of
+from tools.corpus.tokenizers.export import write_tokenizer
+from tools.corpus.tokenizers.huggingface import OF_TOKENIZERS, find_tokenizer
+from tools.corpus.tokenizers.model_dir import CHECKPOINTS, CONFIG, HUGGINGFACE, copy_file, keep_tokenizer, tokenizer_of
+from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
+from tools.training.metrics import table
+
+# --- The folder that a conversion writes: it appears whole or not at all ----------------------------------------------
+
+
+def check_new(folder: Path) -> None:
+    """Raises ValueError where there is something already, or where no folder can be put in the place of another."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file. Name another folder.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty. Name another folder.")
+    place = folder.resolve()
+    kind = "the current folder" if place == Path.cwd() else "a mount point" if place.is_mount() else None
+    if kind is not None:
+        raise ValueError(
+            f"{folder} is {kind}, in the place of which no other folder can be put. Name a folder inside of it."
+        )
+
+
+@contextmanager
+def new_folder(folder: Path, cube: Cube) -> Iterator[Path]:
+    """A folder beside `folder`, the same on every rank, which gets its name when the block ends well. One that `folder`
+    links to is written itself.
+
+    Raises:
+        ValueError: `folder` cannot be written, or there is something already; on every rank.
+    """
+    place = folder.resolve()  # a link has another folder beside it
+
+    def publish(draft: Path) -> None:
+        check_new(folder)
+        os.rename(draft, place)
+
+    with ExitStack() as stack:  # of the first rank
+        if cube.rank == 0:
+            stack.enter_context(_ended_by_sigterm())
+        draft = on_first_rank(cube, lambda: stack.enter_context(draft_of(place)))
+        yield draft
+        on_first_rank(cube, lambda: publish(draft))
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Inside the block SIGTERM, by which schedulers stop a process, ends it as an error does, so that the draft is
+    removed. Signals are handled by the main thread alone."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- An encoder with whichever heads a folder has: what is converted, and computes nothing ----------------------------
+
+
+class Parts(nn.Module):
+    """Modules under the names that they have in the models of `models.bert`; weights are unfilled.
+
+    Args:
+        heads: of "pooler", "masked_lm", "next_sentence", "classifier" and "answers".
+        outputs: of the classifier.
+        dropout: in front of the classifier. Default: as of hidden states.
+    """
+
+    def __init__(
+        self, config: BertConfig, heads: Collection[str], outputs: int, cube: Cube, *, dropout: float | None = None
+    ) -> None:
+        super().__init__()
+        self.config, self.cube = config, cube
+        with cube.blank():
+            self.bert = BertModel(config, cube)
+            if "pooler" in heads:
+                self.pooler = Pooler(config, cube)
+            if "masked_lm" in heads:
+                self.masked_lm = MaskedLMHead(config, cube)
+            if "next_sentence" in heads:
+                self.next_sentence = NarrowHead3D(config.hidden, 2, cube, "y", std=config.std)
+            if "classifier" in heads:
+                self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
+                self.classifier = NarrowHead3D(config.hidden, outputs, cube, "y", std=config.std)
+            if "answers" in heads:
+                self.answers = NarrowHead3D(config.hidden, 2, cube, "z", std=config.std)
+
+
+def parts_of(weights: Weights, cube: Cube, heads: Collection[str] | None = None) -> tuple[Parts, Filled]:
+    """What a folder has, in fp32, on a cube: all, or the encoder with these heads. Every rank calls it; errors are
+    those of `Weights.fill`."""
+    outputs, dropout = weights.outputs or 0, weights.facts.get("classifier_dropout")
+    cube.manual_seed(0)  # which dropout asks for, though nothing is drawn
+    model = Parts(weights.config, weights.heads if heads is None else heads, outputs, cube, dropout=dropout)
+    return model, weights.fill(model, cube)
+
+
+# --- What of a Hugging Face folder is not taken over: files of other libraries, and tensors that are no weights -------
+
+_BUFFERS = tuple(name.removeprefix("bert.") for name in BUFFERS)
+
+
+def buffers_in(folder: Path) -> list[str]:
+    """Tensors that older versions of the library have stored: they count positions, and say nothing of the model."""
+    return [name for name in file_tensors(folder) if name.endswith(_BUFFERS)]
+
+
+def files_beside(folder: Path) -> list[str]:
+    """Files and folders that are neither the model's nor its tokenizer's, such as sentence-transformers' own, which say
+    how a sentence's vector is made of the hidden states. Folders have a slash; hidden ones are not looked at."""
+    weights = {tensor.path.name for tensor in file_tensors(folder).values()}
+    used = {CONFIG, *OF_TOKENIZERS, *weights, *(name for name in WEIGHT_FILES if name.endswith(".index.json"))}
+    others = sorted(path for path in folder.iterdir() if path.name not in used and not path.name.startswith("."))
+    return [f"{path.name}/" if path.is_dir() else path.name for path in others]
+
+
+# --- `python -m tools.convert from-hf`: a Hugging Face folder as a folder of ours -------------------------------------
+
+_HEADS = ("pooler", "masked_lm", "next_sentence")  # that pre-training or fine-tuning may want
+_SHOWN = 8
+"""Names in a row of the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromHuggingFace:
+    """Take over a BERT: config.json, weights as model.safetensors or pytorch_model.bin, and its tokenizer."""
+
+    source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]]
+    """The Hugging Face folder."""
+    output: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
+    """Folder to write; empty, or not there."""
+    heads: tuple[Literal["pooler", "masked_lm", "next_sentence", "classifier", "answers"], ...] | None = None
+    """Those to take over, such as all but a masked-LM head whose decoder is not the embedding. Default: all that there
+    are."""
+    cube: str = "1x1x1"
+    """Sizes of the axes x, y and z, as XxYxZ: what is written can be read on any other."""
+    data_parallel: int = 1
+    """Copies of the cube."""
+
+    @property
+    def shape(self) -> CubeShape:
+        return CubeShape.parse(self.cube, self.data_parallel)
+
+    def check(self) -> None:
+        """Raises ValueError for what can be seen before any process is connected."""
+        check_new(self.output)
+        check_is_library(self.source)
+        weights = open_weights(self.source)
+        weights.config.check(self.shape)
+        self.chosen(weights)
+        tokenizer_of(self.source)
+
+    def run(self) -> int:
+        """Converts, on every rank, and says on the first one what was found. The exit status."""
+        with cube_of(self.shape) as cube:
+            self.convert(cube)
+        return 0
+
+    def convert(self, cube: Cube) -> None:
+        """The same, on processes that are connected."""
+        weights = on_every_rank(cube, lambda: open_weights(self.source))
+        heads = on_every_rank(cube, lambda: self.chosen(weights))
+        model, filled = parts_of(weights, cube, heads)
+        with new_folder(self.output, cube) as draft:
+            on_first_rank(cube, lambda: self._begin(draft))
+            _save(draft, model, cube)
+            on_first_rank(cube, lambda: _describe(draft, weights, heads))
+        if cube.rank == 0:
+            print(_report(self, weights, filled, model))
+
+    def chosen(self, weights: Weights) -> tuple[str, ...]:
+        """The heads to take over. Raises ValueError for one that is not there."""
+        if self.heads is None:
+            return weights.heads
+        if unknown := [head for head in self.heads if head not in weights.heads]:
+            known = ", ".join(weights.heads) or "none"
+            raise ValueError(f"{weights.folder} has no {unknown[0]}. Its heads are: {known}.")
+        return tuple(head for head in weights.heads if head in self.heads)
+
+    def _begin(self, draft: Path) -> None:
+        keep_tokenizer(self.source, draft)
+        (draft / HUGGINGFACE).mkdir()
+        copy_file(self.source / CONFIG, draft / HUGGINGFACE / CONFIG)
+
+
+def check_is_library(folder: Path) -> None:
+    """Raises ValueError for a folder that is none of the Hugging Face library's."""
+    if folder.is_dir() and not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: it is no Hugging Face folder. Name one, with all of its files.")
+
+
+def _save(draft: Path, model: Parts, cube: Cube) -> None:
+    # A checkpoint names an optimiser; this one remembers nothing.
+    nothing = torch.optim.SGD(model.parameters(), lr=1.0)
+    checkpoint.save(draft / CHECKPOINTS, 0, model, nothing, cube, {"source": "from-hf"})
+
+
+def _describe(draft: Path, weights: Weights, heads: tuple[str, ...]) -> None:
+    facts = {**weights.facts, "source": str(weights.folder), "max_length": weights.config.positions}
+    classifies, answers = "classifier" in heads, "answers" in heads
+    write_model_json(
+        draft,
+        config=weights.config,
+        heads=heads,
+        labels=weights.labels if classifies else None,
+        problem=weights.problem if classifies or answers else None,
+        facts=facts,
+    )
+
+
+def _report(command: FromHuggingFace, weights: Weights, filled: Filled, model: Parts) -> str:
+    config, tokenizer = weights.config, tokenizer_of(command.output)
+    read = find_tokenizer(command.source).in_words()
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    lacking = [head for head in _HEADS if head not in filled.found]
+    unread = tokenizer.unread if isinstance(tokenizer, JsonTokenizer) else []
+    buffers, files = buffers_in(command.source), files_beside(command.source)
+    rows = [
+        (
+            "model",
+            f"{config.layers} layers, hidden {config.hidden}, {config.heads} heads, inner {config.inner_size}, "
+            f"{config.positions} positions, {config.activation}, {numbers:,} weights",
+        ),
+        ("tokenizer", f"{read}: {tokenizer.vocab_size:,} pieces for {config.vocab:,} rows of the embedding"),
+        *([("not read", f"{_some(unread)}: special tokens, which in a text are text")] if unread else []),
+        ("found", ", ".join(("encoder", *filled.found))),
+        ("not there", f"{', '.join(lacking)}: fresh in a model that has them" if lacking else "nothing is missing"),
+        ("not used", ", ".join(filled.unused) if filled.unused else "nothing"),
+        *([("rounded", f"{_some(filled.rounded)}: fp64 in the folder, fp32 here")] if filled.rounded else []),
+        *([("no weights", f"{_some(buffers)}: left out, and made anew by the library")] if buffers else []),
+        *([("left behind", _some(files))] if files else []),
+        ("written", str(command.output)),
+        ("next", f"python -m tools.finetune classify RECIPE.toml --model.start-from {command.output}"),
+    ]
+    return "\n".join(table(rows))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+# --- `python -m tools.convert to-hf`: a model of ours as a folder that `transformers` loads ---------------------------
+
+DType = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToHuggingFace:
+    """Write config.json, model.safetensors and the tokenizer, for `AutoModel` and `AutoTokenizer`."""
+
+    source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="MODEL")]]
+    """A run of pre-training, a seed's folder of fine-tuning, the output of from-hf, one checkpoint in them, or a folder
+    of Hugging Face."""
+    output: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
+    """Folder to write; empty, or not there."""
+    dtype: DType | None = None
+    """Type of the weights in the file. Default: that of the imported file, else fp32."""
+    heads: tuple[Literal["pooler", "masked_lm", "next_sentence", "classifier", "answers"], ...] | None = None
+    """Those to write, where no class of the library has all. Default: all that there are."""
+    cube: str = "1x1x1"
+    """Sizes of the axes x, y and z, as XxYxZ; any, whichever the model was trained on."""
+    data_parallel: int = 1
+    """Copies of the cube."""
+
+    @property
+    def shape(self) -> CubeShape:
+        return CubeShape.parse(self.cube, self.data_parallel)
+
+    def check(self) -> None:
+        """Raises ValueError for what can be seen before any process is connected."""
+        check_new(self.output)
+        open_weights(self.source).config.check(self.shape)
+        tokenizer_of(self.source)
+
+    def run(self) -> int:
+        """Converts, on every rank, and says on the first one what was written. The exit status."""
+        with cube_of(self.shape) as cube:
+            self.convert(cube)
+        return 0
+
+    def convert(self, cube: Cube) -> None:
+        """The same, on processes that are connected."""
+        weights = on_every_rank(cube, lambda: open_weights(self.source))
+        model, _ = parts_of(weights, cube)
+        pad = on_every_rank(cube, lambda: tokenizer_of(self.source)).special.pad
+        with new_folder(self.output, cube) as draft:
+            written = export_huggingface(
+                model,
+                cube,
+                draft,
+                heads=self.heads,
+                settings=weights.settings or {"pad_token_id": pad},
+                labels=weights.labels,
+                problem=weights.problem,
+                dtype=self.dtype or _type_of(weights),
+                types=weights.facts.get("types") if self.dtype is None else None,
+            )
+            tokenizer = on_first_rank(
+                cube, lambda: write_tokenizer(self.source, draft, max_length=weights.config.positions)
+            )
+        if cube.rank == 0:
+            rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]
+            rows += [("note", written.note)] if written.note else []
+            print("\n".join(table([*rows, ("written", str(self.output))])))
+
+
+def _type_of(weights: Weights) -> DType:
+    """That of the imported file; fp64 has become fp32 on the way in."""
+    types: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16"}
+    return types.get(str(weights.facts.get("dtype")), "fp32")
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
 
 _Commands = Union[  # noqa: UP007 (tyro reads its arms)
     Annotated[FromHuggingFace, tyro.conf.subcommand("from-hf")],

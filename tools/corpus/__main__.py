@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from tools.corpus.work.manifest import LEFT_OUT, Manifest
-from tools.corpus.work.mpi import MpiTeam
-from tools.corpus.work.options import Options
+from tools.corpus.pipeline.step import LEFT_OUT, Manifest
+from tools.corpus.pipeline.workers import MpiTeam, Options
 
 PROGRAM = "python -m tools.corpus"
 T = TypeVar("T")
@@ -35,7 +34,7 @@ class Entry:
 STEPS: Mapping[str, Entry] = MappingProxyType(
     {
         "prepare": Entry(
-            "a small corpus in one go, as pre-training does it", "tools.corpus.prepare_step", "PrepareCommand", "run"
+            "a small corpus in one go, as pre-training does it", "tools.corpus.quick.prepare", "PrepareCommand", "run"
         ),
         "download": Entry(
             "a Wikipedia dump, or files by their URLs", "tools.corpus.download.step", "DownloadOptions", "download"
@@ -45,20 +44,22 @@ STEPS: Mapping[str, Entry] = MappingProxyType(
         ),
         "tokenizer": Entry(
             "a tokenizer, trained or taken over",
-            "tools.corpus.tokenizing.tokenizer_step",
+            "tools.corpus.tokenize.train",
             "TokenizerOptions",
             "tokenizer",
         ),
         "tokenize": Entry(
             "sentences as ids, in Megatron's .bin and .idx",
-            "tools.corpus.tokenizing.tokenize_step",
+            "tools.corpus.tokenize.encode",
             "TokenizeOptions",
             "tokenize",
         ),
         "samples": Entry(
             "packed training sequences in shards", "tools.corpus.samples.step", "SamplesOptions", "samples"
         ),
-        "inspect": Entry("what any of these folders holds", "tools.corpus.inspection", "InspectOptions", "inspect"),
+        "inspect": Entry(
+            "what any of these folders holds", "tools.corpus.inspect.command", "InspectOptions", "inspect"
+        ),
     }
 )
 

@@ -18,28 +18,167 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, NoReturn, cast
 
 import torch.distributed as dist
 import tyro
 
-from tensor3d import Cube, CubeShape, rendezvous
-from tensor3d.rendezvous import Place
-from tensor3d.shape import AxisName
-from tools.bench.machine import check_output
-from tools.doctor import connected, reaching
-from tools.doctor.board import Board
-from tools.doctor.checks import Checks
-from tools.doctor.directories import SEEN
-from tools.doctor.ending import NOT_READY, ending_on_sigterm
-from tools.doctor.findings import Finding, Names, NotReadyError
+from tensor3d import Cube, CubeShape
+from tensor3d.distributed import process_group
+from tensor3d.distributed.cube_shape import AxisName
+from tensor3d.distributed.process_group import Place
+from tensor3d.distributed.watchdog import Watch
+from tools.common.cli import guarded
+from tools.common.machine import check_output
+from tools.doctor import network
+from tools.doctor.checks import SEEN, Checks
+from tools.doctor.collective_checks import Effort, Wires, figures, product_seconds, slowest_axis
 from tools.doctor.report import NAME, Report
-from tools.doctor.wires import Effort
-from tools.entry import guarded
+from tools.doctor.rules import NOT_READY, Finding, Names, NotReadyError, ending_on_sigterm, judge_products
+from tools.doctor.store_rounds import Board, Verdict
+
+# --- The checks that need a process group: collectives and products, under a watch that names who goes silent ---------
+
+_HEARD = 2.0
+"""Seconds that the host of the store stays after a hang, so that the others adopt the verdict that is in it."""
+
+
+def connect(board: Board, place: Place, shape: CubeShape, store: dist.Store, wait: float) -> Cube:
+    """The cube, as training connects it; ends the process where that takes too long.
+
+    Raises:
+        NotReadyError: the ranks cannot be connected.
+    """
+    # The watch and the limit must be first: the error of a collective that times out names nobody.
+    timeout = timedelta(seconds=2 * wait + 60)
+    try:
+        with _limited(board, place, wait):
+            device = process_group.connect(shape.ranks, timeout, store=store)
+            cube = Cube(shape.x, shape.y, shape.z, shape.data, device=device, wire=shape.wire)
+            store.set(_connected(place.rank), "")
+    except RuntimeError as error:
+        finding = Finding(
+            text=f"{board.names.one(place.rank)} cannot connect to the others: {str(error).strip().splitlines()[0]} "
+            "Look at --interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and at firewalls between the nodes."
+        )
+        board.tell_once(finding)
+        raise NotReadyError([finding]) from error
+    return cube
+
+
+def measure(board: Board, place: Place | None, cube: Cube, effort: Effort, report: Report, wait: float) -> None:
+    """Results, times and speeds of all ranks. Raises NotReadyError on every rank where a result is wrong."""
+    with _watched(board, place, cube, wait) as note:
+        note("making groups")
+        wires = Wires(cube, effort)
+        note("checking collectives")
+        faults = wires.check()
+        board.decide("collectives", faults, lambda of_ranks: Verdict(findings=_wrong(of_ranks)))
+        seconds = wires.measure(note) if wires.points else []
+        note("computing a product")
+        together = dist.barrier if cube.mesh is not None else lambda: None
+        product = product_seconds(cube.device, effort.product_seconds, together)
+
+        def judge(times: list[Any]) -> Verdict:
+            per_node = place.per_node if place is not None else 1
+            report.cube = f"cube {cube.shape}, wire {','.join(cube.shape.wire)}"
+            report.wires = figures(cube.shape, per_node, effort.sizes, [each["wires"] for each in times])
+            report.advice = slowest_axis(cube.shape, per_node, report.wires)
+            report.products = [each["product"] for each in times]
+            return Verdict(findings=judge_products(report.products, board.names))
+
+        board.decide("times", {"wires": seconds, "product": product}, judge)
+
+
+def _wrong(faults: list[list[str]]) -> list[Finding]:
+    return [
+        Finding(text=f"{fault}. Look at drivers, firmware and cables there.", about=(rank,))
+        for rank, of_rank in enumerate(faults)
+        for fault in of_rank
+    ]
+
+
+@contextmanager
+def _watched(board: Board, place: Place | None, cube: Cube, wait: float) -> Iterator[Callable[[str], None]]:
+    """Inside, a rank that makes no progress for `wait` seconds ends all of them with one message that names it. Yields
+    what notes the progress of this one."""
+
+    def say(line: str) -> None:
+        hosted = place is None or place.hosted or "store" not in line
+        board.tell_once(Finding(text=line if hosted else f"{line} ({board.names.one(0)} hosts it)"))
+
+    def abort(_: int) -> None:
+        _leave(place)
+
+    steps = iter(range(1, 1_000_000))
+    with Watch(cube, hang_after=wait, say=say, abort=abort) as watch:
+        # There is nothing to save: a signal ends this process as it would any other.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        try:
+            yield lambda doing: watch.at(next(steps), doing)
+        except RuntimeError as error:
+            finding = Finding(text=watch.failed(str(error)))
+            board.tell_once(finding)
+            raise NotReadyError([finding]) from error
+
+
+@contextmanager
+def _limited(board: Board, place: Place, wait: float) -> Iterator[None]:
+    """Inside, time runs out after `wait` seconds: gloo and NCCL would say only that a connection was not made."""
+
+    def expire() -> None:
+        finding = Finding(text=f"the ranks did not connect to each other within {wait:g} s.")
+        try:
+            assert board.store is not None
+            out = [rank for rank in range(place.world) if not board.store.check([_connected(rank)])]
+            finding = Finding(
+                text=f"{board.names.many(out)} did not connect to the others within {wait:g} s. Look at --interface "
+                "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and at firewalls between the nodes."
+            )
+        except RuntimeError:
+            pass  # the store is gone; nobody can tell who is missing
+        board.tell_once(finding)
+        _leave(place)
+
+    timer = threading.Timer(wait, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _connected(rank: int) -> str:
+    return f"connected/{rank}"
+
+
+def _leave(place: Place | None) -> None:
+    """Ends this process at once: its main thread is in the middle of a collective."""
+    if place is not None and place.rank == 0 and not place.hosted:
+        time.sleep(_HEARD)
+    end()
+
+
+def end() -> NoReturn:
+    """Ends this process without a farewell to the others: groups that have failed may hold whoever destroys them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(NOT_READY)
+
+
+# --- Checks a set of ranks before training ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    place = rendezvous.place()
+    place = process_group.place()
     own = place or Place(rank=0, world=1, local_rank=0, per_node=1, address="", port=0, hosted=False)
     try:
         # A bad call is the same on all ranks: told by the first.
@@ -141,28 +280,28 @@ def examine(
         if raw is None:
             cube = Cube.from_env()
         else:
-            cube = connected.connect(board, place, shape, raw, command.wait)
-        connected.measure(board, place, cube, effort, report, command.wait)
+            cube = connect(board, place, shape, raw, command.wait)
+        measure(board, place, cube, effort, report, command.wait)
         if place.rank == 0:
             report.conclude(shape.ranks)
         cube.close()
     except NotReadyError:
         board.leave(host=place.rank == 0 and not place.hosted)
         if dist.is_initialized():
-            connected.end()
+            end()
         raise
 
 
 def open_store(command: DoctorCommand, place: Place, report: Report) -> dist.Store:
     """The job's store. Raises NotReadyError where it is not to be had, told by the first rank of each node."""
-    timeout = reaching.seconds(command.wait)
+    timeout = network.seconds(command.wait)
     try:
         if place.rank or place.hosted:
-            reaching.reach(place.address, place.port, command.wait)
-        elif reaching.in_use(place.port):
+            network.reach(place.address, place.port, command.wait)
+        elif network.in_use(place.port):
             text = f"port {place.port} of the master {place.address} is in use. Choose another one."
             raise NotReadyError([Finding(text=text)])
-        return reaching.open_within(lambda: place.open_store(timeout, wait=False), f"{place.address}:{place.port}")
+        return network.open_within(lambda: place.open_store(timeout, wait=False), f"{place.address}:{place.port}")
     except NotReadyError as error:
         if _speaks(place):
             report.found(error.findings)

@@ -19,8 +19,8 @@ import torch
 import models
 import tensor3d
 import tools
-from tensor3d.rendezvous import gloo_interface
-from tools.bench.machine import Machine
+from tensor3d.distributed.process_group import gloo_interface
+from tools.common.machine import Machine
 
 _LINKS_SECONDS = 10.0
 MISSING = "missing"

@@ -21,14 +21,23 @@ from typing import Any
 import torch.distributed as dist
 import tyro
 
-from tools.doctor.board import Board, Verdict
-from tools.doctor.directories import judge_states, state_of
-from tools.doctor.ending import NOT_READY, ending_on_sigterm
+from tools.common.cli import guarded
+from tools.doctor.checks import judge_states, state_of
 from tools.doctor.facts import NodeFacts, versions
-from tools.doctor.findings import Finding, Names, NotReadyError, as_lines, count
-from tools.doctor.judging import judge_calls, judge_nodes, judge_versions
-from tools.doctor.reaching import address_of, in_use, is_own, open_within, reach, seconds
-from tools.entry import guarded
+from tools.doctor.network import address_of, in_use, is_own, open_within, reach, seconds
+from tools.doctor.rules import (
+    NOT_READY,
+    Finding,
+    Names,
+    NotReadyError,
+    as_lines,
+    count,
+    ending_on_sigterm,
+    judge_calls,
+    judge_nodes,
+    judge_versions,
+)
+from tools.doctor.store_rounds import Board, Verdict
 
 NAME = "tools.doctor.nodes"
 

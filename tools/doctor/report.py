@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tools.bench.machine import aligned, write_json
+from tools.common.machine import aligned, write_json
+from tools.doctor.collective_checks import HEADER, WireFigures, as_json
 from tools.doctor.facts import NodeFacts
-from tools.doctor.findings import Finding, as_lines, count, numbers
-from tools.doctor.wires import HEADER, WireFigures, as_json
+from tools.doctor.rules import Finding, as_lines, count, numbers
 
 NAME = "tools.doctor"
 _NODES = ("node", "host", "ranks", "GPUs", "cores", "memory", "clock ms")

@@ -4,16 +4,112 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
 
-from tools.entry import guarded
-from tools.finetune.answer_command import AnswerCommand
-from tools.finetune.command import FinetuneCommand, recipe_among
-from tools.finetune.results import finetune
-from tools.finetune.text_commands import ClassifyCommand, RegressCommand
-from tools.ranks import check_started, cube_of
+from tensor3d import Cube
+from tools.common.cli import check_started, cube_of, guarded
+from tools.corpus.tokenizers import Tokenizer
+from tools.finetune.config import FinetuneRecipe
+from tools.finetune.data import TextData
+from tools.finetune.job import FinetuneCommand, recipe_among
+from tools.finetune.qa_task import AnswerData, AnswerTask
+from tools.finetune.seed_sweep import finetune
+from tools.finetune.tasks import ClassifyTask, RegressTask, Task
+
+# --- `classify` and `regress` as commands -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRecipe(FinetuneRecipe):
+    """A recipe of classification or regression."""
+
+    data: TextData = field(default_factory=TextData)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TextCommand(FinetuneCommand):
+    settings: Annotated[TextRecipe, tyro.conf.arg(name="")] = field(default_factory=TextRecipe)
+    """The recipe's values, each of which can be given here."""
+
+    @classmethod
+    def recipe_class(cls) -> type[FinetuneRecipe]:
+        return TextRecipe
+
+    @property
+    def sections(self) -> TextRecipe:
+        return self.settings
+
+    @property
+    def max_length(self) -> int:
+        return self.settings.data.max_length
+
+    def inputs(self) -> Sequence[Path]:
+        return self.settings.data.files()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyCommand(_TextCommand):
+    """Learn classes of texts or pairs."""
+
+    task = "classify"
+
+    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> Task:
+        return ClassifyTask(self.settings.data, self.settings, tokenizer, cube)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressCommand(_TextCommand):
+    """Learn a number for each text or pair."""
+
+    task = "regress"
+
+    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> Task:
+        return RegressTask(self.settings.data, self.settings, tokenizer, cube)
+
+
+# --- `answer` as a command --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRecipe(FinetuneRecipe):
+    """A recipe of question answering."""
+
+    data: AnswerData = field(default_factory=AnswerData)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerCommand(FinetuneCommand):
+    """Learn to find the answers to questions in texts."""
+
+    task = "answer"
+
+    settings: Annotated[AnswerRecipe, tyro.conf.arg(name="")] = field(default_factory=AnswerRecipe)
+    """The recipe's values, each of which can be given here."""
+
+    @classmethod
+    def recipe_class(cls) -> type[FinetuneRecipe]:
+        return AnswerRecipe
+
+    @property
+    def sections(self) -> AnswerRecipe:
+        return self.settings
+
+    @property
+    def max_length(self) -> int:
+        return self.settings.data.max_length
+
+    def inputs(self) -> Sequence[Path]:
+        return self.settings.data.files()
+
+    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> Task:
+        return AnswerTask(self.settings.data, self.settings, tokenizer, cube)
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
 
 _PROG = "python -m tools.finetune"
 COMMANDS: Mapping[str, type[FinetuneCommand]] = {

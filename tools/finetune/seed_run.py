@@ -23,18 +23,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from models.bert.pretrained import HEADS, write_model_json
+from models.bert.huggingface import HEADS, write_model_json
 from tensor3d import checkpoint
-from tensor3d.agree import on_every_rank, on_first_rank
 from tensor3d.checkpoint import Checkpoints
-from tools.building import make_optimizer
-from tools.finetune.batches import count_steps, steps_of
-from tools.finetune.claim import write_json
-from tools.finetune.start import Start
-from tools.finetune.task import Evaluation
-from tools.finetune.trainer import Taken, Trainer
-from tools.metrics.journal import JOURNAL, Journal
-from tools.model_folder import CHECKPOINTS
+from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
+from tools.corpus.tokenizers.model_dir import CHECKPOINTS
+from tools.finetune.init_model import Start
+from tools.finetune.job import write_json
+from tools.finetune.tasks import Evaluation
+from tools.finetune.trainer import Taken, Trainer, count_steps, steps_of
+from tools.training.factory import make_optimizer
+from tools.training.metrics.jsonl import JOURNAL, Journal
 
 RESULT, PREDICTIONS = "result.json", "predictions"
 _SMOOTH = 0.95  # of the loss that the bar shows

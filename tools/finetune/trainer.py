@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from models.bert import BertConfig
-from models.bert.pretrained import Filled, Weights
-from models.bert.texts import lay_texts
+from models.bert.huggingface import Filled, Weights
+from models.bert.text_batches import lay_texts
 from tensor3d import Cube, check_parameters, clip_gradients
-from tools.batches import split
-from tools.building import learning_rate, make_optimizer, make_scaler
-from tools.finetune.recipe import FinetuneRecipe
-from tools.finetune.task import Example, Task
+from tensor3d.data.array_utils import random_bits
+from tensor3d.distributed.seeds import mix
+from tools.common.batching import split
+from tools.finetune.config import FinetuneRecipe
+from tools.finetune.tasks import Example, Task
+from tools.training.factory import learning_rate, make_optimizer, make_scaler
+
+# --- Which texts meet in a step: the same ones on any cube ------------------------------------------------------------
+
+
+def epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
+    """The order of the examples in an epoch, from 0: a function of its arguments alone."""
+    bits = random_bits(mix(seed, epoch), np.arange(examples))
+    order: list[int] = np.argsort(bits, kind="stable").tolist()
+    return order
+
+
+def steps_of(examples: int, batch: int, seed: int, epochs: int) -> Iterator[list[int]]:
+    """The examples of each step of all epochs. The last step of an epoch may have fewer."""
+    for epoch in range(epochs):
+        order = epoch_order(examples, seed, epoch)
+        for start in range(0, examples, batch):
+            yield order[start : start + batch]
+
+
+def count_steps(examples: int, batch: int, epochs: int) -> int:
+    return epochs * -(-examples // batch)
+
+
+# --- One model on its way through the steps of fine-tuning ------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,10 +8,11 @@ from typing import Annotated, Union
 
 import tyro
 
-from tools.entry import guarded
+from tools.common.cli import check_started, guarded
 from tools.gpt.generate import GenerateCommand
 from tools.gpt.train import TrainCommand
-from tools.ranks import check_started
+
+# --- The command ------------------------------------------------------------------------------------------------------
 
 _Commands = Union[  # noqa: UP007 (tyro reads its arms)
     Annotated[TrainCommand, tyro.conf.subcommand("train")],

@@ -9,10 +9,10 @@ import tyro
 
 from models.gpt import Gpt, Sampling, generate
 from tensor3d import Cube, CubeShape, checkpoint
-from tensor3d.agree import on_every_rank
-from tools.corpus.tokenizer import CLS, SEP, load_tokenizer
-from tools.gpt import folder as run_folder
-from tools.ranks import cube_of
+from tensor3d.distributed.object_collectives import on_every_rank
+from tools.common.cli import cube_of
+from tools.corpus.quick.sentencepiece_tokenizer import CLS, SEP, load_tokenizer
+from tools.gpt import train as run_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice, pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -17,15 +21,101 @@ from tqdm import tqdm
 from models.gpt import PRESETS, Gpt, GptConfig, count_targets, lay, pack_texts
 from models.gpt.batch import Text
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
-from tensor3d.agree import on_every_rank, on_first_rank
-from tensor3d.data.layout import check_rows, fit_packs_per_rank
+from tensor3d.data import IndexedDataset, SpecialTokens
+from tensor3d.data.batch import check_rows, fit_packs_per_rank
+from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
 from tensor3d.optim import AdamW, LearningRate, decay_groups
-from tools.corpus.info import Corpus, load_corpus
-from tools.corpus.prepare import prepare
-from tools.gpt import folder as run_folder
-from tools.gpt.texts import packs_of, texts_of
-from tools.metrics.journal import JOURNAL, Journal
-from tools.ranks import cube_of
+from tensor3d.packing import StreamPacker
+from tools.common.cli import cube_of
+from tools.corpus.quick.corpus_info import Corpus, load_corpus
+from tools.corpus.quick.prepare import prepare
+from tools.training.metrics.jsonl import JOURNAL, Journal
+
+# --- From a corpus to the packs of training steps, the same on every rank ---------------------------------------------
+
+_WINDOW = 512  # texts that wait for a pack: few, so that short ones do not come late
+
+
+def texts_of(documents: IndexedDataset, special: SpecialTokens, length: int) -> list[Text]:
+    """Documents as texts of at most `length` tokens: [CLS], the document, [SEP], cut where it is too long.
+
+    A rest of a single token, at which there is nothing to be predicted, is left out.
+    """
+    texts: list[Text] = []
+    bounds = documents.starts[documents.documents]
+    for first, last in pairwise(bounds.tolist()):
+        ids = [special.cls, *documents.ids[first:last].tolist(), special.sep]
+        parts = (ids[start : start + length] for start in range(0, len(ids), length))
+        texts += [part for part in parts if len(part) > 1]
+    return texts
+
+
+def packs_of(texts: Sequence[Text], capacity: int, seed: int) -> Iterator[list[Text]]:
+    """Packs without end: every epoch has all texts, in an order of its own."""
+    packer, waiting = StreamPacker(capacity, window=_WINDOW), dict[int, Text]()
+    numbers = count()
+    for epoch in count():
+        for text in np.random.default_rng((seed, epoch)).permutation(len(texts)).tolist():
+            waiting[next(numbers)] = texts[text]
+            pack = packer.add(len(texts[text]))
+            if pack is not None:
+                yield [waiting.pop(number) for number in pack]
+
+
+# --- The folder of a run: what `train` leaves there and `generate` reads ----------------------------------------------
+#
+# run.json            the model's sizes, and how it was trained
+# tokenizer.model     the corpus' sentencepiece model
+# metrics.jsonl       the loss of every step, and the held-out loss
+# checkpoints/        the weights, as `tensor3d.checkpoint` writes them, for any cube
+
+_RUN, _CONFIG = "run.json", "model"
+TOKENIZER, CHECKPOINTS = "tokenizer.model", "checkpoints"
+
+
+def check_new(folder: Path) -> None:
+    """Raises ValueError where the folder holds a run, or cannot hold one."""
+    if (folder / _RUN).exists():
+        raise ValueError(f"{folder} holds a run already. Choose another --output, or remove it.")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"the run needs a folder, and {folder} is a file. Choose another --output.")
+
+
+def begin(folder: Path, config: GptConfig, tokenizer: Path, facts: Mapping[str, Any]) -> None:
+    """Writes what is known before the first step."""
+    check_new(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(tokenizer, folder / TOKENIZER)
+    text = json.dumps({_CONFIG: dataclasses.asdict(config), **facts}, indent=2)
+    (folder / _RUN).write_text(text + "\n", encoding="utf-8")
+
+
+def read_config(folder: Path) -> GptConfig:
+    """The model of a run.
+
+    Raises:
+        ValueError: no run, or one whose run.json is damaged.
+    """
+    try:
+        values = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+        return GptConfig(**values[_CONFIG])
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"{folder} holds no run: it has no {_RUN}. Train one first: python -m tools.gpt train --output {folder}"
+        ) from None
+    except (ValueError, TypeError, KeyError) as problem:
+        raise ValueError(f"{folder / _RUN} is not what training writes: {problem!r}. Train the model again.") from None
+
+
+def newest_weights(folder: Path) -> Path:
+    """Raises ValueError where the run has no checkpoint."""
+    found = checkpoint.latest(folder / CHECKPOINTS)
+    if found is None:
+        raise ValueError(f"{folder} has no checkpoint: its training did not come to its end. Train it again.")
+    return found
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
 
 _SHOWN = 20  # steps at the end over which the loss that is told is averaged
 _CLIP = 1.0  # largest norm of the gradient
@@ -98,7 +188,7 @@ class TrainCommand:
         self.learning_rate.at(0)
         k = fit_packs_per_rank(self.batch, (shape.data, shape.x, shape.y, shape.z), None)
         check_rows(packs_per_rank=k, z=shape.z, capacity=self.length, y=shape.y)
-        run_folder.check_new(self.output)
+        check_new(self.output)
 
     def run(self) -> int:
         """Trains, on every rank. The exit status."""
@@ -121,7 +211,7 @@ def _corpus(command: TrainCommand, cube: Cube) -> Corpus:
 def _begin(command: TrainCommand, corpus: Corpus) -> None:
     told = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(command).items()}
     facts = {"command": told, "unigram_entropy": corpus.info.unigram_entropy, "corpus": corpus.info.fingerprint}
-    run_folder.begin(command.output, command.config, corpus.tokenizer, facts)
+    begin(command.output, command.config, corpus.tokenizer, facts)
 
 
 def _train(command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
@@ -136,9 +226,7 @@ def _train(command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
         if journal is not None:
             journal.write("step", {"step": step, "loss": loss})
     held_out = _held_out_loss(command, model, corpus)
-    saved = checkpoint.save(
-        command.output / run_folder.CHECKPOINTS, command.steps, model, optimizer, cube, {"loss": losses[-1]}
-    )
+    saved = checkpoint.save(command.output / CHECKPOINTS, command.steps, model, optimizer, cube, {"loss": losses[-1]})
     if journal is not None:
         journal.write("evaluation", {"step": command.steps, "loss": held_out})
         journal.close()

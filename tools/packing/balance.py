@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from models.bert import PRESETS
-from models.bert.flops import work
+from models.bert.cost_model.flops import work
 from tensor3d.packing import PLANNERS, Plan
 from tensor3d.packing.balance import Method, Work, deal, imbalance
-from tools.bench.machine import aligned
+from tools.common.machine import aligned
 from tools.packing.histogram import Source
 
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -225,7 +225,7 @@ def plot(figures: Sequence[BalanceFigures], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    from tools.plot import COLOURS, DASHES, save
+    from tools.common.plotting import COLOURS, DASHES, save
 
     shown = [each for each in figures if each.ranks > 1]  # one rank is even, for which a logarithm has no place
     ranks, counts = sorted({each.ranks for each in shown}), sorted({each.per_rank for each in shown})

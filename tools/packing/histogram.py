@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data import ShardedPairs
-from tools.corpus.info import load_corpus
+from tools.corpus.quick.corpus_info import load_corpus
 
 REMEDY = (
     'A histogram file holds one JSON object with "counts", a list in which entry i counts the sequences of length i.'

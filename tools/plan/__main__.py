@@ -1,27 +1,256 @@
-"""`python -m tools.plan --model large --gpu H100 --nodes 8`: which box, placed how, and why."""
+"""`python -m tools.plan --model large --gpu H100 --nodes 8`: the options, and what they ask for."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
-from models.bert.costs import BYTES, BertCosts
-from tensor3d.planning.cluster import Cluster
-from tensor3d.planning.headline import report as headline
-from tensor3d.planning.known import Encoder, Timed, timed, ways
-from tensor3d.planning.search import Plan, Search, search
-from tensor3d.planning.times import Overlap
-from tools.bench.machine import aligned, write_json
-from tools.entry import guarded
+from models.bert.cost_model.step_cost import BYTES, Batch, BertCosts
+from tensor3d import CubeShape
+from tensor3d.cost_model.hardware import Cluster, Link, cluster_of, read_cluster
+from tensor3d.cost_model.hardware import cluster as ready_made
+from tensor3d.cost_model.literature import Encoder, Timed, timed, ways
+from tensor3d.cost_model.literature.bian2021 import report as headline
+from tensor3d.cost_model.search import Plan, Search, search
+from tensor3d.cost_model.step_time import Overlap
+from tools.common.cli import guarded
+from tools.common.machine import aligned, check_output, write_json
 from tools.plan import tables
-from tools.plan.command import DEFAULT_GPU, PlanCommand
-from tools.plan.kinds import kind_of
-from tools.recipe_sections import PrecisionRecipe
+from tools.plan.dry_run import model_of
+from tools.plan.tables import kind_of
+from tools.training.config import PrecisionRecipe
+
+DEFAULT_GPU = "H100"
+_MOST_RANKS = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand:
+    """Find the best way to lay a model on a cluster: every box of data, x, y and z, and every placement of them on
+    nodes, with memory, traffic and time of a step, and why the others are worse or impossible."""
+
+    model: str = "large"
+    """tiny, mini, small, base, large (BERT), 10b or 100b; sizes below replace the preset's."""
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    inner: int | None = None
+    vocab: int | None = None
+    positions: int | None = None
+    gpu: str | None = None
+    """Preset of a GPU: V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100, H200. Default: H100."""
+    nodes: int | None = None
+    """Default: 1."""
+    per_node: int | None = None
+    """GPUs of a node. Default: the preset's."""
+    cluster: str | None = None
+    """A machine instead of GPUs: a JSON file that `bench collectives` has written of this one, or "longhorn", the 64
+    V100 of Bian et al. 2021."""
+    flops: float | None = None
+    """FLOP/s of a rank at its peak, of --compute. So the next ones replace single figures of the preset or the file."""
+    efficiency: float | None = None
+    """Share of the peak that large products reach."""
+    memory: float | None = None
+    """Bytes of a rank."""
+    memory_bandwidth: float | None = None
+    """Bytes/s."""
+    inside_bandwidth: float | None = None
+    """Bytes/s of a rank, inside a node."""
+    inside_latency: float | None = None
+    """Seconds of a step of a ring."""
+    across_bandwidth: float | None = None
+    """Bytes/s of a rank, across nodes."""
+    across_latency: float | None = None
+    global_batch: int = 4096
+    """Packs of a step."""
+    capacity: int = 512
+    """Token slots of a pack."""
+    length: int | None = None
+    """Tokens of a sequence. Default: the capacity."""
+    compute: Literal["fp32", "bf16", "fp16"] | None = None
+    """Type of products. Default: bf16 where the cluster knows it, else fp16, else fp32."""
+    reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type in which gradients travel."""
+    optimizer: Literal["lamb", "adamw"] = "lamb"
+    overlap: Overlap = "products"
+    """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
+    weights too, which the layers gather ahead from their second step on (prefetch)."""
+    memory_share: float = 0.9
+    """Of a rank's memory that tensors may take."""
+    cube: str | None = None
+    """Look at this box alone, written XxYxZ."""
+    data_parallel: int | None = None
+    """Copies of it. Default: as many as the cluster's ranks make."""
+    top: int = 10
+    """Plans to show."""
+    all: bool = False
+    """Show all plans, and why each of the other boxes is none."""
+    dry_run: bool = False
+    """Run the real model and training step of rank 0 of the pick, in this process and without its memory, and show what
+    it counts beside what was predicted."""
+    ranks: str | None = None
+    """Plan for several sizes of the cluster, as 8,64,512,4096: the best of each kind of box, and where one overtakes
+    another."""
+    plot: Path | None = None
+    """PNG of these."""
+    check: tuple[Path, ...] = ()
+    """Files of `bench step --output`: predict their times on --cluster, which was measured on the same machine."""
+    headline: bool = False
+    """The 64 V100 of Bian et al. 2021 in this model: 3-D against 1-D and 2-D."""
+    output: Path | None = None
+    """JSON file for all of it."""
+
+    def validate(self) -> None:
+        """Raises ValueError for what no cluster is needed to see."""
+        for name in ("nodes", "per_node", "global_batch", "capacity", "length", "top", "data_parallel"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1. Got {value}.")
+        if self.ranks is not None and (self.cube is not None or self.dry_run):
+            raise ValueError("--ranks plans for several clusters. Leave out --cube and --dry-run.")
+        if self.plot is not None and self.ranks is None:
+            raise ValueError("--plot draws what --ranks asks for. Name some, such as --ranks 8,64,512,4096.")
+        if self.cube is None and self.data_parallel is not None:
+            raise ValueError(f"--data-parallel {self.data_parallel} says how many copies of --cube. Name one.")
+        described = [name for name in ("gpu", "nodes", "per_node") if getattr(self, name) is not None]
+        if self.cluster is not None and described:
+            raise ValueError(
+                f"--cluster is a whole machine. Leave out --{described[0].replace('_', '-')}; --ranks makes it larger."
+            )
+        if self.headline and (self.check or self.ranks is not None or self.cluster is not None):
+            raise ValueError("--headline is about one machine of its own. Leave out --check, --ranks and --cluster.")
+        if self.check and self.cluster is None:
+            raise ValueError(
+                "--check compares times of one machine. Name its --cluster, which bench collectives writes."
+            )
+        check_output(self.output)
+        check_output(self.plot, "--plot")
+
+    def machines(self, ranks: int | None = None) -> Cluster:
+        """The cluster, or one like it with so many ranks.
+
+        Raises:
+            ValueError: a preset, a file or a number that cannot be, ranks that fill no whole node.
+        """
+        plain = self._machine()
+        given: dict[str, Any] = {
+            "flops": None if self.flops is None else {**plain.flops, self._type(plain): self.flops},
+            "efficiency": self.efficiency,
+            "memory": self.memory,
+            "memory_bandwidth": self.memory_bandwidth,
+            "inside": _link(plain.inside, self.inside_latency, self.inside_bandwidth),
+            "across": _link(plain.across, self.across_latency, self.across_bandwidth),
+        }
+        if plain.fits and (given["inside"] != plain.inside or given["across"] != plain.across):
+            raise ValueError(
+                f"{self.cluster} holds measured collectives, beside which a link's latency and bandwidth say nothing. "
+                "Leave out --inside-... and --across-..., or empty its fits."
+            )
+        cluster = dataclasses.replace(plain, **{name: value for name, value in given.items() if value is not None})
+        if ranks is not None:
+            cluster = _resized(cluster, ranks)
+        if cluster.ranks > _MOST_RANKS:
+            raise ValueError(f"the planner stops at {_MOST_RANKS:,} ranks. Got {cluster.ranks:,}.")
+        return cluster
+
+    def costs(self, cluster: Cluster) -> BertCosts:
+        """The model and its batch, for ranks of the cluster.
+
+        Raises:
+            ValueError: sizes that cannot be, a type that the cluster does not know, more ranks than tokens.
+        """
+        config = model_of(
+            self.model,
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            inner=self.inner,
+            vocab=self.vocab,
+            positions=self.positions,
+        )
+        batch = Batch(packs=self.global_batch, capacity=self.capacity, length=self.length)
+        if cluster.ranks > batch.tokens:
+            raise ValueError(
+                f"{cluster.ranks:,} ranks are more than the {batch.tokens:,} tokens of a step. Plan fewer ranks, or a "
+                "larger --global-batch."
+            )
+        longest = max(batch.lengths)
+        if config.encoder == "classic" and config.positions < longest and self.positions is None:
+            config = dataclasses.replace(config, positions=longest)
+        compute = self._type(cluster)
+        cluster.rate(compute)
+        return BertCosts(
+            config=config,
+            batch=batch,
+            compute=compute,
+            reduce=self.reduce,
+            optimizer=self.optimizer,
+            device="cuda" if cluster.overlaps else "cpu",
+        )
+
+    def shapes(self, cluster: Cluster) -> list[CubeShape] | None:
+        """The one box that is asked for; None: all.
+
+        Raises:
+            ValueError: a box that the cluster's ranks do not make.
+        """
+        if self.cube is None:
+            return None
+        one = CubeShape.parse(self.cube)
+        data = self.data_parallel or max(1, cluster.ranks // one.ranks)
+        shape = CubeShape.parse(self.cube, data)
+        if shape.ranks != cluster.ranks:
+            raise ValueError(
+                f"{shape} takes {shape.ranks:,} ranks, and {cluster.name} has {cluster.ranks:,}. Choose --nodes and "
+                "--per-node so that they agree, or another box."
+            )
+        return [shape]
+
+    def rank_counts(self) -> list[int]:
+        """Of `--ranks`, ascending.
+
+        Raises:
+            ValueError: something else than whole numbers of at least 1.
+        """
+        parts = (self.ranks or "").split(",")
+        if not all(part.strip().isdigit() and int(part) for part in parts):
+            raise ValueError(f"--ranks must be whole numbers of at least 1, as 8,64,512. Got {self.ranks!r}.")
+        return sorted({int(part) for part in parts})
+
+    def _type(self, cluster: Cluster) -> str:
+        return self.compute or next(kind for kind in ("bf16", "fp16", "fp32") if kind in cluster.flops)
+
+    def _machine(self) -> Cluster:
+        if self.cluster is None:
+            return cluster_of(self.gpu or DEFAULT_GPU, nodes=self.nodes or 1, per_node=self.per_node)
+        return read_cluster(Path(self.cluster)) if self.cluster.endswith(".json") else ready_made(self.cluster)
+
+
+def _link(plain: Link, latency: float | None, bandwidth: float | None) -> Link:
+    return Link(
+        latency=plain.latency if latency is None else latency,
+        bandwidth=plain.bandwidth if bandwidth is None else bandwidth,
+    )
+
+
+def _resized(cluster: Cluster, ranks: int) -> Cluster:
+    if ranks > cluster.per_node and ranks % cluster.per_node:
+        raise ValueError(f"{ranks} ranks fill no whole number of nodes of {cluster.per_node}. Name a multiple.")
+    per_node = min(ranks, cluster.per_node)
+    name = f"{ranks:,} ranks as in {cluster.name}"
+    nodes = ranks // per_node
+    # What was measured on few nodes says nothing of groups that cross more.
+    fits = cluster.fits if nodes <= cluster.nodes else ()
+    return dataclasses.replace(cluster, name=name, nodes=nodes, per_node=per_node, fits=fits)
+
+
+# --- `python -m tools.plan --model large --gpu H100 --nodes 8`: which box, placed how, and why ------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,10 +269,10 @@ def run(command: PlanCommand) -> int:
         print(headline())
         return 0
     if command.check:
-        from tools.plan import checking  # reads recipes, and scipy
+        from tools.plan import check  # reads recipes, and scipy
 
         cluster = command.machines()
-        print("\n".join(checking.report([checking.check(path, cluster) for path in command.check])))
+        print("\n".join(check.report([check.check(path, cluster) for path in command.check])))
         return 0
     return plan_sizes(command) if command.ranks is not None else plan_one(command)
 
@@ -74,7 +303,7 @@ def plan_one(command: PlanCommand) -> int:
 
 
 def plan_sizes(command: PlanCommand) -> int:
-    from tools.plan import sweep  # with it comes all that draws and counts
+    from tools.plan import tables as sweep  # with it comes all that draws and counts
 
     counts = command.rank_counts()
     points = {}
@@ -85,7 +314,7 @@ def plan_sizes(command: PlanCommand) -> int:
     largest = points[counts[-1]].cluster
     costs = command.costs(largest)
     print("\n".join([*tables.heading(costs, largest), ""]))
-    print("\n".join([*sweep.table(points, costs.compute), "", *sweep.told(sweep.crossings(points))]))
+    print("\n".join([*sweep.sweep_table(points, costs.compute), "", *sweep.told(sweep.crossings(points))]))
     if command.plot is not None:
         name = (command.gpu or DEFAULT_GPU) if command.cluster is None else Path(command.cluster).stem
         sweep.plot(
@@ -180,7 +409,7 @@ def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts) -> Searc
 
 def count_beside(plan: Plan, costs: BertCosts) -> int:
     """The dry run of the plan's rank 0; 1 unless it counts what was predicted."""
-    from tools.plan.beside import dry_beside_prediction  # a training step, of which planning needs nothing
+    from tools.plan.dry_run import dry_beside_prediction  # a training step, of which planning needs nothing
 
     choice = plan.choice
     found = dry_beside_prediction(

@@ -4,8 +4,7 @@ from tools.predict import load
 load("runs/quickstart", "fill-mask").predict(["The [MASK] of a list is counted from zero."])
 """
 
-from tools.predict.loading import load
-from tools.predict.predictor import Predictor
+from tools.predict.predictor import Predictor, load
 from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Piece, Span, Valued
 
 __all__ = ["Answered", "Classified", "Embedded", "Filled", "Labelled", "Piece", "Predictor", "Span", "Valued", "load"]

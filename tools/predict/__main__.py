@@ -1,17 +1,285 @@
-"""`python -m tools.predict fill-mask|classify|answer|embed MODEL [TEXT ...] [OPTIONS]`."""
+"""`python -m tools.predict TASK MODEL [TEXT ...]`: options, and from input to output."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Union
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 import tyro
 
-from tools.entry import guarded
-from tools.predict.command import PredictCommand
-from tools.predict.commands import AnswerCommand, ClassifyCommand, EmbedCommand, FillMaskCommand
-from tools.ranks import check_started
+from models.bert.tasks import Pooling
+from tensor3d import Cube, CubeShape, Precision
+from tensor3d.distributed.object_collectives import on_first_rank
+from tools.common.cli import check_started, cube_of, guarded
+from tools.common.files import draft
+from tools.predict.inputs import Fields, Problem, Query, query_of
+from tools.predict.outputs import ArrayOutput, JsonOutput, Outcome, Output, ReadableOutput, Written
+from tools.predict.predictor import OnError, Predictor, StopError, load
+from tools.predict.stream import IDLE, Block, Given, Source, Streamed, Tally, blocks_of
+from tools.predict.tasks import TaskName
+from tools.predict.text_encoder import TooLong
+from tools.training.factory import TYPES
+
+_STDIN = Path("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictCommand:
+    """What all tasks have in common."""
+
+    task: ClassVar[TaskName]
+
+    model: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="MODEL")]]
+    """A model folder, a run of tools.pretrain or one of its checkpoints, or a Hugging Face folder."""
+    texts: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[TEXT ...]")]] = ()
+    """Texts. Without any, --file or standard input is read."""
+    file: Path | None = None
+    """Lines of JSON, each a string or an object; "-" is standard input. The object's "id" comes back."""
+    plain: bool = False
+    """Lines are texts, not JSON."""
+    output: Path | None = None
+    """File for the results, there when all are done. Default: standard output, batch by batch."""
+    json: bool = False
+    """Lines of JSON also for texts that are given as arguments."""
+    cube: str = "1x1x1"
+    """Sizes of the axes x, y and z, as XxYxZ."""
+    data_parallel: int = 1
+    """Copies of the cube, which share the texts of a batch."""
+    max_length: int | None = None
+    """Tokens of a sequence, or of a window of `answer`, special ones included. Default: what the model was made
+    with."""
+    too_long: TooLong = "truncate"
+    """Leave out the end of a longer text, or question, and count it; or refuse it."""
+    on_error: OnError = "stop"
+    """At a line that cannot be answered: stop, without an --output, or put {"line": ..., "error": ...} in its place and
+    go on."""
+    batch_tokens: int | None = None
+    """Tokens of a batch, over all ranks. Default: 2048 for each rank."""
+    compute: Literal["fp32", "bf16"] = "fp32"
+    """Type of products and hidden states. bf16 halves what travels; whether it is faster depends on the processor."""
+    wait: float = 0.1
+    """Seconds that a line waits for others to come, at most, before what has come is computed."""
+    progress: bool = False
+    """Show the throughput also where standard error is no terminal."""
+
+    @property
+    def shape(self) -> CubeShape:
+        return CubeShape.parse(self.cube, data=self.data_parallel)
+
+    @property
+    def two_by_two(self) -> bool:
+        """Whether arguments are pairs of texts."""
+        return False
+
+    @property
+    @abstractmethod
+    def options(self) -> Mapping[str, Any]:
+        """What the task alone has, for `load`."""
+
+    def check(self) -> None:
+        """Raises ValueError for what can be seen before any process is connected."""
+        if self.texts and self.file is not None:
+            raise ValueError("texts are given, and --file too. Leave one of them out.")
+        if not self.texts and self.file is None and (sys.stdin is None or sys.stdin.isatty()):
+            raise ValueError("no text. Give texts, --file FILE, or write to standard input.")
+        if self.two_by_two:
+            self._check_even()
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise ValueError(f"--batch-tokens must be at least 1. Got {self.batch_tokens}.")
+        if not self.wait >= 0:
+            raise ValueError(f"--wait must be at least 0 seconds. Got {self.wait}.")
+        _ = self.shape
+
+    def _check_even(self, reason: str = "") -> None:
+        if len(self.texts) % 2:
+            raise ValueError(f"texts are read two by two. {reason + ' ' if reason else ''}Got {len(self.texts)}.")
+
+    def _check_output(self) -> None:
+        if self.output is not None and (self.output.is_dir() or not self.output.parent.is_dir()):
+            raise ValueError(f"--output must be a file in a folder that exists. Got {self.output}.")
+
+    def run(self) -> int:
+        """Computes on every rank; the first one reads and writes. The exit status."""
+        with cube_of(self.shape) as cube, ExitStack() as files:
+            on_first_rank(cube, self._check_output)  # better now than after the work
+            predictor = load(
+                self.model,
+                self.task,
+                cube=cube.computing(Precision(compute=TYPES[self.compute])),
+                max_length=self.max_length,
+                too_long=self.too_long,
+                batch_tokens=self.batch_tokens,
+                **self.options,
+            )
+            opened: list[tuple[Source, Output]] = []
+            on_first_rank(cube, lambda: opened.append(self._open(files, predictor, cube)))
+            source, written = (opened[0][0], Written(opened[0][1])) if opened else (None, Written(None))
+            tally = Tally(predictor, is_shown=cube.rank == 0 and (self.progress or sys.stderr.isatty()))
+            with tally.bar:
+                for block in blocks_of(source, written, cube):
+                    for batch in self._outcomes(predictor, block):
+                        written.write(batch)
+                        tally.add(batch)
+                        if on_first_rank(cube, written.is_over):
+                            break
+
+            def finish() -> None:
+                written.close()
+                written.is_over()
+                files.close()
+
+            on_first_rank(cube, finish)
+            if cube.rank == 0:
+                print(f"tools.predict: {tally.in_words()}", file=sys.stderr, flush=True)
+            if written.is_closed:
+                # Python would come upon the closed pipe once more at its end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+    def _outcomes(self, predictor: Predictor[Any], block: Block) -> Iterator[list[Outcome]]:
+        try:
+            yield from predictor.outcomes(block, self.on_error)
+        except StopError as problem:
+            if self.output is None:
+                raise
+            raise ValueError(
+                f"{problem} Nothing is written to {self.output}; --on-error skip would put the error in its place and "
+                "go on."
+            ) from None
+
+    def _open(self, files: ExitStack, predictor: Predictor[Any], cube: Cube) -> tuple[Source, Output]:
+        """Input and output. Raises OSError, ValueError."""
+        fields = predictor.task.fields
+        if self.texts:
+            return Given(self._given(fields)), self._output(files, predictor)
+        if self.file is None or self.file == _STDIN:
+            file = sys.stdin.buffer
+        else:
+            file = files.enter_context(self.file.open("rb"))
+        source = Streamed(
+            file,
+            fields,
+            size=predictor.block_bytes,
+            wait=self.wait,
+            is_plain=self.plain,
+            idle=IDLE if cube.mesh is not None else None,
+        )
+        return source, self._output(files, predictor)
+
+    def _given(self, fields: Fields) -> list[Query | Problem]:
+        items: list[str | dict[str, str]] = list(self.texts)
+        if self.two_by_two and fields.second is None:
+            raise ValueError(f"--pairs: only {fields.in_words} is read. {fields.reason} Leave out --pairs.")
+        if (self.two_by_two or fields.needs_second) and fields.second is not None:
+            self._check_even(fields.reason)
+            firsts, seconds = self.texts[::2], self.texts[1::2]
+            items = [{fields.first: a, fields.second: b} for a, b in zip(firsts, seconds, strict=True)]
+        return [query_of(item, fields, number) for number, item in enumerate(items, start=1)]
+
+    def _output(self, files: ExitStack, predictor: Predictor[Any]) -> Output:
+        if self.output is not None:
+            return JsonOutput(files.enter_context(draft(self.output)))
+        if self.texts and not self.json:
+            is_paired = self.two_by_two or predictor.task.fields.needs_second
+            return ReadableOutput(sys.stdout.buffer, with_text=len(self.texts) > 1 + is_paired)
+        return JsonOutput(sys.stdout.buffer)
+
+
+# --- The command of each task: its own options ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMaskCommand(PredictCommand):
+    """The likeliest pieces for the places that [MASK], or the tokenizer's own name of it, marks in a text.
+
+    {"text": ...} to {"text": filled, "masks": [[{"piece", "id", "probability"}, ...], ...]}
+    """
+
+    task = "fill-mask"
+    k: int = 5
+    """Pieces for each mask."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"k": self.k}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyCommand(PredictCommand):
+    """The class of a text or a pair, or its number, by a fine-tuned model.
+
+    {"text": ..., "text_b": ...} to {"label", "probabilities": {label: ...}}, or to {"value"}; of a model by which
+    several labels may hold at once to {"labels", "probabilities"}
+    """
+
+    task = "classify"
+    pairs: bool = False
+    """Arguments are pairs of texts. They always are where the model was fine-tuned on pairs."""
+
+    @property
+    def two_by_two(self) -> bool:
+        return self.pairs
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerCommand(PredictCommand):
+    """The part of a context that answers a question. Arguments are QUESTION CONTEXT, as often as wanted.
+
+    {"question": ..., "context": ...} to {"text", "start", "end", "probability", "n_best": [...]}
+    """
+
+    task = "answer"
+    k: int = 5
+    """Answers to each question, at most."""
+
+    @property
+    def two_by_two(self) -> bool:
+        return True
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"k": self.k}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedCommand(PredictCommand):
+    """A vector for each text: {"text": ...} to {"vector": [...]}."""
+
+    task = "embed"
+    pooling: Pooling = "mean"
+    """Of the last hidden states: the mean over all tokens, special ones included, or that of [CLS]."""
+    normalize: bool = False
+    """Vectors of length 1."""
+    output_format: Literal["jsonl", "npy"] = "jsonl"
+    """"npy": an array, float32 (texts, hidden size), in --output; a skipped text is a row of nan."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"pooling": self.pooling, "normalize": self.normalize}
+
+    def check(self) -> None:
+        super().check()
+        if self.output_format == "npy" and self.output is None:
+            raise ValueError("--output-format npy needs a file. Give --output FILE.npy.")
+
+    def _output(self, files: ExitStack, predictor: Predictor[Any]) -> Output:
+        if self.output_format == "npy" and self.output is not None:
+            columns = predictor.task.config.hidden
+            return ArrayOutput(files.enter_context(draft(self.output)), columns)
+        return super()._output(files, predictor)
+
+
+# --- `python -m tools.predict fill-mask|classify|answer|embed MODEL [TEXT ...] [OPTIONS]` -----------------------------
 
 _Commands = Union[  # noqa: UP007 (tyro reads its arms)
     Annotated[FillMaskCommand, tyro.conf.subcommand("fill-mask")],

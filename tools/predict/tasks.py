@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.bert.config import BertConfig
 from models.bert.model import BertForPreTraining, BertModel
-from models.bert.outputs import Pooling, class_logits, sentence_vectors
-from models.bert.tasks import BertForSequenceClassification
-from models.bert.texts import Text
+from models.bert.tasks import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    Pooling,
+    class_logits,
+    likely_pieces,
+    sentence_vectors,
+)
+from models.bert.text_batches import Text
 from tensor3d import Cube
-from tools.predict.queries import Fields, Problem, Query
-from tools.predict.results import Classified, Embedded, Labelled, Valued
-from tools.reading import Reader
+from tools.corpus.tokenizers import Tokenizer
+from tools.corpus.tokenizers.base import SPECIAL_NAMES
+from tools.corpus.tokenizers.sentencepiece import SPACE
+from tools.predict.inputs import Fields, Problem, Query
+from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Piece, Span, Valued
+from tools.predict.text_encoder import Reader, TooLong
+from tools.squad import AnswerSettings, answer_questions
 
 TaskName = Literal["fill-mask", "classify", "answer", "embed"]
 ClassProblem = Literal["classify", "labels", "regress"]
@@ -174,3 +187,201 @@ def finite(numbers: Tensor) -> Tensor:
 def names_of(labels: Sequence[str] | None, outputs: int) -> tuple[str, ...]:
     """Labels, or, where a model has none, LABEL_0 and so on, as Hugging Face names them."""
     return tuple(labels) if labels else tuple(f"LABEL_{number}" for number in range(outputs))
+
+
+# --- The task `fill-mask`: what may stand in the places of a text that are marked -------------------------------------
+
+_BEGINNINGS = (SPACE, "Ġ")
+"""Of the pieces that begin a word, in vocabularies of characters and of bytes."""
+_BEFORE = ("a", "0", "e", "1", ".", "-", "(", "x", "q", "Z")
+"""Words that may stand for a mask, so that what follows is encoded as behind a word: the first one with which it has
+no piece in common."""
+
+
+class _Part(NamedTuple):
+    """What stands between two masks."""
+
+    text: str
+    goes_on: bool
+    """There is no space between the mask and this."""
+
+
+class FillMask(TextTask[Filled]):
+    """The likeliest pieces for places of a text that its mask tokens mark.
+
+    A mask takes the space before it, as pieces do in vocabularies whose pieces begin with one.
+
+    Args:
+        k: pieces of each place.
+
+    Raises:
+        ValueError: k below 1 or above the vocabulary.
+    """
+
+    fields = Fields()
+
+    def __init__(self, model: BertForPreTraining, reader: Reader, k: int = 5) -> None:
+        super().__init__(model, reader)
+        if not 1 <= k <= model.config.vocab:
+            raise ValueError(f"k must lie between 1 and the vocabulary of {model.config.vocab}. Got {k}.")
+        self.model, self.k = model, k
+        self.mask = reader.tokenizer.special.mask
+        self.name = reader.tokenizer.pieces([self.mask])[0]
+        names = dict.fromkeys((self.name, SPECIAL_NAMES["mask"][0]))
+        self._split = re.compile("|".join(map(re.escape, names))).split
+
+    def ready(self, queries: Sequence[Query]) -> list[Ready[Text] | Problem]:
+        parts = [self._split(query.first) for query in queries]
+        encoded = iter(self._encoded([part for of_text in parts for part in _between_masks(of_text)]))
+        return [
+            self._marked(query, [next(encoded) for _ in of_text]) for query, of_text in zip(queries, parts, strict=True)
+        ]
+
+    def _encoded(self, parts: Sequence[_Part]) -> list[list[int]]:
+        """The ids of parts of texts. What goes on a word has no piece that begins one, as in a text without masks."""
+        encode = self.reader.tokenizer.encode
+        found = encode([part.text for part in parts])
+        waiting = [place for place, part in enumerate(parts) if part.goes_on and self._begins_word(found[place])]
+        for word in _BEFORE:
+            if not waiting:
+                break
+            head, *whole = encode([word, *(word + parts[place].text for place in waiting)])
+            for place, ids in zip(waiting, whole, strict=True):
+                if ids[: len(head)] == head:
+                    found[place] = ids[len(head) :]
+            waiting = [place for place, ids in zip(waiting, whole, strict=True) if ids[: len(head)] != head]
+        for place in waiting:
+            if self.reader.tokenizer.pieces(found[place][:1]) == [SPACE]:
+                del found[place][0]
+        return found
+
+    def _begins_word(self, ids: list[int]) -> bool:
+        return bool(ids) and self.reader.tokenizer.pieces(ids[:1])[0].startswith(_BEGINNINGS)
+
+    def _marked(self, query: Query, parts: list[list[int]]) -> Ready[Text] | Problem:
+        if len(parts) == 1:
+            return problem_of(query, f"no mask. Write {self.name} where a piece is asked for.")
+        ids = [number for part in parts for number in (self.mask, *part)][1:]
+        found = self._ready(query, ids)
+        if isinstance(found, Problem):
+            return found
+        text = found.content
+        # No text becomes a special token by itself: these are the places that were marked.
+        masked = np.flatnonzero(text.ids == self.mask)
+        if len(masked) < len(parts) - 1:
+            return problem_of(
+                query, f"a mask stands behind the {self.reader.max_length} places of the model. Shorten the text."
+            )
+        return Ready(content=Text(ids=text.ids, types=text.types, masked=masked), tokens=found.tokens)
+
+    def results(self, batch: Sequence[Text]) -> list[Filled]:
+        ids, probabilities = likely_pieces(self.model, batch, self.k)
+        finite(probabilities)
+        # The embedding may have more rows than the vocabulary has pieces.
+        known = self.reader.tokenizer.vocab_size
+        pieces = [
+            tuple(
+                Piece(
+                    piece=self.reader.tokenizer.pieces([number])[0] if number < known else "",
+                    id=number,
+                    probability=probability,
+                )
+                for number, probability in zip(numbers, chances, strict=True)
+            )
+            for numbers, chances in zip(ids.tolist(), probabilities.tolist(), strict=True)
+        ]
+        places = iter(pieces)
+        return [self._filled(text, [next(places) for _ in text.masked]) for text in batch]
+
+    def _filled(self, text: Text, masks: list[tuple[Piece, ...]]) -> Filled:
+        ids = text.ids.copy()
+        known = self.reader.tokenizer.vocab_size
+        ids[text.masked] = [pieces[0].id if pieces[0].id < known else self.mask for pieces in masks]
+        return Filled(text=self.reader.tokenizer.decode(ids[1:-1].tolist()), masks=tuple(masks))
+
+
+def _between_masks(texts: Sequence[str]) -> Iterator[_Part]:
+    for number, text in enumerate(texts):
+        # The space before a mask is its own.
+        kept = text.rstrip() if number < len(texts) - 1 else text
+        yield _Part(kept, goes_on=number > 0 and not text[:1].isspace())
+
+
+# --- The task `answer`: spans of a context that answer a question -----------------------------------------------------
+
+Pair = tuple[str, str]
+
+
+class Answer(Task[Pair, Answered]):
+    """The best answers to a question from a context, which may be longer than the model: it is read in windows.
+
+    Args:
+        k: answers of each question, at most.
+        too_long: of questions with more tokens than `settings` has for them.
+    """
+
+    fields = Fields(first="question", second="context", needs_second=True)
+
+    def __init__(
+        self,
+        model: BertForQuestionAnswering,
+        tokenizer: Tokenizer,
+        settings: AnswerSettings,
+        k: int,
+        batch_tokens: int,
+        too_long: TooLong = "truncate",
+    ) -> None:
+        if k < 1:
+            raise ValueError(f"k must be at least 1. Got {k}.")
+        self.config, self.cube = model.config, model.cube
+        self.model, self.tokenizer, self.k = model, tokenizer, k
+        self.settings, self.batch_tokens = settings, batch_tokens
+        self.refuses = too_long == "refuse"
+
+    def ready(self, queries: Sequence[Query]) -> list[Ready[Pair] | Problem]:
+        pairs = [(query.first, query.second or "") for query in queries]
+        encoded = iter(self.tokenizer.encode([text for pair in pairs for text in pair]))
+        return [
+            self._ready(query, pair, next(encoded), next(encoded)) for query, pair in zip(queries, pairs, strict=True)
+        ]
+
+    def _ready(self, query: Query, pair: Pair, question: list[int], context: list[int]) -> Ready[Pair] | Problem:
+        for name, ids in ((self.fields.first, question), (self.fields.second, context)):
+            if not ids:
+                return problem_of(query, f'"{name}" has no token. Leave it out, or write something.')
+        if len(question) > self.settings.question_length:
+            if self.refuses:
+                return problem_of(
+                    query,
+                    f"the question has {len(question)} tokens, and the model reads {self.settings.question_length}. "
+                    "Shorten it, or let its end be left out: --too-long truncate.",
+                )
+            self.truncated += 1
+        # Each window has the question, and windows overlap.
+        head = min(len(question), self.settings.question_length) + 3
+        room = max(1, self.settings.max_length - head)
+        windows = 1 + -(-max(0, len(context) - room) // self.settings.stride)
+        tokens = len(context) + windows * head + (windows - 1) * max(0, room - self.settings.stride)
+        return Ready(content=pair, tokens=tokens)
+
+    def results(self, batch: Sequence[Pair]) -> list[Answered]:
+        found = answer_questions(
+            self.model, self.tokenizer, batch, settings=self.settings, n_best=self.k, batch_tokens=self.batch_tokens
+        )
+        return [Answered(answers=tuple(Span(**dataclasses.asdict(answer)) for answer in answers)) for answers in found]
+
+
+def settings_for(facts: Mapping[str, Any], length: int, *, is_asked: bool) -> AnswerSettings:
+    """How a model reads questions: as its model.json has it, with shorter windows where it has fewer places.
+
+    Args:
+        length: tokens of a sequence, at most.
+        is_asked: windows are to have just so many.
+
+    Raises:
+        ValueError: model.json has no such settings.
+    """
+    settings = AnswerSettings.from_facts(facts)
+    if is_asked and length > settings.max_length:
+        return dataclasses.replace(settings, max_length=length)
+    return settings.fitted(length)

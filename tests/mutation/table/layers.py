@@ -4,68 +4,68 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
-LINEAR = "tests/test_layers.py::test_linear[2x2x2]"
-NORMS = "tests/test_layers.py::test_norms[2x2x2]"
-TOKENS = "tests/test_layers.py::test_token_model[2x2x2-67]"
+LINEAR = "tests/layers/test_layers.py::test_linear[2x2x2]"
+NORMS = "tests/layers/test_layers.py::test_norms[2x2x2]"
+TOKENS = "tests/layers/test_layers.py::test_token_model[2x2x2-67]"
 # Against plain PyTorch: a break that the twin on one device shares is no difference from it.
 PLAIN = "tests/test_sabotage.py::test_the_sound_library_agrees[tied_model]"
 
 MUTATIONS = (
     Mutation(
         "matmul-gathers-over-the-other-axis-backward",
-        "tensor3d/matmul.py",
+        "tensor3d/sharding/matmul.py",
         old="gathering_dc = all_gather(dc, columns)",
         new="gathering_dc = all_gather(dc, rows)",
         tests=(LINEAR,),
     ),
     Mutation(
         "matmul-bias-subtracted",
-        "tensor3d/matmul.py",
+        "tensor3d/sharding/matmul.py",
         old="                c += shift",
         new="                c -= shift",
         tests=(LINEAR,),
     ),
     Mutation(
         "matmul-bias-gradient-summed-over-the-other-axis",
-        "tensor3d/matmul.py",
+        "tensor3d/sharding/matmul.py",
         old="cube.over(*vector(other(face)).sum_over)",
         new="cube.over(*vector(face).sum_over)",
         tests=(LINEAR,),
     ),
     Mutation(
         "matmul-chunks-of-the-floor",
-        "tensor3d/matmul.py",
+        "tensor3d/sharding/matmul.py",
         old="chunk = -(-dw.shape[0] // x.size)",
         new="chunk = dw.shape[0] // x.size",
         tests=(TOKENS,),
     ),
     Mutation(
         "matmul-keeps-gathered-weights",
-        "tensor3d/matmul.py",
+        "tensor3d/sharding/matmul.py",
         old="*((a, weight) if reshard else (a_full, w_full))",
         new="*((a, weight) if not reshard else (a_full, w_full))",
-        tests=("tests/test_memory.py::test_a_product_keeps_exactly_its_share",),
+        tests=("tests/layers/test_saved_bytes.py::test_a_product_keeps_exactly_its_share",),
     ),
     Mutation(
         "layout-vector-summed-over-too-few",
-        "tensor3d/layout.py",
+        "tensor3d/sharding/param_layout.py",
         old='return Layout(cut=((face, 0),), sum_over=("data", "x", other(face)))',
         new='return Layout(cut=((face, 0),), sum_over=("data", "x"))',
         tests=(NORMS,),
     ),
     Mutation(
         "layout-every-rank-counts",
-        "tensor3d/layout.py",
+        "tensor3d/sharding/param_layout.py",
         old="not placement.is_replicate() or cube.axis(axis).index == 0",
         new="not placement.is_replicate() or cube.axis(axis).index >= 0",
-        tests=("tests/test_clip.py::test_each_block_counts_once",),
+        tests=("tests/optim/test_clip_grad.py::test_each_block_counts_once",),
     ),
     Mutation(
         "norm-without-eps",
         "tensor3d/layers/norm.py",
         old="rrms = (squares / (x.shape[1] * axis.size) + eps).rsqrt()",
         new="rrms = (squares / (x.shape[1] * axis.size)).rsqrt()",
-        tests=("tests/test_narrow.py::test_a_row_of_zeros_stays_zero",),
+        tests=("tests/layers/test_narrow_types.py::test_a_row_of_zeros_stays_zero",),
     ),
     Mutation(
         "norm-mean-of-own-columns",
@@ -83,10 +83,10 @@ MUTATIONS = (
     ),
     Mutation(
         "norm-sums-of-squares-not-about-the-mean",
-        "tensor3d/layers/moments.py",
+        "tensor3d/layers/norm_kernels.py",
         old="squares - columns * rests.square()",
         new="squares",
-        tests=("tests/test_narrow.py::test_moments_are_about_the_mean_though_it_was_rounded",),
+        tests=("tests/layers/test_narrow_types.py::test_moments_are_about_the_mean_though_it_was_rounded",),
     ),
     Mutation(
         "embedding-chunk-of-the-neighbour",
@@ -114,7 +114,7 @@ MUTATIONS = (
         "tensor3d/layers/loss.py",
         old="result.scatter_add_(1, target, -owned.to(result.dtype))",
         new="result.scatter_add_(1, target, owned.to(result.dtype))",
-        tests=("tests/test_layers.py::test_cross_entropy_equals_torchs",),
+        tests=("tests/layers/test_layers.py::test_cross_entropy_equals_torchs",),
         quick=True,
     ),
     Mutation(
@@ -122,7 +122,7 @@ MUTATIONS = (
         "tensor3d/layers/loss.py",
         old="losses = torch.where(labels != IGNORED, log_sum - label_logits.sum(0), 0)",
         new="losses = log_sum - label_logits.sum(0)",
-        tests=("tests/test_layers.py::test_cross_entropy_equals_torchs",),
+        tests=("tests/layers/test_layers.py::test_cross_entropy_equals_torchs",),
     ),
     Mutation(
         "loss-prediction-inside-the-slice",
@@ -133,10 +133,10 @@ MUTATIONS = (
     ),
     Mutation(
         "likeliest-logit-instead-of-probability",
-        "tensor3d/layers/likeliest.py",
+        "tensor3d/layers/heads.py",
         old="best[:, :k] - log_sum",
         new="best[:, :k]",
-        tests=("tests/models/test_texts.py::test_in_fp32_too", "tests/tools/test_predict.py"),
+        tests=("tests/models/bert/test_text_batches.py::test_in_fp32_too", "tests/tools/predict/test_predictor.py"),
     ),
     Mutation(
         "narrow-head-without-bias",
@@ -150,56 +150,59 @@ MUTATIONS = (
         "tensor3d/layers/attention.py",
         old="q, k, v = qkv.unbind(2)",
         new="k, q, v = qkv.unbind(2)",
-        tests=("tests/test_gated.py::test_attention_equals_plain_pytorch", "tests/models/test_gpt.py"),
+        tests=("tests/layers/test_mlp.py::test_attention_equals_plain_pytorch", "tests/models/test_gpt.py"),
     ),
     Mutation(
         "attention-drops-in-evaluation",
         "tensor3d/layers/attention.py",
         old="dropout=self.dropout if self.training else 0.0",
         new="dropout=self.dropout",
-        tests=("tests/test_attention.py::test_the_layer_drops_in_training_alone",),
+        tests=("tests/attention/test_attention.py::test_the_layer_drops_in_training_alone",),
         quick=True,
     ),
     Mutation(
         "rotary-turns-back",
-        "tensor3d/rotary.py",
+        "tensor3d/ops/rotary.py",
         old="return _turned(x, positions, base, 1.0)",
         new="return _turned(x, positions, base, -1.0)",
-        tests=("tests/test_rotary.py",),
+        tests=("tests/ops/test_rotary.py",),
     ),
     Mutation(
         "rotary-gradient-turns-on",
-        "tensor3d/rotary.py",
+        "tensor3d/ops/rotary.py",
         old="_turned(gradient, positions, ctx.base, -1.0)",
         new="_turned(gradient, positions, ctx.base, 1.0)",
-        tests=("tests/test_rotary.py::test_the_gradient_is_exact",),
+        tests=("tests/ops/test_rotary.py::test_the_gradient_is_exact",),
     ),
     Mutation(
         "sequences-positions-go-on",
-        "tensor3d/sequences.py",
+        "tensor3d/batches/sequences.py",
         old="(torch.arange(self.rows) - starts)",
         new="torch.arange(self.rows)",
-        tests=("tests/test_rotary.py::test_positions_start_again_in_each_sequence",),
+        tests=("tests/ops/test_rotary.py::test_positions_start_again_in_each_sequence",),
     ),
     Mutation(
         "dropout-keeps-its-share",
-        "tensor3d/dropping.py",
+        "tensor3d/ops/dropout.py",
         old=">= _bound(p) - _VALUES // 2",
         new="< _bound(p) - _VALUES // 2",
-        tests=("tests/test_dropping.py::test_it_leaves_its_share",),
+        tests=("tests/ops/test_dropout.py::test_it_leaves_its_share",),
     ),
     Mutation(
         "dropout-without-gain",
-        "tensor3d/dropping.py",
+        "tensor3d/ops/dropout.py",
         old="return 0.0 if p == 1 else _VALUES / (_VALUES - _bound(p))",
         new="return 0.0 if p == 1 else 1.0",
-        tests=("tests/test_dropping.py::test_the_mean_stays_exactly",),
+        tests=("tests/ops/test_dropout.py::test_the_mean_stays_exactly",),
     ),
     Mutation(
         "block-pre-norm-without-residual",
         "tensor3d/layers/transformer.py",
         old="return self._added(x, self.mlp(self.mlp_norm(x)))",
         new="return self._added(x, self.mlp(x))",
-        tests=("tests/models/test_modern.py::test_single_device_equals_plain_pytorch", "tests/models/test_gpt.py"),
+        tests=(
+            "tests/models/bert/test_model_modern.py::test_single_device_equals_plain_pytorch",
+            "tests/models/test_gpt.py",
+        ),
     ),
 )

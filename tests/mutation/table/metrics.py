@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
-GLUE = "tests/tools/test_finetune_metrics.py"
+GLUE = "tests/tools/finetune/test_metrics.py"
 SQUAD = "tests/tools/squad/test_scoring.py"
 
 MUTATIONS = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
-FILTERS = "tests/tools/corpus/test_extract.py::test_filters_at_their_bounds"
-BENCH = "tests/tools/test_bench.py::test_figures_by_hand"
-PADDING = "tests/tools/test_bench_padding.py::test_figures_by_hand"
-JUDGING = "tests/tools/doctor/test_judging.py"
+FILTERS = "tests/tools/corpus/extract/test_step.py::test_filters_at_their_bounds"
+BENCH = "tests/tools/bench/test_step.py::test_figures_by_hand"
+PADDING = "tests/tools/bench/test_padding.py::test_figures_by_hand"
+JUDGING = "tests/tools/doctor/test_rules.py"
 
 MUTATIONS = (
     Mutation(
@@ -48,64 +48,64 @@ MUTATIONS = (
     ),
     Mutation(
         "duplicates-see-space",
-        "tools/corpus/extract/duplicates.py",
+        "tools/corpus/extract/dedup.py",
         old='" ".join(text.split()).encode()',
         new="text.encode()",
-        tests=("tests/tools/corpus/test_extract.py::test_a_hash_takes_16_bytes_and_sees_words",),
+        tests=("tests/tools/corpus/extract/test_step.py::test_a_hash_takes_16_bytes_and_sees_words",),
         quick=True,
     ),
     Mutation(
         "entropy-in-bits",
-        "tools/corpus/samples/gather.py",
+        "tools/corpus/samples/merge_shards.py",
         old="(shares * np.log(shares)).sum()",
         new="(shares * np.log2(shares)).sum()",
-        tests=("tests/tools/corpus/test_samples.py",),
+        tests=("tests/tools/corpus/samples/test_step.py",),
     ),
     Mutation(
         "code-begins-later",
         "tools/corpus/sentences.py",
         old='visible.startswith(">>>") or',
         new='visible.startswith(">>>>") or',
-        tests=("tests/tools/corpus/test_tokenize_sentences.py", "tests/tools/test_corpus_text.py"),
+        tests=("tests/tools/corpus/test_sentences.py", "tests/tools/corpus/quick/test_text_sources.py"),
     ),
     Mutation(
         "bench-ratio-upside-down",
-        "tools/bench/figures.py",
+        "tools/bench/harness/step_trial.py",
         old="ratio=median / statistics.median(second for seconds in base for second in seconds),",
         new="ratio=statistics.median(second for seconds in base for second in seconds) / median,",
         tests=(BENCH,),
     ),
     Mutation(
         "bench-tokens-of-the-mean",
-        "tools/bench/figures.py",
+        "tools/bench/harness/step_trial.py",
         old="tokens_per_second=statistics.median(count",
         new="tokens_per_second=max(count",
         tests=(BENCH,),
     ),
     Mutation(
         "bench-flops-of-tokens",
-        "tools/bench/figures.py",
+        "tools/bench/harness/step_trial.py",
         old="for count, second in zip(flops, steps",
         new="for count, second in zip(tokens, steps",
         tests=(BENCH,),
     ),
     Mutation(
         "bench-memory-of-the-first-rank",
-        "tools/bench/figures.py",
+        "tools/bench/harness/step_trial.py",
         old="max(memory, key=lambda of: of.held),",
         new="min(memory, key=lambda of: of.held),",
         tests=(BENCH,),
     ),
     Mutation(
         "bench-traffic-of-any-rank",
-        "tools/bench/figures.py",
+        "tools/bench/harness/step_trial.py",
         old="traffic_equal=all(sample.received",
         new="traffic_equal=any(sample.received",
         tests=(BENCH,),
     ),
     Mutation(
         "bench-quartiles-swapped",
-        "tools/bench/figures.py",
+        "tools/bench/harness/step_trial.py",
         old="seconds_quartiles=(low, high),",
         new="seconds_quartiles=(high, low),",
         tests=(BENCH,),
@@ -136,28 +136,28 @@ MUTATIONS = (
         "tools/bench/corpus.py",
         old="self.input_bytes / 1e6 / self.seconds",
         new="self.input_bytes / 2**20 / self.seconds",
-        tests=("tests/tools/test_bench_corpus.py::test_rates_are_of_input",),
+        tests=("tests/tools/bench/test_corpus.py::test_rates_are_of_input",),
     ),
     Mutation(
         "doctor-slow-of-the-fastest",
-        "tools/doctor/judging.py",
+        "tools/doctor/rules.py",
         old="    median = statistics.median(seconds)\n",
         new="    median = max(seconds)\n",
         tests=(f"{JUDGING}::test_slow_ranks",),
     ),
     Mutation(
         "doctor-slowness-of-the-least",
-        "tools/doctor/judging.py",
+        "tools/doctor/rules.py",
         old="worst = max(seconds[rank] for rank in slow) / median",
         new="worst = min(seconds[rank] for rank in slow) / median",
         tests=(f"{JUDGING}::test_slow_ranks",),
     ),
     Mutation(
         "peak-of-another-type",
-        "tools/peaks.py",
+        "tools/training/peak_flops.py",
         old='(r"A100|A800", (312.0, 312.0, 156.0, 19.5)),',
         new='(r"A100|A800", (312.0, 312.0, 19.5, 156.0)),',
-        tests=("tests/tools/test_peaks.py",),
+        tests=("tests/tools/training/test_peak_flops.py",),
     ),
     Mutation(
         "ssh-every-node-is-the-first",

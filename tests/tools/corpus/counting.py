@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.corpus.work import BadInput, Context, Manifest, Options, Step, Team, Unit, draft
+from tools.corpus.pipeline import BadInput, Context, Manifest, Options, Step, Team, Unit, draft
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from tools.corpus.extract.step import ExtractOptions, extract
-from tools.corpus.work import Manifest, local_team
+from tools.corpus.pipeline import Manifest, local_team
 
 HEAD = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="en">\n  <siteinfo/>\n'
 TAIL = "</mediawiki>\n"

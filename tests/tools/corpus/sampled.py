@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from tensor3d.data import IndexedWriter, StoredShard
+from tools.corpus.pipeline import Manifest, local_team
+from tools.corpus.pipeline.step import write_manifest
 from tools.corpus.samples.options import SamplesOptions
-from tools.corpus.samples.reading import Samples, open_samples
+from tools.corpus.samples.reader import Samples, open_samples
 from tools.corpus.samples.step import samples
 from tools.corpus.tokenizers import install_tokenizer
-from tools.corpus.work import Manifest, local_team
-from tools.corpus.work.manifest import write_manifest
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FIRST = len(SPECIAL)

@@ -11,7 +11,7 @@ from pathlib import Path
 import sentencepiece
 
 from tests.tools.stories import STORIES
-from tools.corpus.work import Options, Step, local_team
+from tools.corpus.pipeline import Options, Step, local_team
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("story", "fox", "hill", "tells", "of", "a", "the", "went", "to", "in", "morning", "##s", "##ing")

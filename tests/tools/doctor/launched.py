@@ -15,8 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tensor3d.rendezvous import disconnect
-from tensor3d.testing import ranks
+from tensor3d.distributed.process_group import disconnect
+from tensor3d.testing import processes
 from tests.ranks import PRELOAD
 from tools.doctor import nodes
 from tools.doctor.__main__ import main
@@ -71,14 +71,14 @@ def _collected(
     folder: Path, world: int, body: Callable[..., Any], absent: tuple[int, ...], timeout: float
 ) -> dict[int, Ended]:
     found = {}
-    with ranks.started(world, body, timeout=timeout, preload=PRELOAD) as crew:
+    with processes.started(world, body, timeout=timeout, preload=PRELOAD) as crew:
         for rank in crew:
             if rank.number in absent:
                 continue
             assert wait([rank.pipe], timeout), f"rank {rank.number} hangs"
             try:
                 status = rank.result()
-            except ranks.RankError:
+            except processes.RankError:
                 rank.process.join(5)
                 status = rank.process.exitcode
                 if status is None:  # it lives: its body raised

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from tensor3d.collectives import Axis, Pending, reduce_scatter
+from tensor3d.distributed.collectives import Axis, Pending, reduce_scatter
 from tests.tools.doctor.launched import Ended, doctors
-from tools.bench import collecting
-from tools.doctor import connected, facts
-from tools.doctor.wires import Wires
+from tools.doctor import __main__ as connected
+from tools.doctor import collective_timing, facts
+from tools.doctor.collective_checks import Wires
 
 QUICK = ["--quick", "--cube", "1x1x2", "--wait", "20"]
 
@@ -97,7 +97,7 @@ def _wrong_on_rank_1(rank: int) -> None:
         def one_too_many(parts: torch.Tensor, axis: Axis) -> Pending:
             return Pending(reduce_scatter(parts, axis).wait() + 1)
 
-        collecting.reduce_scatter = one_too_many
+        collective_timing.reduce_scatter = one_too_many
 
 
 def test_a_wrong_sum_is_told_with_its_rank(tmp_path: Path) -> None:

@@ -10,18 +10,15 @@ from typing import Any
 import pytest
 
 from models.bert import PRESETS
-from models.bert.costs import Batch, BertCosts
+from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
-from tensor3d.planning.cluster import Fit
-from tensor3d.planning.presets import cluster_of
-from tensor3d.planning.search import search
-from tools.plan.__main__ import main
-from tools.plan.beside import Comparison
-from tools.plan.checking import check, predicted
-from tools.plan.command import PlanCommand
-from tools.plan.kinds import kind_of
-from tools.plan.tables import _more
-from tools.recipe import read_recipe
+from tensor3d.cost_model.hardware import Fit, cluster_of
+from tensor3d.cost_model.search import search
+from tools.plan.__main__ import PlanCommand, main
+from tools.plan.check import check, predicted
+from tools.plan.dry_run import Comparison
+from tools.plan.tables import _more, kind_of
+from tools.training.config import read_recipe
 
 BASE = ["--model", "base", "--global-batch", "64"]
 
@@ -129,7 +126,7 @@ def test_a_wrong_formula_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         Comparison(what="peak", predicted=21, counted=20),
         Comparison(what="bytes x all-gather", predicted=8, counted=9),
     ]
-    monkeypatch.setattr("tools.plan.beside.dry_beside_prediction", lambda *_, **__: found)
+    monkeypatch.setattr("tools.plan.dry_run.dry_beside_prediction", lambda *_, **__: found)
     assert main([*BASE, "--dry-run"]) == 1
     assert "please report it" in capsys.readouterr().err
     found.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tools.squad.questions import Question, Reference
+from tools.squad.dataset import Question, Reference
 from tools.squad.scoring import (
     best_threshold,
     best_thresholds,

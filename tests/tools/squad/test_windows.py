@@ -9,8 +9,7 @@ import pytest
 
 from tests.tools.squad.small import COLORS, PIECES, small_tokenizer
 from tools.corpus.tokenizers import Tokenizer
-from tools.squad.settings import AnswerSettings
-from tools.squad.windows import make_windows
+from tools.squad.windows import AnswerSettings, make_windows
 
 SETTINGS = AnswerSettings(max_length=12, stride=3, question_length=4)
 LONG = " ".join(COLORS[place * place % 5] for place in range(17))

@@ -3,18 +3,83 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.corpus.download.dump import Dump
-from tools.corpus.download.fetch import fetch
-from tools.corpus.download.partial import Partial
-from tools.corpus.download.patience import Patience
-from tools.corpus.download.server import ask_size, connect
-from tools.corpus.download.source import FileUnit, Source
-from tools.corpus.download.wikipedia import find_files
-from tools.corpus.work import BadInput, Context, draft
+import requests
+
+from tools.corpus.download.fetch import Partial, fetch
+from tools.corpus.download.http import ask_size, connect, read_text
+from tools.corpus.download.sources import DIGITS, LATEST, Dump, FileUnit, Patience, Source
+from tools.corpus.pipeline import BadInput, Context, draft
+
+# --- Where the files of a Wikipedia dump lie, and their checksums -----------------------------------------------------
+#
+# A wiki's dumps lie in `MIRROR/enwiki/20261101/`, and each has a file of checksums that names every file that is ready:
+# a dump that is still being made has names for some only.
+
+_SUMS = ("sha1", "md5")
+
+
+def find_files(dump: Dump, mirror: str, patience: Patience) -> list[Source]:
+    """The files of a dump with their checksums, in the order of the pages.
+
+    Raises:
+        ValueError: no such wiki or dump, files that are not ready, or a server that cannot be reached.
+    """
+    with connect(patience, persistent=True) as session:
+        dates = [dump.date] if dump.date != LATEST else _dates(session, dump, mirror, patience)
+        for date in dates:
+            sums = dict(_sums(session, dump, date, mirror, patience))
+            if names := choose(dump, date, sums):
+                folder = f"{mirror.rstrip('/')}/{dump.wiki}/{date}"
+                return [Source(url=f"{folder}/{name}", checksum=sums[name]) for name in names]
+    tried = f"of {dump.date}" if dump.date != LATEST else f"({', '.join(dates) or 'none is there'})"
+    raise ValueError(
+        f"{mirror} has no {dump.content} of the {dump.wiki} dump {tried}, or it is not ready yet. Choose another "
+        f"--date from those at {mirror.rstrip('/')}/{dump.wiki}/, or another --language or --content."
+    )
+
+
+def choose(dump: Dump, date: str, names: dict[str, str]) -> list[str]:
+    """The file that is the content as a whole, or those of its parts in the order of the pages; none: not there."""
+    begin = re.escape(f"{dump.wiki}-{date}-{dump.content}")
+    whole = [name for name in names if re.fullmatch(rf"{begin}\.xml\.bz2", name)]
+    numbered = [
+        (found, name) for name in names if (found := re.fullmatch(rf"{begin}(\d+)\.xml(-p(\d+)p\d+)?\.bz2", name))
+    ]
+    parts = [name for found, name in sorted(numbered, key=lambda part: (int(part[0][1]), int(part[0][3] or 0)))]
+    return (parts or whole) if dump.parts else (whole or parts)
+
+
+def _dates(session: requests.Session, dump: Dump, mirror: str, patience: Patience) -> list[str]:
+    """Dates that the wiki's folder lists, the newest first."""
+    url = f"{mirror.rstrip('/')}/{dump.wiki}/"
+    listing = read_text(session, url, patience)
+    if listing is None:
+        raise ValueError(
+            f"there is no {url}. Check --language, or name a --date if the mirror does not list its folders."
+        )
+    return sorted(set(re.findall(r'href="(?:[^"]*/)?(\d{8})/?"', listing)), reverse=True)
+
+
+def _sums(
+    session: requests.Session, dump: Dump, date: str, mirror: str, patience: Patience
+) -> Iterator[tuple[str, str]]:
+    """File names and their checksums; none where the dump does not exist."""
+    for kind in _SUMS:
+        text = read_text(
+            session, f"{mirror.rstrip('/')}/{dump.wiki}/{date}/{dump.wiki}-{date}-{kind}sums.txt", patience
+        )
+        if text is not None:
+            for digits, name in re.findall(rf"^([0-9a-f]{{{DIGITS[kind]}}})\s+\*?(\S+)$", text, re.MULTILINE):
+                yield name, f"{kind}:{digits}"
+            return
+
+
+# --- What workers do, one file each -----------------------------------------------------------------------------------
 
 _ASKED = 100
 """Files whose size is asked for beforehand; a longer list would take longer than the bar is worth."""

@@ -14,16 +14,22 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from tools.corpus.extract.duplicates import Hashes, documents_name, hashes_name, remove_duplicates
+from tools.corpus.extract.dedup import Hashes, documents_name, hashes_name, remove_duplicates
 from tools.corpus.extract.filters import Filters
-from tools.corpus.extract.formats import printable
-from tools.corpus.extract.jsonl import read_jsonl
-from tools.corpus.extract.mediawiki import load_parser, read_mediawiki
+from tools.corpus.extract.inputs import Pieces, Source, cut_sources, find_sources
 from tools.corpus.extract.parquet import read_parquet
-from tools.corpus.extract.prose import read_books, read_text, read_wikiextractor
-from tools.corpus.extract.reading import Document, Fields, Reading, read_damaged
-from tools.corpus.extract.sources import Pieces, Source, cut_sources, find_sources
-from tools.corpus.work import Context, Manifest, Options, Step, Team, draft, fingerprint_file
+from tools.corpus.extract.readers import (
+    load_parser,
+    read_books,
+    read_jsonl,
+    read_mediawiki,
+    read_text,
+    read_wikiextractor,
+)
+from tools.corpus.extract.reading import Document, Fields, Reading, printable, read_damaged
+from tools.corpus.pipeline import Context, Manifest, Options, Step, Team, draft, fingerprint_file
+
+# --- The step `extract` -----------------------------------------------------------------------------------------------
 
 MEGABYTE = 1_000_000
 COUNTS = (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tensor3d.data.dataset import PADDED, masked_budget
 from tensor3d.data.epochs import PackingRules
-from tensor3d.data.pretraining import PADDED, masked_budget
-from tensor3d.packing import Limits
-from tools.corpus.work import Options
+from tensor3d.packing import PLANNERS, Limits, fingerprint_of, save_plan
+from tools.corpus.pipeline import Options, draft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +75,20 @@ class SamplesOptions(Options):
         return PackingRules(
             method=self.packing, capacity=capacity, max_sequences=most, masked_per_pack=budget, seed=self.seed
         ).limits
+
+
+# --- The plan of packs, for all training sequences together -----------------------------------------------------------
+
+PLAN, HISTOGRAM = "plan.json", "histogram.json"
+
+
+def write_plan(folder: Path, histogram: NDArray[np.int64], options: SamplesOptions) -> dict[str, Any]:
+    """Plans the packs and writes the plan and the histogram of lengths; returns what there is to say of them."""
+    limits = options.limits()
+    plan = PLANNERS[options.packing](
+        histogram, limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs
+    )
+    save_plan(plan, folder / PLAN, fingerprint_of(histogram, limits, options.packing))
+    with draft(folder / HISTOGRAM) as file:
+        file.write(json.dumps({"counts": histogram.tolist()}).encode() + b"\n")
+    return {"packs": plan.packs, "efficiency": plan.efficiency, "sequences_per_pack": plan.packing_factor}

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from tensor3d.data.masking import MASKED_SHARE
-from tools.corpus.samples.corpora import TOKENIZER, Corpus, Run, Survey, parse_corpora, survey
-from tools.corpus.samples.draw import CONTINUATIONS, PARTS, DrawRules, DrawUnit, draw
-from tools.corpus.samples.gather import GatherUnit, gather, unigram_entropy
-from tools.corpus.samples.mixing import cuts_missing, deal, kept, targets
-from tools.corpus.samples.options import SamplesOptions
-from tools.corpus.samples.parts import Piece
-from tools.corpus.samples.plan import write_plan
-from tools.corpus.samples.reading import HELD_OUT, shard_names
+from tools.corpus.pipeline import Manifest, Step, Team, draft
+from tools.corpus.samples.document_runs import TOKENIZER, Corpus, Run, Survey, parse_corpora, survey
+from tools.corpus.samples.draw import CONTINUATIONS, PARTS, DrawRules, DrawUnit, Piece, draw
+from tools.corpus.samples.merge_shards import GatherUnit, cuts_missing, deal, gather, kept, targets, unigram_entropy
+from tools.corpus.samples.options import SamplesOptions, write_plan
+from tools.corpus.samples.reader import HELD_OUT, sample_shard_names
 from tools.corpus.tokenizers import Tokenizer, copy_tokenizer, load_tokenizer
-from tools.corpus.work import Manifest, Step, Team, draft
+
+# --- From documents of ids to shards of sequences and a plan of their packs -------------------------------------------
 
 MOST_CUTS = 1000
 """Times that a corpus is drawn, at most; weights that ask for more are a mistake."""
@@ -100,7 +99,7 @@ class _Samples:
             raise ValueError(f"{total} sequences cannot fill {options.shards} shards. Lower shards, or add documents.")
         shards, evaluation = self._gather(drawn, used, held_out)
         histogram = np.sum([shard["histogram"] for shard in shards], axis=0)
-        names = shard_names(options.shards)
+        names = sample_shard_names(options.shards)
         entropy = self._step.on_first(partial(unigram_entropy, self._step.scratch, names))
         packing = self._step.on_first(partial(write_plan, self._step.folder, histogram, options))
         return self._step.finish(
@@ -171,7 +170,7 @@ class _Samples:
             tuple(Piece(part.name, begin, end) for part, (begin, end) in zip(parts, places, strict=True) if end > begin)
             for places in deal(counts, self._options.shards)
         ]
-        named = dict(zip(shard_names(self._options.shards), pieces, strict=True))
+        named = dict(zip(sample_shard_names(self._options.shards), pieces, strict=True))
         if held_out:
             named[HELD_OUT] = tuple(Piece(part.name, 0, part.sequences) for part in held_out)
         of = {part.name: part for part in (*parts, *held_out)}

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    # Its package brings torch, which the processes that only write ids have no use for.
-    from tensor3d.data.special import SpecialTokens
+    from tensor3d.data.special_tokens import SpecialTokens
+
+
+# --- The makes of tokenizers, their files, and what is kept beside them -----------------------------------------------
+
+Kind = Literal["sentencepiece", "wordpiece", "json"]
+SETTINGS = "tokenizer-settings.json"
+FILES: MappingProxyType[Kind, str] = MappingProxyType(
+    {"sentencepiece": "tokenizer.model", "wordpiece": "vocab.txt", "json": "tokenizer.json"}
+)
+"""The file of each, in a folder that the step `tokenizer` has written."""
+
+
+def fingerprint(kind: Kind, content: bytes, **settings: Any) -> str:
+    """A hash of all that decides the ids."""
+    head = json.dumps([kind, settings], sort_keys=True).encode()
+    return hashlib.blake2b(head + b"\0" + content, digest_size=16).hexdigest()
+
+
+def read(file: Path) -> bytes:
+    """Raises ValueError where there is no such file."""
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise ValueError(f"there is no tokenizer file {file}; name one that exists.") from error
+
+
+def missing(package: str, error: ImportError) -> ValueError:
+    """For a package that this make of tokenizer needs."""
+    return ValueError(f"this tokenizer needs the package {package} ({error}): pip install 'tensor3d[corpus]'")
+
+
+# --- What every tokenizer can do --------------------------------------------------------------------------------------
 
 SPECIAL_NAMES = MappingProxyType(
     {
@@ -54,7 +88,7 @@ class Tokenizer(ABC):
     @cached_property
     def special(self) -> SpecialTokens:
         # Imported here: see above.
-        from tensor3d.data.special import SpecialTokens
+        from tensor3d.data.special_tokens import SpecialTokens
 
         return SpecialTokens(vocab_size=self.vocab_size, **self.special_ids)
 

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools.corpus.tokenizers.base import Tokenizer
-from tools.corpus.tokenizers.jsonfile import JsonTokenizer
-from tools.corpus.tokenizers.kinds import FILES, SETTINGS, Kind
-from tools.corpus.tokenizers.sentencepieces import SentencePieceTokenizer
+from tools.corpus.pipeline import draft
+from tools.corpus.tokenizers.base import FILES, SETTINGS, Kind, Tokenizer
+from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
+from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
-from tools.corpus.work import draft
 
 
 def open_tokenizer(kind: Kind, file: Path, *, lowercase: bool = False, any_case: bool = False) -> Tokenizer:

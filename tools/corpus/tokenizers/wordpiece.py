@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.corpus.tokenizers.base import FlatIds, Tokenizer, find_special, smallest
-from tools.corpus.tokenizers.kinds import fingerprint, missing, read
+from tools.corpus.tokenizers.base import FlatIds, Tokenizer, find_special, fingerprint, missing, read, smallest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
+
 
 UNKNOWN, PREFIX = "[UNK]", "##"
 LONGEST_WORD = 100

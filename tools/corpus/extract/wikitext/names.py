@@ -1,11 +1,11 @@
 """Names that decide what a piece of wikitext is: namespaces, tags, sections, templates; in the languages known here."""
 
-# Letters of other scripts are the point here.
-# ruff: noqa: RUF001
-
 from __future__ import annotations
 
 import re
+
+# Letters of other scripts are the point here.
+# ruff: noqa: RUF001
 
 
 def words(text: str) -> frozenset[str]:

@@ -1,0 +1,141 @@
+"""The bytes of one BERT pre-training step, in closed form. It must agree with the counter to the byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from models.bert.config import BertConfig
+from models.bert.cost_model.param_shapes import held, layer_norms
+from tensor3d.cost_model.comm_volume import (
+    Bytes,
+    Wire,
+    cross_entropy,
+    embedding,
+    layer_norm,
+    narrow_head,
+    product,
+    replicated_gradients,
+    select,
+    times,
+    together,
+    transformer_layer,
+    turn,
+)
+from tensor3d.distributed.cube_shape import AxisName
+from tensor3d.layers.attention import Recompute
+from tensor3d.sharding.param_layout import matrix, vector
+
+
+def micro_batch_traffic(
+    config: BertConfig,
+    wire: Wire,
+    rows: int,
+    masked: int,
+    first: int,
+    *,
+    keep_gathered: bool = False,
+    recompute: Recompute = "none",
+    read: int | None = None,
+) -> Bytes:
+    """One forward and backward pass, without what the ledger sums.
+
+    Args:
+        rows: tokens of a plane; masked, first: slots of a plane for masked positions and for [CLS].
+        keep_gathered, recompute: as the model was made.
+        read: slots of a plane for the rows that the last layer computes. None: all rows.
+    """
+    hidden, vocab = config.hidden, config.vocab
+    parts = [
+        embedding(wire, rows, vocab, hidden),
+        layer_norm(wire, rows),
+        _layers(config, wire, rows, keep_gathered, recompute == "layer", read),
+        # masked-LM head
+        select(wire, masked, hidden),
+        product(wire, masked, hidden, hidden, "z"),
+        layer_norm(wire, masked, "y"),
+        turn(wire, masked, hidden),
+        product(wire, masked, hidden, vocab, "z"),
+        cross_entropy(wire, masked),
+        # pooler and next-sentence head
+        select(wire, first, hidden),
+        product(wire, first, hidden, hidden, "z"),
+        narrow_head(wire, first, 2, "y"),
+        # both losses and both counts of right answers
+        wire.summed(("data", "x", "z"), 4, wire.statistic),
+    ]
+    if config.pre_norm:
+        parts.append(layer_norm(wire, rows if read is None else read))
+    return together(parts)
+
+
+def ledger_traffic(config: BertConfig, wire: Wire) -> Bytes:
+    """The sums of gradients that ranks hold copies of, once a step."""
+    by_sum = held(config, wire.shape, wire.rank).by_sum
+    return replicated_gradients(
+        wire, *(by_sum.get(each.sum_over, 0) for each in (vector("y"), vector("z"), matrix("z")))
+    )
+
+
+def step_traffic(
+    config: BertConfig,
+    wire: Wire,
+    rows: int,
+    masked: int,
+    first: int,
+    *,
+    micro_batches: int = 1,
+    norm: int = 1,
+    keep_gathered: bool = False,
+    recompute: Recompute = "none",
+    read: int | None = None,
+    lamb: int = 0,
+) -> Bytes:
+    """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and LAMB's norms.
+
+    Args:
+        read: as of `micro_batch_traffic`.
+        norm: numbers in the sum of the gradient norm and what goes along with it; 0: gradients are not clipped.
+        lamb: parameters whose norms LAMB takes.
+    """
+    one = micro_batch_traffic(
+        config, wire, rows, masked, first, keep_gathered=keep_gathered, recompute=recompute, read=read
+    )
+    return times(one, micro_batches) + end_of_step_traffic(config, wire, norm=norm, lamb=lamb)
+
+
+def end_of_step_traffic(config: BertConfig, wire: Wire, *, norm: int = 1, lamb: int = 0) -> Bytes:
+    """What comes once a step: the ledger's sums, the gradient norm and LAMB's norms; arguments as of `step_traffic`."""
+    everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
+    size = max(4, wire.parameter)
+    norms = [wire.summed(everyone, numbers, size) for numbers in (norm, 2 * lamb)]
+    return together([ledger_traffic(config, wire), *norms])
+
+
+def _layers(config: BertConfig, wire: Wire, rows: int, kept: bool, recomputed: bool, read: int | None) -> Bytes:
+    """Layers with as many norms send the same: a planner asks thousands of times for models of a hundred layers."""
+    kinds: Counter[tuple[int, int | None]] = Counter(
+        (layer_norms(config, number), None) for number in range(config.layers - 1)
+    )
+    kinds[layer_norms(config, config.layers - 1), read] += 1
+    total: Bytes = Counter()
+    for (norms, chosen), layers in kinds.items():
+        one = transformer_layer(
+            wire,
+            rows,
+            config.hidden,
+            config.inner_size,
+            gated=config.encoder == "modern",
+            norms=norms,
+            pre_norm=config.pre_norm,
+            kept=kept,
+            recomputed=recomputed,
+            chosen=chosen,
+        )
+        total += times(one, layers)
+    return total
+
+
+def read_slots(packs: int, budget: int, wire: Wire) -> int:
+    """U: slots of a plane of `packs` packs for rows that heads read, `budget` a pack (`tensor3d.data.batch`)."""
+    y, z = wire.size("y"), wire.size("z")
+    return -(-(packs // z) * budget // y) * y * z

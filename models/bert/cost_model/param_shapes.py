@@ -1,0 +1,178 @@
+"""The parameters of a BERT for pre-training and what a rank holds of them, without making any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from models.bert.config import BertConfig
+from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape
+from tensor3d.sharding.param_layout import Layout, chunk_bounds, copies, matrix, narrow, table, vector
+
+_NEXT_SENTENCE = 2  # classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One parameter of a model that need not exist."""
+
+    name: str
+    """As in `BertForPreTraining.named_parameters()`."""
+    shape: tuple[int, ...]
+    """Of the logical tensor."""
+    layout: Layout
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def local_shape(self, shape: CubeShape, rank: int) -> tuple[int, ...]:
+        """Of the block on a rank: nested chunks, as `Layout.slices` has them. The blocks of rank 0 are the largest."""
+        return self._block(shape, shape.coordinate(rank))
+
+    def held(self, shape: CubeShape, rank: int) -> int:
+        """Elements of the block on a rank."""
+        return math.prod(self.local_shape(shape, rank))
+
+    def held_at(self, shape: CubeShape, place: dict[AxisName, int]) -> int:
+        """The same for a rank whose place on the axes is known: for whoever asks for many parameters."""
+        return math.prod(self._block(shape, place))
+
+    def _block(self, shape: CubeShape, place: dict[AxisName, int]) -> tuple[int, ...]:
+        sizes = list(self.shape)
+        for axis in MESH_AXES:
+            dim = self.layout.dim_cut_by(axis)
+            if dim is not None:
+                first, last = chunk_bounds(sizes[dim], shape.size(axis), place[axis])
+                sizes[dim] = last - first
+        return tuple(sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Elements of a rank's blocks."""
+
+    tensors: int
+    """Parameters, each of which the rank has a block of."""
+    adapted_tensors: int
+    """Those with several dims: what LAMB takes the norms of."""
+    total: int
+    replicated: int
+    """Whose gradients are summed over several ranks at the end of a step."""
+    adapted: int
+    """In tensors with several dims."""
+    by_sum: dict[tuple[AxisName, ...], int]
+    """By the axes over which their gradients are summed."""
+
+
+@lru_cache(maxsize=1024)  # a planner asks for the memory of each box many times, and each time it depends on this
+def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> Held:
+    """What a rank holds of all parameters; rank 0 holds the most. Equal layers are looked at once."""
+    place, by_sum = shape.coordinate(rank), dict[tuple[AxisName, ...], int]()
+    tensors = adapted_tensors = adapted = 0
+    for parameter, number in _kinds(config):
+        tensors += number
+        elements = number * math.prod(parameter._block(shape, place))
+        axes = parameter.layout.sum_over
+        by_sum[axes] = by_sum.get(axes, 0) + elements
+        if len(parameter.shape) > 1:
+            adapted_tensors, adapted = adapted_tensors + number, adapted + elements
+    return Held(
+        tensors=tensors,
+        adapted_tensors=adapted_tensors,
+        total=sum(by_sum.values()),
+        replicated=sum(count for axes, count in by_sum.items() if any(shape.size(axis) > 1 for axis in axes)),
+        adapted=adapted,
+        by_sum=by_sum,
+    )
+
+
+def parameters(config: BertConfig) -> list[Planned]:
+    """All of them, in the model's order. A tied weight comes once."""
+    layers = [
+        parameter for number in range(config.layers) for parameter in _layer(f"bert.layers.{number}", config, number)
+    ]
+    return [*_before(config), *layers, *_after(config)]
+
+
+def _kinds(config: BertConfig) -> Iterator[tuple[Planned, int]]:
+    """All parameters, those of equal layers once, with the number of these."""
+    for parameter in (*_before(config), *_after(config)):
+        yield parameter, 1
+    first = {layer_norms(config, number): number for number in reversed(range(config.layers))}
+    for norms, number in first.items():
+        layers = sum(layer_norms(config, each) == norms for each in range(config.layers))
+        for parameter in _layer("", config, number):
+            yield parameter, layers
+
+
+def _before(config: BertConfig) -> list[Planned]:
+    hidden, vocab, bias = config.hidden, config.vocab, config.bias
+    found = [_matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z"))]
+    if config.encoder == "classic":
+        found.append(_matrix("bert.embeddings.positions.weight", config.positions, hidden, table("z")))
+    found += [
+        _matrix("bert.embeddings.types.weight", config.types, hidden, table("z")),
+        *_norm("bert.embeddings.norm", hidden, bias),
+    ]
+    return found
+
+
+def _after(config: BertConfig) -> list[Planned]:
+    hidden, vocab, bias = config.hidden, config.vocab, config.bias
+    found: list[Planned] = []
+    if config.pre_norm:
+        found += _norm("bert.final_norm", hidden, bias)
+    return [
+        *found,
+        *_linear("masked_lm.dense", hidden, hidden, bias),
+        *_norm("masked_lm.norm", hidden, bias, on_y=True),
+        Planned(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
+        *_linear("pooler.dense", hidden, hidden, bias),
+        _matrix("next_sentence.weight", _NEXT_SENTENCE, hidden, narrow("y")),
+        Planned(name="next_sentence.bias", shape=(_NEXT_SENTENCE,), layout=copies("y")),
+    ]
+
+
+def layer_norms(config: BertConfig, number: int) -> int:
+    """LayerNorms of layer `number`, counted from 0: the modern encoder's first layer has one less."""
+    return 1 if config.encoder == "modern" and number == 0 else 2
+
+
+def held_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
+    """Elements of all parameters on a rank; those of rank 0 are the most."""
+    return held(config, shape, rank).total
+
+
+def replicated_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
+    """Elements on a rank whose gradients are summed over several ranks at the end of a step."""
+    return held(config, shape, rank).replicated
+
+
+def _matrix(name: str, rows: int, columns: int, layout: Layout) -> Planned:
+    return Planned(name=name, shape=(rows, columns), layout=layout)
+
+
+def _linear(name: str, inputs: int, outputs: int, bias: bool, *, from_y: bool = False) -> Iterator[Planned]:
+    yield _matrix(f"{name}.weight", outputs, inputs, matrix("y" if from_y else "z"))
+    if bias:
+        yield Planned(name=f"{name}.bias", shape=(outputs,), layout=vector("z" if from_y else "y"))
+
+
+def _norm(name: str, hidden: int, bias: bool, *, on_y: bool = False) -> Iterator[Planned]:
+    for part in ("weight", "bias") if bias else ("weight",):
+        yield Planned(name=f"{name}.{part}", shape=(hidden,), layout=vector("y" if on_y else "z"))
+
+
+def _layer(name: str, config: BertConfig, number: int) -> Iterator[Planned]:
+    hidden, inner, bias = config.hidden, config.inner_size, config.bias
+    up, into = ("up", inner) if config.encoder == "classic" else ("gate_up", 2 * inner)
+    yield from _linear(f"{name}.attention.qkv", hidden, 3 * hidden, bias)
+    yield from _linear(f"{name}.attention.out", hidden, hidden, bias, from_y=True)
+    if layer_norms(config, number) == 2:
+        yield from _norm(f"{name}.attention_norm", hidden, bias)
+    yield from _linear(f"{name}.mlp.{up}", hidden, into, bias)
+    yield from _linear(f"{name}.mlp.down", inner, hidden, bias, from_y=True)
+    yield from _norm(f"{name}.mlp_norm", hidden, bias)

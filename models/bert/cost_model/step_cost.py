@@ -1,0 +1,277 @@
+"""A BERT and its global batch as the planner asks for them: exact bytes and calls, FLOPs, and estimates of the rest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from models.bert.config import BertConfig
+from models.bert.cost_model.comm_volume import end_of_step_traffic, micro_batch_traffic
+from models.bert.cost_model.flops import model_flops, work
+from models.bert.cost_model.param_shapes import Held, held
+from models.bert.cost_model.peak_memory import step_memory
+from models.bert.cost_model.saved_activations import Device, Load
+from tensor3d.cost_model.comm_volume import Bytes, Side, Wire, chunk
+from tensor3d.cost_model.step_cost import Choice, Memory, Product, StepCost
+from tensor3d.distributed.cube_shape import CubeShape
+from tensor3d.packing import attended
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Of an element of each compute type."""
+
+# Counted in one step of a small model with a dispatch mode, views left out: operators of a layer and of the rest of the
+# model, forward and backward; and how often a layer's memory-bound ones read or write a hidden state and what is in the
+# MLP. Good for an estimate.
+_OPERATORS = {"classic": 155, "modern": 213}
+_OPERATORS_OF_THE_REST = 270
+_STATES = {"classic": 153, "modern": 170}
+_INNER_STATES = {"classic": 10, "modern": 22}
+_EMBEDDING_STATES, _HEAD_STATES, _LOGITS = 40, 160, 14
+_ADAMW_BYTES, _LAMB_BYTES = 40, 80  # of an element's weight, gradient and moments, read and written, and clipping
+# Of clipping and a step of the optimiser, which take all parameters at once, and of each parameter's gradient.
+_ADAMW_OPERATORS, _LAMB_OPERATORS, _OPERATORS_OF_A_GRADIENT = 20, 40, 2
+
+
+_MOST_SEQUENCES = 2**22
+"""Of a step: each is gone through. BERT was trained with 2^16 at most (You et al. 2020)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The global batch of a step, in packs of full-length sequences.
+
+    Raises:
+        ValueError: a number below 1, sequences longer than a pack, more than 2^22 sequences.
+    """
+
+    packs: int
+    capacity: int = 512
+    """Token slots of a pack."""
+    length: int | None = None
+    """Tokens of a sequence. Default: capacity."""
+    masked_per_pack: int | None = None
+    """Slots for masked positions. Default: 3/20 of the capacity."""
+
+    def __post_init__(self) -> None:
+        for name in ("packs", "capacity", "length", "masked_per_pack"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1. Got {value}.")
+        if self.length is not None and self.length > self.capacity:
+            raise ValueError(f"a pack of {self.capacity} slots holds no sequence of {self.length} tokens.")
+        sequences = self.packs * -(-self.capacity // (self.length or self.capacity))
+        if sequences > _MOST_SEQUENCES:
+            raise ValueError(
+                f"a step has at most {_MOST_SEQUENCES:,} sequences. Got {sequences:,} in {self.packs:,} packs. Choose "
+                "fewer packs, or longer sequences."
+            )
+
+    @property
+    def tokens(self) -> int:
+        return self.packs * self.capacity
+
+    @property
+    def masked(self) -> int:
+        """Of a pack."""
+        return self.masked_per_pack or max(1, math.ceil(0.15 * self.capacity))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the sequences of a pack; the last one may be shorter."""
+        length = self.length or self.capacity
+        whole, tail = divmod(self.capacity, length)
+        return (length,) * whole + ((tail,) if tail else ())
+
+    def load(self, shape: CubeShape, micro_batches: int) -> Load:
+        """What a micro-batch gives a rank.
+
+        Raises:
+            ValueError: packs that do not divide.
+        """
+        ranks = shape.planes * shape.z * micro_batches
+        if self.packs % ranks:
+            raise ValueError(
+                f"{self.packs} packs must divide by data={shape.data}, x={shape.x}, z={shape.z} and {micro_batches} "
+                "micro-batches together. Choose another batch."
+            )
+        k = self.packs // ranks
+        packs, multiple = k * shape.z, math.lcm(shape.y, shape.z)
+        masked, first = packs * self.masked, packs * len(self.lengths)
+        return Load(
+            rows=packs * self.capacity,
+            masked=-(-masked // multiple) * multiple,
+            first=-(-first // multiple) * multiple,
+            lengths=self.lengths * k,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertCosts:
+    """`tensor3d.cost_model.step_cost.PlannedModel` for pre-training of a BERT."""
+
+    config: BertConfig
+    batch: Batch
+    compute: str = "bf16"
+    """Type of activations and products: "fp32", "bf16" or "fp16"."""
+    reduce: str = "fp32"
+    """Type in which gradients travel."""
+    optimizer: Literal["adamw", "lamb"] = "lamb"
+    device: Device = "cuda"
+    norm: int = 3
+    """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
+    stop and those whose loss is not finite come along."""
+    _loads: dict[tuple[int, ...], Load] = field(default_factory=dict, repr=False, compare=False)
+    _memories: dict[tuple[CubeShape, Choice], Memory] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "reduce"):
+            if getattr(self, name) not in BYTES:
+                raise ValueError(f"{name} must be one of {', '.join(BYTES)}. Got {getattr(self, name)!r}.")
+        longest = max(self.batch.lengths)
+        if self.config.encoder == "classic" and longest > self.config.positions:
+            raise ValueError(
+                f"sequences of {longest} tokens need positions of at least that. Got {self.config.positions}."
+            )
+
+    def refuse(self, shape: CubeShape) -> str | None:
+        try:
+            self.config.check(shape)
+        except ValueError as problem:
+            return str(problem)
+        ranks = shape.planes * shape.z
+        if self.batch.packs % ranks:
+            return f"{self.batch.packs:,} packs do not divide by data * x * z = {ranks:,}"
+        if not self.micro_batches(shape):
+            return f"the {shape.z} packs of a plane do not divide by y={shape.y}"
+        return None
+
+    def micro_batches(self, shape: CubeShape) -> list[int]:
+        """Divisors of the packs of a rank that leave micro-batches whose rows divide by y."""
+        each = self.batch.packs // (shape.planes * shape.z)
+        small = [n for n in range(1, math.isqrt(each) + 1) if each % n == 0]
+        every = sorted({*small, *(each // n for n in small)})
+        return [n for n in every if each // n * shape.z * self.batch.capacity % shape.y == 0]
+
+    def memory(self, shape: CubeShape, choice: Choice) -> Memory:
+        if (shape, choice) not in self._memories:  # a search asks whether it fits, then for its cost
+            self._memories[shape, choice] = self._memory(shape, choice)
+        return self._memories[shape, choice]
+
+    def _memory(self, shape: CubeShape, choice: Choice) -> Memory:
+        found = step_memory(
+            self.config,
+            self._wire(shape),
+            self._load(shape, choice),
+            micro_batches=choice.micro_batches,
+            recompute=choice.recompute,
+            keep_gathered=choice.keep_gathered,
+            optimizer=self.optimizer,
+            device=self.device,
+        )
+        return Memory(
+            weights=found.weights,
+            gradients=found.gradients,
+            optimizer=found.optimizer,
+            saved=found.saved.total,
+            passing=found.passing,
+            peak=found.peak,
+        )
+
+    def cost(self, shape: CubeShape, choice: Choice) -> StepCost:
+        config, wire, load = self.config, self._wire(shape), self._load(shape, choice)
+        here = held(config, shape)
+        again = 4 / 3 if choice.recompute != "none" else 1.0
+        calls = replace(wire, unit="calls")
+        micro, once = self._traffic(wire, load, choice, here)
+        micro_calls, once_calls = self._traffic(calls, load, choice, here)
+        lamb = self.optimizer == "lamb"
+        whole = 4 / 3 if choice.recompute == "layer" else 1.0
+        return StepCost(
+            wire=wire,
+            choice=choice,
+            products=self._products(load, choice),
+            micro=micro,
+            micro_calls=micro_calls,
+            once=once,
+            once_calls=once_calls,
+            attention_flops=again * self._attention(load) / shape.y,
+            touched=self._touched(wire, load, whole),
+            operators=round(config.layers * _OPERATORS[config.encoder] * whole) + _OPERATORS_OF_THE_REST,
+            once_touched=here.total * (_LAMB_BYTES if lamb else _ADAMW_BYTES),
+            once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors + (_LAMB_OPERATORS if lamb else _ADAMW_OPERATORS),
+            tokens=self.batch.tokens,
+            model_flops=self.model_flops(),
+            memory=self.memory(shape, choice),
+        )
+
+    def model_flops(self) -> int:
+        """Of a step, over all ranks."""
+        lengths, packs = self.batch.lengths, self.batch.packs
+        near = sum(int(attended(length, self.config.window)) for length in lengths)
+        return model_flops(
+            self.config,
+            self.batch.tokens,
+            packs * sum(length**2 for length in lengths),
+            packs * self.batch.masked,
+            packs * len(lengths),
+            packs * near,
+        )
+
+    def _wire(self, shape: CubeShape) -> Wire:
+        return Wire(shape=shape, compute=BYTES[self.compute], gradient=BYTES[self.reduce])
+
+    def _load(self, shape: CubeShape, choice: Choice) -> Load:
+        key = (shape.planes, shape.y, shape.z, choice.micro_batches)
+        if key not in self._loads:
+            self._loads[key] = self.batch.load(shape, choice.micro_batches)
+        return self._loads[key]
+
+    def _traffic(self, wire: Wire, load: Load, choice: Choice, here: Held) -> tuple[Bytes, Bytes]:
+        """Of a micro-batch, and of what comes once a step."""
+        rows = (load.rows, load.masked, load.first)
+        micro = micro_batch_traffic(
+            self.config, wire, *rows, keep_gathered=choice.keep_gathered, recompute=choice.recompute
+        )
+        adapted = here.adapted_tensors if self.optimizer == "lamb" else 0
+        return micro, end_of_step_traffic(self.config, wire, norm=self.norm, lamb=adapted)
+
+    def _products(self, load: Load, choice: Choice) -> tuple[Product, ...]:
+        config, hidden = self.config, self.config.hidden
+        into = config.inner_size * (2 if config.encoder == "modern" else 1)
+        sizes: list[tuple[int, int, Side]] = [
+            (hidden, 3 * hidden, "z"),
+            (hidden, hidden, "y"),
+            (hidden, into, "z"),
+            (config.inner_size, hidden, "y"),
+        ]
+        layers = [
+            Product(
+                rows=load.rows,
+                k=k,
+                n=n,
+                face=face,
+                times=config.layers,
+                kept=choice.keep_gathered,
+                repeated=choice.recompute == "layer",
+            )
+            for k, n, face in sizes
+        ]
+        heads = [(load.masked, hidden), (load.masked, config.vocab), (load.first, hidden)]
+        return (*layers, *(Product(rows=rows, k=hidden, n=n) for rows, n in heads))
+
+    def _attention(self, load: Load) -> float:
+        """FLOPs of a micro-batch over all members of y."""
+        cost = work(self.config)
+        pack = self.batch.lengths
+        near = sum(int(attended(length, self.config.window)) for length in pack) if cost.per_near else 0
+        one = cost.per_square * sum(length**2 for length in pack) + cost.per_near * near
+        return float(one) * (len(load.lengths) // len(pack))
+
+    def _touched(self, wire: Wire, load: Load, whole: float) -> float:
+        config, plane = self.config, wire.size("y") * wire.size("z")
+        state = load.rows * config.hidden // plane * wire.compute
+        layer = _STATES[config.encoder] + _INNER_STATES[config.encoder] * config.inner_size / config.hidden
+        head = load.masked * config.hidden // plane * wire.compute
+        logits = load.masked // wire.size("z") * chunk(config.vocab, wire.size("y"), 0) * wire.statistic
+        return (whole * config.layers * layer + _EMBEDDING_STATES) * state + _HEAD_STATES * head + _LOGITS * logits

@@ -1,0 +1,249 @@
+"""A model on a cube as a Hugging Face folder: config.json and model.safetensors, one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.bert.config import BertConfig
+from models.bert.huggingface.config import CONFIG, labels_from, settings_of
+from models.bert.huggingface.model_json import replacing, write_object
+from models.bert.huggingface.param_names import HEADS, library_names, part_of, thirds
+from tensor3d import Cube
+from tensor3d.checkpoint.format import NAME_OF, write_file
+from tensor3d.distributed.object_collectives import on_every_rank
+from tensor3d.parallelize import full_tensor
+
+WEIGHTS = "model.safetensors"
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ARCHITECTURES = {
+    frozenset({"pooler", "masked_lm", "next_sentence"}): "BertForPreTraining",
+    frozenset({"masked_lm"}): "BertForMaskedLM",
+    frozenset({"pooler", "next_sentence"}): "BertForNextSentencePrediction",
+    frozenset({"pooler", "classifier"}): "BertForSequenceClassification",
+    frozenset({"answers"}): "BertForQuestionAnswering",
+    frozenset({"pooler"}): "BertModel",
+    frozenset[str](): "BertModel",
+}
+
+_NO_POOLER = (
+    "the model has no pooler, and the library's BertModel makes a new one unless it is loaded with "
+    "add_pooling_layer=False; last_hidden_state does not depend on it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A folder that was written."""
+
+    folder: Path
+    architecture: str
+    """The library's class that it is for."""
+    note: str | None
+    """What has to be said to whoever loads it."""
+
+
+def export_huggingface(
+    model: nn.Module,
+    cube: Cube,
+    folder: Path,
+    *,
+    heads: Collection[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    labels: Sequence[str] | None = None,
+    problem: str | None = None,
+    dtype: str = "fp32",
+    types: Mapping[str, str] | None = None,
+) -> Exported:
+    """Writes what `transformers` loads without a missing or an unexpected tensor. Every rank calls it.
+
+    Tensors are made whole one after another; rank 0 writes them. The tied weight of the masked-LM head is written once.
+
+    Args:
+        model: `BertModel`, or a model with one as its attribute `bert`; its modules that are none of `HEADS` are left
+            out, and the note says so.
+        folder: made where it is not there; other files in it stay.
+        heads: those to write, of the model's. Default: all, but for a pooler that the others do not use.
+        settings: a config.json that was imported: what it says besides is kept.
+        labels: names of a classifier's outputs. Default: those of `settings`, else LABEL_0, LABEL_1, ...
+        problem: what the classifier is for, "classify" or "regress".
+        dtype: of the weights: "fp32", "bf16" or "fp16".
+        types: of single tensors that are of another one, by the library's names: `facts["types"]` of a folder that was
+            imported. "fp64" is written as fp32, to which it has been rounded on the way in.
+
+    Raises:
+        ValueError: a model that the library does not have, heads that none of its classes has together, a folder with
+            a model in it, weights too large for the type, or a file that cannot be written; on every rank.
+    """
+    whole = model if hasattr(model, "bert") else nn.ModuleDict({"bert": model})
+    plan = on_every_rank(cube, lambda: _Plan(whole, heads, dtype, types or {}, folder))
+    config = on_every_rank(cube, lambda: plan.settings(settings, labels, problem))
+    on_every_rank(cube, lambda: plan.write(config, cube))
+    return Exported(folder=folder, architecture=plan.architecture, note=plan.note)
+
+
+class _Plan:
+    """What is to be written, known on every rank before anything is."""
+
+    def __init__(
+        self, model: nn.Module, heads: Collection[str] | None, dtype: str, types: Mapping[str, str], folder: Path
+    ) -> None:
+        self.model, self.folder = model, folder
+        self.config: BertConfig = model.get_submodule("bert").config  # type: ignore[assignment]
+        if dtype not in _TYPES:
+            raise ValueError(f"dtype must be one of {', '.join(_TYPES)}. Got {dtype!r}.")
+        self.dtype, self._types = dtype, {name: "fp32" if kind == "fp64" else kind for name, kind in types.items()}
+        if unknown := [(name, kind) for name, kind in self._types.items() if kind not in _TYPES]:
+            name, kind = unknown[0]
+            raise ValueError(f"types must be of {', '.join(_TYPES)}. Got {kind!r} for {name}.")
+        _check_encoder(self.config)
+        for name in (CONFIG, WEIGHTS, f"{WEIGHTS}.index.json"):
+            if (folder / name).exists():
+                raise ValueError(f"{folder} has a {name} already, which is not overwritten. Name another folder.")
+        parts = frozenset(part for name, _ in model.named_parameters() if (part := part_of(name)) is not None)
+        self.heads = _chosen(parts & frozenset(HEADS), heads)
+        self._left_out = sorted(parts - self.heads) if heads is None else []
+        self.architecture = _ARCHITECTURES[self.heads]
+        self.parameters = {
+            name: parameter.detach()
+            for name, parameter in model.named_parameters()
+            if part_of(name) in (None, *self.heads)
+        }
+        for name in self.parameters:
+            library_names(name)  # raises for one that the library does not have
+
+    @property
+    def note(self) -> str | None:
+        told = []
+        if self._left_out:
+            lost = ", ".join(self._left_out)
+            told.append(f"{lost} was left out, which the library's {self.architecture} does not have")
+        if not self.heads:
+            told.append(_NO_POOLER)
+        return "; ".join(told) or None
+
+    def settings(
+        self, found: Mapping[str, Any] | None, labels: Sequence[str] | None, problem: str | None
+    ) -> dict[str, Any]:
+        """The config.json."""
+        if "classifier" not in self.heads:
+            return settings_of(self.config, self.architecture, self.dtype, found=found)
+        if problem not in (None, "classify", "regress"):
+            raise ValueError(f'problem of a classifier must be "classify", "regress" or None. Got {problem!r}.')
+        outputs = self.parameters["classifier.weight"].shape[0]
+        if labels is None:
+            labels = _labels_found(found or {}, self.architecture, outputs)
+        if len(labels) != outputs or len(set(labels)) != outputs:
+            raise ValueError(f"labels must be {outputs} different names, one for each output. Got {list(labels)}.")
+        dropout = getattr(self.model.get_submodule("dropout"), "p", self.config.dropout)
+        return settings_of(
+            self.config,
+            self.architecture,
+            self.dtype,
+            found=found,
+            labels=labels,
+            problem=problem,
+            classifier_dropout=None if dropout == self.config.dropout else dropout,
+        )
+
+    def write(self, config: Mapping[str, Any], cube: Cube) -> None:
+        """All ranks gather each tensor, whatever befalls rank 0: the others would wait for it."""
+        pieces = self._pieces(cube)
+        try:
+            if cube.rank == 0:
+                self._write_files(config, pieces)
+        finally:
+            for _ in pieces:
+                pass
+
+    def _write_files(self, config: Mapping[str, Any], pieces: Iterator[memoryview]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / WEIGHTS) as partial:
+            write_file(partial, chain([memoryview(self._header())], pieces))
+        write_object(self.folder / CONFIG, config)  # last: with it the folder is a model
+
+    def _targets(self, name: str) -> tuple[str, ...]:
+        """As the library itself names them: of a bare encoder without the prefix."""
+        bare = self.architecture == "BertModel"
+        return tuple(each.removeprefix("bert.") if bare else each for each in library_names(name))
+
+    def _header(self) -> bytes:
+        """The beginning of a safetensors file: its length, then JSON, filled up with blanks to a multiple of 8."""
+        content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        start = 0
+        for name, parameter in self.parameters.items():
+            targets = self._targets(name)
+            shape = (parameter.shape[0] // len(targets), *parameter.shape[1:])
+            for target, known in zip(targets, library_names(name), strict=True):
+                kind = self._type_of(known)
+                stop = start + prod(shape) * kind.itemsize
+                content[target] = {"dtype": NAME_OF[kind], "shape": shape, "data_offsets": (start, stop)}
+                start = stop
+        text = json.dumps(content, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text
+
+    def _pieces(self, cube: Cube) -> Iterator[memoryview]:
+        """The data of the file, tensor by tensor, on every rank."""
+        for name, parameter in self.parameters.items():
+            whole, targets = full_tensor(parameter, cube).cpu(), library_names(name)
+            parts = thirds(whole, self.config.head_dim) if len(targets) > 1 else (whole,)
+            for target, part in zip(targets, parts, strict=True):
+                yield self._bytes(name, part, self._type_of(target))
+
+    def _type_of(self, target: str) -> torch.dtype:
+        return _TYPES[self._types.get(target, self.dtype)]
+
+    def _bytes(self, name: str, part: Tensor, kind: torch.dtype) -> memoryview:
+        values = part.to(kind).contiguous()
+        if not values.isfinite().all() and part.isfinite().all():
+            told = next(each for each, known in _TYPES.items() if known == kind)
+            raise ValueError(f"{name} has values that {told} cannot hold. Export as fp32 or bf16.")
+        return memoryview(values.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's stubs
+
+
+def _labels_found(found: Mapping[str, Any], architecture: str, outputs: int) -> Sequence[str]:
+    """Those of a config.json that was imported, if it is of the same class and they are as many."""
+    if architecture in (found.get("architectures") or ()) and found.get("id2label"):
+        labels = labels_from(found, Path(CONFIG))
+        if len(labels) == outputs:
+            return labels
+    return [f"LABEL_{i}" for i in range(outputs)]
+
+
+def _check_encoder(config: BertConfig) -> None:
+    for field, value, needed, reason in (
+        ("encoder", config.encoder, "classic", "rotary positions, a gated MLP and no biases"),
+        ("norm", config.norm, "post", "norms before its blocks"),
+    ):
+        if value != needed:
+            raise ValueError(
+                f'Hugging Face\'s BERT has no {field}="{value}": this model has {reason}. Only encoder="classic" with '
+                'norm="post" can be exported.'
+            )
+
+
+def _chosen(present: frozenset[str], heads: Collection[str] | None) -> frozenset[str]:
+    """The heads to write. Older files have a pooler beside heads that do not use it, and no class has them together."""
+    chosen = present if heads is None else frozenset(heads)
+    if lost := sorted(chosen - present):
+        raise ValueError(f"the model has no head {lost[0]!r}. It has {_told(present)}.")
+    if heads is None and chosen not in _ARCHITECTURES:
+        chosen = chosen - {"pooler"}
+    if chosen not in _ARCHITECTURES:
+        known = "; ".join(map(_told, _ARCHITECTURES))
+        raise ValueError(f"no model of the library has the heads {_told(chosen)} together. Export one of: {known}.")
+    return chosen
+
+
+def _told(heads: Collection[str]) -> str:
+    return " and ".join(head for head in HEADS if head in heads) or "none"

@@ -1,0 +1,187 @@
+"""`from_pretrained`: a model with the weights of a folder."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from models.bert.huggingface.config import CONFIG
+from models.bert.huggingface.model_json import MODEL_JSON as MODEL_JSON
+from models.bert.huggingface.model_json import read_model_json, read_object
+from models.bert.huggingface.param_names import layers_among, of_encoder, part_of
+from models.bert.huggingface.reader import LibraryWeights
+from models.bert.huggingface.weights import Weights
+from tensor3d import Cube, checkpoint
+from tensor3d.checkpoint.directory import PROGRESS
+from tensor3d.checkpoint.state import MODEL
+from tensor3d.distributed.object_collectives import on_every_rank
+
+# --- Weights of a folder that this project has written: model.json and the newest checkpoint beside it ----------------
+
+CHECKPOINTS = "checkpoints"
+IMPORTED = "huggingface"
+"""Where an imported folder has the config.json that it was made from."""
+
+
+class OwnWeights(Weights):
+    """Opens a folder with a model.json.
+
+    Args:
+        folder: it.
+        step: the checkpoint to read. Default: the newest.
+
+    Raises:
+        ValueError: no model.json, no checkpoint, or ones that cannot be read.
+    """
+
+    def __init__(self, folder: Path, step: Path | None = None) -> None:
+        told = read_model_json(folder)
+        self.folder, self.config, self.heads = folder, told.config, told.heads
+        self.labels, self.problem, self.facts = told.labels, told.problem, told.facts
+        imported = folder / IMPORTED / CONFIG
+        self.settings = read_object(imported) if imported.exists() else None
+        found = step or checkpoint.latest(folder / CHECKPOINTS)
+        if found is None:
+            raise ValueError(
+                f"{folder} has no checkpoint yet. Wait for the first one of its run, or name another folder."
+            )
+        self.checkpoint = found
+        stored = checkpoint.read_contents(found).tensors
+        classifier = stored.get(f"{MODEL}classifier.weight")
+        self.outputs = classifier.shape[0] if classifier is not None else None
+        self._names = {name.removeprefix(MODEL) for name in stored if name.startswith(MODEL)}
+        if (layers := layers_among(self._names)) > self.config.layers:
+            raise ValueError(
+                f"{found} has {layers} layers, and the {MODEL_JSON} of {folder} says {self.config.layers}. They are of "
+                "different models: get both from the same folder."
+            )
+        present = {part_of(name) for name in self._names}
+        if lost := [head for head in self.heads if head not in present]:
+            raise ValueError(f"{found} has no {lost[0]}, which the model.json of {folder} says it has.")
+
+    def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
+        checkpoint.load(self.checkpoint, model, None, cube, only=used)
+        return {"unused": tuple(sorted(self._names - used.keys()))}
+
+
+# --- Finds out what kind of folder holds a model ----------------------------------------------------------------------
+
+
+def open_weights(folder: Path | str) -> Weights:
+    """A Hugging Face folder, a folder with a model.json (a run of `tools.pretrain` too), or one checkpoint inside it.
+
+    Reads what the folder says of itself and the headers of its weights; `Weights.fill` reads the numbers. Nothing is
+    downloaded, and nothing that a file holds is run.
+
+    Raises:
+        ValueError: it is none of these, or damaged; the message names the file.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "is not there"
+        raise ValueError(f"{folder} {kind}: a model is a folder. Nothing is downloaded; get the folder first.")
+    if (folder / MODEL_JSON).exists():
+        return OwnWeights(folder)
+    root = model_folder_of(folder)
+    if (folder / PROGRESS).exists():
+        if root == folder:
+            raise ValueError(
+                f"{folder} is a checkpoint, and the folder above it has no {MODEL_JSON} that says what model it is of. "
+                "Runs write it since models can be taken from them; keep a checkpoint in the folder of its run."
+            )
+        return OwnWeights(root, folder)
+    if (folder / CONFIG).exists():
+        return LibraryWeights(folder)
+    if folder.absolute().name == CHECKPOINTS and root != folder:
+        return OwnWeights(root)
+    if inside := sorted(child.name for child in folder.iterdir() if (child / MODEL_JSON).exists()):
+        raise ValueError(f"{folder} is no model, but holds some: {', '.join(inside)}. Name one: {folder / inside[0]}.")
+    raise ValueError(
+        f"{folder} is no folder of a model: it has neither {MODEL_JSON} (a model of this project, a run) nor {CONFIG} "
+        "(a Hugging Face model)."
+    )
+
+
+def model_folder_of(path: Path) -> Path:
+    """The folder of the model that a path means: itself, or the one with the model.json that this checkpoint, or this
+    folder of checkpoints, belongs to.
+
+    Checkpoints lie in the folder "checkpoints" of their model, or beside its model.json.
+    """
+    full = path.absolute()
+    if (path / MODEL_JSON).exists() or (path / CONFIG).exists():
+        return path
+    if full.name == CHECKPOINTS:
+        above = full.parent
+    elif full.parent.name == CHECKPOINTS:
+        above = full.parents[1]
+    elif (path / PROGRESS).exists():
+        above = full.parent
+    else:
+        return path
+    return above if (above / MODEL_JSON).exists() else path
+
+
+# --- `from_pretrained` ------------------------------------------------------------------------------------------------
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Pretrained(nn.Module):
+    """A module whose `__init__` takes a config and a cube."""
+
+    @classmethod
+    def from_pretrained(cls: type[M], folder: Path | str, cube: Cube, **options: Any) -> M:
+        """The model with the weights of a folder that `open_weights` takes. Every rank calls it at the same time.
+
+        What the folder does not have is initialised, after `cube.manual_seed`, and a warning says so.
+
+        Args:
+            options: further arguments of the class.
+
+        Raises:
+            ValueError: what `open_weights` or `Weights.fill` refuse, on every rank.
+        """
+        weights = on_every_rank(cube, lambda: open_weights(Path(folder)))
+        return made(cls, weights, cube, options)
+
+
+class PretrainedClassifier(nn.Module):
+    """As `Pretrained`, for a model that has a number of outputs."""
+
+    @classmethod
+    def from_pretrained(cls: type[M], folder: Path | str, cube: Cube, outputs: int | None = None, **options: Any) -> M:
+        """The model with the weights of a folder that `open_weights` takes. Every rank calls it at the same time.
+
+        What the folder does not have is initialised, after `cube.manual_seed`, and a warning says so. So is the
+        classifier where the folder's has another number of outputs.
+
+        Args:
+            outputs: classes, or 1 for regression. Default: as many as the folder's classifier has.
+            options: further arguments of the class.
+
+        Raises:
+            ValueError: what `open_weights` or `Weights.fill` refuse, or a folder without classifier and no `outputs`;
+                on every rank.
+        """
+        weights = on_every_rank(cube, lambda: open_weights(Path(folder)))
+        if outputs is None:
+            if weights.outputs is None:
+                raise ValueError(f"{folder} has no classifier. Say how many outputs the new one has: outputs=...")
+            outputs = weights.outputs
+        elif weights.outputs not in (None, outputs):
+            weights = weights.only([head for head in weights.heads if head != "classifier"])
+        options = {"dropout": weights.facts.get("classifier_dropout"), **options, "outputs": outputs}
+        return made(cls, weights, cube, options)
+
+
+def made(kind: type[M], weights: Weights, cube: Cube, options: dict[str, Any]) -> M:
+    """A model of this kind, filled. Warns on rank 0 of what the weights lack, and of what of their encoder is lost."""
+    model = kind(config=weights.config, cube=cube, **options)
+    filled = weights.fill(model, cube)
+    if (filled.fresh or any(map(of_encoder, filled.unused))) and cube.rank == 0:
+        warnings.warn(f"{weights.folder}: {filled.in_words()}.", stacklevel=3)
+    return model

@@ -1,0 +1,378 @@
+"""Weights of a Hugging Face folder: config.json, a file of tensors, and how they lie on the cube."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from models.bert.huggingface import param_names
+from models.bert.huggingface.config import (
+    CONFIG,
+    architectures_from,
+    classifier_dropout_from,
+    config_from,
+    labels_from,
+    problem_from,
+)
+from models.bert.huggingface.model_json import read_object
+from models.bert.huggingface.weights import Weights
+from tensor3d import Cube
+from tensor3d.checkpoint.format import NAME_OF
+from tensor3d.distributed.cube_shape import MESH_AXES
+from tensor3d.distributed.object_collectives import on_every_rank
+from tensor3d.sharding.param_layout import Layout, local
+
+# --- The tensors of a Hugging Face folder, in whichever of the usual files they are; read slice by slice --------------
+#
+#     model.safetensors                  read where it lies, a slice at a time
+#     model.safetensors.index.json       the same, of several files
+#     pytorch_model.bin                  a pickle, of which PyTorch reads tensors and plain values alone; nothing is run
+#     pytorch_model.bin.index.json       the same, of several files
+#
+# A .bin of PyTorch before 1.6 cannot be read in parts: each rank then holds that file while it reads it.
+
+_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+WEIGHT_FILES = (_SAFE, f"{_SAFE}.index.json", _PICKLED, f"{_PICKLED}.index.json")
+"""In the order in which they are looked for."""
+FLOATS = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+"""The types that weights may have in a file, and what they are called here."""
+
+Read = Callable[[str, tuple[slice, ...]], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileTensor:
+    """What a file says of one of its tensors."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors calls it: "F32"."""
+
+
+def file_tensors(folder: Path) -> dict[str, FileTensor]:
+    """All tensors of a folder by the names in the files; nothing but headers is read of safetensors.
+
+    Raises:
+        ValueError: no file of weights, or one that is none: cut off, a web page, a Git LFS pointer, code in a pickle.
+    """
+    found = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
+    if found is None:
+        raise ValueError(f"{folder} has no weights. It needs one of {', '.join(WEIGHT_FILES)}.")
+    if found.name.endswith(".index.json"):
+        return _of_index(found)
+    return _of_file(found)
+
+
+@contextmanager
+def reading(tensors: dict[str, FileTensor]) -> Iterator[Read]:
+    """A function that reads a slice of a tensor into host memory, inside the block."""
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+
+        def read(name: str, part: tuple[slice, ...]) -> Tensor:
+            path = tensors[name].path
+            is_safe = path.suffix == ".safetensors"
+            try:  # the file may have changed, or be another one on this rank, since its header was read
+                if path not in opened:
+                    opened[path] = stack.enter_context(safe_open(path, framework="pt")) if is_safe else _unpickled(path)
+                source = opened[path]
+                values: Tensor = (source.get_slice(name) if is_safe else source[name])[part]
+            except (SafetensorError, KeyError, RuntimeError) as problem:
+                raise ValueError(f"{path}: {name} cannot be read: {problem}.") from None
+            return values
+
+        yield read
+
+
+def _of_index(index: Path) -> dict[str, FileTensor]:
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{index} has no weight_map of tensors to files. Get it again from where the folder is from.")
+    files: dict[str, dict[str, FileTensor]] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise ValueError(f"{index} names {name!r}, which is no file of its folder. Put all files into one folder.")
+        path = index.parent / name
+        if not path.exists():
+            raise ValueError(f"{path} is missing: {index.name} says that it holds a part of the weights. Get it too.")
+        files[name] = _of_file(path)
+    if lost := sorted(name for name, file in places.items() if name not in files[file]):
+        raise ValueError(f"{index.parent / places[lost[0]]} has no {lost[0]}, which {index.name} says it has.")
+    return {name: files[file][name] for name, file in places.items()}
+
+
+def _of_file(path: Path) -> dict[str, FileTensor]:
+    _check_beginning(path)
+    if path.suffix != ".safetensors":
+        return {
+            name: FileTensor(path=path, shape=tuple(value.shape), dtype=NAME_OF.get(value.dtype, str(value.dtype)))
+            for name, value in _unpickled(path).items()
+        }
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            return {
+                name: FileTensor(path=path, shape=tuple(each.get_shape()), dtype=each.get_dtype())
+                for name, each in slices.items()
+            }
+    except SafetensorError as problem:
+        raise ValueError(f"{path} is cut off or damaged: {problem}. Get it again.") from None
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    try:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as problem:
+            if "mmap" not in str(problem):
+                raise
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as problem:
+        first = str(problem).partition("\n")[0]
+        raise ValueError(
+            f"{path} is no file of weights alone, or is damaged, and nothing in it is run: {first} Get the weights as "
+            "safetensors."
+        ) from None
+    except (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError) as problem:
+        first = str(problem).partition("\n")[0]
+        raise ValueError(f"{path} is cut off or damaged: {first}. Get it again.") from None
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(
+            f"{path} holds something else than tensors by name. Save the model's state_dict() alone, best as "
+            "safetensors."
+        )
+    return content
+
+
+def _check_beginning(path: Path) -> None:
+    """What downloads leave instead of weights."""
+    with path.open("rb") as file:
+        beginning = file.read(64)
+    if beginning.startswith(b"version https://git-lfs"):
+        raise ValueError(
+            f"{path} is a Git LFS pointer instead of the weights. Run `git lfs pull` in its folder, or download the "
+            "file itself."
+        )
+    if beginning.lstrip().startswith((b"<!", b"<html", b"<?xml")):
+        raise ValueError(f"{path} is a web page instead of weights. Download the file itself.")
+    if not beginning:
+        raise ValueError(f"{path} is empty. Get it again.")
+
+
+# --- Weights of a Hugging Face folder ---------------------------------------------------------------------------------
+
+_ATTENTION = ".attention.qkv."
+_COMPARED = 4096  # rows at once
+
+
+class LibraryWeights(Weights):
+    """Opens a Hugging Face folder: its config.json and the headers of its weights.
+
+    Raises:
+        ValueError: no BERT, no weights, or files that cannot be read; see `config_from` and `file_tensors`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        where = folder / CONFIG
+        self.folder, self.settings = folder, read_object(where)
+        self.config = config_from(self.settings, where)
+        found = file_tensors(folder)
+        self._tensors, self._names = found, _by_library_name(found, folder)
+        if (layers := param_names.layers_among(self._names)) > self.config.layers:
+            raise ValueError(
+                f"{folder}: the weights are of {layers} layers, and {CONFIG} says num_hidden_layers "
+                f"{self.config.layers}. {CONFIG} and weights are of different models: get both from the same place."
+            )
+        self.heads = tuple(head for head in param_names.heads_among(self._names) if self._meant(head))
+        self.outputs, self.labels, self.problem = None, None, "answer" if "answers" in self.heads else None
+        if "classifier" in self.heads:
+            self._take_labels(where)
+        self.facts: dict[str, Any] = {"dtype": _type_of_most(found)}
+        if types := _other_types(self._tensors, self._names, self.facts["dtype"]):
+            self.facts["types"] = types
+        if (dropout := classifier_dropout_from(self.settings, where)) is not None:
+            self.facts["classifier_dropout"] = dropout
+
+    def _take_labels(self, where: Path) -> None:
+        assert self.settings is not None
+        rows = self._tensors[self._names["classifier.weight"]].shape[0]
+        labels = labels_from(self.settings, where)
+        if len(labels) != rows:
+            raise ValueError(
+                f"{where} names {len(labels)} labels, and the classifier has {rows} outputs. Correct id2label."
+            )
+        self.outputs, self.problem = rows, problem_from(self.settings, rows, where)
+        self.labels = None if self.problem == "regress" else labels
+
+    def _meant(self, head: str) -> bool:
+        """Other models have a classifier too: of tokens, of choices."""
+        if head == "classifier":
+            said = architectures_from(self.settings or {}, self.folder / CONFIG) or ("BertForSequenceClassification",)
+            return "BertForSequenceClassification" in said and "bert.pooler.dense.weight" in self._names
+        return True
+
+    def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
+        sources = on_every_rank(cube, lambda: self._checked(used))
+        on_every_rank(cube, lambda: self._check_tied(used, cube))
+        on_every_rank(cube, lambda: self._read(used, sources, cube))
+        asked = {name for source in sources.values() for name in source}
+        if "masked_lm.projection.bias" in used:
+            asked |= {param_names.DECODER_WEIGHT, param_names.DECODER_BIAS, param_names.MASKED_LM_BIAS}
+        rounded = [name for name in asked if name in self._names and self._tensors[self._names[name]].dtype == "F64"]
+        narrow = any(tensor.dtype != torch.float64 for tensor in used.values())
+        return {
+            "unused": tuple(
+                found for name, found in self._names.items() if name not in asked | set(param_names.BUFFERS)
+            ),
+            "rounded": tuple(sorted(self._names[name] for name in rounded)) if narrow else (),
+        }
+
+    def _checked(self, used: dict[str, Tensor]) -> dict[str, tuple[str, ...]]:
+        """The library's tensors of each parameter, all of which are there and have the right shapes."""
+        sources = {}
+        for name, parameter in used.items():
+            sources[name] = tuple(self._present(each) for each in param_names.library_names(name))
+            rows, *columns = parameter.shape
+            for each in sources[name]:
+                self._check_shape(each, (rows // len(sources[name]), *columns))
+        return sources
+
+    def _present(self, name: str) -> str:
+        """`name`, or the other one that the bias of the masked-LM head has in some files."""
+        if name in self._names:
+            return name
+        if name == param_names.MASKED_LM_BIAS and param_names.DECODER_BIAS in self._names:
+            return param_names.DECODER_BIAS
+        prefix = param_names.prefix_among(self._tensors)
+        if prefix not in (None, "", "bert."):
+            raise ValueError(
+                f"{self.folder}: {name} is missing, for the names of the encoder begin with {prefix!r} instead of "
+                "'bert.', as wrappers of a model save them. Rename the tensors, without what stands before 'bert.', or "
+                "save the model inside with its own save_pretrained."
+            )
+        begin = f"the names of its encoder begin with {prefix!r}" if prefix else "its names have no prefix"
+        if prefix is None:
+            begin = f"it has no embedding of tokens, and its first tensor is {next(iter(self._tensors), 'none')}"
+        raise ValueError(f"{self.folder}: {name} is missing, which the model needs; {begin}. Get a complete BERT.")
+
+    def _check_shape(self, name: str, needed: tuple[int, ...]) -> None:
+        found = self._tensors[self._names[name]]
+        if found.dtype not in FLOATS:
+            raise ValueError(
+                f"{found.path}: {self._names[name]} is of type {found.dtype}, and one of {', '.join(FLOATS)} is needed."
+            )
+        if found.shape == needed:
+            return
+        told = f"{found.path}: {self._names[name]} has shape {found.shape}, and {needed} is needed."
+        if name == param_names.EMBEDDING and found.shape[1:] == needed[1:]:
+            raise ValueError(
+                f"{told} {CONFIG} says vocab_size {self.config.vocab}, and the weights have {found.shape[0]} entries. "
+                f"Get the {CONFIG} that belongs to the weights."
+            )
+        raise ValueError(f"{told} {CONFIG} and weights are of different models, or the model has other sizes.")
+
+    def _check_tied(self, used: dict[str, Tensor], cube: Cube) -> None:
+        """The masked-LM head has the embedding's own weight: where the file has another, it must be the same."""
+        if "masked_lm.projection.bias" not in used:
+            return
+        embedding = used["bert.embeddings.tokens.weight"]
+        pairs = (
+            (param_names.DECODER_WEIGHT, param_names.EMBEDDING, _own_part(embedding, cube)),
+            (param_names.DECODER_BIAS, param_names.MASKED_LM_BIAS, (slice(0, embedding.shape[0]),)),
+        )
+        with reading(self._tensors) as read:
+            for one, other, part in pairs:
+                if one not in self._names or other not in self._names:
+                    continue
+                self._check_shape(one, self._tensors[self._names[other]].shape)
+                if not all(
+                    _read(read, self._names[one], rows).equal(_read(read, self._names[other], rows))
+                    for rows in _in_blocks(part)
+                ):
+                    raise ValueError(
+                        f"{self.folder}: {one} differs from {other}, and this BERT has one tensor for both "
+                        "(tie_word_embeddings). Leave the head masked_lm out (--heads of `python -m tools.convert "
+                        "from-hf`, or Weights.only), or tie them."
+                    )
+
+    def _read(self, used: dict[str, Tensor], sources: dict[str, tuple[str, ...]], cube: Cube) -> None:
+        with reading(self._tensors) as read:
+            for name, parameter in used.items():
+                found = [self._names[each] for each in sources[name]]
+                here, part = local(parameter), _own_part(parameter, cube)
+                if _ATTENTION not in name:
+                    here.copy_(_read(read, found[0], part))
+                    continue
+                for third, each in enumerate(found):
+                    rows, places = param_names.third_of_rows(part[0], self.config.head_dim, third)
+                    values = _read(read, each, (rows, *part[1:]))
+                    here.index_copy_(0, places.to(here.device), values.to(here.device, here.dtype))
+
+
+def _own_part(parameter: Tensor, cube: Cube) -> tuple[slice, ...]:
+    """What this rank holds of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return tuple(slice(0, size) for size in parameter.shape)
+    placements = zip(MESH_AXES, parameter.placements, strict=True)
+    cut = tuple((axis, placement.dim) for axis, placement in placements if placement.is_shard())  # type: ignore[attr-defined]
+    return Layout(cut=cut, sum_over=()).slices(parameter.shape, cube)
+
+
+def _read(read: Read, name: str, part: tuple[slice, ...]) -> Tensor:
+    """Files cannot be asked for nothing, which is what some ranks hold of a small vocabulary."""
+    size = [each.stop - each.start for each in part]
+    if 0 in size:
+        return torch.empty(size)
+    return read(name, part)
+
+
+def _in_blocks(part: tuple[slice, ...]) -> Iterator[tuple[slice, ...]]:
+    """Some rows after others: two tensors are never held whole to be compared."""
+    rows, *columns = part
+    for first in range(rows.start, rows.stop, _COMPARED):
+        yield slice(first, min(first + _COMPARED, rows.stop)), *columns
+
+
+def _by_library_name(found: dict[str, FileTensor], folder: Path) -> dict[str, str]:
+    """The names in the files by the library's names of today."""
+    prefix = param_names.prefix_among(found)
+    by_name: dict[str, str] = {}
+    for name in sorted(found):
+        known = param_names.canonical(name, "" if prefix == "" else "bert.")
+        if known in by_name:
+            raise ValueError(
+                f"{folder} has {by_name[known]} and {name}, which are the same tensor. Remove one of them."
+            )
+        by_name[known] = name
+    return by_name
+
+
+def _type_of_most(found: Mapping[str, FileTensor]) -> str:
+    """The type that most numbers have."""
+    sizes: Counter[str] = Counter()
+    for tensor in found.values():
+        if tensor.dtype in FLOATS:
+            sizes[FLOATS[tensor.dtype]] += prod(tensor.shape)
+    return sizes.most_common(1)[0][0] if sizes else "fp32"
+
+
+def _other_types(tensors: Mapping[str, FileTensor], by_name: Mapping[str, str], usual: str) -> dict[str, str]:
+    """Of the tensors that are of another type than the usual one, by the library's names."""
+    found = {
+        name: FLOATS.get(tensors[own].dtype, usual) for name, own in by_name.items() if name not in param_names.BUFFERS
+    }
+    if param_names.DECODER_BIAS in found:
+        found.setdefault(param_names.MASKED_LM_BIAS, found[param_names.DECODER_BIAS])
+    return {name: kind for name, kind in found.items() if kind != usual}

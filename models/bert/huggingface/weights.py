@@ -1,0 +1,139 @@
+"""Weights in a folder, of whichever kind, and how they come into a model on a cube."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from models.bert.config import BertConfig
+from models.bert.huggingface.param_names import part_of
+from tensor3d import Cube
+
+W = TypeVar("W", bound="Weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """What a model got from a folder, and what it did not."""
+
+    found: tuple[str, ...]
+    """Heads of the model that have their weights from the folder; the encoder always has."""
+    fresh: tuple[str, ...]
+    """Heads and other modules of the model that did not come from the folder: as they were initialised."""
+    unused: tuple[str, ...]
+    """Tensors of the folder that the model has no place for, under the folder's names."""
+    declined: tuple[str, ...] = ()
+    """Those of `fresh` that the folder has, and that were not to be taken (`Weights.only`)."""
+    rounded: tuple[str, ...] = ()
+    """Tensors of the folder in fp64 that were rounded to the model's type."""
+
+    def in_words(self) -> str:
+        """One line for the user."""
+        told = [f"loaded: {', '.join(('encoder', *self.found))}"]
+        if lacking := [part for part in self.fresh if part not in self.declined]:
+            told.append(f"not in the folder, so as initialised: {', '.join(lacking)}")
+        if self.declined:
+            told.append(f"not taken from the folder, so as initialised: {', '.join(self.declined)}")
+        if self.rounded:
+            told.append(f"fp64 in the folder, so rounded: {_some(self.rounded)}")
+        if self.unused:
+            told.append(f"in the folder, but not of this model: {_some(self.unused)}")
+        return "; ".join(told)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"{', '.join(names[:4])}{more}"
+
+
+class Weights(ABC):
+    """A folder whose weights are ready to be read; `open_weights` finds out what kind it is.
+
+    Attributes:
+        folder: it.
+        config: its encoder.
+        heads: those that it has the weights of, of `HEADS`.
+        outputs: of the classifier, where there is one.
+        labels: names of the classes, where the classifier has classes.
+        problem: "classify", "regress" or "answer", where there is a head for it.
+        facts: what else it says: of its model.json, or found in a Hugging Face folder: "dtype", that of most numbers;
+            "types", those of single tensors that are of another one, by the library's names; "classifier_dropout".
+        settings: the config.json of the Hugging Face folder that it is or was.
+    """
+
+    folder: Path
+    config: BertConfig
+    heads: tuple[str, ...]
+    outputs: int | None
+    labels: tuple[str, ...] | None
+    problem: str | None
+    facts: dict[str, Any]
+    settings: dict[str, Any] | None
+    _declined: tuple[str, ...] = ()
+
+    def only(self: W, heads: Collection[str]) -> W:
+        """The same folder, of whose heads these alone are taken: the others are as if they were not there.
+
+        Raises:
+            ValueError: a head that the folder does not have.
+        """
+        if lost := [head for head in heads if head not in self.heads]:
+            raise ValueError(
+                f"{self.folder} has no head {lost[0]!r}. It has {', '.join(self.heads) or 'none'}: name some of these."
+            )
+        chosen = copy.copy(self)
+        chosen.heads = tuple(head for head in self.heads if head in heads)
+        chosen._declined = (*self._declined, *(head for head in self.heads if head not in heads))
+        if "classifier" not in chosen.heads:
+            chosen.outputs = chosen.labels = None
+        if not {"classifier", "answers"} & set(chosen.heads):
+            chosen.problem = None
+        return chosen
+
+    def fill(self, model: nn.Module, cube: Cube) -> Filled:
+        """Gives a model the weights, in the types of its parameters; heads that the folder does not have stay.
+
+        Every rank calls it, and reads the parts that it holds. Names and shapes are compared on every rank before
+        anything is changed.
+
+        Args:
+            model: `BertModel`, or a model with one as its attribute `bert`; its modules that are none of `HEADS` stay
+                as they are.
+
+        Raises:
+            ValueError: a tensor is missing or of another shape, or cannot be read; with its name, on every rank.
+        """
+        whole = model if hasattr(model, "bert") else nn.ModuleDict({"bert": model})
+        parameters = {name: parameter.detach() for name, parameter in whole.named_parameters()}
+        wanted = {part for name in parameters if (part := part_of(name)) is not None}
+        found = tuple(head for head in self.heads if head in wanted)
+        if "classifier" in found:
+            self._check_outputs(parameters)
+        used = {name: tensor for name, tensor in parameters.items() if part_of(name) in (None, *found)}
+        left = self._fill(whole, used, cube)
+        fresh = tuple(sorted(wanted - set(found)))
+        declined = tuple(part for part in fresh if part in self._declined)
+        return Filled(found=found, fresh=fresh, declined=declined, **left)
+
+    def _check_outputs(self, parameters: Mapping[str, Tensor]) -> None:
+        classifier = parameters.get("classifier.weight")
+        if classifier is not None and self.outputs is not None and classifier.shape[0] != self.outputs:
+            raise ValueError(
+                f"{self.folder} has a classifier of {self.outputs} outputs, and the model's has {classifier.shape[0]}. "
+                "Leave it out (Weights.only), so that the model's own starts as initialised, or make the model with as "
+                "many."
+            )
+
+    @abstractmethod
+    def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
+        """Fills the parameters of `used`; returns fields of `Filled`: what of the folder has no place, and so on.
+
+        Args:
+            model: with `bert` inside.
+        """

@@ -1,0 +1,186 @@
+"""What each backend can do: one record each, from which the choice and the refusals follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tensor3d.batches.row_queries import Queries
+from tensor3d.batches.sequences import Sequences
+
+# --- What is asked of a backend beside q, k and v ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    sequences: Sequences
+    queries: Queries | None
+    """None: all rows ask."""
+    dropout: float
+    causal: bool
+    window: int | None
+    """None where it is no narrower than the longest sequence, too."""
+
+
+def apart(v: Tensor, k: Tensor) -> Tensor:
+    """Values that will be kept for backward. Where turned queries and keys have left a fused QKV, the whole of it would
+    be kept for the values alone; a copy of them is smaller."""
+    return v if k._base is not None and k._base is v._base else v.contiguous()
+
+
+# --- What each backend can do -----------------------------------------------------------------------------------------
+
+Name = Literal["reference", "grouped", "varlen", "flex"]
+Backend = Literal["auto", Name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What decides which backends can serve a call."""
+
+    device: str
+    """Its type, as "cpu" or "cuda"."""
+    dtype: torch.dtype
+    head_dim: int
+    capability: tuple[int, int] | None = None
+    """Of the GPU; None on other devices."""
+    dropout: bool = False
+    causal: bool = False
+    window: bool = False
+    queries: bool = False
+    gradient: bool = True
+    """Whether a backward pass may come."""
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Facts:
+        return cls(
+            device=k.device.type,
+            dtype=k.dtype,
+            head_dim=k.shape[-1],
+            capability=torch.cuda.get_device_capability(k.device) if k.is_cuda else None,
+            dropout=call.dropout > 0,
+            causal=call.causal,
+            window=call.window is not None,
+            queries=call.queries is not None,
+            gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """What a backend serves."""
+
+    name: Name
+    devices: tuple[str, ...] | None = None
+    """None: all."""
+    backward: tuple[str, ...] | None = None
+    """The devices on which it has a backward pass. None: all."""
+    types: tuple[torch.dtype, ...] | None = None
+    """None: all floating-point types."""
+    capability: tuple[int, int] | None = None
+    """The least of a GPU."""
+    head_dims: tuple[int, int] | None = None
+    """The head dimension is a multiple of the first, and at most the second. None: any."""
+    least_head_dim: int = 1
+    dropout: bool = True
+    causal: bool = True
+    window: bool = True
+    queries: bool = True
+    queries_masked: bool = True
+    """Queries together with a causal mask or a window."""
+
+    def refusals(self, facts: Facts) -> list[str]:
+        """Why it cannot serve a call; nothing if it can."""
+        found = []
+        if self.devices is not None and facts.device not in self.devices:
+            found.append(f"runs on {_either(self.devices)}, not on {facts.device}")
+        elif facts.gradient and self.backward is not None and facts.device not in self.backward:
+            found.append(f"has no backward pass on {facts.device} (only under torch.no_grad)")
+        if self.types is not None and facts.dtype not in self.types:
+            found.append(f"takes {_either([named(each) for each in self.types])}, not {named(facts.dtype)}")
+        if None not in (self.capability, facts.capability) and facts.capability < self.capability:  # type: ignore[operator]
+            found.append(
+                f"needs a GPU of compute capability {_dotted(self.capability)}, not {_dotted(facts.capability)}"
+            )
+        if self.head_dims is not None and (facts.head_dim % self.head_dims[0] or facts.head_dim > self.head_dims[1]):
+            step, most = self.head_dims
+            found.append(f"needs a head dimension that divides by {step} and is at most {most}, not {facts.head_dim}")
+        if facts.head_dim < self.least_head_dim:
+            found.append(f"needs a head dimension of at least {self.least_head_dim}, not {facts.head_dim}")
+        for wanted, has, what in (
+            (facts.dropout, self.dropout, "dropout of the probabilities"),
+            (facts.causal, self.causal, "causal mask"),
+            (facts.window, self.window, "window"),
+            (facts.queries, self.queries, "choice of queries"),
+        ):
+            if wanted and not has:
+                found.append(f"has no {what}")
+        if facts.queries and (facts.causal or facts.window) and self.queries and not self.queries_masked:
+            found.append("takes chosen queries without a causal mask and without a window only")
+        return found
+
+
+SUPPORT: dict[Name, Support] = {
+    "reference": Support(name="reference"),
+    "grouped": Support(name="grouped"),
+    "varlen": Support(
+        name="varlen",
+        devices=("cuda",),
+        backward=("cuda",),
+        types=(torch.bfloat16, torch.float16),
+        capability=(8, 0),
+        head_dims=(8, 256),
+        dropout=False,
+        # Its mask would be aligned with the last query, wherever that one stands.
+        queries_masked=False,
+    ),
+    "flex": Support(
+        name="flex",
+        devices=("cuda", "cpu"),
+        backward=("cuda",),
+        types=(torch.float32, torch.bfloat16, torch.float16),
+        capability=(7, 0),
+        least_head_dim=16,  # of the tiles that Triton multiplies
+        dropout=False,
+    ),
+}
+AUTO: tuple[Name, ...] = ("varlen", "grouped")
+"""The first that can serve a call is taken; the last one serves all. FlexAttention is compiled for every size, which is
+for the user to want."""
+
+
+def choose(backend: Backend, facts: Facts) -> Name:
+    """The backend that serves a call.
+
+    Raises:
+        ValueError: an unknown one, or one that cannot.
+    """
+    if backend == "auto":
+        return next(name for name in AUTO if not SUPPORT[name].refusals(facts))
+    if backend not in SUPPORT:
+        raise ValueError(f"attention backend must be one of {', '.join(['auto', *SUPPORT])}. Got {backend!r}.")
+    refusals = SUPPORT[backend].refusals(facts)
+    if refusals:
+        others = [name for name, support in SUPPORT.items() if name != "reference" and not support.refusals(facts)]
+        raise ValueError(
+            f'attention backend "{backend}" cannot serve this call: it {"; it ".join(refusals)}. Take '
+            f'{_either([f"{other!r}" for other in others])}, or "auto", which takes '
+            f"{choose('auto', facts)!r} here."
+        )
+    return backend
+
+
+def named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(names)
+
+
+def _dotted(capability: tuple[int, int] | None) -> str:
+    return "none" if capability is None else f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,294 @@
+"""Bytes that one rank receives, in closed form, by axis and kind: what the counter (comm_stats.py) must show.
+
+The same formulas count collectives with `Wire(unit="calls")`.
+
+    R rows of a plane (R = M/x for one box of M tokens), K input and N output features, H hidden size, V vocabulary
+
+All sums are for one forward and backward pass in the ring model. `Wire` holds what every formula needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from tensor3d.distributed.comm_stats import Key, Kind, bucket_elements
+from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
+
+Bytes = Counter[Key]
+Side = Literal["y", "z"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """A cube's shape, the place of the rank that is asked about, and the sizes of what travels."""
+
+    shape: CubeShape
+    rank: int = 0
+    compute: int = 4
+    """Bytes of an element of activations and gathered weights."""
+    gradient: int = 4
+    """Bytes of an element of the gradients of parameters, while they travel."""
+    parameter: int = 4
+    """Bytes of an element of the parameters: fp32 unless the model is fp64."""
+    unit: Literal["bytes", "calls"] = "bytes"
+    """What is counted: bytes received by the rank, or collectives that it issues."""
+
+    @property
+    def statistic(self) -> int:
+        """Bytes of a number in statistics and losses: at least fp32, and at least the type of the activations."""
+        return max(4, self.compute)
+
+    def size(self, axis: AxisName) -> int:
+        return self._sizes[axis]
+
+    def index(self, axis: AxisName) -> int:
+        return self._place[axis]
+
+    # Formulas ask for both dozens of times.
+
+    @cached_property
+    def _sizes(self) -> dict[AxisName, int]:
+        return {axis: self.shape.size(axis) for axis in AXES}
+
+    @cached_property
+    def _place(self) -> dict[AxisName, int]:
+        return self.shape.coordinate(self.rank)
+
+    def moved(self, axis: AxisName, kind: Kind, shard: int, size: int) -> Bytes:
+        """An all-gather or reduce-scatter whose shard on each member has `shard` elements of `size` bytes."""
+        members = self.size(axis)
+        return self._counted(axis, kind, (members - 1) * shard * size) if members > 1 else Counter()
+
+    def summed(self, axes: tuple[AxisName, ...], elements: int, size: int) -> Bytes:
+        """An all-reduce of `elements` over several axes taken together."""
+        members = self.members(axes)
+        if members == 1 or elements == 0:
+            return Counter()
+        return self._counted(self.named(axes), "all-reduce", 2 * (members - 1) * -(-elements // members) * size)
+
+    def summed_in_buckets(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:
+        """The ledger's sum of gradients that are held by the same ranks: any number of all-reduces."""
+        whole = self.summed(axes, elements, self.gradient)
+        if self.unit == "bytes":
+            return whole
+        buckets = -(-elements // bucket_elements(self.members(axes), self.parameter))
+        return Counter(dict.fromkeys(whole, buckets))
+
+    def exchanged(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:
+        """An all-to-all in which this rank receives `elements` of the compute type from others."""
+        return self._counted(self.named(axes), "all-to-all", elements * self.compute)
+
+    def members(self, axes: tuple[AxisName, ...]) -> int:
+        return math.prod(self.size(axis) for axis in axes)
+
+    def named(self, axes: tuple[AxisName, ...]) -> str:
+        """As the counter names several axes taken together."""
+        return "+".join(axis for axis in AXES if axis in axes and self.size(axis) > 1)
+
+    def _counted(self, name: str, kind: Kind, received: int) -> Bytes:
+        return Counter({(name, kind): received if self.unit == "bytes" else 1})
+
+
+def times(count: Bytes, number: int) -> Bytes:
+    return Counter({key: number * each for key, each in count.items()})
+
+
+def together(parts: Iterable[Bytes]) -> Bytes:
+    """The sum, without the copy that `Counter` makes at every `+`: a search over many boxes adds a million counts."""
+    total: dict[Key, int] = {}
+    for part in parts:
+        for key, count in part.items():
+            total[key] = total.get(key, 0) + count
+    return Counter(total)
+
+
+def other(face: Side) -> Side:
+    return "y" if face == "z" else "z"
+
+
+def chunk(size: int, parts: int, index: int) -> int:
+    """Elements of chunk `index` when `size` is cut into `parts`, as DTensor cuts."""
+    step = -(-size // parts)
+    return max(0, min(step, size - index * step))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductTraffic:
+    """Each collective of a matrix product, once."""
+
+    gather_a: Bytes
+    gather_w: Bytes
+    scatter_c: Bytes
+    gather_dc: Bytes
+    scatter_da: Bytes
+    scatter_dw: Bytes
+
+
+def product_collectives(wire: Wire, rows: int, k: int, n: int, face: Side = "z") -> ProductTraffic:
+    """Of one product of `tensor3d.sharding.matmul` (Bian et al. 2021, §3.1)."""
+    a, c = other(face), face
+    slab = chunk(n, wire.size(a), wire.index(a))  # output features of this rank's slice
+    columns = k // wire.size(c)
+    own_a, own_c = rows // wire.size(a) * columns, rows // wire.size(c) * slab
+    own_w = -(-slab // wire.size("x")) * columns
+    return ProductTraffic(
+        gather_a=wire.moved(a, "all-gather", own_a, wire.compute),
+        gather_w=wire.moved("x", "all-gather", own_w, wire.compute),
+        scatter_c=wire.moved(c, "reduce-scatter", own_c, wire.compute),
+        gather_dc=wire.moved(c, "all-gather", own_c, wire.compute),
+        scatter_da=wire.moved(a, "reduce-scatter", own_a, wire.compute),
+        scatter_dw=wire.moved("x", "reduce-scatter", own_w, wire.gradient),
+    )
+
+
+def product(
+    wire: Wire,
+    rows: int,
+    k: int,
+    n: int,
+    face: Side = "z",
+    *,
+    input_gradient: bool = True,
+    kept: bool = False,
+    forward_only: bool = False,
+) -> Bytes:
+    """One matrix product: three collectives forward, five backward.
+
+    Args:
+        kept: gathered operands were kept for backward (`reshard_after_forward=False`).
+    """
+    each = product_collectives(wire, rows, k, n, face)
+    forward = [each.gather_a, each.gather_w, each.scatter_c]
+    if forward_only:
+        return together(forward)
+    backward = [each.gather_dc, each.scatter_dw]
+    if not kept:
+        backward.append(each.gather_a)
+    if input_gradient:
+        backward.append(each.scatter_da)
+        backward += [] if kept else [each.gather_w]
+    return together([*forward, *backward])
+
+
+def layer_norm(wire: Wire, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:
+    """Three numbers a row forward, two back."""
+    own = rows // wire.size(other(face))
+    forward = wire.moved(face, "all-gather", 3 * own, wire.statistic)
+    return forward if forward_only else together([forward, wire.summed((face,), 2 * own, wire.statistic)])
+
+
+def rms_norm(wire: Wire, rows: int, face: Side = "z") -> Bytes:
+    """One number a row each way."""
+    own = rows // wire.size(other(face))
+    return wire.summed((face,), own, wire.statistic) + wire.summed((face,), own, wire.statistic)
+
+
+def select(wire: Wire, rows: int, hidden: int, *, forward_only: bool = False) -> Bytes:
+    """`rows` selected of a plane on face z: a reduce-scatter forward, an all-gather back."""
+    shard = rows // wire.size("y") * (hidden // wire.size("z"))
+    forward = wire.moved("y", "reduce-scatter", shard, wire.compute)
+    return forward if forward_only else forward + wire.moved("y", "all-gather", shard, wire.compute)
+
+
+def embedding(wire: Wire, rows: int, vocab: int, hidden: int) -> Bytes:
+    """The table's slab over x each way, and a lookup of all rows of the plane."""
+    slab = chunk(vocab, wire.size("y"), wire.index("y"))
+    shard = -(-slab // wire.size("x")) * (hidden // wire.size("z"))
+    table = wire.moved("x", "all-gather", shard, wire.compute)
+    return table + wire.moved("x", "reduce-scatter", shard, wire.gradient) + select(wire, rows, hidden)
+
+
+def turn(wire: Wire, rows: int, columns: int) -> Bytes:
+    """Face y to face z and back: each time the new shard less what this rank already held of it."""
+    y, z = wire.size("y"), wire.size("z")
+    if y * z == 1:
+        return Counter()
+    shard = rows * columns // (y * z)
+    kept = _common(rows, (y, wire.index("y")), (z, wire.index("z"))) * _common(
+        columns, (z, wire.index("z")), (y, wire.index("y"))
+    )
+    once = wire.exchanged(("y", "z"), shard - kept)
+    return once + once
+
+
+def _common(length: int, first: tuple[int, int], second: tuple[int, int]) -> int:
+    """How much slice i of n and slice j of m of the same length have in common."""
+    (n, i), (m, j) = first, second
+    return max(0, min((i + 1) * (length // n), (j + 1) * (length // m)) - max(i * (length // n), j * (length // m)))
+
+
+def cross_entropy(wire: Wire, rows: int) -> Bytes:
+    """Four numbers a row of face y, forward only."""
+    return wire.moved("y", "all-gather", 4 * (rows // wire.size("z")), wire.statistic)
+
+
+def narrow_head(wire: Wire, rows: int, classes: int, face: Side = "y") -> Bytes:
+    """The logits, summed over the columns axis, forward only."""
+    return wire.summed((face,), rows // wire.size(other(face)) * classes, wire.statistic)
+
+
+def transformer_layer(
+    wire: Wire,
+    rows: int,
+    hidden: int,
+    inner: int,
+    *,
+    gated: bool = False,
+    norms: int = 2,
+    pre_norm: bool = False,
+    kept: bool = False,
+    recomputed: bool = False,
+    chosen: int | None = None,
+) -> Bytes:
+    """QKV, output, up, down and the LayerNorms; attention itself sends nothing.
+
+    Args:
+        gated: up is the product of a `GatedMLP3D`, with the gate.
+        norms: how many LayerNorms the layer has; the modern encoder's first has one.
+        pre_norm: whether they stand before the blocks. It matters for chosen rows alone.
+        kept: gathered operands of the products were kept for backward.
+        recomputed: backward repeats the whole forward first.
+        chosen: rows of the plane for which alone the layer goes on after attention. None: all.
+    """
+    few = rows if chosen is None else chosen
+    products: list[tuple[int, int, int, Side]] = [
+        (rows, hidden, 3 * hidden, "z"),
+        (few, hidden, hidden, "y"),
+        (few, hidden, 2 * inner if gated else inner, "z"),
+        (few, inner, hidden, "y"),
+    ]
+    normed = [few] * norms
+    if pre_norm and norms == 2:
+        normed[0] = rows
+    parts = [product(wire, m, k, n, face, kept=kept) for m, k, n, face in products]
+    parts += [layer_norm(wire, m) for m in normed]
+    parts += [] if chosen is None else [select(wire, chosen, hidden)]
+    if recomputed:
+        parts += [product(wire, m, k, n, face, forward_only=True) for m, k, n, face in products]
+        parts += [layer_norm(wire, m, forward_only=True) for m in normed]
+        parts += [] if chosen is None else [select(wire, chosen, hidden, forward_only=True)]
+    return together(parts)
+
+
+def replicated_gradients(wire: Wire, on_y: int, on_z: int, matrices: int) -> Bytes:
+    """The ledger's sums at the end of a backward pass (once a step under accumulation).
+
+    Args:
+        on_y, on_z: local elements of vectors, tables and narrow heads on each face.
+        matrices: local elements of weights, which are copies over data alone.
+    """
+    # Sums over the same ranks share a bucket: with x = y = z = 1, all three are over data.
+    buckets: Counter[tuple[AxisName, ...]] = Counter()
+    sums: list[tuple[int, tuple[AxisName, ...]]] = [
+        (on_y, ("data", "x", "z")),
+        (on_z, ("data", "x", "y")),
+        (matrices, ("data",)),
+    ]
+    for elements, axes in sums:
+        buckets[tuple(axis for axis in axes if wire.size(axis) > 1)] += elements
+    return together(wire.summed_in_buckets(axes, elements) for axes, elements in buckets.items())

@@ -1,0 +1,124 @@
+"""What a training step asks of one rank: the plain numbers between a model's closed forms and a cluster's seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+from tensor3d.cost_model.comm_volume import Bytes, ProductTraffic, Side, Wire, other, product_collectives
+from tensor3d.distributed.cube_shape import CubeShape
+
+Recompute = Literal["none", "attention", "layer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A matrix product of `tensor3d.sharding.matmul`, as often as a micro-batch does it."""
+
+    rows: int
+    """Of the plane."""
+    k: int
+    n: int
+    face: Side = "z"
+    times: int = 1
+    kept: bool = False
+    """Gathered operands are kept for backward."""
+    repeated: bool = False
+    """Backward computes its forward again."""
+
+    def flops(self, shape: CubeShape) -> float:
+        """Of one pass on a rank; there is one forward and two backward."""
+        return 2 * self.rows * (self.k / shape.size(self.face)) * (self.n / shape.size(other(self.face)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    saved: int
+    """Kept for the backward pass of one micro-batch."""
+    passing: int
+    """Gathered operands and the like, at the worst moment."""
+    peak: int
+    """Of all together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is free once the box is chosen."""
+
+    micro_batches: int = 1
+    recompute: Recompute = "none"
+    keep_gathered: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Of a whole step on the busiest rank."""
+
+    wire: Wire
+    """The box, the rank and the sizes of what travels."""
+    choice: Choice
+    products: tuple[Product, ...]
+    """Of a micro-batch."""
+    micro: Bytes
+    """Received in a micro-batch, products' share included."""
+    micro_calls: Bytes
+    once: Bytes
+    """Received at the end of the step: sums of gradients, their norm, the optimiser's norms."""
+    once_calls: Bytes
+    attention_flops: float
+    """Of a micro-batch, all passes."""
+    touched: float
+    """Bytes that memory-bound operators read and write in a micro-batch. An estimate."""
+    operators: int
+    """Started in a micro-batch. An estimate."""
+    once_touched: float
+    once_operators: int
+    tokens: int
+    """Of the step, over all ranks."""
+    model_flops: float
+    """Of the step, over all ranks, without what is computed again."""
+    memory: Memory
+
+    @cached_property
+    def collectives(self) -> tuple[ProductTraffic, ...]:
+        """Of each product, the bytes of each collective: the same wherever the axes lie."""
+        return tuple(product_collectives(self.wire, each.rows, each.k, each.n, each.face) for each in self.products)
+
+    @property
+    def traffic(self) -> Bytes:
+        """Bytes received in the step, by axis and kind."""
+        return _summed(self.micro, self.choice.micro_batches, self.once)
+
+    @property
+    def calls(self) -> Bytes:
+        """Collectives of the step, by axis and kind."""
+        return _summed(self.micro_calls, self.choice.micro_batches, self.once_calls)
+
+
+class PlannedModel(Protocol):
+    """A model with its global batch, as the planner asks for it. `BertCosts` of models.bert.cost_model is one."""
+
+    def refuse(self, shape: CubeShape) -> str | None:
+        """Why the model or its batch does not lie on a box; None: it does."""
+
+    def micro_batches(self, shape: CubeShape) -> list[int]:
+        """Into how many micro-batches the step can be cut there, ascending."""
+
+    def memory(self, shape: CubeShape, choice: Choice) -> Memory:
+        """Of the fullest rank."""
+
+    def cost(self, shape: CubeShape, choice: Choice) -> StepCost:
+        """Of the busiest rank."""
+
+
+def _summed(micro: Bytes, number: int, once: Bytes) -> Bytes:
+    total: Bytes = Counter({key: number * count for key, count in micro.items()})
+    total.update(once)
+    return Counter({key: count for key, count in total.items() if count})

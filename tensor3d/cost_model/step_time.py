@@ -1,0 +1,152 @@
+"""Seconds of a training step on a cluster: computing, touching memory, starting operators, and the wire that shows.
+
+A model of a rank, not of every event: collectives on different axes do not run at the same time, and what can be hidden
+is hidden under the products alone.
+
+    "none"      every collective is waited for where it is issued, as with `Speed(overlap=False)`
+    "products"  A' of the backward pass comes under the product for dA, dA leaves under that for dW, dW under all that
+                follows
+    "prefetch"  W' comes under the products before it, too, as sharding/matmul.py does it from its second step on
+
+`"products"` is the cautious default: it is what the first step does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tensor3d.cost_model.comm_volume import Bytes
+from tensor3d.cost_model.hardware import Cluster
+from tensor3d.cost_model.step_cost import StepCost
+from tensor3d.distributed.comm_stats import Key
+from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
+
+Overlap = Literal["none", "products", "prefetch"]
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one step, in parts that add up."""
+
+    products: float
+    attention: float
+    touching: float
+    """Memory-bound operators."""
+    starting: float
+    """What the host needs to start operators: all of it where it does the work too, else what the device waits for."""
+    exposed: float
+    """Of the wire: what nothing hides."""
+    hidden: float
+    """Of the wire, under products: no part of the sum."""
+    by_axis: dict[str, float]
+    """All of the wire, hidden or not."""
+    waits_for_host: bool = False
+    """Whether the device does: then the step takes what starting operators takes, and nothing else shortens it."""
+
+    @property
+    def total(self) -> float:
+        return self.products + self.attention + self.touching + self.starting + self.exposed
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the time, in words."""
+        if self.waits_for_host:
+            return "starting operators"
+        parts = {
+            "matrix products": self.products + self.attention,
+            "memory bandwidth": self.touching,
+            "starting operators": self.starting,
+        }
+        busiest = max(self.by_axis, key=self.by_axis.__getitem__, default=None)
+        if busiest is not None:
+            parts[f"the wire, most of it over {busiest}"] = self.exposed
+        return max(parts, key=parts.__getitem__)
+
+
+def step_time(
+    cost: StepCost, cluster: Cluster, kind: str, overlap: Overlap = "products", *, placed: CubeShape | None = None
+) -> StepTime:
+    """
+    Args:
+        cost: its shape's `wire` says which axes lie inside a node.
+        kind: type of the products: "fp32", "bf16" or "fp16".
+        placed: the same box with its axes in another order; nothing else of the cost depends on it.
+
+    Raises:
+        ValueError: an overlap or a type that there is not, or a box with other ranks than the cluster's.
+    """
+    if overlap not in OVERLAPS:
+        raise ValueError(f"overlap must be one of {', '.join(OVERLAPS)}. Got {overlap!r}.")
+    shape, rate = placed or cost.wire.shape, cluster.rate(kind)
+    if shape.ranks != cluster.ranks:
+        raise ValueError(f"{cluster.name} has {cluster.ranks:,} ranks, and {shape} needs {shape.ranks:,}.")
+    wires = _Wires(cluster, shape)
+    micro_batches = cost.choice.micro_batches
+    micro, once = wires.seconds(cost.micro, cost.micro_calls), wires.seconds(cost.once, cost.once_calls)
+    computing = sum(product.times * (3 + product.repeated) * product.flops(shape) / rate for product in cost.products)
+    hidden = _hidden(cost, wires, rate, overlap) if cluster.overlaps else 0.0
+    by_axis: dict[str, float] = {}
+    for number, seconds in ((micro_batches, micro), (1, once)):
+        for (axis, _), each in seconds.items():
+            by_axis[axis] = by_axis.get(axis, 0.0) + number * each
+    products = micro_batches * computing
+    attention = micro_batches * cost.attention_flops / rate
+    touching = (micro_batches * cost.touched + cost.once_touched) / cluster.memory_bandwidth
+    exposed = micro_batches * (sum(micro.values()) - hidden) + sum(once.values())
+    operators = micro_batches * cost.operators + cost.once_operators
+    if cluster.overlaps:  # elsewhere the time of a collective holds what it takes to start it
+        operators += micro_batches * sum(cost.micro_calls.values()) + sum(cost.once_calls.values())
+    starting = operators * cluster.launch
+    busy = products + attention + touching + exposed
+    return StepTime(
+        products=products,
+        attention=attention,
+        touching=touching,
+        starting=max(0.0, starting - busy) if cluster.overlaps else starting,
+        exposed=exposed,
+        hidden=micro_batches * hidden,
+        by_axis=by_axis,
+        waits_for_host=cluster.overlaps and starting > busy,
+    )
+
+
+class _Wires:
+    """What collectives cost on this placement."""
+
+    def __init__(self, cluster: Cluster, shape: CubeShape) -> None:
+        self._cluster, self._shape = cluster, shape
+        self._known: dict[Key, tuple[float, float]] = {}
+
+    def seconds(self, received: Bytes, calls: Bytes) -> dict[Key, float]:
+        """Of all collectives of each axis and kind."""
+        return {key: number * self._of(key)[0] + received[key] * self._of(key)[1] for key, number in calls.items()}
+
+    def once(self, received: Bytes) -> float:
+        """Of the one collective that `received` is of; 0 where there is none."""
+        return sum(self._of(key)[0] + count * self._of(key)[1] for key, count in received.items())
+
+    def _of(self, key: Key) -> tuple[float, float]:
+        if key not in self._known:
+            axes: tuple[AxisName, ...] = tuple(axis for axis in AXES if axis in key[0].split("+"))
+            self._known[key] = self._cluster.collective(self._shape, axes, key[1])
+        return self._known[key]
+
+
+def _hidden(cost: StepCost, wires: _Wires, rate: float, overlap: Overlap) -> float:
+    """Seconds of the wire in a micro-batch that are under products."""
+    if overlap == "none":
+        return 0.0
+    hidden = late = early = room_forward = room_backward = 0.0
+    for product, each in zip(cost.products, cost.collectives, strict=True):
+        computing = product.flops(cost.wire.shape) / rate
+        again = 0.0 if product.kept else min(wires.once(each.gather_a), computing)
+        leaving = min(wires.once(each.scatter_da), computing)
+        gathering = 0.0 if overlap == "products" else wires.once(each.gather_w)
+        hidden += product.times * (again + leaving)
+        early += product.times * (1 + product.repeated) * gathering
+        late += product.times * (wires.once(each.scatter_dw) + (0.0 if product.kept else gathering))
+        room_forward += product.times * (1 + product.repeated) * computing
+        room_backward += product.times * (2 * computing - again - leaving)
+    return hidden + min(early, room_forward) + min(late, room_backward)

@@ -1,0 +1,206 @@
+"""The four collectives, each written once. Everything that crosses the wire goes through this file.
+
+    all_gather      shard (m, ...) -> (n*m, ...)      dual: reduce_scatter
+    reduce_scatter  (n*m, ...) -> sum's shard (m, ...) dual: all_gather
+    all_reduce      (m, ...) -> sum (m, ...)          dual: itself, for partial sums that become copies; the identity
+                                                      where those copies are used alike (see `sum_copies`)
+    all_to_all      flat blocks -> flat blocks        dual: itself with the sizes swapped
+
+Each returns a `Pending`: issue early, `wait()` at the use. On an axis of one member nothing is sent or copied. Inside
+`Traffic.dry` they are counted and send nothing; their results have the right shape alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tensor3d.distributed.autograd_graph import check_summed
+from tensor3d.distributed.comm_stats import Place, Traffic
+
+# torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """The ranks that differ from this one along one axis of the cube, or along several taken together."""
+
+    name: str
+    """`"y"`, or `"data+x+z"` for axes taken together."""
+    ranks: tuple[int, ...]
+    """Global ranks of the members, ascending; this is the order in which they are gathered."""
+    index: int
+    """This rank's position among the members."""
+    group: dist.ProcessGroup | None
+    """None for an axis of one member."""
+    traffic: Traffic
+    overlap: bool = True
+    """Whether a collective may still travel when it is returned (`tensor3d.distributed.policies.Speed`)."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+class Pending:
+    """A collective's result on its way. `wait` returns it; a second `wait` returns it again."""
+
+    __slots__ = ("_dtype", "_inputs", "_place", "_result", "_rows", "_traffic", "_work")
+
+    def __init__(
+        self,
+        result: Tensor,
+        work: Any = None,
+        inputs: Tensor | None = None,
+        *,
+        traffic: Traffic | None = None,
+        place: Place | None = None,
+    ) -> None:
+        self._result = result
+        self._rows: int | None = None
+        self._dtype = result.dtype
+        self._work = work
+        self._inputs = inputs  # must outlive the transfer
+        self._traffic, self._place = traffic, place
+
+    def wait(self) -> Tensor:
+        if self._work is not None:
+            self._wait_for(self._work)
+            self._work = self._inputs = None
+        if self._rows is not None:
+            self._result, self._rows = self._result[: self._rows], None
+        if self._result.dtype != self._dtype:
+            self._result = self._result.to(self._dtype)
+        return self._result
+
+    def _wait_for(self, work: Any) -> None:
+        if self._traffic is None or self._place is None:
+            work.wait()
+            return
+        self._traffic.begin_waiting(self._place)
+        work.wait()  # with NCCL the current stream does the waiting
+        passed = None
+        if self._traffic.watched and self._result.is_cuda:
+            passed = torch.cuda.Event()
+            passed.record()
+        self._traffic.end_waiting(self._place, passed)
+
+    def narrowed(self, rows: int) -> Pending:
+        """The same, of whose result `wait` returns the first `rows` rows alone: for shards padded to travel."""
+        self._rows = rows
+        return self
+
+    def converted(self, dtype: torch.dtype) -> Pending:
+        """The same, whose result `wait` returns in another type than it travels in."""
+        self._dtype = dtype
+        return self
+
+
+def all_gather(shard: Tensor, axis: Axis) -> Pending:
+    """Concatenates the members' shards along dim 0, in the order of `axis.ranks`. All shards have the same shape."""
+    if axis.size == 1:
+        return Pending(shard)
+    shard = shard.contiguous()
+    place = axis.traffic.add(axis.name, "all-gather", (axis.size - 1) * _bytes(shard))
+    if axis.traffic.is_dry:
+        return Pending(torch.cat([shard] * axis.size))
+    result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
+    work = _all_gather(result, shard, group=axis.group, async_op=True)
+    return _issued(Pending(result, work, shard, traffic=axis.traffic, place=place), axis)
+
+
+def reduce_scatter(parts: Tensor, axis: Axis) -> Pending:
+    """Sums the members' tensors and leaves member i the i-th of `axis.size` equal slices along dim 0."""
+    if axis.size == 1:
+        return Pending(parts)
+    assert parts.shape[0] % axis.size == 0, f"{parts.shape[0]} rows cannot be scattered over {axis.name}={axis.size}"
+    parts, rows = parts.contiguous(), parts.shape[0] // axis.size
+    place = axis.traffic.add(axis.name, "reduce-scatter", (axis.size - 1) * (_bytes(parts) // axis.size))
+    if axis.traffic.is_dry:
+        return Pending(parts.narrow(0, axis.index * rows, rows).clone())
+    result = parts.new_empty((rows, *parts.shape[1:]))
+    work = _reduce_scatter(result, parts, group=axis.group, async_op=True)
+    return _issued(Pending(result, work, parts, traffic=axis.traffic, place=place), axis)
+
+
+def all_reduce(part: Tensor, axis: Axis) -> Pending:
+    """Sums the members' tensors, in place where `part` is contiguous; every member gets the same sum."""
+    if axis.size == 1:
+        return Pending(part)
+    part = part.contiguous()
+    received = 2 * (axis.size - 1) * -(-part.numel() // axis.size) * part.element_size()
+    place = axis.traffic.add(axis.name, "all-reduce", received)
+    if axis.traffic.is_dry:
+        return Pending(part)
+    work = dist.all_reduce(part, group=axis.group, async_op=True)
+    return _issued(Pending(part, work, traffic=axis.traffic, place=place), axis)
+
+
+def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> Pending:
+    """Sends `send[i]` elements of the flat `blocks` to member i and receives `receive[i]` from it, in member order."""
+    if axis.size == 1:
+        return Pending(blocks)
+    blocks = blocks.contiguous()
+    received = (sum(receive) - receive[axis.index]) * blocks.element_size()
+    place = axis.traffic.add(axis.name, "all-to-all", received)
+    if axis.traffic.is_dry:
+        return Pending(blocks.new_zeros(sum(receive)))
+    result = blocks.new_empty(sum(receive))
+    work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=axis.group, async_op=True)
+    return _issued(Pending(result, work, blocks, traffic=axis.traffic, place=place), axis)
+
+
+def _issued(pending: Pending, axis: Axis) -> Pending:
+    if not axis.overlap:
+        pending.wait()
+    return pending
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class _SumCopies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, axis: Axis) -> Tensor:
+        ctx.result_face, ctx.made = None, "a sum over ranks"  # copies, which lie on no face
+        return all_reduce(part.clone(), axis).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def sum_copies(part: Tensor, axis: Axis) -> Tensor:
+    """Differentiable sum over `axis` whose result is the same on every member and is used the same way by each.
+
+    Since each copy's gradient is already the gradient of the one logical value, the backward is the identity: a second
+    sum would count it `axis.size` times. Losses and the logits of narrow heads are such copies.
+
+    Raises:
+        ValueError: `part` is a mean over this rank's rows. A sum of means is no mean.
+    """
+    check_summed(part)
+    # With one member too, where there is a graph: what follows must know of this sum (sharding/layout_checks.py).
+    return _SumCopies.apply(part, axis) if axis.size > 1 or part.requires_grad else part
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A few numbers a row from every member of an axis: so LayerNorm and cross-entropy combine rows with split columns.
+
+
+def gather_statistics(statistics: Tensor, axis: Axis) -> Tensor:
+    """(rows, s) numbers on each member -> (members, rows, s) on all of them, in one all-gather.
+
+    Each member then combines them by itself, in the same order, so all get the same result to the last bit.
+    """
+    return all_gather(statistics, axis).wait().view(axis.size, *statistics.shape)

@@ -1,0 +1,300 @@
+"""`Cube`: the processes arranged along data, x, y and z, with the groups that talk along each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tensor3d.distributed import process_group
+from tensor3d.distributed.collectives import Axis
+from tensor3d.distributed.comm_stats import Traffic
+from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
+from tensor3d.distributed.grad_reducer import Ledger
+from tensor3d.distributed.policies import Precision, Speed
+from tensor3d.distributed.seeds import mix
+from tensor3d.distributed.weight_prefetch import Ahead
+from tensor3d.ops.compiled_regions import Regions
+
+# Sums of gradients on either face, and the plane.
+_TOGETHER: tuple[tuple[AxisName, ...], ...] = (("data", "x", "y"), ("data", "x", "z"), ("y", "z"))
+
+
+class Cube:
+    """Arranges the ranks of the default process group as `data` boxes of `x*y*z` (Bian et al. 2021, §3).
+
+    Every rank constructs the same cube at the same time. `Cube(1, 1, 1)` needs no process group; without one,
+    parameters are plain tensors and nothing is ever sent.
+
+    Args:
+        x, y, z: sizes of the box; they need not be equal. x splits the batch and gathers weights, y and z split the
+            hidden dimension and the rows in turn.
+        data: copies of the box; parameters are copies, gradients are summed.
+        device: where parameters live. Default: the CPU under gloo, the current CUDA device under NCCL.
+        wire: axes from the slowest to the fastest change of the rank (see `CubeShape.wire`).
+        precision: in which types the layers on this cube compute and sum gradients. Default: that of the parameters.
+        speed: how its layers do their work.
+
+    Raises:
+        ValueError: sizes below 1, or a world size that is not `x*y*z*data`. Raised before any communication.
+    """
+
+    def __init__(
+        self,
+        x: int = 1,
+        y: int = 1,
+        z: int = 1,
+        data: int = 1,
+        *,
+        device: torch.device | str | None = None,
+        wire: tuple[AxisName, ...] = AXES,
+        precision: Precision = Precision(),  # noqa: B008  # frozen
+        speed: Speed = Speed(),  # noqa: B008
+    ) -> None:
+        shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
+        connected = dist.is_available() and dist.is_initialized()
+        world = dist.get_world_size() if connected else 1
+        if world != shape.ranks:
+            remedy = "Start that many, or choose sizes whose product is the number of processes"
+            if not connected:
+                remedy = "Initialise a process group first, or use Cube.from_env under torchrun"
+            raise ValueError(
+                f"a cube of x*y*z*data = {x}*{y}*{z}*{data} needs {shape.ranks} processes. Got {world}. {remedy}."
+            )
+        rank = dist.get_rank() if connected else 0
+        self._set_up(shape, rank=rank, device=device, precision=precision, speed=speed, connected=connected)
+
+    def _set_up(
+        self,
+        shape: CubeShape,
+        *,
+        rank: int,
+        device: torch.device | str | None,
+        precision: Precision,
+        speed: Speed,
+        connected: bool = False,
+    ) -> None:
+        self.shape = shape
+        self.ranks_per_node: int | None = None
+        """As the launcher says (`from_env`): ranks are numbered node by node. None where nobody says."""
+        self.precision, self.speed = precision, speed
+        self.rank = rank
+        self.device = torch.device(device) if device is not None else _default_device(connected)
+        self.regions = (
+            Regions(speed.compile, self.device, _told_by_all) if connected else Regions(speed.compile, self.device)
+        )
+        self.coordinate = shape.coordinate(rank)
+        self.traffic = Traffic()
+        self.ahead = Ahead()
+        self.ledger = Ledger(precision, at_end=self.ahead.end)
+        self.seeded = False
+        self._blank = [False]  # in a list, so that cubes made by `computing` share it
+        self._seed, self._parameters_made = 0, 0
+        self._axes: dict[tuple[AxisName, ...], Axis] = {}
+        self.mesh = _mesh(shape, self.device) if connected else None
+        self._axes[()] = self._made((), (rank,), None)
+        for name in AXES:
+            self._axes[name,] = self._axis(name)
+        # Made here, where every rank is, and not at a first use that one rank alone may come to (a line in a log).
+        for names in _TOGETHER:
+            self.over(*names)
+
+    @classmethod
+    def single(
+        cls,
+        device: torch.device | str = "cpu",
+        precision: Precision = Precision(),  # noqa: B008
+        speed: Speed = Speed(),  # noqa: B008
+    ) -> Cube:
+        """One device on its own, whatever process group there is: the unsharded twin of a model."""
+        cube = cls.__new__(cls)
+        cube._set_up(CubeShape(), rank=0, device=device, precision=precision, speed=speed)
+        return cube
+
+    @classmethod
+    def from_env(
+        cls,
+        x: int = 1,
+        y: int = 1,
+        z: int = 1,
+        data: int = 1,
+        *,
+        wire: tuple[AxisName, ...] | None = None,
+        timeout: timedelta = timedelta(minutes=10),
+        precision: Precision = Precision(),  # noqa: B008
+        speed: Speed = Speed(),  # noqa: B008
+    ) -> Cube:
+        """Connects the processes that torchrun (or anything that sets its variables) started, and arranges them.
+
+        Chooses NCCL, one CUDA device a rank, where every rank of the node has one, else gloo on the CPU. Without those
+        variables this is one process of its own.
+
+        Args:
+            wire: see `CubeShape.wire`. Default: that which keeps y and z inside the nodes (`CubeShape.placed`).
+
+        Raises:
+            ValueError: `WORLD_SIZE` is not `x*y*z*data`, or a variable is missing or malformed; before connecting.
+                Nodes have different numbers of ranks, and no `wire` is given.
+        """
+        shape = CubeShape(x=x, y=y, z=z, data=data, wire=AXES if wire is None else wire)
+        device = process_group.connect(shape.ranks, timeout)
+        per_node = process_group.ranks_per_node(device, needed=wire is None) if shape.ranks > 1 else None
+        placed = shape.placed(per_node) if wire is None and per_node is not None else shape
+        cube = cls(x, y, z, data, device=device, wire=placed.wire, precision=precision, speed=speed)
+        cube.ranks_per_node = per_node
+        return cube
+
+    def computing(self, precision: Precision | None = None, speed: Speed | None = None) -> Cube:
+        """A cube of the same processes, groups and counters, whose layers compute in other types or another way.
+
+        Args:
+            precision, speed: None: as here.
+        """
+        cube = copy.copy(self)
+        cube.precision = self.precision if precision is None else precision
+        cube.speed = self.speed if speed is None else speed
+        cube.ahead = Ahead()
+        cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end)
+        cube.regions = self.regions.switched(cube.speed.compile)
+        if cube.speed.overlap != self.speed.overlap:
+            cube._axes = {names: replace(axis, overlap=cube.speed.overlap) for names, axis in self._axes.items()}
+        return cube
+
+    def close(self, timeout: timedelta = timedelta(minutes=1)) -> None:
+        """Ends the process group, when every rank has come here: whoever left earlier would cut off what the others
+        still receive, and torchrun would take that for a failure. After it the cube cannot send.
+
+        Nothing happens on a cube without a process group. Where a rank never comes, the others leave after `timeout`.
+        """
+        if self.mesh is not None and dist.is_initialized():
+            process_group.disconnect(timeout)
+
+    # --- axes -----------------------------------------------------------------------------------------------------
+
+    def axis(self, name: AxisName) -> Axis:
+        """The members along one axis."""
+        return self._axes[name,]
+
+    def over(self, *names: AxisName) -> Axis:
+        """The members along several axes taken together.
+
+        The first call for a set of axes makes its process groups, so every rank must make it at the same point. Those
+        that the library's own layers use exist from the start: data, x and y; data, x and z; y and z.
+
+        Raises:
+            ValueError: a name that is not an axis.
+        """
+        check_axes(names)
+        wanted = tuple(name for name in AXES if name in names and self.shape.size(name) > 1)
+        if wanted not in self._axes and self.traffic.is_dry:  # this rank alone: nothing is sent, so it needs no group
+            ranks = self.shape.members(wanted, self.rank)
+            return self._made(wanted, ranks, None)
+        if wanted not in self._axes:
+            self._axes[wanted] = self._combined(wanted)
+        return self._axes[wanted]
+
+    @property
+    def plane(self) -> Axis:
+        """The `y*z` ranks that work on the same tokens."""
+        return self.over("y", "z")
+
+    def _axis(self, name: AxisName) -> Axis:
+        ranks = self.shape.members((name,), self.rank)
+        group = self.mesh.get_group(name) if self.mesh is not None and len(ranks) > 1 else None
+        return self._made((name,), ranks, group)
+
+    def _combined(self, names: tuple[AxisName, ...]) -> Axis:
+        ranks = self.shape.members(names, self.rank)
+        if len(ranks) == self.shape.ranks:
+            group = dist.group.WORLD
+        else:
+            group, _ = dist.new_subgroups_by_enumeration([list(members) for members in self.shape.groups(names)])
+        return self._made(names, ranks, group)
+
+    def _made(self, names: tuple[AxisName, ...], ranks: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
+        return Axis(
+            name="+".join(names) or "none",
+            ranks=ranks,
+            index=ranks.index(self.rank),
+            group=group,
+            traffic=self.traffic,
+            overlap=self.speed.overlap,
+        )
+
+    # --- seeds ----------------------------------------------------------------------------------------------------
+
+    def manual_seed(self, seed: int) -> None:
+        """Seeds initialisation, the same on every cube, and torch's generators, with a stream of this rank's own.
+
+        No element of a hidden state is stored twice, so dropout draws from different streams on different ranks.
+        Call it before the model is made.
+        """
+        self.seeded = True
+        self._seed, self._parameters_made = seed, 0
+        torch.manual_seed(mix(seed, self.rank + 1))
+
+    def next_seed(self) -> int:
+        """The seed of the next parameter: a function of `manual_seed` and of how many came before, of nothing else."""
+        self._parameters_made += 1
+        return mix(self._seed, 0, self._parameters_made)
+
+    @contextmanager
+    def blank(self) -> Iterator[None]:
+        """Inside, new random matrices are left unfilled, and take no seed: for weights that are loaded right after."""
+        before, self._blank[0] = self._blank[0], True
+        try:
+            yield
+        finally:
+            self._blank[0] = before
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether new matrices are left unfilled now."""
+        return self._blank[0]
+
+    # --- gradients ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Inside, gradients that are sums over ranks wait on each rank; the next backward pass outside sends them.
+
+        For gradient accumulation: wrap all micro-batches but the last. What a weight's reduce-scatter over x does for
+        memory stays in each pass.
+        """
+        with self.ledger.holding():
+            yield
+
+    # --- Python ---------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cube:
+        return self  # a copied model lives on the same processes
+
+    def __repr__(self) -> str:
+        place = " ".join(f"{axis}={self.coordinate[axis]}" for axis in AXES)
+        return f"Cube({self.shape}, rank {self.rank} of {self.shape.ranks} at {place}, {self.device})"
+
+
+def _told_by_all(own: str) -> list[str]:
+    """Every rank's words, by rank."""
+    told = [""] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    return told
+
+
+def _mesh(shape: CubeShape, device: torch.device) -> DeviceMesh:
+    places = torch.arange(shape.ranks).reshape([shape.size(axis) for axis in shape.wire])
+    places = places.permute([shape.wire.index(axis) for axis in MESH_AXES])
+    return DeviceMesh(device.type, places, mesh_dim_names=MESH_AXES)
+
+
+def _default_device(connected: bool) -> torch.device:
+    if connected and "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

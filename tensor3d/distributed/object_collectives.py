@@ -1,0 +1,142 @@
+"""Decisions that all ranks of a run take together: what one of them cannot do, none of them begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.host_all_to_all import PeerError
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The ranks that write one checkpoint, on a process group of their own: a background thread may use it at any time.
+
+
+class Crew:
+    """Every rank makes one at the same point; it then makes the same calls in the same order, from one thread at a
+    time. Objects travel over gloo, whatever the backend of the job; on a cube of one process nothing travels.
+
+    Args:
+        timeout: how long a call waits for a rank that neither comes nor fails.
+    """
+
+    def __init__(self, cube: Cube, timeout: timedelta) -> None:
+        self.rank = cube.rank
+        self.size = cube.shape.ranks if cube.mesh is not None else 1
+        self._group: Any = None
+        if cube.mesh is not None:
+            self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoints")
+
+    def gather(self, value: Any) -> list[Any]:
+        """All values by rank, on rank 0; an empty list on the others."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.size if self.rank == 0 else []
+        dist.gather_object(value, values if self.rank == 0 else None, dst=0, group=self._group)
+        return values
+
+    def scatter(self, values: Sequence[Any]) -> Any:
+        """To each rank its own of the values that rank 0 has."""
+        if self._group is None:
+            return values[0]
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, list(values) if self.rank == 0 else None, src=0, group=self._group)
+        return mine[0]
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self._group is None:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        if self._group is None:
+            return flag
+        found = torch.tensor([int(flag)])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(found.item())
+
+    def close(self) -> None:
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+
+# --- Decisions that all ranks of a run take together ------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def on_first_rank(cube: Cube, action: Callable[[], T]) -> T:
+    """The result of `action`, done on rank 0 alone; its ValueError or OSError is a ValueError on every rank."""
+    outcome: list[Any] = [None, None]
+    if cube.rank == 0:
+        try:
+            outcome[0] = action()
+        except (ValueError, OSError) as problem:
+            outcome[1] = in_words(problem)
+    if cube.mesh is not None:
+        dist.broadcast_object_list(outcome, device=cube.device)
+    if outcome[1] is not None:
+        raise ValueError(outcome[1])
+    result: T = outcome[0]
+    return result
+
+
+def on_every_rank(cube: Cube, action: Callable[[], T]) -> T:
+    """The result of `action`, done on each rank; the ValueError or OSError of any is a ValueError on all of them, which
+    names the rank, unless all of them say the same.
+
+    The action itself must not wait for other ranks, unless by `Peers`, which end when one of them gives up.
+    """
+    result, problem, follows = None, None, False
+    try:
+        result = action()
+    except (ValueError, OSError) as error:
+        problem = in_words(error)
+    except PeerError as error:
+        problem, follows = in_words(error), True
+    outcomes = gathered(cube, (problem, follows))
+    failed = [(follows, rank, told) for rank, (told, follows) in enumerate(outcomes) if told is not None]
+    if failed:
+        _, rank, told = min(failed)  # one that failed for a reason of its own
+        if len(failed) == len(outcomes) and len({told for *_, told in failed}) == 1:
+            raise ValueError(told)
+        several = len(failed) - 1
+        others = f" ({several} other rank{'s' if several > 1 else ''} failed too)" if several else ""
+        raise ValueError(f"rank {rank}: {told}{others}")
+    return result  # type: ignore[return-value]  # no problem, so there is a result
+
+
+def check_equal(cube: Cube, what: str, value: str) -> None:
+    """Raises ValueError on every rank unless all ranks have the same value."""
+    values = gathered(cube, value)
+    different = [rank for rank, other in enumerate(values) if other != values[0]]
+    if different:
+        raise ValueError(
+            f"{what} differs between ranks: rank {different[0]} has {values[different[0]][:16]}, rank 0 "
+            f"{values[0][:16]}. Use the same files, and the same versions of Python, numpy and scipy, on all machines."
+        )
+
+
+def in_words(problem: Exception) -> str:
+    """One line for the user, also of what the operating system refuses."""
+    if isinstance(problem, OSError) and problem.filename is not None:
+        return f"{problem.filename} cannot be read or written: {problem.strerror}."
+    return str(problem)
+
+
+def gathered(cube: Cube, value: Any) -> list[Any]:
+    """What each rank has, by rank."""
+    if cube.mesh is None:
+        return [value]
+    values: list[Any] = [None] * cube.shape.ranks
+    dist.all_gather_object(values, value)
+    return values

@@ -1,0 +1,58 @@
+"""In which types a model computes and its gradients travel. Master weights keep theirs (Micikevicius et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+# --- How a model's work is done, where the results are the same: what runs under what, and which kernels --------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Switches of one cube, read by all of its layers."""
+
+    overlap: bool = True
+    """Collectives travel under products: gathers are issued early, the next product's weight is gathered ahead, sums
+    are waited for late. Not: each is waited for where it is issued. The results are the same bits. One thing to know:
+    between two layers of one pass, a weight must not be edited in place in a way that its version counter does not show
+    (`.data`, foreach and fused operators on a DTensor), nor on some ranks alone; before, between and after passes it
+    may. The weights of the last two backward passes are held; `cube.ahead.forget()` lets go of them."""
+    compile: bool = False
+    """Chains of small operators between products are compiled (ops/compiled_regions.py). Results differ by rounding,
+    and by what dropout draws."""
+
+
+# --- In which types a model computes and its gradients travel ---------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Types on one cube, read by all of its layers.
+
+    Weights, their gradients in `.grad`, optimiser states, LayerNorm's statistics, narrow heads and losses stay in the
+    type of the parameters (or fp32 at least); shards are converted before they travel.
+
+    Raises:
+        ValueError: what is no floating-point type.
+    """
+
+    compute: torch.dtype | None = None
+    """Of products, hidden states and what travels between their ranks. None: the type of the parameters."""
+    reduce: torch.dtype | None = None
+    """Of gradients of parameters while they are summed over ranks. None: the type of the parameters."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "reduce"):
+            dtype = getattr(self, name)
+            if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+                raise ValueError(f"{name} must be a floating-point type such as torch.bfloat16, or None. Got {dtype}.")
+
+    def computed(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which something of a parameter of `dtype` is computed."""
+        return dtype if self.compute is None else self.compute
+
+    def reduced(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which the gradient of a parameter of `dtype` travels."""
+        return dtype if self.reduce is None else self.reduce

@@ -1,0 +1,153 @@
+"""The next product's weight, gathered while this one is computed.
+
+Products follow one another in the same order in every step. The order of a pass, forward and backward, is written
+down, and in the next one the weight that followed is gathered before it is asked for: in the forward pass the next
+layer's, in the backward pass that of the layer before. Where another is asked for, that gather was in vain, no more are
+issued ahead in this pass, and its order is the one that counts from then on: that is correct, only slower. The first
+pass has nothing to go by and gathers nothing ahead.
+
+What is gathered ahead was read from the weight at that moment, and edits in place are not always seen: `.data` and the
+operators of foreach and fused optimisers leave the counters of a DTensor as they are. So nothing is gathered ahead
+where weights may change: not into a forward pass or from one into a backward pass, also not for the first layer of a
+second model, but only for what works on results of products before it. (What was ahead between the passes would also be
+in memory beside the logits.) What remains are edits between two layers. One that is seen makes a gather in vain; it
+must be made on all ranks, since those without it would not gather again. All else follows from the order of the calls
+alone and never from what is still alive, so all ranks issue the same collectives in the same order; for it the weights
+of the last two passes are held (`Ahead.forget` lets them go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tensor3d.distributed.autograd_graph import walk
+from tensor3d.distributed.collectives import Axis, Pending
+
+Start = Callable[[nn.Parameter, Axis, torch.dtype], Pending]
+"""Issues the gather of a weight over x, whose rows are cut over another axis, in a type."""
+Kind = Literal["product", "lookup"]
+_Key = tuple[int, bool, Kind, str, torch.dtype]
+_LONGEST = 10_000  # uses that are written down, should no backward pass ever end them
+
+
+def follows(tensor: Tensor) -> bool:
+    """Whether a product or a lookup on a cube is among what `tensor` was computed from, as far as autograd knows."""
+    return any(getattr(node, "is_ordered", False) for node in walk(tensor, lambda _: True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Use:
+    """One use of a weight in a pass."""
+
+    key: _Key
+    weight: nn.Parameter
+    rows: Axis
+    dtype: torch.dtype
+    follows: bool
+    """Whether it works on what others have computed in the same direction."""
+
+    @property
+    def is_backward(self) -> bool:
+        return self.key[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnTheWay:
+    key: _Key
+    weight: nn.Parameter
+    version: tuple[int, ...]
+    gathering: Pending
+
+
+class Ahead:
+    """The order of the uses of weights, and the one gather that is ahead of them. One on each cube."""
+
+    def __init__(self) -> None:
+        self._order: list[_Use] = []
+        self._now: list[_Use] = []
+        self._astray = False
+        self._on_the_way: _OnTheWay | None = None
+        self.used, self.dropped = 0, 0
+        """Gathers ahead of their use that were used, and those that were in vain."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"used": self.used}  # a model that is stored takes its cube along, and no order
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(vars(Ahead()))
+
+    def take(
+        self, weight: nn.Parameter, block: Tensor, kind: Kind, rows: Axis, dtype: torch.dtype, after: bool, start: Start
+    ) -> Pending:
+        """The gather of `weight`: the one that is on its way, else one that is issued now.
+
+        Args:
+            block: this rank's part of the weight.
+            kind: what for.
+            rows, dtype: see `Start`.
+            after: in a forward pass, whether this use works on what others have computed.
+            start: issues the gather.
+        """
+        if len(self._now) == _LONGEST:
+            self._order, self._now = [], []
+        # What is computed again comes in the midst of a backward pass, and is another use than the first one.
+        backward = torch._C._current_graph_task_id() != -1
+        key: _Key = (id(weight), backward, kind, rows.name, dtype)
+        place = len(self._now)
+        if place < len(self._order) and self._order[place].key != key:
+            self._astray = True
+        if backward:
+            after = bool(self._now) and self._now[-1].is_backward
+        self._now.append(_Use(key=key, weight=weight, rows=rows, dtype=dtype, follows=after))
+        ahead = self._on_the_way
+        if ahead is None:
+            return start(weight, rows, dtype)
+        if ahead.key == key and ahead.weight is weight and ahead.version == _version(weight, block):
+            self.used, self._on_the_way = self.used + 1, None
+            return ahead.gathering
+        self._drop()
+        return start(weight, rows, dtype)
+
+    def go_on(self, local: Callable[[nn.Parameter], Tensor], start: Start) -> None:
+        """Issues the gather that came next at this place of the pass before.
+
+        Args:
+            local: gives this rank's part of a weight.
+            start: issues the gather.
+        """
+        if self._on_the_way is not None or self._astray or len(self._now) >= len(self._order):
+            return
+        following = self._order[len(self._now)]
+        if not following.follows:
+            return
+        weight = following.weight
+        version = _version(weight, local(weight))
+        gathering = start(weight, following.rows, following.dtype)
+        self._on_the_way = _OnTheWay(key=following.key, weight=weight, version=version, gathering=gathering)
+
+    def end(self) -> None:
+        """A backward pass has ended, and with it an order."""
+        self._drop()
+        self._order, self._now, self._astray = self._now, [], False
+
+    def forget(self) -> None:
+        """Lets go of all weights: for a model that is given up while its cube lives on. On all ranks alike. The next
+        pass is a first one."""
+        self._drop()
+        self._order, self._now, self._astray = [], [], False
+
+    def _drop(self) -> None:
+        ahead, self._on_the_way = self._on_the_way, None
+        if ahead is not None:
+            self.dropped += 1
+            ahead.gathering.wait()
+
+
+def _version(weight: nn.Parameter, block: Tensor) -> tuple[int, ...]:
+    """Changes with the numbers in a weight: optimisers write to its block, others to the weight itself."""
+    return weight._version, block._version, int(block.untyped_storage()._cdata), int(block.storage_offset())

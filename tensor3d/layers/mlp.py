@@ -1,0 +1,132 @@
+"""The gated feed-forward block.
+
+M tokens of the cube, H hidden size, I inner size
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.grad_reducer import asked_for
+from tensor3d.layers.dropout import check_dropout
+from tensor3d.layers.linear import Linear3D
+from tensor3d.ops.activations import Activation, biased, biased_backward
+from tensor3d.ops.dropout import draw_kept, dropped, scale_of
+from tensor3d.sharding.activation_layout import Face, check_divides
+from tensor3d.sharding.param_layout import local, vector
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What lies between products of a block, as functions of one region in each direction, on a cube that compiles.
+
+
+def add_bias_and_activate(x: Tensor, bias: nn.Parameter, name: Activation, cube: Cube, face: Face) -> Tensor:
+    """activation(x + bias) of a product (M', N') on `face`. Sends nothing; saves x, or relu's result."""
+    return _BiasActivation.apply(x, bias, name, cube, face)
+
+
+class _BiasActivation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: nn.Parameter, name: Activation, cube: Cube, face: Face) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        result = cube.regions(biased, x, local(bias), name)
+        ctx.save_for_backward(result if name == "relu" else x, bias)
+        ctx.bias, ctx.name, ctx.cube, ctx.face = bias, name, cube, face
+        ctx.result_face, ctx.made = face, f"{name} of {bias.shape[0]} columns"
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        saved, bias = ctx.saved_tensors
+        cube = ctx.cube
+        dx, dbias = cube.regions(biased_backward, dy, saved, local(bias), ctx.name)
+        if all(asked_for(ctx, ctx.bias)):
+            cube.ledger.hand_in(ctx.bias, dbias, cube.over(*vector(ctx.face).sum_over))
+        return dx, None, None, None, None
+
+
+def add_dropped(residual: Tensor, x: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
+    """residual + dropout(x) on `face`. Sends nothing; saves a byte an element."""
+    check_dropout(dropout, cube)
+    return _AddDropped.apply(residual, x, draw_kept(x, dropout), dropout, cube, face)
+
+
+class _AddDropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.dropout, ctx.cube = dropout, cube
+        ctx.result_face, ctx.made = face, "a residual sum"
+        return cube.regions(_added, residual, x, kept, scale_of(dropout, x))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        return dy, ctx.cube.regions(dropped, dy, kept, scale_of(ctx.dropout, dy)), None, None, None, None
+
+
+def _added(residual: Tensor, x: Tensor, kept: Tensor, scale: Tensor) -> Tensor:
+    return residual + dropped(x, kept, scale)
+
+
+# --- The gated feed-forward block -------------------------------------------------------------------------------------
+
+GatedActivation = Literal["silu", "gelu"]
+"""`"silu"`: SwiGLU. `"gelu"`: GeGLU, with the exact GELU."""
+
+
+class GatedMLP3D(nn.Module):
+    """`down(activation(gate(x)) * up(x))`, face z to face z (Shazeer 2020, arXiv 2002.05202, §2).
+
+    Gate and up are one product (z to y) of 2I rows, so that the input is gathered once; down (y to z) as in `MLP3D`.
+    Rows of the fused weight are ordered (inner unit, gate/up), so that a cut over y takes both of a unit, and what is
+    between the products sends nothing.
+
+        gate_up.weight  (2I/yx, H/z)      down.weight  (H/zx, I/y)
+
+    Args:
+        hidden: H, divides by z (and by y for other layers beside it).
+        inner: I, divides by y.
+        activation: of the gate.
+        reshard_after_forward: as in `Linear3D`.
+
+    Raises:
+        ValueError: sizes that do not divide, named with the axis, or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        cube: Cube,
+        inner: int,
+        activation: GatedActivation = "silu",
+        *,
+        bias: bool = False,
+        std: float = 0.02,
+        reshard_after_forward: bool = True,
+    ) -> None:
+        super().__init__()
+        if activation not in get_args(GatedActivation):
+            raise ValueError(f"activation must be one of {', '.join(get_args(GatedActivation))}. Got {activation!r}.")
+        check_divides("hidden", hidden, cube, "z")
+        check_divides("inner", inner, cube, "y")
+        self.activation = activation
+        reshard = reshard_after_forward
+        self.gate_up = Linear3D(hidden, 2 * inner, cube, "z", bias, std=std, reshard_after_forward=reshard)
+        self.down = Linear3D(inner, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M/xy, H/z) on face z, to the same."""
+        gate, up = self.gate_up(x).unflatten(-1, (-1, 2)).unbind(-1)  # (M/xz, I/y) each
+        opened = F.silu(gate) if self.activation == "silu" else F.gelu(gate)
+        return self.down(opened * up)
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation}"

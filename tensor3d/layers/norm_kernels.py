@@ -1,0 +1,213 @@
+"""Sum, dropout and LayerNorm as one function, of a few regions: what `LayerNorm3D` is on a cube that compiles.
+
+M' rows of this rank, H columns of the cube, H' = H/face columns of this rank, n members of the face's axis
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tensor3d.distributed.collectives import all_reduce, gather_statistics
+from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.grad_reducer import asked_for
+from tensor3d.ops.dropout import draw_kept, dropped, scale_of
+from tensor3d.sharding.activation_layout import Face
+from tensor3d.sharding.param_layout import local, vector
+
+# --- Mean and variance of rows whose columns lie on several ranks, in steps between which something is sent -----------
+#
+# M' rows of this rank, H' columns of this rank, n members of the axis that splits the columns
+
+
+def widened(x: Tensor) -> Tensor:
+    """In at least fp32, in which statistics are computed."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def local_moments(x: Tensor) -> Tensor:
+    """Of the own columns of x (M', H'), wide: (M', 3) mean, what rounding left of it, sum of squared deviations."""
+    mean = x.mean(1, keepdim=True)
+    centered = x - mean
+    rest = centered.mean(1, keepdim=True)
+    squares = centered.square_().sum(1, keepdim=True)
+    return torch.cat([mean, rest, squares], 1)
+
+
+def combined_moments(moments: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All members' moments (n, M', 3), each of so many columns, to (M', 1) each: a center, the mean's offset from it,
+    and the variance.
+
+    Chan, Golub & LeVeque's combination of (count, mean, M2), but around the first member's mean and with the rounding
+    error of each mean carried along: at a mean of 1000 in fp32 the plain form loses the digits that matter.
+    """
+    means, rests, squares = moments.unsqueeze(-1).unbind(2)
+    center = means[0]
+    offsets = (means - center) + rests
+    offset = offsets.mean(0)
+    second = (squares - columns * rests.square() + columns * (offsets - offset).square()).sum(0)
+    return center, offset, second / (columns * moments.shape[0])
+
+
+def normalised(x: Tensor, center: Tensor, offset: Tensor, rstd: Tensor) -> Tensor:
+    """(M', H') with a mean of 0 and a variance of 1 over all members' columns."""
+    return (x - center).sub_(offset).mul_(rstd)
+
+
+# --- Sum, dropout and LayerNorm as one function -----------------------------------------------------------------------
+
+
+def add_and_norm(
+    addends: Sequence[Tensor],
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    cube: Cube,
+    face: Face,
+    *,
+    eps: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """LayerNorm of the sum of `addends`, (M', H') each, the last of them after dropout.
+
+    Sends what `LayerNorm3D` does. Saved for backward: the sum (a single addend: itself), three numbers a row, and with
+    dropout a byte an element.
+    """
+    kept = draw_kept(addends[-1], dropout) if dropout else None
+    return _AddAndNorm.apply(weight, bias, cube, face, eps, kept, dropout, *addends)
+
+
+class _AddAndNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        cube: Cube,
+        face: Face,
+        eps: float,
+        kept: Tensor | None,
+        dropout: float,
+        *addends: Tensor,
+    ) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        axis, scale = cube.axis(face), None if kept is None else scale_of(dropout, addends[-1])
+        gain, shift = local(weight), None if bias is None else local(bias)
+        if axis.size == 1:
+            total, result, *rows = cube.regions(norm_alone, kept, scale, gain, shift, eps, *addends)
+        else:
+            total, moments = cube.regions(add_and_measure, kept, scale, *addends)
+            total = addends[0] if total is None else total
+            gathered = gather_statistics(moments, axis)
+            result, *rows = cube.regions(norm_by, total, gathered, gain, shift, eps)
+        total = addends[0] if total is None else total
+        ctx.save_for_backward(total, weight, kept, *rows)
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.dropout = weight, bias, cube, face, dropout
+        ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight, kept, *rows = ctx.saved_tensors
+        cube, axis, over = ctx.cube, ctx.cube.axis(ctx.face), ctx.cube.over(*vector(ctx.face).sum_over)
+        inputs = (dy, total, *rows, local(weight))
+        scale = None if kept is None else scale_of(ctx.dropout, dy)
+        if axis.size == 1:
+            dx, ddropped, dgain, dshift = cube.regions(norm_alone_backward, *inputs, kept, scale)
+        else:
+            sums, dgain, dshift = cube.regions(norm_sums, *inputs)
+            summing = all_reduce(sums, axis)
+        needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
+        if needs_weight:
+            cube.ledger.hand_in(ctx.weight, dgain, over)
+        if needs_bias:
+            cube.ledger.hand_in(ctx.bias, dshift, over)
+        if axis.size > 1:
+            dx, ddropped = cube.regions(norm_input, *inputs, summing.wait(), axis.size, kept, scale)
+        addends = len(ctx.needs_input_grad) - 7
+        return (*[None] * 7, *[dx] * (addends - 1), dx if ddropped is None else ddropped)
+
+
+# --- regions --------------------------------------------------------------------------------------------------------
+
+
+def add_and_measure(kept: Tensor | None, scale: Tensor | None, *addends: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The sum of `addends`, of the last one what is `kept`, times `scale`; and its `local_moments`, (M', 3).
+
+    The sum of one addend that is kept whole is None: a region returns no input.
+    """
+    total = addends[0]
+    if kept is None and len(addends) == 1:
+        return None, local_moments(widened(total))
+    last = addends[-1] if kept is None else dropped(addends[-1], kept, scale)
+    for each in addends[1:-1]:
+        total = total + each
+    total = total + last if len(addends) > 1 else last
+    return total, local_moments(widened(total))
+
+
+def norm_by(
+    x: Tensor, moments: Tensor, gain: Tensor, shift: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """LayerNorm by all members' moments (n, M', 3); with it a center, the mean's offset from it, and 1/deviation."""
+    center, offset, variance = combined_moments(moments, x.shape[1])
+    rstd = (variance + eps).rsqrt()
+    result = normalised(widened(x), center, offset, rstd) * gain
+    return (result if shift is None else result + shift).to(x.dtype), center.clone(), offset, rstd
+
+
+def norm_alone(
+    kept: Tensor | None, scale: Tensor | None, gain: Tensor, shift: Tensor | None, eps: float, *addends: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    """Both of the above, where one member has all columns."""
+    total, moments = add_and_measure(kept, scale, *addends)
+    return total, *norm_by(addends[0] if total is None else total, moments.unsqueeze(0), gain, shift, eps)
+
+
+def norm_sums(
+    dy: Tensor, x: Tensor, center: Tensor, offset: Tensor, rstd: Tensor, gain: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the own columns the sums of g and of g * normal, (M', 2), with g = dy * gain; and the gradients of gain and
+    shift."""
+    wide = dy.to(rstd.dtype)
+    product = wide * normalised(x.to(rstd.dtype), center, offset, rstd)
+    sums = torch.stack([(wide * gain).sum(1), (product * gain).sum(1)], 1)
+    return sums.to(rstd.dtype), product.sum(0), wide.sum(0)
+
+
+def norm_input(
+    dy: Tensor,
+    x: Tensor,
+    center: Tensor,
+    offset: Tensor,
+    rstd: Tensor,
+    gain: Tensor,
+    sums: Tensor,
+    members: int,
+    kept: Tensor | None,
+    scale: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of x, by the sums over all members' columns, and what of it reaches the addend that was `kept`."""
+    means = sums / (x.shape[1] * members)
+    normal = normalised(x.to(rstd.dtype), center, offset, rstd)
+    dx = ((dy.to(rstd.dtype) * gain - means[:, :1] - normal * means[:, 1:]) * rstd).to(dy.dtype)
+    return dx, None if kept is None else dropped(dx, kept, scale)
+
+
+def norm_alone_backward(
+    dy: Tensor,
+    x: Tensor,
+    center: Tensor,
+    offset: Tensor,
+    rstd: Tensor,
+    gain: Tensor,
+    kept: Tensor | None,
+    scale: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Both of the above, where one member has all columns."""
+    sums, dgain, dshift = norm_sums(dy, x, center, offset, rstd, gain)
+    return *norm_input(dy, x, center, offset, rstd, gain, sums, 1, kept, scale), dgain, dshift

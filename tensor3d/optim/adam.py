@@ -1,0 +1,237 @@
+"""What AdamW and LAMB share: two moments a parameter, one fused kernel on local blocks, steps that can be skipped."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from tensor3d.distributed.cube import Cube
+from tensor3d.optim.clip_grad import check_parameters
+from tensor3d.sharding.param_layout import local
+
+Group = dict[str, Any]
+Groups = Iterable[nn.Parameter] | Iterable[Group]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """This rank's blocks of those parameters of a group that have a gradient, of one type. A block may be empty."""
+
+    group: Group
+    parameters: Sequence[nn.Parameter]
+    """The logical ones."""
+    weights: list[Tensor]
+    gradients: list[Tensor]
+    exp_avg: list[Tensor]
+    exp_avg_sq: list[Tensor]
+    steps: list[Tensor]
+    """Scalars, fp32: steps that were done, without the skipped ones."""
+
+
+class MomentOptimizer(Optimizer):
+    """An optimiser with Adam's two moments, on the parameters of a cube.
+
+    Kernels run on local blocks: arithmetic on DTensors of a four-axis mesh starts slowly. State lies as the parameters
+    lie (DTensors where they are), so that `torch.distributed.checkpoint` moves it to any other cube. It is there from
+    the start: a checkpoint that is taken or read before the first step needs no step to be made up for it.
+
+    Args:
+        groups: parameters, or groups of them as `torch.optim` takes them; see `decay_groups`.
+        lr: may be changed in `param_groups` at any time.
+
+    Raises:
+        ValueError: an option out of range, or a plain parameter on a cube of several ranks.
+    """
+
+    found_inf: Tensor | None = None
+    """Scalar fp32 on the cube's device, the same on all ranks. While it is exactly 1, a step changes nothing, to the
+    bit, whatever the gradients hold. Read by the kernels: the host never waits for it."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        cube: Cube,
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        self.cube = cube
+        # "fused" tells torch's load_state_dict that step counts live on the device.
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True})
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As in torch.optim. Raises ValueError for an option out of range or a plain parameter on several ranks."""
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        check_options(added)
+        check_parameters(added["params"], self.cube)
+        for parameter in added["params"]:
+            self.state[parameter] = _fresh(parameter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"cube": self.cube, "found_inf": self.found_inf}  # for deepcopy
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step on the gradients that are there; parameters without one stay. Every rank calls it alike.
+
+        Raises:
+            ValueError: gradients are still held back by `Cube.accumulating`, or `found_inf` is no scalar of fp32.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.cube.ledger.holds_back:
+            raise ValueError(
+                "gradients are still held back by Cube.accumulating and would be missing. Run the last micro-batch's "
+                "backward outside of it, or give the step up with cube.ledger.discard()."
+            )
+        if self.found_inf is not None and (self.found_inf.dtype != torch.float32 or self.found_inf.numel() != 1):
+            raise ValueError(
+                f"found_inf must be one number of fp32: kernels read its memory as that. Got {self.found_inf.dtype} of "
+                f"shape {tuple(self.found_inf.shape)}."
+            )
+        work = [blocks for group in self.param_groups for blocks in self._blocks(group)]
+        self._advance(work)
+        # Writing to a block is not seen on its DTensor, by which autograd and keepers of copies tell that it changed.
+        torch.autograd.graph.increment_version([p for blocks in work for p in blocks.parameters])
+        return loss
+
+    @abstractmethod
+    def _advance(self, work: list[Blocks]) -> None:
+        """Updates weights and moments."""
+
+    def _adam(self, blocks: Blocks, into: list[Tensor], *, lr: float, weight_decay: float) -> None:
+        """Moves the moments, and `into` by Adam's step: torch's own kernel, in one launch for all blocks."""
+        if self.found_inf is None:
+            torch._foreach_add_(blocks.steps, 1)
+        else:  # a list: a lone scalar tensor would be read on the host
+            torch._foreach_add_(blocks.steps, [1 - self.found_inf] * len(blocks.steps))
+        beta1, beta2 = blocks.group["betas"]
+        torch._fused_adamw_(
+            into,
+            blocks.gradients,
+            blocks.exp_avg,
+            blocks.exp_avg_sq,
+            [],
+            blocks.steps,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=blocks.group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=self.found_inf,
+        )
+
+    def _blocks(self, group: Group) -> list[Blocks]:
+        """One for each type: a kernel takes tensors of one type."""
+        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                by_type.setdefault(parameter.dtype, []).append(parameter)
+        return [self._of_one_type(group, parameters) for parameters in by_type.values()]
+
+    def _of_one_type(self, group: Group, parameters: list[nn.Parameter]) -> Blocks:
+        for parameter in parameters:
+            if not self.state[parameter]:  # a loaded state that knew nothing of it
+                self.state[parameter] = _fresh(parameter)
+        states = [self.state[parameter] for parameter in parameters]
+        return Blocks(
+            group=group,
+            parameters=parameters,
+            weights=[local(p) for p in parameters],
+            gradients=[local(p.grad) for p in parameters if p.grad is not None],
+            exp_avg=[local(state["exp_avg"]) for state in states],
+            exp_avg_sq=[local(state["exp_avg_sq"]) for state in states],
+            steps=[state["step"] for state in states],
+        )
+
+
+def check_options(group: Group) -> None:
+    """Raises ValueError for an option of a group that is out of its range."""
+    for name in ("lr", "weight_decay"):
+        if not 0 <= group[name] < math.inf:
+            raise ValueError(f"{name} must be at least 0 and finite. Got {group[name]}.")
+    if not 0 < group["eps"] < math.inf:
+        raise ValueError(
+            f"eps must be above 0 and finite: an element that has had no gradient yet would become 0/0. "
+            f"Got {group['eps']}. BERT's is 1e-6."
+        )
+    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
+        raise ValueError(f"betas must be two rates, each at least 0 and below 1. Got {group['betas']}.")
+
+
+def _fresh(parameter: nn.Parameter) -> dict[str, Tensor]:
+    """The state of a parameter before its first step."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        "exp_avg": _zeros(parameter),
+        "exp_avg_sq": _zeros(parameter),
+    }
+
+
+def _zeros(parameter: nn.Parameter) -> Tensor:
+    """Zeros of its type that lie as it lies."""
+    with torch.no_grad():
+        block = torch.zeros_like(local(parameter))
+    if not isinstance(parameter, DTensor):
+        return block
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        block, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+# --- AdamW on the cube ------------------------------------------------------------------------------------------------
+
+
+class AdamW(MomentOptimizer):
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, Algorithm 2): torch's fused kernel on local blocks.
+
+    Element by element it needs nothing of other ranks: nothing is sent. State a parameter: `step`, `exp_avg`,
+    `exp_avg_sq`, named and stored as those of `torch.optim.AdamW`, whose checkpoints it reads.
+
+    Args, Raises: see `MomentOptimizer`.
+    """
+
+    def _advance(self, work: list[Blocks]) -> None:
+        for blocks in work:
+            self._adam(blocks, blocks.weights, lr=blocks.group["lr"], weight_decay=blocks.group["weight_decay"])
+
+
+# --- Which parameters decay -------------------------------------------------------------------------------------------
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for an optimiser: tensors of two or more dims decay, those of one do not.
+
+    By the dims of the logical tensor, not by names: of all that a transformer has, biases and the gains of LayerNorm
+    are vectors, and weights, embeddings and tables are matrices. Names differ from model to model. A tied weight comes
+    once; what takes no gradient does not come; of two groups that would be empty one is left out.
+
+    Raises:
+        ValueError: `weight_decay` is negative or not finite, or the model has nothing to train.
+    """
+    if not 0 <= weight_decay < math.inf:
+        raise ValueError(f"weight_decay must be at least 0 and finite. Got {weight_decay}.")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError("no parameter of the model takes a gradient. Set requires_grad of what is to be trained.")
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

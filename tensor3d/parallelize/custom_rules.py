@@ -1,0 +1,121 @@
+"""Kinds for modules that keep their own code, or are replaced by one that the user builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from tensor3d.distributed.cube_shape import AxisName, check_axes
+from tensor3d.parallelize.module_copy import Workshop, bare, copied
+from tensor3d.parallelize.rule import Kind
+from tensor3d.parallelize.wrapped_module import Recomputed3D, on_cube
+from tensor3d.sharding.activation_layout import Face, check_face
+from tensor3d.sharding.param_layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapped(Kind):
+    """Blocks are given while the module's forward runs, and where a backward pass runs any of its code again.
+
+    Code around it that reads such a parameter, or calls another method that does, gets the parameter as it lies on the
+    cube, for which torch raises an error that speaks of DTensor: let it call the module, or name the module around it.
+    """
+
+    covers_children: ClassVar[bool] = False
+
+    layouts: Mapping[str, Layout]
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_forward(module, name, self)
+        held = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        if held.keys() != self.layouts.keys():
+            raise ValueError(
+                f"{name!r} ({type(module).__name__}) holds the parameters {sorted(held)}, and its plan names "
+                f"{sorted(self.layouts)}. rules.wrapped needs a layout for each of its own parameters; those of "
+                "modules inside have kinds of their own."
+            )
+        for each, layout in self.layouts.items():
+            self._check_even(f"{name}.{each}", held[each].shape, layout, workshop)
+        code = workshop.copy(module, name)
+        for each, parameter in held.items():
+            code.register_parameter(each, workshop.parameter(parameter, self.layouts[each]))
+        return on_cube(bare(code), self.layouts, workshop.cube)
+
+    @staticmethod
+    def _check_even(name: str, shape: tuple[int, ...], layout: Layout, workshop: Workshop) -> None:
+        for axis, dim in layout.cut:
+            size = workshop.cube.axis(axis).size
+            if dim >= len(shape) or shape[dim] % size:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(shape)}; its layout cuts dim {dim} over {axis}={size}, which must "
+                    "divide it. Choose another layout or another cube."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicated(Kind):
+    """See `rules.replicated`."""
+
+    sum_over: tuple[AxisName, ...]
+    enters: Face | None = None
+
+    def __post_init__(self) -> None:
+        check_axes(self.sum_over)
+        if self.enters is not None:
+            check_face(self.enters)
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_forward(module, name, self)
+        whole = Layout(sum_over=self.sum_over)
+        code = copied(module, workshop, lambda parameter: workshop.parameter(parameter, whole))
+        layouts = {each: whole for each, _ in code.named_parameters(remove_duplicate=False)}
+        return on_cube(bare(code), layouts, workshop.cube, self.enters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace(Kind):
+    """See `rules.replace`."""
+
+    maker: Callable[[nn.Module, str, Workshop], nn.Module]
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        built = self.maker(module, name, workshop)
+        if not isinstance(built, nn.Module):
+            raise ValueError(f"what rules.replace builds for {name!r} must be an nn.Module. Got {built!r}.")
+        if {id(each) for each in built.modules()} & {id(each) for each in module.modules()}:
+            raise ValueError(
+                f"what rules.replace builds for {name!r} holds a module of the original, which must stay as it is. "
+                "Build a new one, with parameters by workshop.parameter(source, layout)."
+            )
+        return built.train(module.training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep(Kind):
+    """See `rules.keep`."""
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        held = [each for each, _ in module.named_parameters()]
+        if held:
+            raise ValueError(
+                f"rules.keep() is for modules without parameters. {name!r} ({type(module).__name__}) holds "
+                f"{', '.join(held)}. rules.replicated(sum_over) keeps a module whole with its parameters."
+            )
+        return copied(module, workshop, lambda parameter: None)
+
+
+def check_forward(module: nn.Module, name: str, kind: Kind) -> None:
+    """Raises ValueError for a module without code of its own, whose parameters are used by another's."""
+    if isinstance(module, Recomputed3D):
+        raise ValueError(
+            f"{name!r} ({type(module).__name__}) is on a cube already, and {kind} would put it there again. Begin with "
+            "the original."
+        )
+    if type(module).forward is nn.Module.forward:
+        raise ValueError(
+            f"{name!r} ({type(module).__name__}) has no forward of its own that {kind} could run. Name the module "
+            "whose forward uses it, or put rules.replace(build) there."
+        )

@@ -1,0 +1,402 @@
+"""Kinds for torch's own layers, one each: a layer of the library with the original's weights under the same names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tensor3d.distributed.cube import Cube
+from tensor3d.layers.dropout import Dropout3D
+from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D
+from tensor3d.layers.heads import NarrowHead3D
+from tensor3d.layers.linear import Linear3D, Projection3D
+from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
+from tensor3d.parallelize.module_copy import Workshop
+from tensor3d.parallelize.rule import Kind
+from tensor3d.parallelize.wrapped_module import Recomputed3D
+from tensor3d.sharding.activation_layout import Face, check_face, in_batch, lies, other
+from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
+from tensor3d.sharding.redistribute import own_rows, turn
+
+# --- What to do with a module that the plan does not place, in words, and the check that a kind fits its module -------
+
+# torch's own modules without parameters that mix rows or columns: on a rank's block they would give other numbers.
+_MIXING = (
+    nn.Softmax,
+    nn.LogSoftmax,
+    nn.Softmax2d,
+    nn.Softmin,
+    nn.GLU,
+    nn.Flatten,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.FeatureAlphaDropout,
+)
+_MIXING_FILES = (
+    "batchnorm",
+    "channelshuffle",
+    "conv",
+    "distance",
+    "fold",
+    "instancenorm",
+    "loss",
+    "normalization",
+    "padding",
+    "pixelshuffle",
+    "pooling",
+    "rnn",
+    "upsampling",
+)
+
+
+def mixes(module: nn.Module) -> bool:
+    """Whether this is one of torch's modules that cannot work on a block of rows and columns as it is."""
+    home, _, file = type(module).__module__.rpartition(".")
+    return isinstance(module, _MIXING) or (home == "torch.nn.modules" and file in _MIXING_FILES)
+
+
+def is_torchs_layer(module: nn.Module) -> bool:
+    """Whether code of torch's own uses the module's parameters: it cannot go on with what lies on a cube."""
+    forward = next((each for each in type(module).__mro__ if "forward" in vars(each)), nn.Module)
+    home, _, file = forward.__module__.rpartition(".")
+    return home == "torch.nn.modules" and file not in ("container", "module", "transformer")
+
+
+def is_on_cube(module: nn.Module) -> bool:
+    """Whether it is a 3-D layer, code that is wrapped, or holds a parameter that lies on a cube."""
+    is_3d = isinstance(vars(module).get("cube"), Cube) or isinstance(module, Recomputed3D)
+    return is_3d or any(isinstance(each, DTensor) for each in module._parameters.values())
+
+
+def advice(module: nn.Module) -> str:
+    """Which kind suits a module of this type."""
+    if is_on_cube(module):
+        return (
+            "It is on a cube already, and parallelize is for single-device models. Parallelize before you put 3-D "
+            "layers in, or take it as it is: rules.replace(lambda module, name, workshop: copy.deepcopy(module))"
+        )
+    replicated = (
+        'Keep it replicated, with its gradient summed: rules.replicated(("data", "x", "y", "z"), enters="z") where it '
+        "makes hidden states from what every rank of a plane holds whole (patches of images)"
+    )
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return (
+            "Batch norm has no 3-D kind: its statistics run over the batch, of which x and data hold parts. "
+            f"{replicated}, in training only where x and data are 1; or freeze its statistics with eval(), or use a "
+            "layer norm"
+        )
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return f"A convolution has no 3-D kind. {replicated}"
+    if isinstance(module, nn.MultiheadAttention):
+        return "rules.attention(rows) is for it"
+    if isinstance(module, nn.Linear):
+        return 'rules.linear("z"), rules.linear("y"), rules.projection() or rules.head(face) is for it'
+    if isinstance(module, nn.Embedding):
+        return "rules.embedding() or, with few rows, rules.table() is for it"
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or type(module).__name__.endswith("RMSNorm"):
+        return "rules.norm(face) is for it"
+    return (
+        'rules.wrapped({"name": vector(face)}) is for elementwise code with parameters along the columns of a face, '
+        f"rules.replace(build) for a 3-D module of your own. {replicated}"
+    )
+
+
+def check_type(module: nn.Module, name: str, kind: object, types: tuple[type[nn.Module], ...]) -> None:
+    """Raises ValueError unless `module` is of one of `types`, runs their code and holds their parameters alone."""
+    check_code(module, name, kind, types)
+    check_parameter_names(module, name, kind)
+
+
+def check_code(module: nn.Module, name: str, kind: object, types: tuple[type[nn.Module], ...]) -> None:
+    """Raises ValueError unless `module` is of one of `types` and runs their code."""
+    wanted = " or ".join(f"nn.{each.__name__}" for each in types)
+    if not isinstance(module, types):
+        raise ValueError(f"{name!r} is a {type(module).__name__}, and {kind} takes {wanted}. {advice(module)}.")
+    if not runs_code_of(module, types):
+        raise ValueError(
+            f"{name!r} is a {type(module).__name__}, whose forward is its own, and {kind} would replace it by that of "
+            f"{wanted}. Say with rules.replace(build) what takes its place."
+        )
+
+
+def runs_code_of(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether its forward is that of one of `types`: no subclass has another, and none was set on the module."""
+    return "forward" not in vars(module) and any(type(module).forward is each.forward for each in types)
+
+
+def check_parameter_names(module: nn.Module, name: str, kind: object) -> None:
+    """Raises ValueError unless `module` holds a weight, perhaps a bias, and no other parameter."""
+    held = {parameter for parameter, _ in module.named_parameters(remove_duplicate=False)}
+    if "weight" not in held or held - {"weight", "bias"}:
+        raise ValueError(
+            f"{kind} needs a weight, may take a bias, and no other parameter. {name!r} ({type(module).__name__}) holds "
+            f"{', '.join(sorted(held)) or 'none'}. Remove its parametrization (a weight norm, adapters), or give it "
+            "parameters (elementwise_affine=True); for anything else use rules.replace(build)."
+        )
+
+
+# --- Kinds for torch's own layers, one each ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnFace(Kind):
+    """A kind that is told which face its module reads."""
+
+    face: Face
+
+    def __post_init__(self) -> None:
+        check_face(self.face)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(OnFace):
+    """See `rules.linear`."""
+
+    turn: bool = False
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_type(module, name, self, (nn.Linear,))
+        assert isinstance(module, nn.Linear)
+        make = TurnedLinear3D if self.turn else Linear3D
+        with workshop.cube.blank():
+            layer = make(module.in_features, module.out_features, workshop.cube, self.face, module.bias is not None)
+        return filled(layer, module, workshop, matrix(self.face), vector(other(self.face)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection(Kind):
+    """See `rules.projection`."""
+
+    turn: bool = False
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_type(module, name, self, (nn.Linear,))
+        assert isinstance(module, nn.Linear)
+        make = TurnedProjection3D if self.turn else Projection3D
+        weight = workshop.parameter(module.weight, matrix("z"))
+        with workshop.cube.blank():
+            layer = make(module.in_features, module.out_features, workshop.cube, module.bias is not None, weight=weight)
+        return filled(layer, module, workshop, matrix("z"), vector("y"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(OnFace):
+    """See `rules.head`."""
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_type(module, name, self, (nn.Linear,))
+        assert isinstance(module, nn.Linear)
+        with workshop.cube.blank():
+            layer = NarrowHead3D(
+                module.in_features, module.out_features, workshop.cube, self.face, module.bias is not None
+            )
+        return filled(layer, module, workshop, narrow(self.face), copies(self.face))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(OnFace):
+    """See `rules.norm`."""
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and type(module).__name__.endswith("RMSNorm"):
+            check_parameter_names(module, name, self)
+        else:
+            check_type(module, name, self, (nn.LayerNorm, nn.RMSNorm))
+        weight, bias = module.get_parameter("weight"), getattr(module, "bias", None)
+        if weight.dim() != 1:
+            raise ValueError(
+                f"{self} normalises over columns, with a weight of one dim. {name!r} has one of {tuple(weight.shape)}."
+            )
+        layer: nn.Module
+        with workshop.cube.blank():
+            if isinstance(module, nn.LayerNorm):
+                has_bias = bias is not None
+                layer = LayerNorm3D(len(weight), workshop.cube, self.face, eps=module.eps, bias=has_bias)
+            else:
+                eps = check_rms(module, name, weight)
+                layer = RMSNorm3D(len(weight), workshop.cube, self.face, eps=eps)
+        return filled(layer, module, workshop, vector(self.face), vector(self.face))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Kind):
+    """See `rules.embedding`."""
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        padding = check_embedding(module, name, self)
+        vocab, hidden = module.get_parameter("weight").shape
+        with workshop.cube.blank():
+            layer = (
+                Embedding3D(vocab, hidden, workshop.cube)
+                if padding is None
+                else PaddedEmbedding3D(vocab, hidden, workshop.cube, padding)
+            )
+        return filled(layer, module, workshop, matrix("z"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Kind):
+    """See `rules.table`."""
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        padding = check_embedding(module, name, self)
+        rows, hidden = module.get_parameter("weight").shape
+        with workshop.cube.blank():
+            layer = (
+                TableEmbedding3D(rows, hidden, workshop.cube)
+                if padding is None
+                else PaddedTableEmbedding3D(rows, hidden, workshop.cube, padding)
+            )
+        return filled(layer, module, workshop, table("z"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout(Kind):
+    """See `rules.dropout`."""
+
+    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+        check_code(module, name, self, (nn.Dropout,))
+        assert isinstance(module, nn.Dropout)
+        # Where all is dropped there is no mask to draw.
+        layer = Dropout3D(module.p if module.p < 1.0 else 0.0, workshop.cube)
+        layer.p = module.p
+        return with_settings(layer, module).train(module.training)
+
+
+def filled(
+    layer: nn.Module, module: nn.Module, workshop: Workshop, weight: Layout, bias: Layout | None = None
+) -> nn.Module:
+    """`layer` with the weights, the settings and the mode of the original."""
+    layer.weight = workshop.parameter(module.get_parameter("weight"), weight)
+    if bias is not None and getattr(module, "bias", None) is not None:
+        layer.bias = workshop.parameter(module.get_parameter("bias"), bias)
+    return with_settings(layer, module).train(module.training)
+
+
+def with_settings(layer: nn.Module, module: nn.Module) -> nn.Module:
+    """`layer` with the plain values that code around it may ask the original for: `embedding_dim`, `padding_idx`."""
+    for name, value in vars(module).items():
+        values = value if isinstance(value, tuple) else (value,)
+        plain = all(each is None or isinstance(each, bool | int | float | str) for each in values)
+        if plain and not name.startswith("_") and not hasattr(layer, name):
+            setattr(layer, name, value)
+    return layer
+
+
+def check_embedding(module: nn.Module, name: str, kind: Kind) -> int | None:
+    """The padding index of what must be a plain nn.Embedding. Raises ValueError for what the 3-D ones cannot do."""
+    check_type(module, name, kind, (nn.Embedding,))
+    assert isinstance(module, nn.Embedding)
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(module, option):
+            raise ValueError(
+                f"an embedding on a cube has no {option}. Got {option}={getattr(module, option)} at {name!r}. Make the "
+                "original without it."
+            )
+    return module.padding_idx
+
+
+def check_rms(module: nn.Module, name: str, weight: Tensor) -> float:
+    """The eps of an RMSNorm. Raises ValueError where it cannot be found, or the module computes something else.
+
+    Classes of that name differ (some multiply by 1 + weight), so the module is asked for rows of it: two of common
+    size, and two so small that eps decides.
+    """
+    names = [each for each in ("eps", "variance_epsilon", "epsilon") if hasattr(module, each)]
+    if not names:
+        raise ValueError(f"{name!r} ({type(module).__name__}) has no attribute eps. Use rules.replace(build).")
+    eps = getattr(module, names[0])
+    computed_in = torch.promote_types(weight.dtype, torch.float32)
+    eps = torch.finfo(computed_in).eps if eps is None else float(eps)  # without one, torch takes that of its arithmetic
+    rows = torch.linspace(-2, 3, 2 * len(weight), dtype=weight.dtype, device=weight.device).view(2, -1)
+    rows = torch.cat([rows, 1e-3 * rows])
+    with torch.no_grad():
+        wide = rows.to(computed_in)
+        wanted = wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight
+        got = module.forward(rows).to(wanted.dtype)  # without its hooks, which are for rows of the user's
+    if not torch.allclose(got, wanted, rtol=0.02 if weight.dtype.itemsize < 4 else 1e-4, atol=1e-6):
+        raise ValueError(
+            f"{name!r} ({type(module).__name__}) computes something else than x / sqrt(mean(x^2) + {eps:g}) * weight. "
+            "Say with rules.replace(build) what takes its place."
+        )
+    return eps
+
+
+class TurnedLinear3D(Linear3D):
+    """A `Linear3D` whose input arrives on the other face than its product reads, and is turned first."""
+
+    @property
+    def reads(self) -> Face:
+        """The face of the input, before it is turned."""
+        return other(self.face)
+
+    def extra_repr(self) -> str:
+        return f"turned from {lies(self.in_features, self.reads, self.cube)}, {super().extra_repr()}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M/xz, K/y) on face y to the same face, (M/xz, N/y), where `face` is z; y and z swapped for face y."""
+        if x.dim() == 3:
+            return in_batch(self.forward, x, "Linear3D")
+        return super().forward(turn(x, self.cube, to=self.face))
+
+
+class TurnedProjection3D(Projection3D):
+    """A `Projection3D` whose input arrives on face y, and is turned first."""
+
+    @property
+    def reads(self) -> Face:
+        """The face of the input, before it is turned."""
+        return "y"
+
+    def extra_repr(self) -> str:
+        return f"turned from {lies(self.hidden, self.reads, self.cube)}, {super().extra_repr()}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(R/xz, H/y) on face y, to (R/xz, V/y) on the same."""
+        if x.dim() == 3:
+            return in_batch(self.forward, x, "Projection3D")
+        return super().forward(turn(x, self.cube, to="z"))
+
+
+class PaddedEmbedding3D(Embedding3D):
+    """An `Embedding3D` of which one row gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
+
+    def __init__(self, vocab: int, hidden: int, cube: Cube, padding_idx: int) -> None:
+        super().__init__(vocab, hidden, cube)
+        self.padding_idx = padding_idx
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """As `Embedding3D.forward`."""
+        if ids.dim() == 2:
+            return in_batch(self.forward, ids, "Embedding3D")
+        return without_gradient(super().forward(ids), ids, self.padding_idx, self.cube)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, padding_idx={self.padding_idx}"
+
+
+class PaddedTableEmbedding3D(TableEmbedding3D):
+    """A `TableEmbedding3D` of which one row gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
+
+    def __init__(self, rows: int, hidden: int, cube: Cube, padding_idx: int) -> None:
+        super().__init__(rows, hidden, cube)
+        self.padding_idx = padding_idx
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """As `TableEmbedding3D.forward`."""
+        if numbers.dim() == 2:
+            return in_batch(self.forward, numbers, "TableEmbedding3D")
+        return without_gradient(super().forward(numbers), numbers, self.padding_idx, self.cube)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, padding_idx={self.padding_idx}"
+
+
+def without_gradient(found: Tensor, ids: Tensor, padding_idx: int, cube: Cube) -> Tensor:
+    """`found` on face z, whose rows of `padding_idx` take no gradient back."""
+    padding = own_rows(ids, cube, "z") == padding_idx
+    return torch.where(padding.unsqueeze(-1), found.detach(), found)

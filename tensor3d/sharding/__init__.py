@@ -1,0 +1,1 @@
+"""How parameters and activations are split over the cube, how they change hands, and the 3-D matrix product."""

@@ -1,0 +1,104 @@
+"""Where an activation comes from, as the autograd graph knows it: so a layer can refuse what lies on the wrong face.
+
+Where y = z both faces have the same local shapes, and a matrix that is read on the wrong one gives wrong numbers and no
+error. So every function of the library that makes an activation marks its node, and layers look for the marks before
+theirs. What lies between (activation functions, residuals, dropout, attention) changes no face.
+
+A function of one's own that changes the face, or makes an activation, sets marks itself, in its forward:
+`ctx.result_face = "y"`, and `ctx.made` says in words what it is; or, where its result lies where its inputs do,
+`ctx.keeps_face = True`. One without marks is not looked behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.distributed.tensor import DTensor
+
+from tensor3d.distributed.autograd_graph import walk
+from tensor3d.distributed.cube import Cube
+
+_KNOWN = "tensor3d.sharding.layout_checks"  # key in the metadata of nodes that were looked at before
+
+
+def check_origin(tensor: Tensor, face: str, cube: Cube, reader: str) -> None:
+    """Raises ValueError where `tensor` is known not to lie on `face`.
+
+    And where a plain parameter went into it on a cube of several ranks: its copies would drift apart. Without a graph
+    (no gradients, an input) nothing is known and nothing refused.
+
+    Args:
+        reader: who reads it, in words.
+    """
+    between: list[Any] = []
+    makers: dict[Any, str] = {}
+    for node in walk(tensor, _is_seen_through):
+        if not isinstance(node, BackwardCFunction) and hasattr(node, "variable"):
+            if isinstance(node.variable, nn.Parameter):
+                refuse_plain(node.variable, cube)
+            continue
+        found, made = _mark(node)
+        if found is None:
+            between.append(node)
+        elif found == face:
+            makers[node] = made
+        else:
+            raise ValueError(
+                f"{reader} reads face {face}. Got what lies on face {found}: it comes from {made}. Put "
+                f'`turn(h, cube, to="{face}")` between them, or, where one of the two can, let it use the other face '
+                f'(face="{found}").'
+            )
+    _remember(between, makers, face)
+
+
+def refuse_plain(parameter: Tensor, cube: Cube) -> None:
+    """Raises ValueError for a parameter that is a plain tensor on a cube of several ranks."""
+    if cube.shape.ranks > 1 and not isinstance(parameter, DTensor):
+        raise ValueError(
+            f"a parameter of shape {tuple(parameter.shape)} is a plain tensor on {cube.shape}: its gradient would "
+            "differ from rank to rank. Make it with tensor3d.constant, normal or distribute, and take it into your "
+            "arithmetic with tensor3d.use, which states over which axes its gradient is summed; in place of a layer of "
+            "torch.nn take its 3-D counterpart."
+        )
+
+
+def _remember(between: list[Any], makers: dict[Any, str], face: str) -> None:
+    """Writes down what the nodes of a walk lie on, so that no later reader of a residual stream goes back as far.
+
+    Those that lead to a maker lie on its face. The others (conditions, gates, inputs) may be used on both.
+    """
+    readers: dict[Any, list[Any]] = {}
+    for node in filter(_is_seen_through, between):
+        for before, _ in node.next_functions:
+            readers.setdefault(before, []).append(node)
+    waiting, known = list(makers.items()), set()
+    while waiting:
+        node, made = waiting.pop()
+        for reader in readers.get(node, ()):
+            if reader not in known:
+                known.add(reader)
+                reader.metadata[_KNOWN] = (face, made)
+                waiting.append((reader, made))
+    for node in filter(_is_seen_through, between):
+        if node not in known:
+            node.metadata[_KNOWN] = (None, "")
+
+
+def _is_seen_through(node: Any) -> bool:
+    """Functions written in Python may do anything; those of torch between two layers change no face."""
+    return _KNOWN not in node.metadata and keeps_face(node)
+
+
+def keeps_face(node: Any) -> bool:
+    """Whether the node's result is known to lie on the face of its inputs."""
+    return not isinstance(node, BackwardCFunction) or getattr(node, "keeps_face", False)
+
+
+def _mark(node: Any) -> tuple[str | None, str]:
+    """On which face its result lies, if that is known, and what made it."""
+    if not keeps_face(node):
+        return getattr(node, "result_face", None), getattr(node, "made", "a function of its own")
+    known: tuple[str | None, str] = node.metadata.get(_KNOWN, (None, ""))
+    return known

@@ -1,0 +1,203 @@
+"""The matrix product on the cube: the heart of the project (Bian et al. 2021, §3.1, for any box).
+
+M tokens of the cube, K input features, N output features; here for face z, face y swaps y and z
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tensor3d.distributed.collectives import Axis, Pending, all_gather, reduce_scatter
+from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.grad_reducer import asked_for
+from tensor3d.distributed.weight_prefetch import Kind, Start, follows
+from tensor3d.ops.row_chunks import sum_of_rows
+from tensor3d.sharding.activation_layout import Face, other
+from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.param_layout import check_layout, chunk_bounds, local, matrix, vector
+
+
+def matmul(
+    a: Tensor,
+    weight: nn.Parameter,
+    cube: Cube,
+    face: Face,
+    bias: nn.Parameter | None = None,
+    *,
+    reshard_after_forward: bool = True,
+) -> Tensor:
+    """`a @ weight.T + bias` of a matrix that lies on `face`; the result lies on the other face.
+
+    Global: A (M, K), W (N, K), C (M, N). Local, for face z:
+
+        a     A    (M/xy, K/z)          weight  W  (N/yx, K/z), layout matrix("z")
+        forward    A' = all-gather A over y        W' = all-gather W over x
+                   C  = reduce-scatter over z of A' W'^T                      -> (M/xz, N/y)
+        backward   dC' = all-gather dC over z      A', W' as in the forward
+                   dA = reduce-scatter over y of dC' W'
+                   dW = reduce-scatter over x of dC'^T A'                     -> to the ledger
+
+    Elements received, ring model: forward `(y-1)/y*MK/xz + (x-1)/x*NK/yz + (z-1)/z*MN/xy`; backward the same three,
+    and `(y-1)/y*MK/xz` for dA and `(x-1)/x*NK/yz` for dW.
+
+    Saved for backward: the shards `a` and `weight`, never A' and W' (1/P of one device's). All gathers of a pass are
+    issued together, that of the next product's W' under this product (distributed/weight_prefetch.py); the
+    reduce-scatter of dA runs under the product for dW, that of dW under the next layer's. `Speed(overlap=False)` waits
+    for each; the bits are the same.
+
+    Args:
+        a: (M/xy, K/z) on this rank; its type (`cube.precision.compute`, if that is set; inside `torch.autocast`:
+            autocast's) is that of the product and of what travels. The gradient of the weight travels in
+            `cube.precision.reduce`.
+        weight: layout `matrix(face)`. N need not divide by y or x: blocks are DTensor's chunks. A tied weight may be
+            used any number of times.
+        bias: layout `vector(other(face))`.
+        reshard_after_forward: False keeps A' and W' for backward: two gathers less, more memory.
+
+    Raises:
+        ValueError: `weight` or `bias` lies on the cube in another way, or is not a leaf of the graph.
+    """
+    check_layout(weight, matrix(face), cube)
+    if bias is not None:
+        check_layout(bias, vector(other(face)), cube)
+    check_origin(a, face, cube, f"the product with a weight of shape {tuple(weight.shape)}")
+    a = a.to(cube.precision.computed(a.dtype))
+    if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
+        a = a.to(torch.get_autocast_dtype(a.device.type))
+    # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
+    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, place_in_order(a, cube))
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        cube: Cube,
+        face: Face,
+        reshard: bool,
+        after: bool | None,
+    ) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        rows, columns = cube.axis(other(face)), cube.axis(face)
+        gathering_a, gathering_w = all_gather(a, rows), take_slab(weight, cube, rows, a.dtype, after=after)
+        a_full, w_full = gathering_a.wait(), gathering_w.wait()
+        gather_next_slab(cube, after=after)
+        shift = None if bias is None else local(bias).to(a.dtype)
+        if shift is not None and columns.size == 1:
+            c = torch.addmm(shift, a_full, w_full.t())  # where nothing is summed, the product itself adds it
+        else:
+            c = reduce_scatter(a_full @ w_full.t(), columns).wait()
+            if shift is not None:
+                c += shift
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.reshard = weight, bias, cube, face, reshard
+        ctx.is_ordered = True
+        ctx.result_face, ctx.made = other(face), f"a product with a weight of shape {tuple(weight.shape)}"
+        ctx.save_for_backward(*((a, weight) if reshard else (a_full, w_full)))
+        return c
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
+        cube, face, weight, bias = ctx.cube, ctx.face, ctx.weight, ctx.bias
+        rows, columns = cube.axis(other(face)), cube.axis(face)
+        needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
+
+        # Everything is issued before anything is waited for; the order is the same on every rank.
+        gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else Pending(dc)
+        saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
+        a, w = Pending(saved_a), Pending(saved_w)
+        if ctx.reshard:
+            w = take_slab(weight, cube, rows, dc.dtype) if needs_da else w
+            a = all_gather(saved_a, rows) if needs_dw else a
+        if needs_db:
+            cube.ledger.hand_in(bias, sum_of_rows(dc, bias.dtype), cube.over(*vector(other(face)).sum_over))
+        dc_full, w_full = gathering_dc.wait(), w.wait() if needs_da else None
+        gather_next_slab(cube)
+
+        sending_da = reduce_scatter(dc_full @ w_full, rows) if w_full is not None else None
+        if needs_dw:
+            dw = dc_full.t() @ a.wait()
+            cube.ledger.hand_in(weight, scatter_slab(dw, weight, cube), cube.over(*matrix(face).sum_over))
+        return sending_da.wait() if sending_da else None, None, None, None, None, None, None
+
+
+# A slab is what the members of x hold of a weight together: its rows of this rank's chunk over the rows axis (y for a
+# matrix that is read on face z). A slab of N' rows is cut over x into chunks of ceil(N'/x) rows, the last ones shorter
+# or empty. Collectives need even shards, so a chunk travels padded to ceil(N'/x), and the padding, all at the end, is
+# cut off before the product: a vocabulary of 30522 has no padding logits.
+
+
+def gather_slab(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> Pending:
+    """Starts the gather over x of W' (N', K/z), in the type of the product and without padding."""
+    block, x = local(weight).to(dtype), cube.axis("x")
+    first, last = chunk_bounds(weight.shape[0], rows.size, rows.index)
+    chunk = -(-(last - first) // x.size)
+    return all_gather(_pad_rows(block, chunk), x).narrowed(last - first)
+
+
+def place_in_order(a: Tensor | None, cube: Cube) -> bool | None:
+    """What `take_slab` is to know of a use in a forward pass, asked outside of autograd's functions.
+
+    Args:
+        a: what is multiplied; None: nothing that was computed.
+    """
+    if not torch.is_grad_enabled() or not _works_ahead(cube):
+        return None
+    return a is not None and follows(a)
+
+
+def take_slab(
+    weight: nn.Parameter,
+    cube: Cube,
+    rows: Axis,
+    dtype: torch.dtype,
+    *,
+    kind: Kind = "product",
+    after: bool | None = True,
+) -> Pending:
+    """The same, or the gather that the product before has started (distributed/weight_prefetch.py).
+
+    Args:
+        kind: what for; a tied weight has uses of both.
+        after: whether this use works on results of others in the pass; None: it has no place in the order of a step,
+            since no backward pass follows.
+    """
+    if after is None or not _works_ahead(cube):
+        return gather_slab(weight, cube, rows, dtype)
+    return cube.ahead.take(weight, local(weight), kind, rows, dtype, after, _gathering(cube))
+
+
+def gather_next_slab(cube: Cube, *, after: bool | None = True) -> None:
+    """Starts the gather for the product after this one, to travel under what is computed now."""
+    if after is not None and _works_ahead(cube):
+        cube.ahead.go_on(local, _gathering(cube))
+
+
+def _gathering(cube: Cube) -> Start:
+    return lambda weight, rows, dtype: gather_slab(weight, cube, rows, dtype)
+
+
+def _works_ahead(cube: Cube) -> bool:
+    return cube.speed.overlap and cube.axis("x").size > 1 and not cube.traffic.is_dry
+
+
+def scatter_slab(dw: Tensor, weight: Tensor, cube: Cube) -> Pending:
+    """Starts the sum over x of the gradients of W'; the result has the local shape and the type of `weight`."""
+    x = cube.axis("x")
+    chunk = -(-dw.shape[0] // x.size)
+    own = local(weight).shape[0]
+    # With one member nothing travels, and nothing is to be rounded for it.
+    dw = dw.to(cube.precision.reduced(weight.dtype) if x.size > 1 else weight.dtype)
+    return reduce_scatter(_pad_rows(dw, chunk * x.size), x).narrowed(own).converted(weight.dtype)
+
+
+def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
+    return tensor if tensor.shape[0] == rows else F.pad(tensor, (0, 0, 0, rows - tensor.shape[0]))

@@ -1,0 +1,216 @@
+"""Rows of a matrix by their number: lookup in a table cut over an axis, selection of rows of a plane, change of face.
+
+R rows wanted, T rows of the table, H columns
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tensor3d.distributed.collectives import Axis, all_gather, all_to_all, reduce_scatter
+from tensor3d.distributed.cube import Cube
+from tensor3d.ops.row_chunks import are_at_hand
+from tensor3d.sharding.activation_layout import Face, check_face, in_batch, other
+from tensor3d.sharding.layout_checks import check_origin
+
+
+def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
+    """The chosen rows of a plane, spread over the cube as a matrix of R rows on the same face.
+
+    A lookup with the rows of the plane as its table, of which each member of the axis that splits them, n, has T':
+
+        forward  reduce-scatter over the axis of [own rows where owned, else 0]    -> (R/n, H')
+        backward dY' = all-gather dY over the axis; sums of its rows by row number
+
+    Elements received: `(n-1)/n * R*H'` each way. Saved for backward: the rows' places and which are owned.
+
+    Args:
+        tensor: (M/xy, H/z) on face z (y and z swapped on face y).
+        rows: (R,) row numbers within the plane, the same on every rank of it; -1 gives a row of zeros. R divides by y
+            and by z, so that the result can go on to either face.
+
+    Returns:
+        (R/y, H/z) on face z.
+
+    Raises:
+        ValueError: R does not divide, or (on the CPU) there is no such row.
+    """
+    check_face(face)
+    if tensor.dim() == 3:
+        return in_batch(lambda one: select(one, rows, cube, face), tensor, "select")
+    axis = cube.axis(other(face))
+    check_numbers("selected rows", rows, tensor.shape[0] * axis.size, cube)
+    check_origin(tensor, face, cube, "select")
+    return _Selection.apply(tensor, rows, axis)
+
+
+def own_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
+    """Of one value for each row of a plane (labels, positions), those of this rank's rows on `face`.
+
+    Raises:
+        ValueError: their number does not divide by the axis that splits the rows.
+    """
+    check_face(face)
+    axis = cube.axis(other(face))
+    if values.shape[0] % axis.size:
+        raise ValueError(
+            f"values for the rows of a plane must divide by {axis.name}={axis.size}. Got {values.shape[0]}."
+        )
+    return values.chunk(axis.size)[axis.index]
+
+
+def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: int = -1) -> None:
+    """Raises ValueError unless `numbers`, those of a plane, spread over either face and lie in lowest..below-1."""
+    y, z = cube.axis("y").size, cube.axis("z").size
+    if numbers.dim() != 1 or numbers.shape[0] % y or numbers.shape[0] % z:
+        enough = -(-numbers.numel() // math.lcm(y, z)) * math.lcm(y, z)
+        fill = f" Fill up to {enough} with -1 (labels with -100)." if lowest < 0 and numbers.dim() == 1 else ""
+        raise ValueError(
+            f"{what} must be one-dimensional, those of a plane, and their number divide by y={y} and z={z}. Got shape "
+            f"{tuple(numbers.shape)}.{fill}"
+        )
+    if numbers.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{what} must be of type int64 or int32. Got {numbers.dtype}.")
+    if are_at_hand(numbers) and numbers.numel():  # else the loader's word is taken
+        least, most = int(numbers.min()), int(numbers.max())
+        if least < lowest or most >= below:
+            raise ValueError(f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}.")
+
+
+class _Selection(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor, axis: Axis) -> Tensor:
+        local_rows, owned = places_in(table, rows, table.shape[0] * axis.index)
+        ctx.save_for_backward(local_rows, owned)
+        ctx.axis, ctx.table_rows = axis, table.shape[0]
+        ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", "select"
+        return reduce_scatter(chosen_rows(table, local_rows, owned, table.dtype), axis).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        local_rows, owned = ctx.saved_tensors
+        sums = sums_by_row(all_gather(gradient, ctx.axis).wait(), local_rows, owned, ctx.table_rows)
+        return sums.to(gradient.dtype), None, None
+
+
+def places_in(table: Tensor, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """(R,) each: where rows of the whole table lie in this part of it, from `first` on, and whether they do."""
+    owned = (rows >= first) & (rows < first + table.shape[0])
+    return torch.where(owned, rows - first, 0), owned
+
+
+def chosen_rows(table: Tensor, local_rows: Tensor, owned: Tensor, dtype: torch.dtype) -> Tensor:
+    """(R, H) of this type: own rows where owned, else 0."""
+    if table.shape[0] == 0:  # a chunk of a vocabulary smaller than its axis
+        return table.new_zeros(local_rows.shape[0], table.shape[1], dtype=dtype)
+    return table.index_select(0, local_rows).to(dtype).mul_(owned.unsqueeze(1))
+
+
+def sums_by_row(gradient: Tensor, local_rows: Tensor, owned: Tensor, table_rows: int) -> Tensor:
+    """(T', H): what the rows (R, H) of `gradient` add up to for each row of the table, in fp32 at least."""
+    # A frequent token's row is a sum of thousands: in bf16 that would stop growing after some hundred.
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    table = gradient.new_zeros(table_rows, gradient.shape[1], dtype=wide)
+    if table_rows:
+        table.index_add_(0, local_rows, gradient.to(wide) * owned.unsqueeze(1))
+    return table
+
+
+def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
+    """The same matrix on the other face, by one all-to-all inside the plane.
+
+        from face y (R/xz, H/y)  to face z (R/xy, H/z), or back; the backward is the turn back
+
+    Elements received: what of the new shard this rank did not already hold, at most `R*H/xyz`.
+
+    Raises:
+        ValueError: no matrix, or rows of the plane or columns that do not divide by both y and z.
+    """
+    check_face(to)
+    if tensor.dim() == 3:
+        return in_batch(lambda one: turn(one, cube, to), tensor, "turn")
+    if tensor.dim() != 2:
+        raise ValueError(f"only a matrix (rows, columns) can change its face. Got shape {tuple(tensor.shape)}.")
+    check_origin(tensor, other(to), cube, f'turn(to="{to}")')
+    return _Turn.apply(tensor, cube, to)
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cube: Cube, to: Face) -> Tensor:
+        ctx.cube, ctx.to = cube, to
+        ctx.result_face, ctx.made = to, "turn"
+        return _turned(tensor, cube, to)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _turned(gradient, ctx.cube, other(ctx.to)), None, None
+
+
+def _turned(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
+    if cube.plane.size == 1:
+        return tensor.clone()  # a view could not be changed in place, as the result on other cubes can
+    before, after = other(to), to
+    # Of the plane's matrix: `before` splits its columns over axis `before` and its rows over the other one.
+    rows, columns = tensor.shape[0] * cube.axis(after).size, tensor.shape[1] * cube.axis(before).size
+    _check_turn(rows, columns, cube)
+    members = [cube.shape.coordinate(rank) for rank in cube.plane.ranks]
+    mine = cube.coordinate
+    held, wanted = _block(before, mine, rows, columns, cube), _block(after, mine, rows, columns, cube)
+    sent = [held.overlap(_block(after, member, rows, columns, cube)) for member in members]
+    received = [wanted.overlap(_block(before, member, rows, columns, cube)) for member in members]
+    blocks = torch.cat([tensor[part.within(held)].reshape(-1) for part in sent])
+    flat = all_to_all(blocks, [p.size for p in sent], [p.size for p in received], cube.plane).wait()
+    result = tensor.new_empty(wanted.bottom - wanted.top, wanted.right - wanted.left)
+    for part, values in zip(received, flat.split([p.size for p in received]), strict=True):
+        result[part.within(wanted)] = values.view(part.bottom - part.top, part.right - part.left)
+    return result
+
+
+def _check_turn(rows: int, columns: int, cube: Cube) -> None:
+    for axis in ("y", "z"):
+        size = cube.axis(axis).size
+        if rows % size or columns % size:
+            raise ValueError(
+                f"to change the face, a plane's rows and columns must divide by {axis}={size}. Got ({rows}, {columns})."
+            )
+
+
+class _Block:
+    """A rectangle of the plane's matrix. Empty where its bounds cross."""
+
+    def __init__(self, top: int, bottom: int, left: int, right: int) -> None:
+        self.top, self.bottom, self.left, self.right = top, max(top, bottom), left, max(left, right)
+
+    @property
+    def size(self) -> int:
+        return (self.bottom - self.top) * (self.right - self.left)
+
+    def overlap(self, block: _Block) -> _Block:
+        return _Block(
+            max(self.top, block.top),
+            min(self.bottom, block.bottom),
+            max(self.left, block.left),
+            min(self.right, block.right),
+        )
+
+    def within(self, outer: _Block) -> tuple[slice, slice]:
+        return (
+            slice(self.top - outer.top, self.bottom - outer.top),
+            slice(self.left - outer.left, self.right - outer.left),
+        )
+
+
+def _block(face: Face, place: Any, rows: int, columns: int, cube: Cube) -> _Block:
+    """What the rank at `place` holds of the plane's matrix on `face`."""
+    row_axis, column_axis = other(face), face
+    high, wide = rows // cube.axis(row_axis).size, columns // cube.axis(column_axis).size
+    i, j = place[row_axis], place[column_axis]
+    return _Block(i * high, (i + 1) * high, j * wide, (j + 1) * wide)

@@ -1,0 +1,415 @@
+"""What each backend of attention serves, what `"auto"` takes, and those that only a GPU runs as they are meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tensor3d import Sequences, attention
+from tensor3d.attention.backends import SUPPORT, Backend, Call, Facts, Name, Support, choose, named
+from tensor3d.attention.flex import BLOCK, block_mask
+from tensor3d.attention.varlen import order_of, window_size
+from tensor3d.batches.row_queries import Queries
+
+PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
+LENGTHS = (5, 130, 1, 64, 1, 2, 127, 128, 33, 90)
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def cuda(dtype: torch.dtype = torch.bfloat16, **facts: Any) -> Facts:
+    options: dict[str, Any] = {"device": "cuda", "dtype": dtype, "head_dim": 64, "capability": (9, 0)} | facts
+    return Facts(**options)
+
+
+def cpu(dtype: torch.dtype = torch.float32, **facts: Any) -> Facts:
+    return Facts(device="cpu", dtype=dtype, head_dim=64, **facts)
+
+
+# --- the choice ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        (cuda(), "varlen"),
+        (cuda(torch.float16), "varlen"),
+        (cuda(causal=True), "varlen"),
+        (cuda(window=True), "varlen"),
+        (cuda(queries=True), "varlen"),
+        (cuda(queries=True, causal=True), "grouped"),
+        (cuda(queries=True, window=True), "grouped"),
+        (cuda(torch.float32), "grouped"),
+        (cuda(torch.float64), "grouped"),
+        (cuda(dropout=True), "grouped"),
+        (cuda(head_dim=20), "grouped"),
+        (cuda(head_dim=264), "grouped"),
+        (cuda(capability=(7, 5)), "grouped"),
+        (cpu(), "grouped"),
+        (cpu(torch.bfloat16), "grouped"),
+        (cpu(dropout=True, causal=True, window=True, queries=True), "grouped"),
+        (Facts(device="meta", dtype=torch.float32, head_dim=3), "grouped"),
+    ],
+)
+def test_auto(facts: Facts, wanted: Name) -> None:
+    assert choose("auto", facts) == wanted
+    assert choose(wanted, facts) == wanted
+
+
+@pytest.mark.parametrize(
+    ("backend", "facts", "said"),
+    [
+        ("varlen", cpu(), r"runs on cuda, not on cpu; it takes bfloat16 or float16, not float32\. Take 'grouped', or"),
+        (
+            "varlen",
+            cuda(dropout=True),
+            r"has no dropout of the probabilities\. Take 'grouped', or \"auto\", which takes",
+        ),
+        ("varlen", cuda(torch.float32), r"takes bfloat16 or float16, not float32\. Take 'grouped' or 'flex'"),
+        ("varlen", cuda(head_dim=12), r"head dimension that divides by 8 and is at most 256, not 12"),
+        ("varlen", cuda(capability=(7, 5)), r"compute capability 8\.0, not 7\.5"),
+        ("varlen", cuda(queries=True, causal=True), r"queries without a causal mask and without a window only"),
+        ("flex", cuda(dropout=True), r"has no dropout of the probabilities"),
+        ("flex", cuda(torch.float64), r"not float64"),
+        ("flex", cuda(head_dim=8), r"needs a head dimension of at least 16, not 8\. Take 'grouped' or 'varlen', or"),
+        ("flex", cpu(), r"has no backward pass on cpu \(only under torch\.no_grad\)"),
+        ("flex", Facts(device="mps", dtype=torch.float32, head_dim=8), r"runs on cuda or cpu, not on mps"),
+    ],
+)
+def test_what_a_backend_cannot_do_is_refused_with_what_can(backend: Backend, facts: Facts, said: str) -> None:
+    with pytest.raises(ValueError, match=f'"{backend}" cannot serve this call: .*{said}'):
+        choose(backend, facts)
+
+
+def test_the_function_asks() -> None:
+    q, sequences = torch.zeros(4, 2, 8, requires_grad=True), Sequences.from_lengths([4])
+    for backend in ("varlen", "flex"):
+        with pytest.raises(ValueError, match="cannot serve this call"):
+            attention(q, q, q, sequences, backend=backend)
+    with pytest.raises(ValueError, match="has no dropout"):
+        attention(q.detach(), q.detach(), q.detach(), sequences, backend="flex", dropout=0.1)
+
+
+def test_facts_of_a_call() -> None:
+    q = torch.zeros(4, 2, 8, requires_grad=True)
+    call = Call(sequences=Sequences.from_lengths([4]), queries=None, dropout=0.1, causal=True, window=2)
+    expected = cpu(dropout=True, causal=True, window=True, gradient=True)
+    assert Facts.of(q, q, q, call) == dataclasses.replace(expected, head_dim=8)
+    assert not Facts.of(q.detach(), q.detach(), q.detach(), call).gradient
+    with torch.no_grad():
+        assert not Facts.of(q, q, q, call).gradient
+
+
+# --- the page ------------------------------------------------------------------------------------------------------
+
+
+def cells(support: Support) -> list[str]:
+    """A row of the table in docs/attention.md."""
+    devices = "any" if support.devices is None else ", ".join(support.devices)
+    types = "any" if support.types is None else ", ".join(map(named, support.types))
+    dims = "any" if support.least_head_dim == 1 else f"at least {support.least_head_dim}"
+    if support.head_dims is not None:
+        dims = f"multiples of {support.head_dims[0]}, at most {support.head_dims[1]}"
+    queries = ("yes" if support.queries_masked else "without causal and window") if support.queries else "no"
+    least = "" if support.capability is None else f" (from {support.capability[0]}.{support.capability[1]})"
+    backward = devices if support.backward is None else ", ".join(support.backward)
+    flags = ["yes" if each else "no" for each in (support.dropout, support.causal, support.window)]
+    return [f"`{support.name}`", devices + least, backward, types, dims, *flags, queries]
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    lines = [line for line in PAGE.read_text().splitlines() if re.match(r"\| `(\w+)` \|", line)]
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert found == [cells(support) for support in SUPPORT.values()]
+
+
+# --- varlen, as far as it is ours -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "wanted"),
+    [(False, None, (-1, -1)), (True, None, (-1, 0)), (False, 3, (2, 2)), (True, 3, (2, 0)), (False, 1, (0, 0))],
+)
+def test_windows_in_the_words_of_the_kernel(causal: bool, window: int | None, wanted: tuple[int, int]) -> None:
+    call = Call(sequences=Sequences.from_lengths([9]), queries=None, dropout=0, causal=causal, window=window)
+    assert window_size(call) == wanted
+
+
+def test_queries_in_the_order_of_their_sequences() -> None:
+    sequences = Sequences.from_lengths([3, 2, 4])
+    queries = Queries.from_numbers([8, -1, 0, 2, 8])
+    order = order_of(queries, sequences)
+    assert order.cu_seqlens.tolist() == [0, 2, 2, 4]
+    assert order.cu_seqlens.dtype == torch.int32
+    assert (order.order.tolist(), order.restore.tolist(), order.most) == ([2, 3, 0, 4], [2, 4, 0, 1, 3], 2)
+    assert order_of(queries, sequences) is order, "made once for all layers"
+
+
+def kernel_by_hand(
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *_: object, window_size: object
+) -> Tensor:
+    """Of the kernel's signature, without a mask."""
+    parts = []
+    for i in range(len(q_ends) - 1):
+        a, b, c = q[q_ends[i] : q_ends[i + 1]], k[k_ends[i] : k_ends[i + 1]], v[k_ends[i] : k_ends[i + 1]]
+        weights = (torch.einsum("qhd,khd->hqk", a, b) / a.shape[-1] ** 0.5).softmax(-1)
+        parts.append(torch.einsum("hqk,khd->qhd", weights, c))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("numbers", [None, [8, -1, 0, 2, 8], [-1, -1]])
+def test_what_is_given_to_the_kernel(numbers: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the kernel, which runs on a GPU alone: as the reference, forward and backward."""
+    module = importlib.import_module("tensor3d.attention.varlen")
+    monkeypatch.setattr(module, "varlen_attn", kernel_by_hand)
+    sequences = Sequences.from_lengths([3, 2, 4])
+    queries = None if numbers is None else Queries.from_numbers(numbers)
+    call = Call(sequences=sequences, queries=queries, dropout=0.0, causal=False, window=None)
+    q, k, v, direction = drawn(sequences, queries, torch.float64)
+    got = results(lambda *qkv: module.varlen(*qkv, call), q, k, v, direction)
+    wanted = results(lambda *qkv: attention(*qkv, sequences, backend="reference", queries=queries), q, k, v, direction)
+    for a, b in zip(got, wanted, strict=True):
+        assert torch.allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+def drawn(
+    sequences: Sequences, queries: Queries | None, dtype: torch.dtype, device: str = "cpu", width: int = 8
+) -> list[Tensor]:
+    """q, k, v and the direction in which the result is differentiated."""
+    random = torch.Generator().manual_seed(0)
+    asking = sequences.rows if queries is None else len(queries)
+    rows = (asking, sequences.rows, sequences.rows, asking)
+    return [torch.randn(n, 3, width, generator=random, dtype=torch.float64).to(device, dtype) for n in rows]
+
+
+def results(run: Callable[..., Tensor], *data: Tensor) -> list[Tensor]:
+    """The output and three gradients, wide."""
+    qkv = [t.clone().requires_grad_() for t in data[:3]]
+    out = run(*qkv)
+    out.backward(data[3])
+    assert all(t.grad is not None for t in qkv)
+    return [out.detach().double(), *(t.grad.double() for t in qkv if t.grad is not None)]
+
+
+# --- flex ----------------------------------------------------------------------------------------------------------
+
+
+def some_queries(sequences: Sequences, count: int = 300) -> Queries:
+    """In any order, some twice, some slots not used."""
+    return Queries.from_numbers(np.random.default_rng(1).integers(-1, sequences.rows, count))
+
+
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 40), (True, 9), (True, 300)])
+@pytest.mark.parametrize("asked", [False, True])
+def test_blocks_hold_all_there_is_to_see(causal: bool, window: int | None, asked: bool) -> None:
+    """A pair that may be seen lies in a block that is listed; a block that is called full holds no other pair."""
+    sequences = Sequences.from_lengths((*LENGTHS, 700, 700))
+    queries = some_queries(sequences, 5 * BLOCK) if asked else None
+    if queries is not None:  # one block of one long sequence, so that there is a full one
+        queries.numbers[:BLOCK] = np.arange(sequences.starts[-1] + 300, sequences.starts[-1] + 300 + BLOCK)
+    call = Call(sequences=sequences, queries=queries, dropout=0, causal=causal, window=window)
+    mask = block_mask(call)
+    rows = np.arange(sequences.rows) if queries is None else queries.numbers
+    member = np.repeat(np.arange(len(sequences.lengths)), sequences.lengths)
+    distance = rows[:, None] - np.arange(sequences.rows)
+    seen = (rows >= 0)[:, None] & (member[rows][:, None] == member) & (distance >= 0 if causal else True)
+    seen &= np.abs(distance) < (window or sequences.rows)
+    high, wide = (-(-size // BLOCK) for size in seen.shape)
+    padded = np.zeros((high * BLOCK, wide * BLOCK), dtype=bool)
+    padded[: seen.shape[0], : seen.shape[1]] = seen
+    tiles = padded.reshape(high, BLOCK, wide, BLOCK)
+    some, whole = tiles.any((1, 3)), tiles.all((1, 3))
+    partial, full = listed(mask.kv_num_blocks, mask.kv_indices), listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert (partial | full)[some].all()
+    assert whole[full].all()
+    assert not (partial & full).any()
+    assert full.any() or window is not None
+    if not asked:  # neighbours: nothing is listed in vain
+        assert np.array_equal(partial | full, some)
+    places = torch.arange(seen.shape[0])[:, None], torch.arange(seen.shape[1])
+    assert np.array_equal(mask.mask_mod(torch.tensor(0), torch.tensor(0), *places).numpy(), seen)
+
+
+def listed(counts: Tensor, which: Tensor) -> np.ndarray:
+    dense = np.zeros(which.shape[2:], dtype=bool)
+    for i, count in enumerate(counts[0, 0].tolist()):
+        dense[i, which[0, 0, i, :count].numpy()] = True
+    return dense
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 7}, {"causal": True, "window": 20}])
+@pytest.mark.parametrize("asked", [False, True])
+def test_flex_on_a_cpu(options: dict[str, Any], asked: bool) -> None:
+    """Its forward alone, without a compiled kernel."""
+    sequences = Sequences.from_lengths(LENGTHS)
+    queries = some_queries(sequences) if asked else None
+    q, k, v, _ = drawn(sequences, queries, torch.float32, width=16)
+    got, wanted = (
+        attention(q, k, v, sequences, backend=backend, queries=queries, **options) for backend in ("flex", "reference")
+    )
+    assert torch.allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_flex_is_compiled_for_each_length_and_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but without a kernel in the end: more kinds than the compiler makes of one function, each once."""
+    module = importlib.import_module("tensor3d.attention.flex")
+    monkeypatch.setattr(module, "COMPILED_ON", ("cpu",))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    module.compiled.cache_clear()
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True, recompile_limit=2):
+        for length, causal in [*((number, False) for number in (5, 9, 130, 300, 5)), (5, True), (9, False)]:
+            sequences = Sequences.from_lengths([length, 3])
+            q, k, v, _ = drawn(sequences, None, torch.float32, width=16)
+            call = Call(sequences=sequences, queries=None, dropout=0.0, causal=causal, window=None)
+            assert torch.allclose(
+                module.flex(q, k, v, call), attention(q, k, v, sequences, backend="reference", causal=causal), atol=1e-5
+            )
+    assert module.compiled.cache_info().currsize == 5
+    module.compiled.cache_clear()
+
+
+# --- grouped -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (3, 9, 5, 7) * 12, (200, 300, 150)])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 7}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("asked", [False, True])
+def test_grouped_in_narrow_types(
+    dtype: torch.dtype, lengths: tuple[int, ...], asked: bool, options: dict[str, Any]
+) -> None:
+    sequences = Sequences.from_lengths(lengths)
+    queries = some_queries(sequences, 40) if asked else None
+    data = drawn(sequences, queries, dtype)
+    got = results(lambda *qkv: attention(*qkv, sequences, queries=queries, **options), *data)
+    wide = [t.double() for t in data]
+    wanted = results(lambda *qkv: attention(*qkv, sequences, backend="reference", queries=queries, **options), *wide)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    for name, a, b in zip(("output", "q", "k", "v"), got, wanted, strict=True):
+        error = float((a - b).abs().max() / b.abs().max())
+        assert error < tolerance, f"{name} errs by {error}"
+
+
+class Stream:
+    """Writes down what is asked of a stream of CUDA."""
+
+    def __init__(self, log: list[tuple[object, ...]], name: object) -> None:
+        self.log, self.name = log, name
+
+    def record_event(self) -> str:
+        self.log.append(("record", self.name))
+        return "event"
+
+    def wait_event(self, event: str) -> None:
+        self.log.append(("fork", self.name))
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.log.append(("join", self.name, stream.name))
+
+
+def test_every_group_has_its_stream_between_fork_and_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of CUDA, in which order, and the same result; that it does what it is asked, only a GPU shows."""
+    module = importlib.import_module("tensor3d.attention.grouped")
+    log: list[tuple[object, ...]] = []
+
+    def entered(stream: Stream) -> nullcontext[None]:
+        log.append(("enter", stream.name))
+        return nullcontext()
+
+    current = Stream(log, "current")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(module, "_stream", lambda device, number: Stream(log, number))
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: log.append(("used by", stream.name)))
+    sequences = Sequences.from_lengths((3, 9, 5, 7) * 12)
+    grouping = sequences.grouping
+    count, masked = len(grouping.groups), sum(group.mask is not None for group in grouping.groups)
+    assert grouping.gather is not None
+    call = Call(sequences=sequences, queries=None, dropout=0, causal=False, window=None)
+    q, k, v, _ = drawn(sequences, None, torch.float64)
+    asked = list(zip(grouping.groups, zip(*module._slots(q, k, v, grouping), strict=True), strict=True))
+    got = torch.cat(module._on_streams(asked, call)).index_select(0, grouping.restore)
+    assert torch.equal(got, attention(q, k, v, sequences))
+    assert log[0] == ("record", "current")
+    assert [each for each in log if each[0] in ("fork", "enter")] == [
+        (what, number) for number in range(count) for what in ("fork", "enter")
+    ]
+    assert log[-count:] == [("join", "current", number) for number in range(count)]
+    used = Counter(each[1] for each in log if each[0] == "used by")
+    assert used.pop("current") == count, "results, which the current stream puts together"
+    assert sum(used.values()) == 3 * count + masked, "q, k and v of each, and its mask"
+    assert sorted(used) == list(range(count))
+
+
+# --- on a GPU ------------------------------------------------------------------------------------------------------
+
+MASKS: list[dict[str, Any]] = [{}, {"causal": True}, {"window": 7}, {"causal": True, "window": 20}]
+
+
+@gpu
+@pytest.mark.parametrize("options", MASKS)
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("grouped", torch.float32),
+        ("grouped", torch.float64),
+        ("grouped", torch.bfloat16),
+        ("varlen", torch.bfloat16),
+        ("varlen", torch.float16),
+        ("flex", torch.float32),
+        ("flex", torch.bfloat16),
+    ],
+)
+def test_backends_on_a_gpu(backend: Backend, dtype: torch.dtype, asked: bool, options: dict[str, Any]) -> None:
+    """Streams, kernels and compiled code, forward and backward, against the reference in fp64."""
+    if backend == "varlen" and asked and options:
+        pytest.skip("refused, as another test holds")
+    sequences = Sequences.from_lengths(LENGTHS, "cuda")
+    queries = some_queries(sequences).to("cuda") if asked else None
+    data = drawn(sequences, queries, dtype, "cuda", width=32)
+    got = results(lambda *qkv: attention(*qkv, sequences, backend=backend, queries=queries, **options), *data)
+    wide = [t.double() for t in data]
+    wanted = results(lambda *qkv: attention(*qkv, sequences, backend="reference", queries=queries, **options), *wide)
+    tolerance = {torch.float64: 1e-10, torch.float32: 2e-3 if backend == "flex" else 1e-4}.get(dtype, 4e-2)
+    for name, a, b in zip(("output", "q", "k", "v"), got, wanted, strict=True):
+        error = float((a - b).abs().max() / b.abs().max())
+        assert error < tolerance, f"{name} errs by {error}"
+
+
+@gpu
+def test_streams_of_groups_keep_what_they_read() -> None:
+    """Passes that follow one another, in memory that the allocator gives away as soon as it may: all alike."""
+    sequences = Sequences.from_lengths(LENGTHS * 20, "cuda")
+    data = drawn(sequences, None, torch.float32, "cuda", width=32)
+    wanted = results(lambda *qkv: attention(*qkv, sequences, backend="grouped"), *data)
+    for _ in range(20):
+        got = results(lambda *qkv: attention(*qkv, sequences, backend="grouped") * 1, *data)
+        noise = [torch.full_like(data[0], float("nan")) for _ in range(8)]  # takes what was freed
+        assert len(noise) == 8
+        for a, b in zip(got, wanted, strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+
+
+@gpu
+def test_grouped_dropout_on_a_gpu_is_unbiased() -> None:
+    torch.manual_seed(0)
+    sequences = Sequences.from_lengths(LENGTHS, "cuda")
+    q, k, v, _ = drawn(sequences, None, torch.float32, "cuda", width=32)
+    wanted = attention(q, k, v, sequences, backend="reference")
+    draws = torch.stack([attention(q, k, v, sequences, dropout=0.3) for _ in range(500)])
+    spread = draws.std(0)
+    assert bool(((draws.mean(0) - wanted).abs() <= 7 * spread / 500**0.5 + 1e-3).all())

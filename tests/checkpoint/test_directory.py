@@ -1,0 +1,158 @@
+"""Which checkpoint is the newest, which stay, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tensor3d import checkpoint
+from tensor3d.checkpoint import directory as folders
+from tests.checkpoint.subject import ALONE, make
+from tests.ranks import run_fresh_ranks
+
+FACTS = {"step": 1, "version": 1, "serial": 1, "ranks": 1, "cube": "1x1x1", "optimizer": "AdamW"}
+
+
+def put(directory: Path, step: int, serial: int | None = None, suffix: str = "") -> Path:
+    path = directory / f"step-{step:08d}{suffix}"
+    path.mkdir(parents=True)
+    if serial is not None:
+        (path / "progress.json").write_text(json.dumps({"version": 1, "step": step, "serial": serial}))
+    return path
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_folder_of_checkpoints_is_told_apart(tmp_path: Path) -> None:
+    put(tmp_path, 4), put(tmp_path, 12)
+    put(tmp_path, 13, suffix=".partial")
+    put(tmp_path, 14, suffix=".trash")
+    (tmp_path / "step-00000015").write_text("a file")
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000012"
+    with pytest.raises(ValueError, match=r"Did you mean .*step-00000012"):
+        checkpoint.read_progress(tmp_path)
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+
+
+def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:
+    """A run that went back to step 100 and did 150 does not go on from the step 300 that it left behind."""
+    put(tmp_path, 100, 1), put(tmp_path, 300, 3)
+    new = put(tmp_path, 150, 4)
+    assert checkpoint.latest(tmp_path) == new
+    assert [path.name[-3:] for path in checkpoint.complete(tmp_path)] == ["100", "300", "150"]
+    assert folders.next_serial(tmp_path) == 5
+
+
+def test_a_former_checkpoint_counts_until_the_new_one_is_there(tmp_path: Path) -> None:
+    put(tmp_path, 1, 1)
+    old = put(tmp_path, 2, 2, suffix=".old")
+    assert checkpoint.latest(tmp_path) == old
+    folders.clean(tmp_path)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    put(tmp_path, 2, 1, suffix=".old")
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000002"
+    folders.clean(tmp_path)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_rotation(tmp_path: Path) -> None:
+    for step in range(1, 9):
+        put(tmp_path, step, step)
+    folders.mark_best(tmp_path / "step-00000001")
+    folders.rotate(tmp_path, keep_last=None, keep_every=4, protected=())
+    assert len(checkpoint.complete(tmp_path)) == 8
+    folders.rotate(tmp_path, keep_last=2, keep_every=4, protected={"step-00000003"})
+    kept = [int(path.name[-8:]) for path in checkpoint.complete(tmp_path)]
+    assert kept == [1, 3, 4, 7, 8]
+    assert checkpoint.best(tmp_path) == tmp_path / "step-00000001"
+
+
+@pytest.mark.parametrize("content", ["", "step-00000009", "../elsewhere", "\xff"])
+def test_a_best_that_is_not_there(tmp_path: Path, content: str) -> None:
+    (tmp_path / "best").write_bytes(content.encode("latin-1"))
+    assert checkpoint.best(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "is not a checkpoint: it has no progress.json"),
+        ({".metadata": "cos\nsystem\n(S'false'\ntR."}, "is a pickle, which may run code: it is never read"),
+        ({"progress.json": "{"}, "is damaged"),
+        ({"progress.json": "[" * 100_000}, "is damaged"),
+        ({"progress.json": "[]"}, "holds no object"),
+        ({"progress.json": json.dumps({"note": 1})}, "names no step"),
+        ({"progress.json": json.dumps({"step": 1})}, "from before checkpoints had a version"),
+        ({"progress.json": json.dumps({"step": 1, "version": 2})}, "written by a newer tensor3d.*Update tensor3d"),
+        ({"progress.json": json.dumps({"step": 1, "version": "1"})}, "written by another tensor3d"),
+        ({"progress.json": json.dumps(FACTS)}, "checksums.json.*No such file"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    cube, model, optimizer = make(ALONE, seed=1)
+    with pytest.raises(ValueError, match=message):
+        checkpoint.load(tmp_path, model, optimizer, cube)
+    assert len(checkpoint.verify(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "damaged"),
+    [
+        ({}, True),
+        ({"progress.json": "{"}, True),
+        ({"progress.json": json.dumps(FACTS | {"step": True})}, True),
+        ({"progress.json": json.dumps(FACTS | {"ranks": 0})}, True),
+        ({"progress.json": json.dumps(FACTS | {"cube": None})}, True),
+        ({"progress.json": json.dumps(FACTS | {"version": 2})}, False),
+        ({".metadata": "a pickle"}, False),
+    ],
+)
+def test_damage_is_told_from_what_does_not_belong_here(tmp_path: Path, files: dict[str, str], damaged: bool) -> None:
+    folder = put(tmp_path, 1)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with pytest.raises(ValueError, match="step-00000001") as problem:
+        checkpoint.read_progress(folder)
+    assert isinstance(problem.value, checkpoint.DamagedError) == damaged
+    with pytest.raises(ValueError, match="is not a checkpoint") as problem:
+        checkpoint.read_progress(tmp_path / "step-00000002")
+    assert not isinstance(problem.value, checkpoint.DamagedError), "a name that was mistyped"
+
+
+# --- a directory that cannot be written ----------------------------------------------------------------------------
+
+
+def test_a_writable_directory_is_left_as_it_was(tmp_path: Path) -> None:
+    checkpoint.check_writable(tmp_path)
+    checkpoint.check_writable(tmp_path / "not" / "yet" / "there")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match=r"directory.*file"):
+        checkpoint.check_writable(tmp_path / "file" / "inside")
+
+
+def _without_permission(directory: Path) -> str:
+    if os.geteuid() == 0:
+        os.setuid(65534)  # root may write anywhere
+    with pytest.raises(ValueError, match="checkpoints cannot be written") as problem:
+        checkpoint.check_writable(directory / "checkpoints")
+    return str(problem.value)
+
+
+def test_a_directory_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    for folder in tmp_path.parents[:3]:  # pytest's own, which nobody else may enter
+        if folder.stat().st_uid == os.geteuid() and folder.name.startswith("pytest-"):
+            folder.chmod(0o755)
+    (told,) = run_fresh_ranks(1, _without_permission, tmp_path)
+    assert f"Permission denied in {tmp_path}" in told

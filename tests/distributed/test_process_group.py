@@ -1,0 +1,168 @@
+"""How started processes find each other: the variables, and a restart on a store that remembers the dead."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tensor3d import Cube
+from tensor3d.distributed.cube_shape import AxisName
+from tensor3d.distributed.process_group import connect, place
+from tests.ranks import RankError, run_ranks
+
+# A port at which nobody answers: whoever tries to connect before looking at the other variables is found out.
+GOOD = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "MASTER_PORT"])
+@pytest.mark.parametrize("value", [None, "", "two", "1.0"])
+def test_missing_and_malformed_numbers(name: str, value: str | None) -> None:
+    environment = {key: text for key, text in GOOD.items() if key != name} | ({} if value is None else {name: value})
+    with pytest.raises(ValueError, match=f"{name} must be a whole number, as torchrun sets it\\. Got {value!r}"):
+        connect(2, environment=environment)
+    assert not dist.is_initialized()
+
+
+def test_the_address_of_rank_0_is_needed() -> None:
+    with pytest.raises(ValueError, match="MASTER_ADDR is not set"):
+        connect(2, environment={key: text for key, text in GOOD.items() if key != "MASTER_ADDR"})
+
+
+@pytest.mark.parametrize("world", ["x", "-"])
+def test_a_malformed_world_size(world: str) -> None:
+    with pytest.raises(ValueError, match="WORLD_SIZE must be a whole number"):
+        connect(2, environment=GOOD | {"WORLD_SIZE": world})
+
+
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_a_rank_outside_of_the_world(rank: str) -> None:
+    with pytest.raises(ValueError, match=rf"RANK must be at least 0 and below WORLD_SIZE=2\. Got {rank}"):
+        connect(2, environment=GOOD | {"RANK": rank})
+
+
+def test_another_number_of_processes_than_the_cube_needs() -> None:
+    with pytest.raises(ValueError, match=r"needs \b8\b processes.*WORLD_SIZE=2\. Start \b8\b.*2"):
+        connect(8, environment=GOOD)
+
+
+def test_without_variables_only_one_process_is_possible() -> None:
+    with pytest.raises(ValueError, match=r"8 processes are needed, and WORLD_SIZE is not set\. Start them"):
+        connect(8, environment={})
+    assert connect(1, environment={}).type in ("cpu", "cuda")
+    assert not dist.is_initialized()
+
+
+def test_a_cube_from_the_environment_checks_its_sizes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in GOOD.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="WORLD_SIZE=2"):
+        Cube.from_env(2, 2, 2)
+    with pytest.raises(ValueError, match=r"axis x.*whole number"):
+        Cube.from_env(0)
+    monkeypatch.delenv("WORLD_SIZE")
+    assert Cube.from_env().mesh is None
+
+
+def test_the_place_of_a_rank() -> None:
+    assert place({}) is None
+    own = place(GOOD | {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
+    assert own is not None
+    assert (own.rank, own.world, own.local_rank, own.per_node, own.node) == (5, 8, 1, 4, 1)
+    assert (own.address, own.port, own.hosted) == ("127.0.0.1", 9, False)
+    hosted = place(GOOD | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert hosted is not None
+    assert hosted.hosted
+    with pytest.raises(ValueError, match=r"LOCAL_RANK.*0 and below LOCAL_WORLD_SIZE=2.*2"):
+        place(GOOD | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"})
+    with pytest.raises(ValueError, match=r"MASTER_ADDR is not set"):
+        place({key: text for key, text in GOOD.items() if key != "MASTER_ADDR"})
+
+
+def _attempt(port: int, restart: int) -> float:
+    """One attempt of a job of two whose store is hosted elsewhere, as torchrun's agent does; a sum over both."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    time.sleep(0.5 * rank)  # rank 0 is there first and finds in the store what was left by the rank 1 before
+    environment = {
+        "WORLD_SIZE": "2",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": "1000",  # more than there are devices anywhere: gloo
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # As on two nodes: the agent of rank 0 saw its rank die and counts it, that of rank 1 does not.
+        "TORCHELASTIC_RESTART_COUNT": str(restart * (1 - rank)),
+    }
+    device = connect(2, timeout=timedelta(seconds=10), environment=environment)
+    assert device.type == "cpu"
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total, group=Cube(1, 2, 1, device="cpu").axis("y").group)
+    return float(total)
+
+
+def test_a_restart_does_not_wait_for_the_dead() -> None:
+    """The ranks of `run_ranks` leave without a farewell, so their addresses stay in the store, as after kill -9."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    known = []
+    for restart in (0, 1):
+        assert run_ranks(2, _attempt, store.port, restart, timeout=60) == [3.0, 3.0]
+        known.append(store.num_keys())
+    assert known[1] > known[0], "the second attempt had no keys of its own"
+
+
+def _leave(_: int) -> tuple[float, bool]:
+    """Rank 1 comes late: how long this rank was held, and whether a process group is left."""
+    cube = Cube(1, 2, 1)
+    time.sleep(1.0 * cube.rank)
+    before = time.monotonic()
+    cube.close()
+    held = time.monotonic() - before
+    cube.close()  # a second time nothing happens
+    return held, dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_nobody_leaves_before_all_are_done() -> None:
+    (first, left_open), (_, _) = run_ranks(2, _leave, 0)
+    assert first > 0.5, "rank 0 left while rank 1 was at work"
+    assert not left_open
+
+
+def _leave_alone(_: int) -> float:
+    """Rank 1 never comes."""
+    cube = Cube(1, 2, 1)
+    before = time.monotonic()
+    if cube.rank == 0:
+        cube.close(timedelta(seconds=1))
+    return time.monotonic() - before
+
+
+@pytest.mark.slow
+def test_who_never_comes_is_not_waited_for_without_end() -> None:
+    assert 0.9 < run_ranks(2, _leave_alone, 0)[0] < 10
+
+
+def _laid_on_nodes(per_node: list[int], wire: tuple[AxisName, ...] | None) -> str:
+    rank = dist.get_rank()
+    variables = {"WORLD_SIZE": str(len(per_node)), "RANK": str(rank), "LOCAL_WORLD_SIZE": str(per_node[rank])}
+    os.environ.update(variables)
+    cube = Cube.from_env(1, 1, 2, 2, wire=wire)
+    return f"{','.join(cube.shape.wire)} {cube.ranks_per_node} {cube.axis('z').ranks}"
+
+
+def test_axes_are_laid_on_the_nodes_that_there_are() -> None:
+    assert run_ranks(4, _laid_on_nodes, [2] * 4, None)[3] == "data,x,y,z 2 (2, 3)"
+    opposite: tuple[AxisName, ...] = ("z", "y", "x", "data")
+    assert run_ranks(4, _laid_on_nodes, [2] * 4, opposite)[3] == "z,y,x,data 2 (1, 3)"
+    assert run_ranks(4, _laid_on_nodes, [3, 3, 3, 1], opposite)[3] == "z,y,x,data None (1, 3)"
+
+
+def test_nodes_with_different_numbers_of_ranks() -> None:
+    with pytest.raises(RankError, match=r"nodes.*1 to \b3\b ranks"):
+        run_ranks(4, _laid_on_nodes, [3, 3, 3, 1], None)

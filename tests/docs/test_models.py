@@ -1,0 +1,26 @@
+"""The code of docs/models.md runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
+def test_the_block_about_transformers_leaves_the_original_as_it_was() -> None:
+    pytest.importorskip("transformers")
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    before, after = code.split("original.load_state_dict")
+    names: dict[str, Any] = {}
+    exec(compile(before, "docs/models.md", "exec"), names)
+    weights = {name: value.clone() for name, value in names["original"].state_dict().items()}
+    exec(compile("found = original.load_state_dict" + after, "docs/models.md", "exec"), names)
+    assert not names["found"].missing_keys
+    assert not names["found"].unexpected_keys
+    for name, value in names["original"].state_dict().items():
+        assert torch.equal(value, weights[name]), name

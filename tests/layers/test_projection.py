@@ -1,0 +1,117 @@
+"""The projection to a vocabulary that does not divide: its own weight and a tied one, on cubes and one device."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tensor3d import Cube, Embedding3D, Linear3D, cross_entropy, gather, own_rows, shard, sum_copies
+from tensor3d.layers.linear import Projection3D
+from tests.ranks import run_ranks
+from tests.twins import FOUR_SHAPES, TOLERANCE, compare, error, gradient_errors, make_twins, ranks_of, worst
+
+Shape = tuple[int, int, int, int]
+VOCAB, HIDDEN, ROWS = 13, 16, 32
+
+
+class Tied(nn.Module):
+    """Ids to a loss by one weight in two places."""
+
+    def __init__(self, cube: Cube) -> None:
+        super().__init__()
+        self.cube = cube
+        self.tokens = Embedding3D(VOCAB, HIDDEN, cube, std=0.5)
+        self.head = Projection3D(HIDDEN, VOCAB, cube, bias=True, weight=self.tokens.weight)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Ids and labels of the whole cube to the loss of all."""
+        cube = self.cube
+        plane = cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+        ids, labels = (t.chunk(cube.shape.planes)[plane] for t in (ids, labels))
+        logits = self.head(self.tokens(ids))
+        losses, _ = cross_entropy(logits, own_rows(labels, cube, "y"), VOCAB, cube)
+        return sum_copies(losses.sum(), cube.over("data", "x", "z"))
+
+
+def on_the_cube(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
+    own = compare(
+        partial(_own, bias=True),
+        shape,
+        rows=ROWS,
+        columns=HIDDEN,
+        face_in="z",
+        face_out="y",
+        dtype=dtype,
+    )
+    _, module, _, twin = make_twins(Tied, shape)
+    ids, labels = torch.randint(0, VOCAB, (2, ROWS), generator=torch.Generator().manual_seed(2))
+    ours, theirs = module(ids, labels), twin(ids, labels)
+    ours.backward()
+    theirs.backward()
+    return own | {"loss": error(ours, theirs)} | gradient_errors(module, twin)
+
+
+def _own(cube: Cube, bias: bool) -> nn.Module:
+    return Projection3D(HIDDEN, VOCAB, cube, bias, std=0.3)
+
+
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
+def test_on_cubes(shape: Shape) -> None:
+    name, value = worst(run_ranks(ranks_of(shape), on_the_cube, shape, torch.float64))
+    assert value <= TOLERANCE[torch.float64], f"{name} differs by {value}"
+
+
+def test_on_a_cube_in_fp32() -> None:
+    name, value = worst(run_ranks(8, on_the_cube, (2, 2, 2, 1), torch.float32))
+    assert value <= TOLERANCE[torch.float32], f"{name} differs by {value}"
+
+
+def test_equals_a_linear_layer_of_pytorch() -> None:
+    layer = Projection3D(HIDDEN, VOCAB, Cube.single(), bias=True)
+    nn.init.normal_(layer.bias)
+    x = torch.randn(5, HIDDEN)
+    assert torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=1e-6)
+    assert torch.equal(layer(x[None]), layer(x)[None]), "a leading batch dim of 1 comes back"
+
+
+def test_a_tied_weight_is_one_parameter_that_is_saved_under_both_names() -> None:
+    model = Tied(Cube.single())
+    assert model.head.weight is model.tokens.weight
+    assert [name for name, _ in model.named_parameters()] == ["tokens.weight", "head.bias"]
+    assert model.state_dict().keys() == {"tokens.weight", "head.weight", "head.bias"}
+    assert "tied" in repr(model.head)
+    own = Projection3D(HIDDEN, VOCAB, Cube.single())
+    assert own.state_dict().keys() == {"weight"}, "no bias unless it is asked for"
+    assert "tied" not in repr(own)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    weight = Embedding3D(VOCAB, HIDDEN, Cube.single()).weight
+    with pytest.raises(ValueError, match=r"shape \(14, 16\)\. Got \(13, 16\)"):
+        Projection3D(HIDDEN, 14, Cube.single(), weight=weight)
+    with pytest.raises(ValueError, match=r"vocab.*1.*0"):
+        Projection3D(HIDDEN, 0, Cube.single())
+    run_ranks(2, _weight_of_the_other_face)
+
+
+def _weight_of_the_other_face() -> None:
+    cube = Cube(1, 2, 1)
+    weight = Linear3D(HIDDEN, HIDDEN, cube, "y").weight
+    with pytest.raises(ValueError, match=r"meant.*face\?"):
+        Projection3D(HIDDEN, HIDDEN, cube, weight=weight)
+
+
+def _logits(shape: Shape) -> list[int]:
+    cube = Cube(*shape)
+    x = shard(torch.randn(8, HIDDEN, generator=torch.Generator().manual_seed(1)), cube, "z")
+    logits = _own(cube, False)(x)
+    assert gather(logits, cube, "y").shape == (8, VOCAB)
+    return list(logits.shape)
+
+
+def test_slices_are_the_vocabularys_chunks() -> None:
+    assert run_ranks(4, _logits, (1, 4, 1, 1)) == [[8, 4], [8, 4], [8, 4], [8, 1]]

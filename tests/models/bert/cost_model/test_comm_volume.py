@@ -1,0 +1,140 @@
+"""The counter equals the closed form to the byte, for a whole BERT step, by axis and kind, on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from models.bert import BertConfig, BertForPreTraining
+from models.bert.cost_model.comm_volume import step_traffic
+from tensor3d import Cube, CubeShape, Precision, clip_grad_norm_
+from tensor3d.cost_model.comm_volume import Wire
+from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
+from tests.ranks import run_ranks
+from tests.twins import EVERY_SHAPE, fast_alone, ranks_of
+
+
+def counted(
+    shape: Shape,
+    config: BertConfig,
+    packs: int,
+    dtype: torch.dtype,
+    micro_batches: int,
+    precision: Precision,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    torch.set_default_dtype(dtype)
+    cube = Cube(*shape, precision=precision)
+    model = BertForPreTraining(config, cube, **options)
+    step = toy_packs(config.vocab, packs)
+    batch = lay(step, cube)
+    with cube.traffic.counting() as traffic:
+        for number in range(micro_batches):
+            if number < micro_batches - 1:
+                with cube.accumulating():
+                    model(batch, *totals(step)).loss.backward()
+            else:
+                model(batch, *totals(step)).loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0, cube)
+    slots = (batch.masked.shape[0], batch.first.shape[0])
+    return {"received": dict(traffic.received), "calls": dict(traffic.calls), "order": traffic.order, "slots": slots}
+
+
+def check(
+    shape: Shape,
+    config: BertConfig | None = None,
+    packs: int = 16,
+    dtype: torch.dtype = torch.float32,
+    micro: int = 1,
+    precision: Precision = Precision(),  # noqa: B008  # frozen
+    options: dict[str, Any] | None = None,
+) -> None:
+    config, (x, y, z, data), options = config or toy_config(67), shape, options or {}
+    results = run_ranks(ranks_of(shape), counted, shape, config, packs, dtype, micro, precision, options)
+    for rank, result in enumerate(results):
+        wire = Wire(
+            shape=CubeShape(x=x, y=y, z=z, data=data),
+            rank=rank,
+            compute=precision.computed(dtype).itemsize,
+            gradient=precision.reduced(dtype).itemsize,
+            parameter=dtype.itemsize,
+        )
+        rows = packs // (x * data) * CAPACITY
+        expected = step_traffic(config, wire, rows, *result["slots"], micro_batches=micro, **options)
+        received = {key: value for key, value in result["received"].items() if value}
+        assert received == {key: value for key, value in expected.items() if value}
+        calls = step_traffic(
+            config, replace(wire, unit="calls"), rows, *result["slots"], micro_batches=micro, **options
+        )
+        assert result["calls"] == calls
+        order = [(axis, kind) for axis, kind, _ in result["order"]]
+        assert order == [(axis, kind) for axis, kind, _ in results[0]["order"]], "ranks issue in different orders"
+
+
+@pytest.mark.parametrize("shape", EVERY_SHAPE)
+def test_counter_equals_closed_form(shape: Shape) -> None:
+    check(shape)
+
+
+@pytest.mark.slow
+def test_with_berts_vocabulary_in_fp64() -> None:
+    check((2, 2, 2, 1), toy_config(30522), dtype=torch.float64)
+
+
+@pytest.mark.slow
+def test_with_pre_layer_norm() -> None:
+    check((2, 2, 2, 1), toy_config(67, norm="pre"))
+
+
+# Layers with and without a window send the same; the first one has a norm less.
+MODERN = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        pytest.param((2, 2, 2, 1), {}, id="2x2x2"),
+        pytest.param((1, 2, 4, 1), {"recompute": "layer"}, id="1x2x4-layer", marks=pytest.mark.slow),
+        pytest.param((4, 2, 1, 1), {"keep_gathered": True}, id="4x2x1-kept", marks=pytest.mark.slow),
+        pytest.param((1, 2, 2, 2), {"recompute": "attention"}, id="1x2x2-data2-attention", marks=pytest.mark.slow),
+    ],
+)
+def test_of_the_modern_encoder(shape: Shape, options: dict[str, Any]) -> None:
+    check(shape, toy_config(67, **MODERN), options=options)
+
+
+@pytest.mark.slow
+def test_on_27_ranks() -> None:
+    check((3, 3, 3, 1), toy_config(67, hidden=144, heads=24, inner=288), packs=72)
+
+
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 1, 2), (1, 2, 2, 2), (2, 2, 2, 1)))
+def test_accumulation_sums_replicated_gradients_once(shape: Shape) -> None:
+    check(shape, micro=3)
+
+
+@pytest.mark.parametrize(
+    "compute, reduce", [(torch.bfloat16, None), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)]
+)
+def test_half_precision_travels_in_half_the_bytes(compute: torch.dtype, reduce: torch.dtype | None) -> None:
+    check((2, 1, 2, 1), precision=Precision(compute=compute, reduce=reduce), micro=2)
+
+
+@pytest.mark.parametrize(
+    "recompute, keep_gathered", [("none", True), ("layer", False), ("layer", True), ("attention", False)]
+)
+def test_what_is_kept_is_not_gathered_again(recompute: str, keep_gathered: bool) -> None:
+    check((2, 1, 2, 1), options={"recompute": recompute, "keep_gathered": keep_gathered})
+
+
+def test_one_device_sends_nothing() -> None:
+    cube = Cube.single()
+    model = BertForPreTraining(toy_config(67), cube)
+    packs = toy_packs(67, 2)
+    with cube.traffic.counting() as traffic:
+        model(lay(packs, cube), *totals(packs)).loss.backward()
+    assert traffic.total_calls == 0
+    assert step_traffic(toy_config(67), Wire(shape=CubeShape()), 48, 16, 10).total() == 0

@@ -1,0 +1,132 @@
+"""What the planner is told of a BERT is what the closed forms say of its step, and those are what ranks count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from models.bert import PRESETS, BertConfig
+from models.bert.cost_model.comm_volume import step_traffic
+from models.bert.cost_model.flops import model_flops
+from models.bert.cost_model.param_shapes import held, held_elements, parameters
+from models.bert.cost_model.peak_memory import step_memory
+from models.bert.cost_model.step_cost import Batch, BertCosts
+from tensor3d import CubeShape
+from tensor3d.cost_model.comm_volume import Wire, times
+from tensor3d.cost_model.step_cost import Choice
+
+SMALL = BertConfig(layers=3, hidden=64, heads=8, vocab=67, positions=32)
+MODERN = BertConfig(layers=4, hidden=64, heads=8, vocab=67, encoder="modern", window=8, global_every=2)
+BATCH = Batch(packs=64, capacity=32, masked_per_pack=5)
+
+
+@pytest.mark.parametrize("config", [SMALL, MODERN], ids=["classic", "modern"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize(
+    "choice",
+    [Choice(), Choice(micro_batches=4), Choice(recompute="layer"), Choice(micro_batches=2, keep_gathered=True)],
+    ids=["plain", "four", "recompute", "kept"],
+)
+def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice: Choice) -> None:
+    shape = CubeShape(data=2, x=1, y=2, z=4)
+    costs = BertCosts(config=config, batch=BATCH, optimizer=optimizer, norm=3)  # type: ignore[arg-type]
+    cost, load = costs.cost(shape, choice), BATCH.load(shape, choice.micro_batches)
+    assert (load.rows, load.lengths) == (64 // 2 // choice.micro_batches * 32, (32,) * (8 // choice.micro_batches))
+    for wire, found in (
+        (Wire(shape=shape, compute=2), cost.traffic),
+        (Wire(shape=shape, compute=2, unit="calls"), cost.calls),
+    ):
+        lamb = sum(len(parameter.shape) > 1 for parameter in parameters(config)) if optimizer == "lamb" else 0
+        assert found == +step_traffic(
+            config,
+            wire,
+            load.rows,
+            load.masked,
+            load.first,
+            micro_batches=choice.micro_batches,
+            norm=3,
+            keep_gathered=choice.keep_gathered,
+            recompute=choice.recompute,
+            lamb=lamb,
+        )
+    memory = step_memory(
+        config,
+        Wire(shape=shape, compute=2),
+        load,
+        micro_batches=choice.micro_batches,
+        recompute=choice.recompute,
+        keep_gathered=choice.keep_gathered,
+        optimizer=optimizer,  # type: ignore[arg-type]
+        device="cuda",
+    )
+    assert (cost.memory.peak, cost.memory.saved) == (memory.peak, memory.saved.total)
+
+
+@pytest.mark.parametrize("config", [SMALL, MODERN, PRESETS["large"]], ids=["classic", "modern", "large"])
+@pytest.mark.parametrize("shape", [CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(data=2, y=4)], ids=str)
+def test_what_is_held_of_equal_layers_at_once(config: BertConfig, shape: CubeShape) -> None:
+    """The short way through the inventory finds what the long one does."""
+    for rank in (0, shape.ranks - 1):
+        found, every = held(config, shape, rank), parameters(config)
+        assert found.tensors == len(every)
+        assert found.total == held_elements(config, shape, rank) == sum(each.held(shape, rank) for each in every)
+        wide = [each for each in every if len(each.shape) > 1]
+        assert (found.adapted_tensors, found.adapted) == (len(wide), sum(each.held(shape, rank) for each in wide))
+        for axes, count in found.by_sum.items():
+            assert count == sum(each.held(shape, rank) for each in every if each.layout.sum_over == axes)
+
+
+def test_flops_of_the_parts_are_those_of_the_model() -> None:
+    """Products on all ranks, with attention; the padding of heads' slots and the narrow head aside."""
+    batch = Batch(packs=16, capacity=32, masked_per_pack=4)
+    costs, shape = BertCosts(config=SMALL, batch=batch), CubeShape(x=2, y=2, z=2)
+    cost = costs.cost(shape, Choice(micro_batches=2))
+    products = 3 * sum(product.times * product.flops(shape) for product in cost.products)
+    slots = model_flops(SMALL, 16 * 32, 16 * 32**2, 16 * 4, 16)
+    narrow = 3 * 2 * 16 * 2 * SMALL.hidden
+    # 67 pieces are shared out as 34 and 33; a plane's share is told as half of 67.
+    assert 2 * shape.ranks * (products + cost.attention_flops) == pytest.approx(slots - narrow)
+    assert costs.model_flops() == slots
+
+
+def test_micro_batches_divide() -> None:
+    costs = BertCosts(config=SMALL, batch=Batch(packs=24, capacity=6))
+    assert costs.micro_batches(CubeShape(data=2)) == [1, 2, 3, 4, 6, 12]
+    # Rows of a plane must divide by y = 4: an odd number of packs of 6 does not.
+    assert costs.micro_batches(CubeShape(y=4)) == [1, 2, 3, 4, 6, 12]
+    assert costs.refuse(CubeShape(y=4)) is None
+    assert costs.refuse(CubeShape(data=24, y=4)) == "the 1 packs of a plane do not divide by y=4"
+    assert costs.refuse(CubeShape(x=5)) == "24 packs do not divide by data * x * z = 5"
+    assert "heads" in str(costs.refuse(CubeShape(y=3)))
+
+
+def test_bad_batches() -> None:
+    with pytest.raises(ValueError, match=r"packs.*1.*0"):
+        Batch(packs=0)
+    with pytest.raises(ValueError, match=r"pack.*32.*33"):
+        Batch(packs=1, capacity=32, length=33)
+    with pytest.raises(ValueError, match=r"compute.*fp32, bf16, fp16.*'fp8'"):
+        BertCosts(config=SMALL, batch=BATCH, compute="fp8")
+    with pytest.raises(ValueError, match=r"sequences of \b64\b.*32"):
+        BertCosts(config=SMALL, batch=Batch(packs=1, capacity=64))
+    with pytest.raises(ValueError, match=r"\b64\b.*data=1, x=1, z=1 and \b3\b micro-batches"):
+        BATCH.load(CubeShape(), 3)
+
+
+def test_calls_of_gradients_that_fill_many_buckets() -> None:
+    """1.3 GB in buckets of 64 MiB: 21 calls, and the bytes of a single sum."""
+    costs = BertCosts(config=PRESETS["large"], batch=Batch(packs=8), norm=0)
+    shape = CubeShape(data=8)
+    cost = costs.cost(shape, Choice())
+    elements = held_elements(PRESETS["large"], shape)
+    whole = Wire(shape=shape).summed(("data",), elements, 4)
+    assert {key: cost.once[key] for key in whole} == {("data", "all-reduce"): 2 * 7 * -(-elements // 8) * 4 + _norms()}
+    assert cost.once_calls["data", "all-reduce"] == -(-4 * elements // 2**26) + 1
+    assert times(whole, 2) == {key: 2 * count for key, count in whole.items()}
+
+
+def _norms() -> int:
+    """LAMB's, two numbers for each of BERT-large's matrices and tables."""
+    adapted = held(PRESETS["large"], CubeShape()).adapted_tensors
+    return replace(Wire(shape=CubeShape(data=8))).summed(("data",), 2 * adapted, 4).total()

@@ -1,0 +1,121 @@
+"""Small models of the transformers library, and folders of all the kinds in which such models are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from models.bert import BertForPreTraining, Text
+from tensor3d import Cube, checkpoint
+from tensor3d.parallelize import full_tensor
+from tests.models.toy import CAPACITY
+
+ODD = 67
+
+
+def original(kind: str = "BertForPreTraining", **changes: Any) -> Any:
+    """A model of the library with random values in every vector too, in fp32 and without dropout."""
+    import transformers
+
+    settings = {
+        "vocab_size": ODD,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "intermediate_size": 96,
+        "max_position_embeddings": CAPACITY,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.15,
+    }
+    torch.manual_seed(5)
+    model = getattr(transformers, kind)(transformers.BertConfig(**{**settings, **changes}))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    return model.eval()
+
+
+def tensors_of(model: Any) -> dict[str, Tensor]:
+    """As the library saves them: the tied decoder once."""
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    return {name: value.clone() for name, value in model.state_dict().items() if name not in tied}
+
+
+def settings_of(model: Any) -> dict[str, Any]:
+    """What the library writes into config.json."""
+    settings: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=True))
+    return {**settings, "architectures": [type(model).__name__]}
+
+
+def write(
+    folder: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: str = "model.safetensors"
+) -> Path:
+    """A folder with these tensors in a file of this name, or, of an index, in three files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    if not file.endswith(".index.json"):
+        put(folder / file, tensors)
+        return folder
+    stem, kind = file.removesuffix(".index.json").split(".")
+    names, places = sorted(tensors), {}
+    for number in range(3):
+        shard = f"{stem}-{number + 1:05d}-of-00003.{kind}"
+        put(folder / shard, {name: tensors[name] for name in names[number::3]})
+        places |= dict.fromkeys(names[number::3], shard)
+    (folder / file).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    return folder
+
+
+def put(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    if path.suffix == ".safetensors":
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    else:
+        torch.save(dict(tensors), path)
+
+
+def saved(folder: Path, kind: str = "BertForPreTraining", **changes: Any) -> Any:
+    """The model, and a folder of it."""
+    model = original(kind, **changes)
+    write(folder, tensors_of(model), settings_of(model))
+    return model
+
+
+def values(model: nn.Module, cube: Cube | None = None) -> dict[str, Tensor]:
+    """Logical tensors by name, of a model on one device or on a cube."""
+    cube = cube or Cube.single()
+    return {name: full_tensor(parameter.detach(), cube) for name, parameter in model.named_parameters()}
+
+
+def same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    """The same names and bits."""
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def loaded(folder: Path, kind: Any = BertForPreTraining) -> Any:
+    """On one device."""
+    cube = Cube.single()
+    cube.manual_seed(3)
+    return kind.from_pretrained(folder, cube)
+
+
+def checkpointed(model: nn.Module, cube: Cube, folder: Path, step: int = 1) -> Path:
+    optimizer = torch.optim.AdamW(model.parameters())
+    return checkpoint.save(folder / "checkpoints", step, model, optimizer, cube, {})
+
+
+def texts(vocab: int, count: int = 5) -> list[Text]:
+    random = np.random.default_rng(1)
+    lengths = random.integers(2, 20, count)
+    return [Text(ids=random.integers(0, vocab, n), types=np.arange(n) * 2 // n) for n in lengths.tolist()]
+
+
+def theirs(model: Any, text: Text) -> Any:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(text.ids[None]), token_type_ids=torch.tensor(text.types[None]))

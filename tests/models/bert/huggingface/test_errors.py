@@ -1,0 +1,258 @@
+"""Folders that are no BERT, or a damaged one: what is said, and that nothing has been changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.bert import BertForPreTraining, BertModel, open_weights
+from tensor3d import Cube
+from tests.models.bert.huggingface.subject import original, same, settings_of, tensors_of, values, write
+
+pytest.importorskip("transformers")
+
+Tensors = dict[str, Tensor]
+LAYER = "bert.encoder.layer.1.output.dense.weight"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return original()
+
+
+@pytest.fixture
+def folder(model: Any, tmp_path: Path) -> Path:
+    return write(tmp_path / "model", tensors_of(model), settings_of(model))
+
+
+def told(folder: Path) -> str:
+    """What loading says; the model must be as it was."""
+    cube = Cube.single()
+    try:
+        weights = open_weights(folder)
+    except ValueError as problem:
+        return str(problem)
+    model = BertForPreTraining(weights.config, cube)
+    before = values(model)
+    with pytest.raises(ValueError, match=r".") as problem:
+        weights.fill(model, cube)
+    assert same(values(model), before)
+    return str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "is of another model: model_type 'gpt2'. Only BERT"),
+        ({"model_type": "roberta"}, "model_type 'roberta'"),
+        ({"model_type": None, "architectures": ["DistilBertModel"]}, "architectures ['DistilBertModel']"),
+        ({"is_decoder": True}, "is_decoder must be False, for a decoder sees no later tokens. Got True."),
+        ({"add_cross_attention": True}, "add_cross_attention must be False"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config must be None"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads must be {}"),
+        ({"hidden_act": "mish"}, "hidden_act must be one of gelu, "),
+        ({"hidden_act": ["gelu"]}, "hidden_act must be one of gelu, "),
+        ({"architectures": 5}, "architectures must be a list of names of classes. Got 5."),
+        ({"architectures": "BertModel"}, "architectures must be a list of names of classes. Got 'BertModel'."),
+        ({"num_hidden_layers": 1}, "the weights are of 2 layers, and config.json says num_hidden_layers 1."),
+        ({"num_hidden_layers": ...}, "has no num_hidden_layers"),
+        ({"vocab_size": "67"}, "vocab_size must be a whole number. Got '67'."),
+        ({"layer_norm_eps": True}, "layer_norm_eps must be a number. Got True."),
+        ({"num_attention_heads": 7}, "hidden must divide by heads=7"),
+        ({"vocab_size": 70}, "config.json says vocab_size 70, and the weights have 67 entries"),
+        ({"num_hidden_layers": 3}, "bert.encoder.layer.2.attention.self.query.weight is missing"),
+        ({"intermediate_size": 100}, "has shape (96, 64), and (100, 64) is needed"),
+    ],
+    ids=str,
+)
+def test_settings(model: Any, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    settings = {name: value for name, value in {**settings_of(model), **change}.items() if value is not ...}
+    assert message in told(write(tmp_path, tensors_of(model), settings))
+
+
+def renamed(tensors: Tensors) -> None:
+    for name in list(tensors):
+        tensors[name.replace("bert.", "model.bert.", 1)] = tensors.pop(name)
+
+
+def without_embedding(tensors: Tensors) -> None:
+    del tensors["bert.embeddings.word_embeddings.weight"]
+
+
+def both_names(tensors: Tensors) -> None:
+    tensors["bert.embeddings.LayerNorm.gamma"] = tensors["bert.embeddings.LayerNorm.weight"].clone()
+
+
+def other_decoder(tensors: Tensors) -> None:
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
+
+
+def other_bias(tensors: Tensors) -> None:
+    tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"] + 1
+
+
+def short_decoder(tensors: Tensors) -> None:
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"][:60].clone()
+
+
+def whole_numbers(tensors: Tensors) -> None:
+    tensors[LAYER] = tensors[LAYER].to(torch.int8)
+
+
+def half_a_head(tensors: Tensors) -> None:
+    del tensors["cls.predictions.transform.LayerNorm.bias"]
+
+
+def without_layer(tensors: Tensors) -> None:
+    del tensors[LAYER]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_layer, f"{LAYER} is missing, which the model needs; the names of its encoder begin with 'be"),
+        (renamed, "is missing, for the names of the encoder begin with 'model.bert.' instead of 'bert.', as wrappers"),
+        (without_embedding, "it has no embedding of tokens, and its first tensor is bert.embeddings.LayerNorm.bias"),
+        (half_a_head, "cls.predictions.transform.LayerNorm.bias is missing"),
+        (both_names, "has bert.embeddings.LayerNorm.gamma and bert.embeddings.LayerNorm.weight, which are the same"),
+        (other_decoder, "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight"),
+        (other_bias, "cls.predictions.decoder.bias differs from cls.predictions.bias"),
+        (short_decoder, "cls.predictions.decoder.weight has shape (60, 64), and (67, 64) is needed"),
+        (whole_numbers, f"{LAYER} is of type I8, and one of F64, F32, BF16, F16 is needed"),
+    ],
+)
+def test_tensors(model: Any, tmp_path: Path, change: Callable[[Tensors], Any], message: str) -> None:
+    tensors = tensors_of(model)
+    change(tensors)
+    assert message in told(write(tmp_path, tensors, settings_of(model)))
+
+
+def test_a_decoder_of_its_own_is_nothing_to_the_encoder(model: Any, tmp_path: Path) -> None:
+    tensors = tensors_of(model)
+    other_decoder(tensors)
+    weights = open_weights(write(tmp_path, tensors, settings_of(model)))
+    cube = Cube.single()
+    assert "cls.predictions.decoder.weight" in weights.fill(BertModel(weights.config, cube), cube).unused
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda whole: whole[:5], "is cut off or damaged"),
+        (lambda whole: whole[:400], "is cut off or damaged"),
+        (lambda whole: whole[:-1], "is cut off or damaged"),
+        (lambda whole: b"", "is empty"),
+        (lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "is a Git LFS pointer"),
+        (lambda whole: b"\n<!DOCTYPE html><html><body>404</body></html>", "is a web page instead of weights"),
+    ],
+)
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_files(model: Any, tmp_path: Path, file: str, content: Callable[[bytes], bytes], message: str) -> None:
+    write(tmp_path, tensors_of(model), settings_of(model), file)
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(content(whole))
+    said = told(tmp_path)
+    assert message in said
+    assert file in said
+
+
+class Harm:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_no_pickle_is_run(model: Any, tmp_path: Path, zipped: bool) -> None:
+    write(tmp_path, tensors_of(model), settings_of(model), "pytorch_model.bin")
+    harm = tmp_path / "harm"
+    torch.save({"a": Harm(harm)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    assert "nothing in it is run" in told(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Harm(harm), protocol=2))
+    assert "is no file of weights alone" in told(tmp_path)
+    assert not harm.exists()
+
+
+def test_a_bin_that_holds_a_training(model: Any, tmp_path: Path) -> None:
+    write(tmp_path, {}, settings_of(model))
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"state_dict": tensors_of(model), "epoch": 3}, tmp_path / "pytorch_model.bin")
+    assert "holds something else than tensors by name" in told(tmp_path)
+
+
+def test_shards(model: Any, tmp_path: Path) -> None:
+    index = "model.safetensors.index.json"
+    write(tmp_path, tensors_of(model), settings_of(model), index)
+    content = json.loads((tmp_path / index).read_text())
+    for change, message in (
+        ({"weight_map": None}, "has no weight_map"),
+        ({"weight_map": {"a": "../a.safetensors"}}, "names '../a.safetensors', which is no file of its folder"),
+        ({"weight_map": {**content["weight_map"], "more": "model-00001-of-00003.safetensors"}}, "has no more, which"),
+    ):
+        (tmp_path / index).write_text(json.dumps({**content, **change}))
+        assert message in told(tmp_path)
+    (tmp_path / index).write_text(json.dumps(content))
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    assert "model-00002-of-00003.safetensors is missing: model.safetensors.index.json says" in told(tmp_path)
+
+
+def test_files_that_changed_since_they_were_opened(folder: Path) -> None:
+    weights, cube = open_weights(folder), Cube.single()
+    cut(folder / "model.safetensors", 400)
+    with pytest.raises(ValueError, match=r"model.safetensors: .* cannot be read"):
+        weights.fill(BertModel(weights.config, cube), cube)
+
+
+def test_folders(folder: Path, tmp_path: Path) -> None:
+    assert "bert-base-uncased is not there: a model is a folder. Nothing is downloaded" in told(
+        tmp_path / "bert-base-uncased"
+    )
+    assert "is a file: a model is a folder" in told(folder / "config.json")
+    (tmp_path / "empty").mkdir()
+    assert "has neither model.json (a model of this project, a run) nor config.json" in told(tmp_path / "empty")
+    (folder / "model.safetensors").unlink()
+    assert "has no weights. It needs one of model.safetensors, model.safetensors.index.json, pytor" in told(folder)
+    for content, message in (("{", "config.json is no JSON"), ("[]", "must hold a JSON object. Got a list")):
+        (folder / "config.json").write_text(content)
+        assert message in told(folder)
+
+
+def test_labels(tmp_path: Path) -> None:
+    model = original("BertForSequenceClassification")
+    settings = settings_of(model)
+    for named, message in (
+        ({"0": "a", "2": "b"}, "id2label must name the classes 0, 1, ... one by one"),
+        ({"0": "a", "1": "b", "2": "c"}, "names 3 labels, and the classifier has 2 outputs"),
+        ({"0": "a", "1": "a"}, "id2label must give each class a name of its own"),
+    ):
+        assert message in told(write(tmp_path, tensors_of(model), {**settings, "id2label": named}))
+    assert "problem_type must be a name" in told(write(tmp_path, tensors_of(model), {**settings, "problem_type": [1]}))
+
+
+@pytest.mark.parametrize("change", [{"encoder": "modern"}, {"norm": "pre"}], ids=str)
+def test_another_encoder_gets_none_of_these_weights(folder: Path, change: dict[str, Any]) -> None:
+    from dataclasses import replace
+
+    weights, cube = open_weights(folder), Cube.single()
+    model = BertModel(replace(weights.config, **change), cube)
+    before = values(model)
+    with pytest.raises(ValueError, match=r"has no counterpart in Hugging Face's BERT|is missing|has shape"):
+        weights.fill(model, cube)
+    assert same(values(model), before)

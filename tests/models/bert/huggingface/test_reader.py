@@ -1,0 +1,245 @@
+"""Folders of the transformers library in all the shapes in which they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.bert import (
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertModel,
+    open_weights,
+)
+from models.bert.huggingface.param_names import third_of_rows
+from models.bert.huggingface.reader import WEIGHT_FILES
+from models.bert.tasks import class_logits, sentence_vectors, span_logits
+from tensor3d import Cube
+from tests.models.bert.huggingface.subject import (
+    loaded,
+    original,
+    same,
+    saved,
+    settings_of,
+    tensors_of,
+    texts,
+    theirs,
+    values,
+    write,
+)
+from tests.twins import error
+
+pytest.importorskip("transformers")
+
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return original()
+
+
+@pytest.fixture(scope="module")
+def wanted(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Tensors:
+    """Our parameters, from the plain folder; that they are right is what parity shows."""
+    return values(loaded(write(tmp_path_factory.mktemp("plain"), tensors_of(model), settings_of(model))))
+
+
+def old_names(tensors: Tensors) -> Tensors:
+    parts = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    renamed = {}
+    for name, value in tensors.items():
+        for new, old in parts:
+            name = name.replace(new, old)
+        renamed[name] = value
+    return renamed
+
+
+def with_buffers_and_decoder(tensors: Tensors) -> Tensors:
+    decoder = {"cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone()}
+    decoder["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
+    return {**tensors, **decoder, "bert.embeddings.position_ids": torch.arange(24).unsqueeze(0)}
+
+
+def decoder_bias_alone(tensors: Tensors) -> Tensors:
+    renamed = dict(tensors)
+    renamed["cls.predictions.decoder.bias"] = renamed.pop("cls.predictions.bias")
+    return renamed
+
+
+def without_prefix(tensors: Tensors) -> Tensors:
+    return {name.removeprefix("bert."): value for name, value in tensors.items()}
+
+
+CHANGES = (old_names, with_buffers_and_decoder, decoder_bias_alone, without_prefix)
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [  # each file and each change in the fast tier, together in the slow one
+        pytest.param(file, change, marks=() if i == j else pytest.mark.slow)
+        for i, file in enumerate(WEIGHT_FILES)
+        for j, change in enumerate(CHANGES)
+    ],
+)
+def test_files_and_names(
+    model: Any, wanted: Tensors, tmp_path: Path, file: str, change: Callable[[Tensors], Tensors]
+) -> None:
+    folder = write(tmp_path, change(tensors_of(model)), settings_of(model), file)
+    assert open_weights(folder).heads == ("pooler", "masked_lm", "next_sentence")
+    cube = Cube.single()
+    ours = BertForPreTraining(open_weights(folder).config, cube)
+    filled = open_weights(folder).fill(ours, cube)
+    assert same(values(ours), wanted)
+    assert (set(filled.found), filled.fresh, filled.unused) == (set(open_weights(folder).heads), (), ())
+
+
+def test_a_bin_of_2019(model: Any, wanted: Tensors, tmp_path: Path) -> None:
+    write(tmp_path, {}, settings_of(model))
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(tensors_of(model), tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert same(values(loaded(tmp_path)), wanted)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float64, "fp64")])
+def test_types_of_files(model: Any, tmp_path: Path, kind: torch.dtype, name: str) -> None:
+    tensors = {key: value.to(kind) for key, value in tensors_of(model).items()}
+    write(tmp_path / "narrow", tensors, settings_of(model))
+    write(tmp_path / "wide", {key: value.float() for key, value in tensors.items()}, settings_of(model))
+    assert open_weights(tmp_path / "narrow").facts["dtype"] == name
+    ours = values(loaded(tmp_path / "narrow"))
+    assert all(value.dtype == torch.float32 for value in ours.values())
+    assert same(ours, values(loaded(tmp_path / "wide")))
+
+
+LIKEWISE = [pytest.param(name, marks=pytest.mark.slow) for name in ("gelu_python", "gelu_new", "gelu_pytorch_tanh")]
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_fast", "swish", *LIKEWISE])
+def test_classes_of_any_activation(tmp_path: Path, activation: str) -> None:
+    named = {"id2label": {0: "no", 1: "perhaps", 2: "yes"}, "classifier_dropout": 0.3}
+    model = saved(tmp_path, "BertForSequenceClassification", hidden_act=activation, **named)
+    weights = open_weights(tmp_path)
+    assert (weights.labels, weights.problem) == (("no", "perhaps", "yes"), "classify")
+    ours = loaded(tmp_path, BertForSequenceClassification)
+    assert ours.dropout.p == 0.3
+    given = texts(model.config.vocab_size)
+    expected = torch.cat([theirs(model, text).logits for text in given])
+    assert error(class_logits(ours, given), expected) <= 1e-5
+
+
+def test_answers(tmp_path: Path) -> None:
+    model = saved(tmp_path, "BertForQuestionAnswering", hidden_act="relu", vocab_size=30)
+    assert open_weights(tmp_path).problem == "answer"
+    ours = loaded(tmp_path, BertForQuestionAnswering)
+    for text, got in zip(texts(30), span_logits(ours, texts(30)), strict=True):
+        expected = theirs(model, text)
+        assert error(got, torch.stack([expected.start_logits[0], expected.end_logits[0]], 1)) <= 1e-5
+
+
+def test_an_encoder_alone(tmp_path: Path) -> None:
+    model = saved(tmp_path, "BertModel")
+    ours = loaded(tmp_path, BertModel)
+    expected = torch.cat([theirs(model, text).last_hidden_state.mean(1) for text in texts(67)])
+    assert error(sentence_vectors(ours, texts(67)), expected) <= 1e-5
+
+
+def test_regression_has_one_output_and_no_labels(tmp_path: Path) -> None:
+    saved(tmp_path, "BertForSequenceClassification", num_labels=1)
+    weights = open_weights(tmp_path)
+    assert (weights.outputs, weights.labels, weights.problem) == (1, None, "regress")
+    assert loaded(tmp_path, BertForSequenceClassification).outputs == 1
+
+
+def test_several_labels_at_once_are_no_problem_of_ours(tmp_path: Path) -> None:
+    saved(tmp_path, "BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification")
+    assert open_weights(tmp_path).problem is None
+
+
+def test_a_new_classifier_on_a_pretrained_encoder(model: Any, wanted: Tensors, tmp_path: Path) -> None:
+    write(tmp_path, tensors_of(model), settings_of(model))
+    cube = Cube.single()
+    with pytest.raises(ValueError, match=r"has no classifier\. Say how many outputs"):
+        BertForSequenceClassification.from_pretrained(tmp_path, cube)
+    cube.manual_seed(4)
+    fresh = BertForSequenceClassification(open_weights(tmp_path).config, 3, cube)
+    cube.manual_seed(4)
+    with pytest.warns(UserWarning, match="as initialised: classifier"):
+        ours = BertForSequenceClassification.from_pretrained(tmp_path, cube, outputs=3)
+    assert torch.equal(ours.classifier.weight, fresh.classifier.weight)
+    assert all(torch.equal(value, wanted[name]) for name, value in values(ours).items() if "classifier" not in name)
+    told = open_weights(tmp_path).fill(ours, cube)
+    assert (told.fresh, told.declined) == (("classifier",), ())
+    assert "cls.seq_relationship.weight" in told.unused
+    assert told.in_words().startswith("loaded: encoder, pooler; not in the folder, so as initialised: classifier; in")
+
+
+def test_a_classifier_of_another_number_of_classes(tmp_path: Path) -> None:
+    saved(tmp_path, "BertForSequenceClassification")
+    weights, cube = open_weights(tmp_path), Cube.single()
+    cube.manual_seed(4)
+    fresh = BertForSequenceClassification(weights.config, 3, cube)
+    with pytest.raises(ValueError, match=r"classifier.*2.*3"):
+        weights.fill(fresh, cube)
+    cube.manual_seed(4)
+    with pytest.warns(UserWarning, match=r"encoder, pooler;.*as initialised: classifier"):
+        ours = BertForSequenceClassification.from_pretrained(tmp_path, cube, outputs=3)
+    assert torch.equal(ours.classifier.weight, fresh.classifier.weight)
+    known = loaded(tmp_path, BertForSequenceClassification)
+    assert same(values(ours.bert), values(known.bert))
+    assert same(values(ours.pooler), values(known.pooler))
+    less = weights.only(["pooler"])
+    assert (less.heads, less.outputs, less.labels, less.problem) == (("pooler",), None, None, None)
+    assert weights.heads == ("pooler", "classifier")
+    with pytest.raises(ValueError, match=r"head.*'answers'\. It"):
+        weights.only(["answers"])
+
+
+def test_what_the_encoder_does_not_take_is_said(model: Any, tmp_path: Path) -> None:
+    more = {"bert.embeddings.adapter.weight": torch.ones(2)}
+    write(tmp_path, {**tensors_of(model), **more}, settings_of(model))
+    with pytest.warns(UserWarning, match=r"model.*bert.embeddings.adapter.weight"):
+        loaded(tmp_path)
+
+
+def test_token_types_are_two_where_nothing_is_said(model: Any, wanted: Tensors, tmp_path: Path) -> None:
+    settings = {name: value for name, value in settings_of(model).items() if name != "type_vocab_size"}
+    assert same(values(loaded(write(tmp_path, tensors_of(model), settings))), wanted)
+
+
+def test_a_classifier_of_tokens_is_not_ours(tmp_path: Path) -> None:
+    saved(tmp_path, "BertForTokenClassification")
+    weights = open_weights(tmp_path)
+    assert weights.heads == ()
+    cube = Cube.single()
+    assert weights.fill(BertModel(weights.config, cube), cube).unused == ("classifier.bias", "classifier.weight")
+
+
+def test_a_config_of_2019_names_no_model_type(model: Any, wanted: Tensors, tmp_path: Path) -> None:
+    settings = {name: value for name, value in settings_of(model).items() if name != "model_type"}
+    assert same(values(loaded(write(tmp_path, tensors_of(model), settings))), wanted)
+
+
+def test_an_untied_decoder_that_is_equal(model: Any, wanted: Tensors, tmp_path: Path) -> None:
+    settings = {**settings_of(model), "tie_word_embeddings": False}
+    assert same(values(loaded(write(tmp_path, with_buffers_and_decoder(tensors_of(model)), settings))), wanted)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_thirds_of_any_rows_of_qkv(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    heads, d = random.integers(1, 6, 2).tolist()
+    order = torch.arange(3 * heads * d).view(3, heads, d).transpose(0, 1).flatten()  # the library's row of each of ours
+    start, stop = sorted(random.integers(0, 3 * heads * d + 1, 2).tolist())
+    rows = torch.full((stop - start,), -1)
+    for third in range(3):
+        there, places = third_of_rows(slice(start, stop), d, third)
+        rows[places] = third * heads * d + torch.arange(there.start, there.stop)
+    assert torch.equal(rows, order[start:stop])

@@ -1,0 +1,129 @@
+"""Code that would give other numbers on a cube without an error: `propose_plan` leaves it open."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tensor3d import Cube
+from tensor3d.parallelize import parallelize, rules
+from tensor3d.parallelize.auto.propose import propose_plan
+from tests.parallelize.foreign import HIDDEN
+from tests.parallelize.stacks import Stack, hidden, linear, open_at
+
+SIZE, UNKNOWN = "computes with a size read off an activation", "does what propose_plan cannot follow"
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (lambda h: torch.fft.fft(h).real, f"{UNKNOWN} (fft_fft)"),
+        (lambda h: h.tril(), f"{UNKNOWN} (tril)"),
+        (lambda h: h.rot90(), f"{UNKNOWN} (rot90)"),
+        (lambda h: h.renorm(2, 0, 1.0), f"{UNKNOWN} (renorm)"),
+        (lambda h: F.avg_pool1d(h, 3, 1, 1), f"{UNKNOWN} (avg_pool1d)"),
+        (lambda h: F.local_response_norm(h, 3), f"{UNKNOWN} (local_response_norm)"),
+        (lambda h: torch.special.softmax(h, -1), "reduces over columns (softmax)"),
+        (lambda h: h.cummax(-1).values, "reduces over columns (cummax)"),
+        (lambda h: h.logcumsumexp(-1), "reduces over columns (logcumsumexp)"),
+        (lambda h: h.fliplr(), "takes rows by their place (fliplr)"),
+        (lambda h: h.unsqueeze(-1), "gives columns another shape (unsqueeze to (2, 16, 16, 1))"),
+        (lambda h: h.mT, "turns columns into rows (mT)"),
+        (lambda h: F.gumbel_softmax(h), "draws random numbers (gumbel_softmax)"),
+        (lambda h: F.dropout(h, 0.5), "draws random numbers (dropout)"),
+        (lambda h: h if torch.equal(h, h) else -h, "decides by values (equal)"),
+        (lambda h: h * h.shape[-1] ** -0.5, f"{SIZE} (pow)"),
+        (lambda h: h / h.numel(), f"{SIZE} (div)"),
+        (lambda h: h * h.size(1), f"{SIZE} (mul)"),
+        (lambda h: h / len(h), f"{SIZE} (len)"),
+        (lambda h: h / math.sqrt(h.size(-1)), f"{SIZE} (float)"),
+        (lambda h: h * (1 / h.nelement()), f"{SIZE} (rtruediv)"),
+        (lambda h: h / math.prod(h.shape[:-1]), f"{SIZE} (mul)"),
+        (lambda h: h * torch.tensor(h.shape[1]), f"{SIZE} (tensor)"),
+        (lambda h: h if h.shape[0] < 3 else -h, f"{SIZE} (lt)"),
+    ],
+)
+def test_what_is_not_known_to_be_right_on_a_block_is_open(after: Any, message: str) -> None:
+    x = hidden(2, HIDDEN)  # as many rows as columns: that they are turned shows in no shape
+    proposal = propose_plan(Stack(lambda model, x: after(model.a(x)), a=linear()), x)
+    assert message in open_at(proposal, "the module itself")
+
+
+def test_sizes_that_only_shape_a_tensor_are_not_open() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        h = model.a(x)
+        batch, sequence, _ = h.shape
+        assert h.shape == x.shape
+        assert type(copy.deepcopy(sequence)) is int
+        rows = torch.relu(h).reshape(batch * sequence, h.size(-1)).view(*h.shape[:-1], -1)
+        return 1 - 2 ** rows.reshape(x.shape).to(x.dtype)
+
+    sizes = [each for each in propose_plan(Stack(forward, a=linear()), hidden()).unresolved if SIZE in each]
+    assert not sizes
+
+
+def test_sizes_of_what_a_head_gives_are_the_wholes() -> None:
+    model = Stack(lambda model, x: model.a(x) * model.a(x).shape[-1] ** -0.5, a=linear(HIDDEN, 3))
+    assert propose_plan(model, hidden()).settled() == {"a": rules.head("z")}
+
+
+def test_positions_that_forward_counts_are_open() -> None:
+    def counted(model: Any, ids: Tensor) -> Tensor:
+        return model.words(ids) + model.places(torch.arange(ids.shape[1]).expand_as(ids))
+
+    def summed(model: Any, ids: Tensor) -> Tensor:
+        return model.words(ids) + model.places(ids.ne(0).cumsum(1))
+
+    def passed(model: Any, ids: Tensor) -> Tensor:
+        return model.words(ids.long()) + model.places(ids.view(*ids.shape).clamp(min=1))
+
+    words, places = nn.Embedding(9, HIDDEN), nn.Embedding(9, HIDDEN)
+    for forward in (counted, summed):
+        model = Stack(forward, words=words, places=places)
+        proposal = propose_plan(model, torch.ones(2, 5, dtype=torch.long))
+        assert "Make them an argument, and pass `packs.positions`" in open_at(proposal, "places")
+        assert "argument" not in next(line.why for line in proposal.lines if line.pattern == "places")
+    assert not propose_plan(Stack(passed, words=words, places=places), torch.ones(2, 5, dtype=torch.int32)).unresolved
+
+
+@pytest.mark.parametrize("mixing", [nn.AvgPool1d(3, 1, 1), nn.MaxPool1d(3, 1, 1), nn.Softmin(-1), nn.Softmax(1)])
+def test_what_mixes_is_kept_only_on_what_is_whole(mixing: nn.Module) -> None:
+    model = Stack(lambda model, x: model.b(model.mix(model.a(x))), a=linear(), b=linear(), mix=mixing)
+    proposal = propose_plan(model, hidden())
+    assert open_at(proposal, "mix")
+    with pytest.raises(ValueError, match="mix"):
+        parallelize(model, Cube.single(), proposal.plan)
+
+
+def test_a_softmax_over_the_outputs_of_a_head_is_kept() -> None:
+    for mixing in (nn.Softmax(-1), nn.Softmin(-1)):
+        model = Stack(lambda model, x: model.mix(model.a(x)), a=linear(HIDDEN, 3), mix=mixing)
+        assert propose_plan(model, hidden()).settled() == {"a": rules.head("z"), "mix": rules.keep()}
+
+
+def test_a_loss_that_never_ran_is_open() -> None:
+    model = Stack(lambda model, x: model.a(x), a=linear(), loss=nn.CrossEntropyLoss())
+    assert "was not called on the example" in open_at(propose_plan(model, hidden()), "loss")
+
+
+def test_a_parameter_without_dims_is_open_and_no_crash() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        return model.a(x).mean() * model.vector + model.a(x) * model.scale.exp()
+
+    model = Stack(forward, a=linear())
+    model.scale, model.vector = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.zeros(HIDDEN))
+    assert any("meet the parameter scale as ()" in point for point in propose_plan(model, hidden()).unresolved)
+
+
+def test_a_forward_set_on_a_layer_is_followed() -> None:
+    layer = linear()
+    layer.forward = lambda x: F.linear(x, layer.weight).flip(-1)  # type: ignore[method-assign]
+    proposal = propose_plan(Stack(lambda model, x: model.a(x), a=layer), hidden())
+    assert "takes columns by their place" in open_at(proposal, "a")
+    assert not proposal.plan

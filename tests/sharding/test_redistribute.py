@@ -1,0 +1,209 @@
+"""Rows by their number: selection from a plane, and the change of face, against the full matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tensor3d import Cube, Embedding3D, Face, TableEmbedding3D, gather, select, shard, turn
+from tensor3d.distributed.comm_stats import TrafficCount
+from tensor3d.sharding.activation_layout import other
+from tests.ranks import run_ranks
+from tests.twins import name_of, ranks_of
+
+Shape = tuple[int, int, int, int]
+FACES: tuple[Face, Face] = ("y", "z")
+BOXES: list[Shape] = [(1, 2, 4, 1), (1, 3, 2, 1), (2, 2, 2, 1), (1, 8, 1, 1), (1, 2, 2, 2)]
+ROWS, COLUMNS = 96, 24  # of the whole job: divide by everything in BOXES
+
+
+def matrix(salt: int, rows: int = ROWS) -> Tensor:
+    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(salt), dtype=torch.float64)
+
+
+def plane_number(cube: Cube) -> int:
+    return cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+
+
+# --- select --------------------------------------------------------------------------------------------------------
+
+
+def chosen(cube: Cube, plane: int, kind: str) -> Tensor:
+    """24 row numbers of a plane."""
+    held = ROWS // cube.shape.planes
+    generator = torch.Generator().manual_seed(plane)
+    if kind == "scattered":
+        return torch.randperm(held, generator=generator)[:24]
+    if kind == "repeated":
+        return torch.randint(0, 3, (24,), generator=generator)
+    if kind == "nothing":
+        return torch.full((24,), -1)
+    rows = torch.randint(-1, held, (24,), generator=generator)
+    rows[[0, 7, 23]] = torch.tensor([-1, held - 1, -1])
+    return rows
+
+
+def taken(full: Tensor, cube: Cube, kind: str) -> Tensor:
+    """What single-device indexing gives, planes one after another."""
+    planes = full.chunk(cube.shape.planes)
+    numbers = [chosen(cube, i, kind) for i in range(len(planes))]
+    return torch.cat([p[rows.clamp_min(0)] * (rows >= 0)[:, None] for p, rows in zip(planes, numbers, strict=True)])
+
+
+def _select(shape: Shape) -> dict[str, float]:
+    cube, errors = Cube(*shape), {}
+    for face in FACES:
+        for kind in ("scattered", "repeated", "nothing", "mixed"):
+            ours, theirs = matrix(1).requires_grad_(), matrix(1).requires_grad_()
+            rows = chosen(cube, plane_number(cube), kind)
+            if kind == "repeated":
+                rows = rows.int()  # as a loader may store them
+            result = gather(select(shard(ours, cube, face), rows, cube, face), cube, face)
+            wanted = taken(theirs, cube, kind)
+            direction = matrix(2, len(wanted))
+            result.backward(direction)
+            wanted.backward(direction)
+            errors[f"{face} {kind}"] = float((result - wanted).detach().abs().max())
+            errors[f"{face} {kind} gradient"] = float((ours.grad - theirs.grad).abs().max())  # type: ignore[operator]
+    return errors
+
+
+@pytest.mark.parametrize("shape", BOXES, ids=name_of)
+def test_select_is_indexing(shape: Shape) -> None:
+    for errors in run_ranks(ranks_of(shape), _select, shape):
+        assert max(value for name, value in errors.items() if "gradient" not in name) == 0.0, errors
+        assert max(errors.values()) <= 1e-13, errors
+
+
+def _bad_lists() -> list[str]:
+    cube, messages = Cube(1, 2, 2), []
+    tensor = torch.zeros(4, 6)  # 8 rows in the plane
+    lists: tuple[Any, ...] = (
+        torch.zeros(4, 1, dtype=torch.int64),
+        torch.zeros(3, dtype=torch.int64),
+        torch.tensor([0, 8]),
+        torch.tensor([-2, 0]),
+        torch.tensor([0.0, 1.0]),
+    )
+    for rows in lists:
+        try:
+            select(tensor, rows, cube)
+        except ValueError as refusal:
+            messages.append(str(refusal))
+    select(tensor, torch.tensor([7, -1]), cube)
+    return messages
+
+
+def test_bad_lists_are_refused_on_every_rank() -> None:
+    """Row 8 of 8 belongs to no member; a row of zeros in its place would train on nothing, silently."""
+    results = run_ranks(4, _bad_lists, timeout=30)
+    assert all(messages == results[0] for messages in results)
+    square, odd, beyond, below, floats = results[0]
+    assert "Got shape (4, 1)" in square
+    assert "divide by y=2 and z=2. Got shape (3,). Fill up to 4 with -1 (labels with -100)." in odd
+    assert beyond == "selected rows must be at least -1 and below 8. Got values from 0 to 8."
+    assert "from -2 to 0" in below
+    assert "Got torch.float32" in floats
+
+
+def _bad_ids() -> list[str]:
+    cube, messages = Cube(1, 2, 2), []
+    embedding, table = Embedding3D(9, 4, cube), TableEmbedding3D(9, 4, cube)
+    for module, ids in ((embedding, [0, 9]), (embedding, [-2, 0]), (table, [8, 9]), (table, [-1, 0])):
+        try:
+            module(torch.tensor(ids))
+        except ValueError as refusal:
+            messages.append(str(refusal))
+    embedding(torch.tensor([8, -1]))
+    table(torch.tensor([8, 0]))
+    return messages
+
+
+def test_bad_ids_are_refused_on_every_rank() -> None:
+    """Also by those that do not hold the row: one rank that stops alone leaves the others waiting."""
+    results = run_ranks(4, _bad_ids, timeout=30)
+    assert all(messages == results[0] for messages in results)
+    assert results[0] == [
+        "ids must be at least -1 and below 9. Got values from 0 to 9.",
+        "ids must be at least -1 and below 9. Got values from -2 to 0.",
+        "row numbers must be at least 0 and below 9. Got values from 8 to 9.",
+        "row numbers must be at least 0 and below 9. Got values from -1 to 0.",
+    ]
+
+
+# --- turn ----------------------------------------------------------------------------------------------------------
+
+
+def _turn(shape: Shape) -> list[tuple[str, dict[str, float], TrafficCount, int]]:
+    cube, full, direction = Cube(*shape), matrix(3), matrix(4)
+    found: list[tuple[str, dict[str, float], TrafficCount, int]] = []
+    for face in FACES:
+        source = shard(full, cube, face).requires_grad_()
+        wanted = shard(full, cube, other(face))
+        with cube.traffic.counting() as count:
+            result = turn(source, cube, other(face))
+        result.backward(shard(direction, cube, other(face)))
+        errors = {
+            "forward": float((result.detach() - wanted).abs().max()),
+            "backward": float((source.grad - shard(direction, cube, face)).abs().max()),  # type: ignore[operator]
+            "back again": float((turn(result, cube, face) - source).detach().abs().max()),
+        }
+        found.append((face, errors, count, 8 * arriving(cube, face)))
+    return found
+
+
+def arriving(cube: Cube, before: Face) -> int:
+    """Elements of the new shard that this rank did not hold, counted on a map of the plane."""
+    held = torch.zeros(ROWS // cube.shape.planes, COLUMNS, dtype=torch.bool)
+    wanted = torch.zeros_like(held)
+    for plane, face in ((held, before), (wanted, other(before))):
+        block = plane.chunk(cube.axis(other(face)).size)[cube.axis(other(face)).index]
+        block.chunk(cube.axis(face).size, 1)[cube.axis(face).index].fill_(True)
+    return int((wanted & ~held).sum())
+
+
+@pytest.mark.parametrize("shape", BOXES, ids=name_of)
+def test_turn_moves_to_the_other_face(shape: Shape) -> None:
+    """By moving alone: exact, and nothing arrives that was there already."""
+    results = run_ranks(ranks_of(shape), _turn, shape)
+    assert sum(wanted for result in results for _, _, _, wanted in result) > 0
+    for result in results:
+        for face, errors, count, wanted in result:
+            assert max(errors.values()) == 0.0, (face, errors)
+            assert [(kind, received) for _, kind, received in count.order] == [("all-to-all", wanted)]
+
+
+def test_turn_on_one_device_sends_nothing() -> None:
+    cube, x = Cube.single(), torch.randn(3, 5, requires_grad=True)
+    with cube.traffic.counting() as count:
+        turned = turn(x, cube, "z")
+    turned.sum().backward()
+    assert count.total_calls == 0
+    assert torch.equal(turned, x)
+    assert torch.equal(x.grad, torch.ones(3, 5))  # type: ignore[arg-type]
+
+
+def _bad_turns() -> list[str]:
+    cube, messages = Cube(1, 2, 4), []
+    # On face y the shards of a plane's (16, 24) are (4, 12).
+    for size, to in (((3, 12), "z"), ((4, 9), "z"), ((2, 12), "z"), ((4, 12), "x"), ((48,), "z")):
+        try:
+            turn(torch.zeros(size), cube, to)  # type: ignore[arg-type]
+            messages.append(f"{size} was turned")
+        except ValueError as refusal:
+            messages.append(str(refusal))
+    return messages
+
+
+def test_what_does_not_divide_is_refused() -> None:
+    results = run_ranks(8, _bad_turns, timeout=30)
+    assert all(messages == results[0] for messages in results)
+    odd_rows, odd_columns, fine, face, vector = results[0]
+    assert odd_rows == "(3, 12) was turned", "12 rows of the plane divide by 2 and by 4"
+    assert "must divide by z=4. Got (16, 18)" in odd_columns
+    assert fine == "(2, 12) was turned"
+    assert "face must be" in face
+    assert "Got shape (48,)" in vector

@@ -1,0 +1,316 @@
+"""Models of the Hugging Face library in and out: the same weights to the bit, the same ids, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+from safetensors.torch import load_file, save_file
+
+from tensor3d import Cube
+from tests.ranks import run_ranks
+from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_sentencepiece, write_vocabulary
+from tools.convert.__main__ import FromHuggingFace, ToHuggingFace, check_new, main, new_folder
+from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
+from tools.corpus.tokenizers import Kind, install_tokenizer, load_tokenizer
+from tools.corpus.tokenizers.export import library_of_sentencepiece, write_tokenizer
+from tools.corpus.tokenizers.model_dir import tokenizer_of
+
+transformers = pytest.importorskip("transformers")
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+SIZES = {
+    "vocab_size": len(PIECES),
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "hidden_act": "gelu_new",
+    "initializer_range": 0.2,
+}
+MORE = (
+    "\u00c9t\u00e9 e\u0301t\u0101 \u6f22\u5b57\u3002 \u00bd na\u00efve\u00df \ufb01x\u200b!",
+    *(" a  b ", "", "\u0130s\u3000\U0001f600", "T\u0302he"),
+)
+ODD = (
+    "aA fF.xX sS'Z \t\n\u3000\u200b\x00\x1c\u0301\u00e9\u00c9\u00df\u0130\u03a3\u03c3\u03c2\u6f22\ua4e4\U0001f600"
+    "_-#12\u00bd\ufb01\u01c5\uff71\uff9e\u2026\uac00"
+)
+
+
+def library_folder(folder: Path, kind: str = "BertForPreTraining", **sizes: Any) -> Path:
+    """As the library saves a model and its tokenizer, with the vocab.txt that published ones have beside them."""
+    torch.manual_seed(5)
+    model = getattr(transformers, kind)(transformers.BertConfig(**{**SIZES, **sizes}))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    vocabulary = write_vocabulary(folder / "vocab.txt")
+    transformers.BertTokenizer(str(vocabulary), do_lower_case=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library_folder(tmp_path_factory.mktemp("library") / "model")
+
+
+def converted(source: Path, middle: Path, output: Path, *more: str) -> None:
+    assert main(["from-hf", str(source), str(middle)]) == 0
+    assert main(["to-hf", str(middle), str(output), *more]) == 0
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype, name
+        assert torch.equal(ours[name], tensor), name
+
+
+# --- there and back ---------------------------------------------------------------------------------------------------
+
+
+def test_a_model_comes_back_to_the_bit(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    converted(library, tmp_path / "ours", tmp_path / "back")
+    said = capsys.readouterr().out
+    assert "encoder, pooler, masked_lm, next_sentence" in said
+    assert "2 layers, hidden 32, 4 heads, inner 48, 40 positions, gelu_tanh" in said
+    assert_same(weights(tmp_path / "back"), weights(library))
+    for name in TOKENIZER_FILES:
+        assert (tmp_path / "back" / name).read_bytes() == (library / name).read_bytes()
+    assert (tmp_path / "ours" / "huggingface" / "config.json").read_bytes() == (library / "config.json").read_bytes()
+    told = json.loads((tmp_path / "ours" / "model.json").read_text())
+    assert told["heads"] == ["pooler", "masked_lm", "next_sentence"]
+    assert told["facts"]["max_length"] == 40
+    loaded, info = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(info.values())
+    assert loaded.config.hidden_act == "gelu_new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "ours"]
+
+
+def test_only_what_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = library_folder(tmp_path / "library", "BertForMaskedLM")
+    # Once more, with a type that must not be lost and a tensor that nobody asks for.
+    content = {name: tensor.to(torch.bfloat16) for name, tensor in weights(library).items()}
+    save_file({**content, "adapter.weight": torch.zeros(2)}, library / "model.safetensors", {"format": "pt"})
+    converted(library, tmp_path / "ours", tmp_path / "back")
+    said = capsys.readouterr().out
+    assert "not there  pooler, next_sentence: fresh" in said
+    assert "not used   adapter.weight" in said
+    assert json.loads((tmp_path / "ours" / "model.json").read_text())["heads"] == ["masked_lm"]
+    step = tmp_path / "ours" / "checkpoints" / "step-00000000"
+    assert "pooler" not in (step / "tensors.json").read_text()
+    assert_same(weights(tmp_path / "back"), content)
+    assert (
+        main(
+            ["to-hf", str(tmp_path / "ours" / "checkpoints" / "step-00000000"), str(tmp_path / "f"), "--dtype", "fp32"]
+        )
+        == 0
+    )
+    assert_same(weights(tmp_path / "f"), {name: tensor.float() for name, tensor in content.items()})
+
+
+def test_a_head_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as a decoder that is not the embedding. What is not taken over is told."""
+    library = library_folder(tmp_path / "library")
+    content = weights(library)
+    untied = {"cls.predictions.decoder.weight": content["bert.embeddings.word_embeddings.weight"] + 1}
+    places = {"bert.embeddings.position_ids": torch.arange(40)[None]}
+    save_file({**content, **untied, **places}, library / "model.safetensors", {"format": "pt"})
+    (library / "1_Pooling").mkdir()
+    (library / "modules.json").touch()
+    ours, back = tmp_path / "ours", tmp_path / "back"
+    assert "--heads" in refused(capsys, "from-hf", library, ours)
+    assert "has no answers. Its heads are: pooler, masked_lm, next" in refused(
+        capsys, "from-hf", library, ours, "--heads", "answers"
+    )
+    assert main(["from-hf", str(library), str(ours), "--heads", "pooler", "next_sentence"]) == 0
+    said = capsys.readouterr().out
+    assert "tokenizer.json: " in said
+    assert "not there    masked_lm: fresh" in said
+    assert "no weights   bert.embeddings.position_ids: left out" in said
+    assert "left behind  1_Pooling/, modules.json\n" in said
+    assert json.loads((ours / "model.json").read_text())["heads"] == ["pooler", "next_sentence"]
+    # The folder of checkpoints means the model too.
+    assert main(["to-hf", str(ours / "checkpoints"), str(back)]) == 0
+    assert_same(weights(back), {name: part for name, part in content.items() if not name.startswith("cls.pred")})
+
+
+def test_a_classifier_keeps_its_labels(tmp_path: Path) -> None:
+    labels = {"id2label": {0: "bad", 1: "so-so", 2: "good"}, "label2id": {"bad": 0, "so-so": 1, "good": 2}}
+    library = library_folder(tmp_path / "library", "BertForSequenceClassification", **labels, classifier_dropout=0.3)
+    converted(library, tmp_path / "ours", tmp_path / "back")
+    told = json.loads((tmp_path / "ours" / "model.json").read_text())
+    assert (told["heads"], told["labels"], told["problem"]) == (
+        ["pooler", "classifier"],
+        ["bad", "so-so", "good"],
+        "classify",
+    )
+    assert_same(weights(tmp_path / "back"), weights(library))
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["id2label"]["1"], config["classifier_dropout"]) == ("so-so", 0.3)
+    # Heads that no class of the library has together are chosen from.
+    assert main(["to-hf", str(tmp_path / "ours"), str(tmp_path / "encoder"), "--heads", "pooler"]) == 0
+    assert json.loads((tmp_path / "encoder" / "config.json").read_text())["architectures"] == ["BertModel"]
+
+
+def _convert(library: Path, folder: Path) -> None:
+    cube = Cube(2, 2, 1)
+    FromHuggingFace(source=library, output=folder / "ours", cube="2x2x1").convert(cube)
+    ToHuggingFace(source=folder / "ours", output=folder / "back", cube="2x2x1").convert(cube)
+    with pytest.raises(ValueError, match="is not empty"):
+        ToHuggingFace(source=folder / "ours", output=folder / "back", cube="2x2x1").convert(cube)
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        FromHuggingFace(source=folder / "bare", output=folder / "none", cube="2x2x1").convert(cube)
+
+
+@pytest.mark.slow
+def test_any_cube_writes_the_same(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "bare" / name).write_bytes((library / name).read_bytes())
+    run_ranks(4, _convert, library, tmp_path)
+    assert_same(weights(tmp_path / "back"), weights(library))
+    # What fails leaves nothing behind, also no draft.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "bare", "ours"]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_folder_takes_its_place_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, link, cube = tmp_path / "real", tmp_path / "link", Cube.single()
+    real.mkdir()
+    link.symlink_to(real)
+    with new_folder(link, cube) as draft:
+        (draft / "file").touch()
+    assert link.is_symlink()
+    assert (real / "file").exists()
+    # A scheduler ends the process.
+    before = signal.getsignal(signal.SIGTERM)
+
+    def killed() -> None:
+        with new_folder(tmp_path / "new", cube) as draft:
+            (draft / "file").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        killed()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+    (real / "file").unlink()
+    monkeypatch.chdir(real)
+    with pytest.raises(ValueError, match=r"\. is the current folder.*Name a folder inside"):
+        check_new(Path("."))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "is_mount", lambda _: True)
+    with pytest.raises(ValueError, match="real is a mount point"):
+        check_new(real)
+
+
+def test_what_cannot_be_converted_is_told(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full, nothing = tmp_path / "full", tmp_path / "out"
+    full.mkdir()
+    (full / "file").touch()
+    assert "is not empty. Name another folder." in refused(capsys, "from-hf", library, full)
+    assert "is a file" in refused(capsys, "from-hf", library, full / "file")
+    assert "is not there: a model is a folder" in refused(capsys, "from-hf", tmp_path / "nowhere", nothing)
+    assert "has no config.json: it is no Hugging Face folder" in refused(capsys, "from-hf", full, nothing)
+    assert "is no folder of a model" in refused(capsys, "to-hf", full, nothing)
+    told = refused(capsys, "from-hf", library, nothing, "--cube", "1x2x1")
+    assert "--nproc-per-node=2 -m tools.convert from-hf" in told
+    assert "heads must divide by y=3" in refused(capsys, "from-hf", library, nothing, "--cube", "1x3x1")
+    short = tmp_path / "short"
+    short.mkdir()
+    for file in library.iterdir():
+        (short / file.name).write_bytes(file.read_bytes())
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"vocab_size": 50}))
+    told = refused(capsys, "from-hf", short, nothing)
+    assert f"has ids up to {len(PIECES) - 1}, and the model's embedding has 50 rows" in told
+    (short / "config.json").write_text(json.dumps(config))
+    (short / "model.safetensors").write_bytes((library / "model.safetensors").read_bytes()[:-100])
+    assert "cut off or damaged" in refused(capsys, "from-hf", short, nothing)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "short"]
+
+
+# --- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "lowercase"), [("unigram", False), ("unigram", True), ("bpe", False), ("bpe", True)])
+def test_a_sentencepiece_model_has_the_same_ids_as_json(tmp_path: Path, model: Any, lowercase: bool) -> None:
+    file = tmp_path / "tokenizer.model"
+    train_tokenizer([*TEXTS, *MORE], file, vocab_size=60, model=model, lowercase=lowercase)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    made = library_of_sentencepiece(file)
+    assert not isinstance(made, str)
+    draw = random.Random(3)
+    texts = [*TEXTS, *MORE, *("".join(draw.choices(ODD, k=draw.randrange(40))) for _ in range(3000))]
+    for text in texts:
+        assert made.encode(text, add_special_tokens=False).ids == theirs.encode(text), ascii(text)
+
+
+def installed(folder: Path, kind: Kind) -> Path:
+    """The folder of a model with nothing but a tokenizer of ours."""
+    (folder / "tokenizer").mkdir(parents=True)
+    file = folder / "file"
+    if kind == "sentencepiece":
+        train_tokenizer([*TEXTS, *MORE], file, vocab_size=60)
+    else:
+        write_vocabulary(file, CASED)
+    if kind == "json":
+        made = install_tokenizer("wordpiece", file, folder / "tokenizer")
+        made.library.save(str(file))  # type: ignore[attr-defined]
+        (folder / "tokenizer" / "vocab.txt").unlink()
+    install_tokenizer(kind, file, folder / "tokenizer")
+    file.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "json"])
+def test_the_library_reads_our_tokenizers(tmp_path: Path, kind: Kind) -> None:
+    source, output = installed(tmp_path / "ours", kind), tmp_path / "theirs"
+    output.mkdir()
+    (output / "config.json").write_text(json.dumps({"model_type": "bert", **SIZES}))
+    assert f"from the {kind} one" in write_tokenizer(source, output, max_length=77)
+    ours, theirs = tokenizer_of(source), transformers.AutoTokenizer.from_pretrained(output)
+    texts = [*TEXTS, *MORE]
+    assert theirs(texts, add_special_tokens=False)["input_ids"] == ours.encode(texts)
+    special, [a, b] = ours.special, ours.encode(["The fox", "a hill"])
+    pair = theirs("The fox", "a hill")
+    assert pair["input_ids"] == [special.cls, *a, special.sep, *b, special.sep]
+    assert pair["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    assert (theirs.mask_token_id, theirs.pad_token_id, theirs.model_max_length) == (special.mask, special.pad, 77)
+    assert theirs.unk_token_id == ours.unknown
+    # Unlike here, "[MASK]" in a text is the token: that is how the library is asked to fill one in.
+    assert special.mask in theirs(f"The {theirs.mask_token}.")["input_ids"]
+
+
+def test_a_tokenizer_without_a_counterpart_goes_along_as_it_is(tmp_path: Path) -> None:
+    source, output = tmp_path / "ours", tmp_path / "theirs"
+    (source / "tokenizer").mkdir(parents=True)
+    output.mkdir()
+    install_tokenizer("sentencepiece", write_sentencepiece(tmp_path / "any.model"), source / "tokenizer")
+    told = write_tokenizer(source, output, max_length=77)
+    assert "has pieces that its user defined, so that no tokenizer.json gives the same ids" in told
+    assert [file.name for file in output.iterdir()] == ["tokenizer.model"]
+    assert (output / "tokenizer.model").read_bytes() == (tmp_path / "any.model").read_bytes()
+    assert load_tokenizer(source / "tokenizer").fingerprint == tokenizer_of(source).fingerprint

@@ -1,0 +1,135 @@
+"""Which files are read, and as what, where their names or their beginnings do not help."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tests.tools.corpus.dumps import HEAD, TAIL, documents, page, pages, run, texts
+from tools.corpus.extract.bzip2 import find_marks
+from tools.corpus.extract.reading import tell_format
+from tools.corpus.pipeline import BadInput
+
+
+def test_links_are_followed_and_not_in_circles(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
+    (folder / "b").mkdir(parents=True)
+    (elsewhere / "AA").mkdir(parents=True)
+    for path in (folder / "a.txt", folder / "b" / "b.txt", elsewhere / "AA" / "c.txt", folder / "d.txt"):
+        path.write_text(path.name)
+    (folder / "c").symlink_to(elsewhere)
+    (folder / "b" / "up").symlink_to(folder)
+    (elsewhere / "same").symlink_to(".")
+    manifest = run(tmp_path / "out", folder, format="books")
+    assert [document["id"] for document in documents(manifest)] == ["a.txt", "b/b.txt", "c/AA/c.txt", "d.txt"]
+    assert manifest.counts["files_passed_over"] == 2
+    (folder / "e").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"in/e.*link to nothing"):
+        run(tmp_path / "again", folder)
+
+
+def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.txt", "notes.md", ".hidden"):
+        (folder / name).write_text(name)
+    manifest = run(tmp_path / "out", folder, format="text")
+    assert (texts(manifest), manifest.counts["files_passed_over"]) == (["a.txt"], 2)
+    (folder / "a.txt").unlink()
+    (folder / "b.txt").touch()
+    with pytest.raises(ValueError, match=r"document.*\(2 files passed over\)"):
+        run(tmp_path / "again", folder, format="text")
+
+
+def test_names_may_be_any_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "good.txt").write_text("Stays.")
+    name = os.fsdecode(b"caf\xe9.txt")
+    try:
+        (folder / name).write_text("A book.")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    found = [(document["id"], document["text"]) for document in documents(run(tmp_path / "o", folder, format="books"))]
+    assert found == [("caf\\xe9.txt", "A book."), ("good.txt", "Stays.")]
+    (folder / name).write_bytes(b"\xff")
+    with pytest.raises(BadInput, match=r"caf\\xe9\.txt, byte 0: this is not UTF-8"):
+        run(tmp_path / "strict", folder)
+    assert texts(run(tmp_path / "skipping", folder, skip_bad=True)) == ["Stays."]
+    assert json.loads((tmp_path / "skipping" / "left-out.jsonl").read_text())["file"] == "caf\\xe9.txt"
+    (folder / name).rename(folder / os.fsdecode(b"caf\xe9.dat"))
+    with pytest.raises(ValueError, match=r"the format of .*caf\\xe9\.dat cannot be told"):
+        run(tmp_path / "strange", folder)
+
+
+def filled(part: str) -> str:
+    """Some 100 kB that do not pack, so that what comes after them lies in a later block."""
+    return part.replace("@", "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz    ", k=110_000)))
+
+
+@pytest.mark.parametrize(
+    "text, expected, stays",
+    [
+        (HEAD + filled(page("A", "@")) + "".join(pages(5)) + TAIL, "mediawiki", 5),
+        (filled('<doc id="1">\n@\n</doc>\n') + '<doc id="2">\nText.\n</doc>\n', "wikiextractor", 1),
+        (filled('{"text": "@"}\n') + '{"text": "Text."}\n', "jsonl", 1),
+    ],
+)  # fmt: skip
+def test_a_damaged_head_is_told_by_what_comes_after(tmp_path: Path, text: str, expected: str, stays: int) -> None:
+    packed = bytearray(bz2.compress(text.encode(), 1))
+    assert len([mark for mark in find_marks(bytes(packed)) if mark.begins]) > 1
+    packed[2_000] ^= 1
+    path = tmp_path / "nameless.bz2"
+    path.write_bytes(packed)
+    assert tell_format(path, "bz2") == expected
+    with pytest.raises(BadInput, match=r"byte \b4\b: the bzip2"):
+        run(tmp_path / "strict", path)
+    assert len(documents(run(tmp_path / "out", path, skip_bad=True))) == stays
+
+
+@pytest.mark.parametrize("name, pack", [("nameless.gz", gzip.compress), ("nameless.bz2", bz2.compress)])
+def test_a_damaged_file_that_nothing_tells_is_left_out(tmp_path: Path, name: str, pack: object) -> None:
+    assert callable(pack)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    whole = pack((HEAD + "".join(pages(5)) + TAIL).encode())
+    damaged = bytearray(whole)
+    damaged[20:40] = bytes(20)
+    (folder / "a.txt").write_text("Stays.")
+    for packed in (bytes(damaged), whole[:15], b"<html>"):
+        (folder / name).write_bytes(packed)
+        with pytest.raises(BadInput, match=r"byte \b0\b: the \w+.*damaged"):
+            run(tmp_path / f"strict{len(packed)}", folder)
+        manifest = run(tmp_path / f"out{len(packed)}", folder, skip_bad=True)
+        assert (texts(manifest), manifest.left_out) == (["Stays."], 1)
+    # What is sound and strange stays an error that --format mends.
+    (folder / name).write_bytes(pack(b"\0\1\2"))
+    with pytest.raises(ValueError, match=rf"the format of .*{name} cannot be told\. Say it by --format"):
+        run(tmp_path / "strange", folder, skip_bad=True)
+
+
+def test_the_summary_of_a_table_of_many_files_has_no_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = folder / "part-0.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["One.", "Two."]}), path)
+    metadata = pyarrow.parquet.read_metadata(path)
+    metadata.set_file_path(path.name)
+    metadata.write_metadata_file(folder / "_metadata")
+    assert texts(run(tmp_path / "out", folder)) == ["One.", "Two."]
+
+
+def test_an_output_inside_the_input_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("Some text.\n")
+    with pytest.raises(ValueError, match=r"in/out.*in. Choose an --output"):
+        run(tmp_path / "in" / "out", tmp_path / "in")
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.txt"]

@@ -1,0 +1,200 @@
+"""The tokenizer of a Hugging Face folder is found, and is the one that its own library makes of the folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_vocabulary
+from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
+from tools.corpus.tokenizers import Kind, load_tokenizer
+from tools.corpus.tokenizers.folder import open_tokenizer
+from tools.corpus.tokenizers.huggingface import find_tokenizer, tokenizer_files, with_same_ids
+
+UNICODE = (
+    "The FOXES, \u00c9t\u00e9 e\u0301t\u0101 \u6f22\u5b57\u3002 \u00bd na\u00efve\u00df \ufb01x\u200b! "
+    "\u0130s\u3000\U0001f600 fox-hill"
+)
+LOWER = {"do_lower_case": True}
+
+
+def write_folder(folder: Path, pieces: tuple[str, ...] = PIECES, settings: object = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_vocabulary(folder / "vocab.txt", pieces)
+    if settings is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / "tokenizer.model"
+    texts = [*TEXTS, "\u00c9t\u00e9 \u6f22\u5b57 \u00bd na\u00efve"]
+    train_tokenizer(texts, file, vocab_size=70, character_coverage=1.0)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("pieces", "settings", "lowercase"),
+    [
+        (PIECES, None, True),
+        # As the library does it; a capital letter or two make no cased vocabulary.
+        ((*PIECES, "<S>"), None, True),
+        (PIECES, {"tokenizer_class": "BertTokenizer", "strip_accents": None}, True),
+        (CASED, {"do_lower_case": False, "strip_accents": False, "tokenize_chinese_chars": True}, False),
+        # What is said counts for more than how the pieces look.
+        (PIECES, {"do_lower_case": False}, False),
+        (CASED, {"do_lower_case": True, "strip_accents": True}, True),
+    ],
+)
+def test_a_vocabulary_has_the_case_that_its_folder_says(
+    tmp_path: Path, pieces: tuple[str, ...], settings: object, lowercase: bool
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = write_folder(tmp_path / "model", pieces, settings)
+    found = find_tokenizer(folder)
+    assert (found.kind, found.file, found.lowercase) == ("wordpiece", folder / "vocab.txt", lowercase)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = [*TEXTS, UNICODE]
+    assert found.open().encode(texts) == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert found.open().encode(["THE"]) != open_tokenizer(
+        "wordpiece", folder / "vocab.txt", lowercase=not lowercase, any_case=True
+    ).encode(["THE"])
+    (tmp_path / "ours").mkdir()
+    found.install(tmp_path / "ours")
+    assert load_tokenizer(tmp_path / "ours").encode(texts) == found.open().encode(texts)
+
+
+def test_the_first_choice_is_the_file_that_says_everything(tmp_path: Path, sentencepiece: Path) -> None:
+    folder = write_folder(tmp_path / "model", settings=LOWER)
+    shutil.copy(sentencepiece, folder / "spiece.model")
+    (folder / "config.json").write_text("{}")
+
+    def kinds() -> list[Kind]:
+        first = find_tokenizer(folder)
+        return [first.kind, *(found.kind for found in with_same_ids(first, folder))]
+
+    assert kinds() == ["wordpiece"]  # the other one has other pieces
+    find_tokenizer(folder).open().library.save(str(folder / "tokenizer.json"))  # type: ignore[attr-defined]
+    assert kinds() == ["json", "wordpiece"]
+    names = ["tokenizer.json", "vocab.txt", "spiece.model", "tokenizer_config.json"]
+    assert [file.name for file in tokenizer_files(folder)] == names
+    # Nothing but the first choice decides: what it makes needless may be odd, of another case or of other pieces.
+    for settings in ({"do_lower_case": True, "strip_accents": False}, {"do_lower_case": False}):
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        assert kinds() == ["json"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(LOWER))
+    write_vocabulary(folder / "vocab.txt", (*PIECES[:-2], PIECES[-1], PIECES[-2]))
+    assert kinds() == ["json"]
+    for name in names[:2]:
+        (folder / name).unlink()
+    there = open_tokenizer("sentencepiece", sentencepiece)
+    assert find_tokenizer(folder).open().fingerprint == there.fingerprint
+
+
+def test_what_a_vocabulary_cannot_say_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer.*tokenizer.json, vocab.txt and tokenizer.model"):
+        find_tokenizer(tmp_path)
+    for settings, told in (
+        ({"do_lower_case": True, "strip_accents": False}, "strip_accents = False with do_lower_case = True"),
+        ({"do_lower_case": True, "tokenize_chinese_chars": False}, "tokenize_chinese_chars = False"),
+        ({"do_lower_case": True, "do_basic_tokenize": False}, r"do_basic_tokenize = False.*save_pretrained\("),
+        ([1], "is no table of settings, but a list"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            find_tokenizer(write_folder(tmp_path / "model", settings=settings))
+    with pytest.raises(ValueError, match=r"cased.*28 of its.*Write \{\"do_lower_case\": false\}"):
+        find_tokenizer(write_folder(tmp_path / "model", CASED, {}))
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer_config.json is no JSON"):
+        find_tokenizer(tmp_path / "model")
+
+
+def test_tokens_beside_a_vocabulary_are_refused(tmp_path: Path) -> None:
+    """The library takes them whole, with ids behind those of the vocabulary or of its own pieces."""
+    transformers = pytest.importorskip("transformers")
+    folder, new = write_folder(tmp_path / "model", settings=LOWER), len(PIECES)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    text = "the <ent> fox\u00e9s."
+
+    def theirs() -> list[int]:
+        made = transformers.AutoTokenizer.from_pretrained(folder)
+        return list(made(text, add_special_tokens=False)["input_ids"])
+
+    def decoder(**tokens: str) -> dict[str, object]:
+        return {**LOWER, "added_tokens_decoder": {number[1:]: {"content": name} for number, name in tokens.items()}}
+
+    plain = find_tokenizer(folder).open().encode([text])[0]
+    assert theirs() == plain
+    for file, content in (
+        ("added_tokens.json", {"<ent>": new}),
+        ("added_tokens.json", {"story": PIECES.index("story")}),
+        ("tokenizer_config.json", decoder(**{f"_{new}": "<ent>"})),
+        ("tokenizer_config.json", {**LOWER, "additional_special_tokens": ["<ent>"]}),
+        ("special_tokens_map.json", {"additional_special_tokens": [{"content": "<ent>"}]}),
+    ):
+        before = (folder / file).read_bytes() if (folder / file).exists() else None
+        (folder / file).write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=rf"{file} adds the token '(<ent>|story)'.* by itself does not have"):
+            find_tokenizer(folder)
+        if before is None:
+            (folder / file).unlink()
+        else:
+            (folder / file).write_bytes(before)
+    (folder / "special_tokens_map.json").write_text('{"cls_token": "<s>", "sep_token": {"content": "[SEP]"}}')
+    with pytest.raises(ValueError, match=r"calls cls_token '<s>', and vocab.txt has '\[CLS\]'"):
+        find_tokenizer(folder)
+    # What the vocabulary has anyway, as saved folders say it, changes nothing.
+    (folder / "special_tokens_map.json").write_text('{"cls_token": "[CLS]"}')
+    (folder / "added_tokens.json").write_text(json.dumps({"[PAD]": 0, "[MASK]": PIECES.index("[MASK]")}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(decoder(_0="[PAD]", _1="[UNK]")))
+    assert find_tokenizer(folder).open().encode([text])[0] == theirs() == plain
+    # The remedy of the message is one.
+    (folder / "tokenizer_config.json").write_text(json.dumps(LOWER))
+    (folder / "added_tokens.json").write_text(json.dumps({"<ent>": new, "fox": new + 1}))
+    with pytest.raises(ValueError, match=r"AutoTokenizer.from_pretrained\(.*\).save_pretrained"):
+        find_tokenizer(folder)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    assert find_tokenizer(folder).open().encode([text])[0] == theirs() != plain
+    # The library takes the tokens of both.
+    (folder / "added_tokens.json").write_text(json.dumps({"<ent>": new, "covid": new + 1}))
+    with pytest.raises(ValueError, match=f"'covid' with the id {new + 1}, and tokenizer.json has no such token"):
+        find_tokenizer(folder)
+
+
+def test_offsets_name_the_characters_of_each_piece(tmp_path: Path, sentencepiece: Path) -> None:
+    folder = write_folder(tmp_path / "model")
+    wordpiece = find_tokenizer(folder).open()
+    wordpiece.library.save(str(folder / "tokenizer.json"))  # type: ignore[attr-defined]
+    cases: list[tuple[Kind, Path]] = [
+        ("wordpiece", folder / "vocab.txt"),
+        ("json", folder / "tokenizer.json"),
+        ("sentencepiece", sentencepiece),
+    ]
+    for kind, file in cases:
+        made = open_tokenizer(kind, file, lowercase=True)
+        for text in (*TEXTS, UNICODE, "", " ", "\u6f22", f" {UNICODE} {UNICODE}"):
+            ids, offsets = made.encode_with_offsets(text)
+            assert ids == made.encode([text])[0]
+            starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+            assert starts == sorted(starts)
+            assert ends == sorted(ends)
+            assert all(0 <= start <= end <= len(text) for start, end in offsets)
+            # No letter is left out, however many characters and bytes stand before it.
+            covered = {place for start, end in offsets for place in range(start, end)}
+            assert all(place in covered for place, letter in enumerate(text) if letter.isalnum())
+    text = "Fo\u00e9\u6f22e\u0301."
+    ids, offsets = wordpiece.encode_with_offsets(text)
+    by_eye = [("f", "F"), ("##o", "o"), ("##e", "\u00e9"), ("\u6f22", "\u6f22"), ("e", "e"), (".", ".")]
+    assert [(p, text[a:b]) for p, (a, b) in zip(wordpiece.pieces(ids), offsets, strict=True)] == by_eye
+    # sentencepiece has the space in front of a word in its first piece.
+    text = "\U0001f600 \u6f22\u5b57 na\u00efve hill"
+    made = open_tokenizer("sentencepiece", sentencepiece)
+    ids, offsets = made.encode_with_offsets(text)
+    pairs = [(piece, text[a:b]) for piece, (a, b) in zip(made.pieces(ids), offsets, strict=True)]
+    assert pairs[:3] == [("\u2581", ""), ("<unk>", "\U0001f600"), ("\u2581", " ")]
+    assert all(piece == place.replace(" ", "\u2581") for piece, place in pairs[2:])

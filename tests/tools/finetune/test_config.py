@@ -1,0 +1,48 @@
+"""Recipes of fine-tuning: the shipped ones, the one of the docs, and bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.finetune.__main__ import TextRecipe, parse
+from tools.finetune.config import read_recipe
+
+
+def test_shipped_recipes_can_be_read() -> None:
+    folder = Path(__file__).parents[3] / "launch/recipes/finetune"
+    tasks = {"stsb": "regress", "cola": "classify", "sst2": "classify", "mrpc": "classify", "embedded": "classify"}
+    for name, task in tasks.items():
+        assert parse([task, str(folder / f"{name}.toml")]).sections.run.epochs >= 1
+
+
+def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/finetuning.md").read_text(encoding="utf-8")
+    (block,) = (part.split("```")[0] for part in page.split("```toml\n")[1:])
+    (tmp_path / "my.toml").write_text(block, encoding="utf-8")
+    found = read_recipe(TextRecipe, tmp_path / "my.toml")
+    assert (found.model.start_from, found.run.seeds) == ("runs/minilm", (0,))
+    default = TextRecipe()
+    told = (default.run.epochs, default.run.batch, default.run.seeds, default.optimizer.lr, default.data.max_length)
+    assert told == (3, 32, (0, 1, 2), 5e-5, 128), "as the page says"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[run]\nseeds = 1", r"run\.seeds must be of type array of int\. Got 1"),
+        ('[run]\nseeds = [0, "a"]', r"run\.seeds\[1\] must be of type int\. Got 'a'"),
+        ("[run]\nseeds = [1, 1]", r"run\.seeds must be different"),
+        ("[run]\nbatch = 0", r"run\.batch must be at least 1"),
+        ("[data]\nlabels = ['a']", r"data\.labels must be different, at least two"),
+        ("[data]\ntrain = 'a.tsv'", r"data\.dev must name a file"),
+        ("[model]\npreset = 'tiny'", r"give one of them\. Got None and None"),
+        ("[optimizer]\nlr = 0.0", r"optimizer\.lr must be above 0"),
+        ("[run]\nspeed = 1", r"unknown key run\.speed"),
+    ],
+)
+def test_a_bad_recipe_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(ValueError, match=rf"bad\.toml: .*{message}"):
+        read_recipe(TextRecipe, tmp_path / "bad.toml")

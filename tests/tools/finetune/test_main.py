@@ -1,0 +1,289 @@
+"""tools.finetune: learns on any cube with the same losses, keeps the best weights, goes on, and refuses in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from models.bert.huggingface import open_weights
+from tests.ranks import run_ranks
+from tests.twins import name_of, ranks_of
+from tools.corpus.tokenizers.model_dir import tokenizer_of
+from tools.finetune import seed_run, seed_sweep
+from tools.finetune.__main__ import main
+from tools.finetune.tasks import RegressTask
+from tools.finetune.trainer import epoch_order, steps_of
+
+WORDS = ["film", "actor", "plot", "scene", "music", "ending", "the", "a", "very", "was"]
+GOOD, BAD = ["good", "great", "fine"], ["bad", "poor", "dull"]
+RECIPE = """
+[data]
+train = "{folder}/train.tsv"
+dev = "{folder}/dev.tsv"
+test = "{folder}/test.tsv"
+max_length = 32
+
+[model]
+vocab = "{folder}/vocab.txt"
+preset = "tiny"
+std = 0.05
+dropout = 0.0
+attention_dropout = 0.0
+
+[optimizer]
+lr = 2e-3
+
+[run]
+epochs = 1
+batch = 16
+seeds = [0]
+evaluate_every = 4
+"""
+
+
+LONGER = ("--run.epochs", "4", "--run.evaluate-every", "8")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe with its files beside it: reviews with one word that tells, and the number of their words."""
+    folder = tmp_path_factory.mktemp("finetune")
+    draw = random.Random(5)
+
+    def table(count: int) -> str:
+        lines = ["sentence\tlabel\tnumber"]
+        for _ in range(count):
+            label = draw.randrange(2)
+            words = draw.choices(WORDS, k=draw.randint(2, 14))
+            words.insert(draw.randrange(len(words)), draw.choice(GOOD if label else BAD))
+            lines.append(f"{' '.join(words)}\t{'praise' if label else 'blame'}\t{len(words) / 10}")
+        return "\n".join(lines) + "\n"
+
+    for name, count in (("train", 120), ("dev", 40), ("test", 10)):
+        (folder / f"{name}.tsv").write_text(table(count))
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join([*special, *WORDS, *GOOD, *BAD]) + "\n")
+    (folder / "small.toml").write_text(RECIPE.format(folder=folder))
+    return folder / "small.toml"
+
+
+def run(recipe: Path, output: Path, *more: str, task: str = "classify") -> int:
+    """`main` here, or on a rank whose process group stands."""
+    if torch.distributed.is_initialized():
+        world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK=str(rank))
+    return main([task, str(recipe), "--output", str(output), *more])
+
+
+def lines(seed: Path, kind: str) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (seed / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == kind]
+
+
+def losses(seed: Path) -> list[float]:
+    return [record["loss"] for record in lines(seed, "step")]
+
+
+@pytest.fixture(scope="module")
+def done(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of four epochs on one device."""
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    assert run(recipe, folder, *LONGER) == 0
+    return folder
+
+
+def test_it_learns_and_leaves_a_model(done: Path, recipe: Path) -> None:
+    found = json.loads((done / "results.json").read_text())
+    seed = done / found["best"]
+    assert found["mean"]["accuracy"] > 0.9, "one word tells"
+    assert found["deviation"] == dict.fromkeys(found["mean"]), "one seed has none"
+    assert seed_sweep.table(found).splitlines()[-1].split() == ["deviation"] + ["-"] * len(found["mean"])
+    assert losses(seed)[0] == pytest.approx(0.69, abs=0.15)
+    weights = open_weights(seed)
+    assert (weights.labels, weights.problem) == (("blame", "praise"), "classify")
+    assert weights.facts["max_length"] == 32
+    assert tokenizer_of(seed).vocab_size == weights.config.vocab
+    for name, count in (("dev", 40), ("test", 10)):
+        rows = [line.split("\t") for line in (seed / "predictions" / f"{name}.tsv").read_text().splitlines()]
+        assert rows[0] == ["index", "prediction"]
+        assert [row[0] for row in rows[1:]] == [str(number) for number in range(count)]
+        labels = [line.split("\t")[1] for line in (recipe.parent / f"{name}.tsv").read_text().splitlines()[1:]]
+        right = sum(row[1] == label for row, label in zip(rows[1:], labels, strict=True)) / count
+        if name == "dev":
+            assert right == pytest.approx(found["mean"]["accuracy"]), "of the weights that are kept"
+
+
+def test_the_best_evaluation_is_kept(done: Path) -> None:
+    evaluations = lines(done / "seed-0", "evaluation")
+    best = max(evaluations, key=lambda record: record["accuracy"])  # the first of equals
+    result = json.loads((done / "seed-0/result.json").read_text())
+    assert result["best_step"] == best["step"]
+    assert result["metrics"]["accuracy"] == pytest.approx(best["accuracy"])
+    assert [path.name for path in (done / "seed-0/checkpoints").glob("step-*")] == [f"step-{best['step']:08d}"]
+
+
+def test_it_goes_on_and_refuses_other_settings(
+    done: Path, recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (done / "seed-0/result.json").stat().st_mtime_ns
+    monkeypatch.setattr(seed_sweep, "SeedRun", None)  # nothing is to be trained
+    assert run(recipe, done, *LONGER) == 0
+    assert "seed 0 is done already" in capsys.readouterr().err
+    assert (done / "seed-0/result.json").stat().st_mtime_ns == before
+    assert run(recipe, done, *LONGER, "--optimizer.lr", "3e-3") == 2
+    assert "optimizer.lr was 0.002 there and is 0.003 now" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def one(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a seed of one epoch on one device, its batches in one piece."""
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    assert run(recipe, folder) == 0
+    return folder / "seed-0"
+
+
+def trained(shape: tuple[int, int, int, int], recipe: Path, output: Path, *more: str) -> int:
+    x, y, z, data = shape
+    more = [*more, "--cube", f"{x}x{y}x{z}", "--data-parallel", str(data), "--run.tokens-per-rank", "24"]
+    return run(recipe, output, *more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 2, 2, 1), (1, 1, 2, 2)], ids=name_of)
+def test_a_cube_has_the_same_losses(shape: tuple[int, int, int, int], recipe: Path, one: Path, tmp_path: Path) -> None:
+    assert run_ranks(ranks_of(shape), trained, shape, recipe, tmp_path / "cube") == [0] * ranks_of(shape)
+    cube = tmp_path / "cube/seed-0"
+    assert len(losses(one)) == 8
+    assert losses(cube) == pytest.approx(losses(one), abs=2e-4)
+    for name in ("dev", "test"):
+        texts = [(seed / f"predictions/{name}.tsv").read_text() for seed in (one, cube)]
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+def test_padding_on_a_cube_changes_no_loss(recipe: Path, one: Path, tmp_path: Path) -> None:
+    assert run_ranks(4, trained, (1, 2, 2, 1), recipe, tmp_path / "cube", "--run.padding", "padded") == [0] * 4
+    assert losses(tmp_path / "cube/seed-0") == pytest.approx(losses(one), abs=2e-4)
+
+
+@pytest.mark.slow
+def test_micro_batches_and_padding_change_no_loss(recipe: Path, one: Path, tmp_path: Path) -> None:
+    variants = {"parts": ["--run.tokens-per-rank", "40"], "padded": ["--run.padding", "padded"]}
+    for name, more in variants.items():
+        assert run(recipe, tmp_path / name, "--run.evaluate-every", "0", *more) == 0
+        assert losses(tmp_path / name / "seed-0") == pytest.approx(losses(one), abs=1e-4)
+
+
+def without_journal(recipe: Path, output: Path) -> int:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    seed_run.Journal = full  # type: ignore[assignment,misc]
+    return trained((1, 1, 2, 1), recipe, output)
+
+
+@pytest.mark.slow
+def test_a_journal_that_cannot_be_opened_ends_all_ranks(recipe: Path, tmp_path: Path) -> None:
+    assert run_ranks(2, without_journal, recipe, tmp_path / "run") == [2, 2]
+
+
+@pytest.mark.slow
+def test_an_interrupted_seed_starts_again_and_a_new_one_is_added(recipe: Path, one: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(one.parent, folder)
+    (folder / "seed-0/result.json").unlink()
+    (folder / "seed-0/checkpoints/step-00000001.partial").mkdir()
+    assert run(recipe, folder, "--run.seeds", "0", "1") == 0
+    assert losses(folder / "seed-0") == losses(one), "the same to the last bit"
+    assert losses(folder / "seed-1") != losses(one)
+    found = json.loads((folder / "results.json").read_text())
+    values = [seed["metrics"]["accuracy"] for seed in found["seeds"]]
+    assert found["mean"]["accuracy"] == pytest.approx(sum(values) / 2)
+    assert found["deviation"]["accuracy"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert found["best"] == f"seed-{values.index(max(values))}"
+
+
+@pytest.mark.slow
+def test_patience_ends_a_seed(recipe: Path, tmp_path: Path) -> None:
+    hopeless = ["--optimizer.lr", "1e-12", "--run.patience", "1", "--run.epochs", "3"]
+    assert run(recipe, tmp_path / "run", *hopeless) == 0
+    seed = tmp_path / "run/seed-0"
+    assert [record["best"] for record in lines(seed, "evaluation")] == [True, False]
+    assert json.loads((seed / "result.json").read_text())["best_step"] == 4
+
+
+def test_numbers_are_learnt_and_weights_go_on(
+    recipe: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (done / "seed-0/huggingface").mkdir()
+    (done / "seed-0/huggingface/config.json").write_text('{"num_labels": 3, "more": "kept"}')
+    passes = mock.Mock(wraps=RegressTask.outputs)
+    monkeypatch.setattr(RegressTask, "outputs", lambda *arguments: passes(*arguments))
+    start = ["--model.start-from", str(done / "seed-0"), "--model.vocab", "None"]
+    more = ["--data.label", "number", "--run.epochs", "3", "--run.evaluate-every", "12", *start]
+    assert run(recipe, tmp_path / "run", *more, task="regress") == 0
+    found = json.loads((tmp_path / "run/results.json").read_text())
+    assert found["metric"] == "pearson_spearman"
+    assert found["mean"]["pearson"] > 0.8, "the number of words"
+    evaluations = len(lines(tmp_path / "run/seed-0", "evaluation"))
+    assert [call.args[2] for call in passes.mock_calls] == ["dev"] * evaluations + ["test"]
+    assert open_weights(tmp_path / "run/seed-0").settings == {"more": "kept"}, "without those of another head"
+    last = (tmp_path / "run/seed-0/predictions/test.tsv").read_text().splitlines()[-1]
+    assert float(last.split("\t")[1]) == pytest.approx(1, abs=2)
+
+
+def test_bad_calls_end_with_a_message(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, message in (
+        (["--optimizer.lr", "1e30", "--optimizer.clip", "1e30"], "the loss of step"),
+        (["--data.dev", str(tmp_path / "none.tsv")], "none.tsv is no file"),
+        (["--cube", "1x1x2"], "the cube needs 2 processes"),
+        (["--data.text", "words"], "has no column 'words'"),
+        (["--model.start-from", str(tmp_path), "--model.vocab", "None"], "is no folder of a model"),
+    ):
+        assert run(recipe, tmp_path / "bad", *more) == 2, message
+        assert message in capsys.readouterr().err
+        refused = not (tmp_path / "bad/seed-0").exists()
+        assert refused != (message == "the loss of step")
+        assert not refused or not list(tmp_path.glob("bad/*")), "what is corrected may have the folder"
+        shutil.rmtree(tmp_path / "bad", ignore_errors=True)
+    with pytest.raises(SystemExit):
+        run(recipe, tmp_path / "bad", "--run.epochs", "0")
+    told = capsys.readouterr().err
+    assert "run.epochs must be at least 1. Got 0." in told
+    assert "tyro" not in told
+    assert "python -m tools.finetune classify --help" in told
+
+
+def refused_on_ranks(recipe: Path, output: Path) -> tuple[int, list[Path]]:
+    return trained((1, 2, 1, 1), recipe, output, "--data.text", "words"), list(output.glob("*"))
+
+
+@pytest.mark.slow
+def test_a_refused_command_leaves_nothing_on_ranks(recipe: Path, tmp_path: Path) -> None:
+    assert run_ranks(2, refused_on_ranks, recipe, tmp_path / "run") == [(2, [])] * 2
+
+
+def test_the_order_of_texts() -> None:
+    steps = list(steps_of(10, 4, seed=3, epochs=2))
+    assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2]
+    first, second = ([*chain(*steps[epoch * 3 : epoch * 3 + 3])] for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+    assert first == epoch_order(10, 3, 0) != epoch_order(10, 4, 0)
+
+
+@pytest.mark.slow
+def test_the_embedded_task_needs_no_file(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[3] / "launch/recipes/finetune/embedded.toml"
+    assert run(recipe, tmp_path / "run", "--run.epochs", "3") == 0
+    found = json.loads((tmp_path / "run/results.json").read_text())
+    assert found["mean"]["accuracy"] > 0.7, "the commonest of the four words alone would be right in 41 %"

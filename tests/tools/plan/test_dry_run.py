@@ -1,0 +1,137 @@
+"""Dry steps of the real model against the closed forms: traffic and what stays to the byte, the peak nearly."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from models.bert import PRESETS, BertConfig
+from models.bert.cost_model.saved_activations import Load
+from tensor3d import CubeShape
+from tools.plan.dry_run import Comparison, dry_beside_prediction, dry_step
+from tools.training.config import PrecisionRecipe
+
+BF16 = PrecisionRecipe(compute="bf16")
+NARROW = PrecisionRecipe(compute="bf16", reduce="bf16")
+ONE, BOX, TALL = CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(y=8)
+SLABS, FLAT, LARGE = CubeShape(x=8), CubeShape(x=4, y=2), CubeShape(x=4, y=4, z=4)
+TWINS = CubeShape(y=2, z=2, data=2)
+MODERN = {"encoder": "modern", "window": 9, "global_every": 2}
+_QUICK = 5  # of the cases, a second each; the others are for the slow tests
+Case = tuple[CubeShape, dict[str, Any], dict[str, Any]]
+# The cube; what is changed of the model; of the step.
+CASES: list[Case] = [
+    (TWINS, {}, {"types": NARROW, "micro_batches": 2}),
+    (LARGE, {}, {"types": BF16}),
+    (ONE, {}, {}),
+    (ONE, {"attention_dropout": 0.1}, {"types": BF16, "recompute": "attention"}),
+    (ONE, {**MODERN, "layers": 3}, {"types": BF16, "micro_batches": 2}),
+    (BOX, {}, {"optimizer": "lamb", "micro_batches": 2}),
+    (BOX, {"norm": "pre", "dropout": 0.1}, {"types": NARROW, "recompute": "attention"}),
+    (BOX, MODERN, {"types": BF16, "keep_gathered": True, "optimizer": "lamb"}),
+    (TALL, {"dropout": 0.1}, {"types": BF16, "keep_gathered": True}),
+    (TALL, MODERN, {"recompute": "layer"}),
+    (SLABS, {"vocab": 67}, {"types": NARROW, "micro_batches": 3, "optimizer": "lamb"}),
+    (FLAT, {}, {"recompute": "layer", "types": BF16}),
+    (FLAT, {**MODERN, "attention_dropout": 0.1}, {"recompute": "attention", "keep_gathered": True}),
+    (LARGE, {"norm": "pre"}, {"recompute": "layer", "keep_gathered": True, "micro_batches": 2}),
+    (TWINS, {"attention_dropout": 0.1, "vocab": 67}, {"optimizer": "lamb"}),
+]
+
+
+def toy(**changes: Any) -> BertConfig:
+    sizes: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 8, "inner": 192, "vocab": 503, "positions": 64}
+    return BertConfig(**{**sizes, "dropout": 0.0, "attention_dropout": 0.0, **changes})
+
+
+def load_of(shape: CubeShape, lengths: tuple[int, ...] = (40, 24), packs: int = 3, masked: int = 10) -> Load:
+    """Packs full of sequences of these lengths, `packs` on each rank."""
+    plane, multiple = packs * shape.z, math.lcm(shape.y, shape.z)
+    return Load(
+        rows=plane * sum(lengths),
+        masked=-(-plane * masked // multiple) * multiple,
+        first=-(-plane * len(lengths) // multiple) * multiple,
+        lengths=lengths * packs,
+    )
+
+
+def check(found: list[Comparison], tolerance: float = 0.05) -> None:
+    """All is exact but the peak."""
+    (peak,) = (each for each in found if each.what == "peak")
+    assert [each for each in found if each.predicted != each.counted and each is not peak] == []
+    assert abs(peak.ratio - 1) < tolerance, peak
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "step"),
+    [pytest.param(*case, marks=[] if number < _QUICK else pytest.mark.slow) for number, case in enumerate(CASES)],
+)
+def test_the_closed_forms_hold(shape: CubeShape, changes: dict[str, Any], step: dict[str, Any]) -> None:
+    check(dry_beside_prediction(toy(**changes), shape, load_of(shape), **step))
+
+
+def test_the_last_rank_of_an_uneven_cut() -> None:
+    """Of 67 entries the last of four members has 16, and the others 17."""
+    shape = CubeShape(x=2, y=4)
+    check(dry_beside_prediction(toy(vocab=67), shape, load_of(shape), rank=7))
+
+
+@pytest.mark.slow
+def test_bert_base_on_64_ranks() -> None:
+    shape = CubeShape(x=4, y=4, z=4)
+    load = load_of(shape, (512,), packs=4, masked=80)
+    found = dry_beside_prediction(PRESETS["base"], shape, load, types=BF16, optimizer="lamb", micro_batches=2, rank=63)
+    check(found)
+
+
+def test_further_micro_batches_are_alike() -> None:
+    """Two are run; of eight the traffic is that of two and six times what the second added without the sums."""
+    config, load = toy(layers=1), load_of(BOX)
+    one, two, eight = (dry_step(config, BOX, load, micro_batches=number) for number in (1, 2, 8))
+    for of in ("received", "calls"):
+        first, second, last = (getattr(each, of) for each in (one, two, eight))
+        for key in second:
+            assert last[key] == first[key] + 7 * (second[key] - first[key])
+    assert one.peak < two.peak == eight.peak
+
+
+@pytest.mark.slow
+def test_65536_ranks() -> None:
+    shape = CubeShape(x=16, y=8, z=16, data=32)
+    check(dry_beside_prediction(toy(layers=1, heads=8), shape, load_of(shape, (64,), packs=1), rank=65_535))
+
+
+def test_nothing_is_left_behind() -> None:
+    before = torch.get_rng_state(), sys.excepthook
+    dry_step(toy(layers=1, dropout=0.1), BOX, load_of(BOX))
+    with pytest.raises(ValueError, match=r"divide by y=2 and z=2\. Got shape \(5,\)"):  # in the middle of a step
+        dry_step(toy(), BOX, Load(rows=128, masked=5, first=2, lengths=(64,)))
+    assert not dist.is_initialized()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert sys.excepthook is before[1]
+    grown = torch.ones(2, requires_grad=True)
+    assert type((grown * 2).sum().detach()) is torch.Tensor  # no mode stays switched on
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(1) or tensor, lambda tensor: tensor):
+        (grown * grown).sum()
+    assert kept  # and no hook
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"ranks 0 to 7\. Got 8"):
+        dry_step(toy(), BOX, load_of(BOX), rank=8)
+    with pytest.raises(ValueError, match=r"at least 1 micro-batch\. Got 0"):
+        dry_step(toy(), BOX, load_of(BOX), micro_batches=0)
+    with pytest.raises(ValueError, match=r"heads.*y=16"):
+        dry_step(toy(), CubeShape(y=16), load_of(CubeShape(y=16)))
+    dist.init_process_group("fake", rank=0, world_size=2)
+    try:
+        with pytest.raises(ValueError, match=r"already in one"):
+            dry_step(toy(), ONE, load_of(ONE))
+    finally:
+        dist.destroy_process_group()

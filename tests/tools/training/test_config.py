@@ -1,0 +1,164 @@
+"""Recipes: every shipped one is valid, and what is wrong with one is told with its key."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from tools.training import config_docs
+from tools.training.config import DataRecipe, ModelRecipe, Recipe, from_table, read_recipe
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LAUNCH = Path(__file__).parents[3] / "launch" / "recipes"
+SHIPPED = sorted(LAUNCH.glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_recipes_are_valid(path: Path) -> None:
+    assert read_recipe(path).run.steps >= 1
+
+
+def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("[optimizer]\nlr = 1\n[run]\nsteps = 7\n")
+    recipe = read_recipe(path)
+    assert (recipe.optimizer.lr, recipe.run.steps, recipe.data) == (1.0, 7, Recipe().data)
+    assert isinstance(recipe.optimizer.lr, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[data]\ncapcity = 128", "unknown.*data.capcity. Known here.*vocab_size,"),
+        ("[datta]\ncapacity = 128", "unknown.*datta.*Known here: data"),
+        ("steps = 5", r"unknown key steps"),
+        ("run = 5", r"run must be a table. Got 5"),
+        ("[run]\nsteps = '5'", "run.steps.*'5'"),
+        ("[run]\nsteps = 5.0", r"run.steps.*\b5.0"),
+        ("[run]\nsteps = true", "run.steps.*True"),
+        ("[optimizer]\nlr = 'high'", "optimizer.lr.*'high'"),
+        ("[model]\npreset = 'huge'", "model.preset.*tiny.*'huge'"),
+        ("[model]\nlayers = 'two'", "model.layers.*'two'"),
+        ("[model]\nheads = 3", r"hidden must divide by heads=3. Got 128"),
+        ("[run]\nsteps = 0", r"run.steps.*\b1.*\b0"),
+        ("[optimizer]\nlr = 0", r"optimizer.lr.*\b0.*\b0.0"),
+        ("[optimizer]\nclip = inf", r"optimizer.clip.*\b0.*inf"),
+        ("[optimizer]\neps = nan", r"optimizer.eps.*\b0.*nan"),
+        ("[optimizer]\nbeta1 = 1", r"optimizer.beta1.*\b0.*\b1.*\b1.0"),
+        ("[optimizer]\nwarmup = 1.0", r"optimizer.warmup.*\b0.*\b1.*\b1.0"),
+        ("[data]\nmax_length = 129", "data.max_length=129.*data.capacity=128"),
+        ("[optimizer]\neps = 0", r"optimizer.eps.*\b0.*\b0.0"),
+        ("[optimizer]\nweight_decay = inf", "optimizer.weight_decay.*inf"),
+        ("[optimizer]\nkind = 'sgd'", "optimizer.kind.*adamw.*lamb.*'sgd'"),
+        ("[optimizer]\npower = 0", r"optimizer.power.*\b0.*\b0.0"),
+        ("[optimizer]\nfloor = 1", r"optimizer.floor.*\b0.*\b1.*\b1.0"),
+        (
+            "[optimizer]\nschedule = 'wsd'\nwarmup = 0.6\ndecay = 0.5",
+            "optimizer.warmup=0.6.*optimizer.decay=0.5",
+        ),
+        ("[precision]\ncompute = 'fp8'", "precision.compute.*bf16.*'fp8'"),
+        ("[precision]\nloss_scale = 0", r"precision.loss_scale.*\b0.*\b0.0"),
+        ("[precision]\ngrowth_interval = 0", r"precision.growth_interval.*\b1.*\b0"),
+        ("[model]\npositions = 64", "model.positions=64.*data.max_length=128"),
+        ("[model]\nrecompute = 'all'", "model.recompute.*layer.*'all'"),
+        (
+            "[run]\nevaluate_every_samples = 64",
+            "run.evaluate_every=100.*run.evaluate_every_samples=64.*Set one",
+        ),
+        ("[run]\nevaluate_every = 0\npatience = 2", "run.patience=2.*Set run.evaluate_every"),
+        ("[data]\nheld_out = 0\n[run]\ntarget_accuracy = 0.5", r"run.target_accuracy=0.5 needs evaluations"),
+        ("[run]\ntarget_accuracy = 72", r"run.target_accuracy.*\b0.*\b1.*\b72.0"),
+        ("[run]\ncheckpoint_keep = 0", r"run.checkpoint_keep.*\b1.*\b0"),
+        ("[run]\nhang_after = 0", r"run.hang_after.*\b0.*\b0.0"),
+        ("[data\n", r"is not valid TOML"),
+    ],
+)
+def test_a_bad_recipe_is_named_with_its_key(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as problem:
+        read_recipe(path)
+    assert "bad.toml" in str(problem.value)
+
+
+def test_positions_are_as_many_as_asked_for_or_needed() -> None:
+    data = DataRecipe(max_length=64)
+    assert ModelRecipe().config(data).positions == 64
+    assert ModelRecipe(positions=512).config(data).positions == 512
+
+
+def test_what_a_recipe_resolves_to_can_be_read_again() -> None:
+    for path in SHIPPED:
+        recipe = read_recipe(path)
+        assert from_table(Recipe, recipe.to_dict()) == recipe
+
+
+def test_bert_large_has_the_numbers_of_nvidia() -> None:
+    """Of the two phases of DeepLearningExamples, in NVIDIA's units: shares and sequences."""
+    one, two = (read_recipe(LAUNCH / f"bert-large-phase{phase}.toml") for phase in (1, 2))
+    assert [(r.data.max_length, r.run.steps, r.optimizer.lr, r.optimizer.warmup) for r in (one, two)] == [
+        (128, 7038, 6e-3, 0.2843),
+        (512, 1563, 4e-3, 0.128),
+    ]
+    assert [(r.batch.global_batch, r.batch.packing_rule) for r in (one, two)] == [
+        (65536, "sequences"),
+        (32768, "sequences"),
+    ]
+    for recipe in (one, two):
+        assert (recipe.optimizer.kind, recipe.optimizer.schedule, recipe.optimizer.power) == ("lamb", "polynomial", 0.5)
+        assert recipe.model.config(recipe.data).positions == 512
+    # 20 and 80 predictions a sequence, in packs of as many tokens
+    assert one.data.masked_per_pack == 20 * one.data.capacity // one.data.max_length
+    assert two.data.masked_per_pack == 80
+
+
+@pytest.mark.parametrize("name", ["bert-large", "bert-base", "tiny"])
+def test_phase_2_can_follow_phase_1(name: str) -> None:
+    """The same model, text and tokenizer; longer sequences, and a table that has not shrunk."""
+    one, two = (read_recipe(LAUNCH / f"{name}-phase{phase}.toml") for phase in (1, 2))
+    assert two.data.max_length > one.data.max_length
+    assert two.model.config(two.data).positions >= one.model.config(one.data).positions
+    assert replace(two.model, positions=None) == replace(one.model, positions=None)
+    for key in ("source", "vocab_size", "held_out", "shards"):
+        assert getattr(one.data, key) == getattr(two.data, key)
+    assert one.run.seed == two.run.seed
+    assert one.optimizer.kind == two.optimizer.kind
+
+
+def test_the_tiny_phases_have_the_structure_of_the_large_ones() -> None:
+    for phase in (1, 2):
+        tiny, large = (tomllib.loads((LAUNCH / f"{n}-phase{phase}.toml").read_text()) for n in ("tiny", "bert-large"))
+        assert set(tiny) == set(large)
+        for key in ("kind", "schedule", "power", "beta1", "beta2", "eps", "weight_decay", "clip", "warmup"):
+            assert tiny["optimizer"][key] == large["optimizer"][key], key
+        assert tiny["precision"] == large["precision"]
+        assert tiny["batch"]["packing_rule"] == large["batch"]["packing_rule"]
+
+
+def test_every_key_is_explained_in_the_document() -> None:
+    text = config_docs.DOCUMENT.read_text()
+    assert text == config_docs.with_tables(text), "run python -m tools.training.config_docs"
+    for section in get_type_hints(Recipe).values():
+        said = config_docs.meanings(section)
+        for key in fields(section):
+            assert said[key.name].endswith((".", '}".')), f"{section.__name__}.{key.name} needs a sentence under it"
+            assert f"| {key.name} | " in text
+
+
+def test_every_shipped_recipe_is_in_the_document() -> None:
+    text = config_docs.DOCUMENT.read_text()
+    for path in SHIPPED:
+        assert path.name in text or path.name.replace("phase2.toml", "phase1.toml, -phase2.toml") in text
+
+
+def test_a_missing_recipe() -> None:
+    with pytest.raises(ValueError, match=r"nowhere.toml does not exist"):
+        read_recipe(Path("nowhere.toml"))

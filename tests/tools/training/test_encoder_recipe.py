@@ -1,0 +1,101 @@
+"""The modern encoder in a recipe: what belongs to it, what the dry run says, a run, and who may go on from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.bert.cost_model.param_shapes import parameters
+from tensor3d import CubeShape
+from tests.tools.runs import arguments, losses
+from tools import pretrain
+from tools.training import estimate
+from tools.training.config import DataRecipe, ModelRecipe, Recipe, read_recipe
+from tools.training.estimate import expect, report
+from tools.training.resume import check_resume, check_start
+
+MODERN = ["--model.encoder", "modern", "--model.layers", "3", "--model.window", "9"]
+
+
+def test_a_recipe_resolves_to_its_encoder() -> None:
+    config = ModelRecipe(encoder="modern", window=33, global_every=4, rotary_base=160_000.0).config(DataRecipe())
+    assert (config.encoder, config.window, config.global_every, config.rotary_base) == ("modern", 33, 4, 160_000.0)
+    assert ModelRecipe().config(DataRecipe()).encoder == "classic"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"window": 8}, 'window belongs to encoder="modern"'),
+        ({"encoder": "modern", "norm": "pre"}, 'norm belongs to encoder="classic"'),
+        ({"encoder": "modern", "positions": 512}, r"model.positions=512 are rows of a table"),
+        ({"encoder": "modern", "positions": 16}, r"model.positions=16 are rows of a table"),
+        ({"encoder": "modern", "global_every": 2}, "there is no window"),
+    ],
+)
+def test_a_recipe_refuses_options_of_the_other_encoder(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe(model=ModelRecipe(**model))
+
+
+def test_the_dry_run_tells_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "_SECONDS", 0.01)
+    recipe = Recipe(model=ModelRecipe(encoder="modern", preset="mini", window=33))
+    text, whole = report(recipe, CubeShape(x=2, y=2, z=2)), replace(recipe, model=replace(recipe.model, window=None))
+    assert "modern: rotary positions, GeGLU, LayerNorm before each block, no bias; 2 of 4 layers see less" in text
+    assert ", positions" not in text
+    expected, dearer = expect(recipe, CubeShape()), expect(whole, CubeShape())
+    assert expected.parameters == sum(p.elements for p in parameters(expected.config)) == dearer.parameters
+    # Two of four layers of hidden size 256; sequences of 128 tokens, of which 95 lie beyond the window of 33.
+    pairs = expected.tokens * (95 * 96) // 128
+    assert dearer.flops - expected.flops == pytest.approx(12 * 2 * 256 * pairs, rel=1e-6)
+
+
+def test_it_trains_from_the_command_line(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert pretrain.main([*arguments(recipe, run), *MODERN]) == 0
+    logged = losses(run)
+    assert sorted(logged) == [1, 2, 3, 4, 5, 6]
+    assert logged[6] < logged[1]
+
+
+def _checkpoint_of(recipe: Recipe) -> dict[str, Any]:
+    return {"recipe": recipe.to_dict(), "corpus": "same", "tokenizer": None, "step": 3}
+
+
+class _Corpus:
+    class info:  # noqa: N801
+        fingerprint = "same"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"encoder": "classic", "window": None}, r"encoder = 'modern'"),
+        ({"window": 5}, r"window = 9"),
+        ({"global_every": 2}, r"global_every = None"),
+        ({"rotary_base": 5e4}, r"rotary_base = None"),
+    ],
+)
+def test_a_checkpoint_knows_its_encoder(changes: dict[str, Any], what: str) -> None:
+    before = Recipe(model=ModelRecipe(encoder="modern", window=9))
+    now, corpus = replace(before, model=replace(before.model, **changes)), _Corpus()
+    check_resume(_checkpoint_of(before), before, corpus)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"was trained with model.{what}"):
+        check_resume(_checkpoint_of(before), now, corpus)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"the checkpoint's model has {what}"):
+        check_start(_checkpoint_of(before), now, corpus)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_older_than_these_keys_is_of_the_classic_encoder(recipe: Path) -> None:
+    now = read_recipe(recipe)
+    old = _checkpoint_of(now)
+    for name in ("encoder", "window", "global_every", "rotary_base"):
+        del old["recipe"]["model"][name]
+    check_resume(old, now, _Corpus())  # type: ignore[arg-type]
+    modern = replace(now, model=replace(now.model, encoder="modern"))
+    with pytest.raises(ValueError, match=r"trained.*model.encoder = 'classic'.*'modern'"):
+        check_resume(old, modern, _Corpus())  # type: ignore[arg-type]

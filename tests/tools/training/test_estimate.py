@@ -1,0 +1,268 @@
+"""The dry run: what it says is what the run will do, it refuses what the run would, and it starts nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.bert.cost_model.comm_volume import step_traffic
+from models.bert.cost_model.param_shapes import parameters
+from tensor3d import Cube, CubeShape
+from tensor3d.cost_model.comm_volume import Wire
+from tools import pretrain
+from tools.corpus.quick.corpus_info import CorpusInfo
+from tools.corpus.quick.prepare import prepare
+from tools.corpus.training_corpus import open_corpus
+from tools.training import estimate
+from tools.training.config import BatchRecipe, DataRecipe, PrecisionRecipe, Recipe, RunRecipe, SpeedRecipe, read_recipe
+from tools.training.data import Feed
+from tools.training.estimate import (
+    SHARE_OF_MEASURED,
+    SHARE_OF_PEAK,
+    expect,
+    expected_contents,
+    expected_speed,
+    in_bytes,
+    in_time,
+    measured_flops,
+    report,
+)
+
+RECIPES = Path(__file__).parents[3] / "launch" / "recipes"
+SHIPPED = sorted(RECIPES.glob("*.toml"))
+EMBEDDED = CorpusInfo(
+    source="embedded",
+    vocab_size=2048,
+    held_out=0.02,
+    seed=0,
+    shards=1,
+    documents=720,
+    sentences=30331,
+    words=320823,
+    pieces=600353,
+    train_documents=699,
+    train_pieces=588514,
+    held_out_documents=21,
+    held_out_pieces=11839,
+    unigram_entropy=6.177,
+    fingerprint="0",
+)
+ONE, EIGHT, MANY = CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(x=1, y=2, z=4, data=4)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product is measured for a moment only."""
+    monkeypatch.setattr(estimate, "_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+@pytest.mark.parametrize("shape", [ONE, EIGHT], ids=str)
+def test_every_shipped_recipe_can_be_told_beforehand(path: Path, shape: CubeShape) -> None:
+    text = report(read_recipe(path), shape)
+    for title in ("model and cube:", "a step:", "memory of rank 0", "received by rank 0 in a step:", "the run:"):
+        assert f"\n{title}" in text
+    assert max(map(len, text.splitlines())) <= 132
+    assert "nan" not in text
+    assert "inf " not in text
+
+
+def test_bert_large_on_32_gpus() -> None:
+    recipe = read_recipe(RECIPES / "bert-large-phase2.toml")
+    recipe = replace(recipe, run=replace(recipe.run, peak_tflops=312.0))
+    text = report(recipe, MANY)
+    assert "336,226,108 (336.2 M)" in text
+    assert "1,563, " in text
+    assert "312.0 TFLOP/s in bf16 (run.peak_tflops) on each of 32 ranks" in text
+    assert "counted as on a    GPU" in text
+    expected = expect(recipe, MANY, device="cuda")
+    # 487 tokens a sequence: 1.04 sequences a pack of 512, and 32,768 of them a step, in packs of 512 slots.
+    assert expected.packs % 512 == 0
+    assert expected.sequences == pytest.approx(32768, rel=0.01)
+    assert expected.micro_batches * 8 * 4 * 4 == expected.packs
+    # By NVIDIA's figure, 1,657 sequences/s on eight A100: of the same order.
+    seconds = expected.flops / (0.4 * 312e12 * 32)
+    assert 0.3 < (32768 / seconds) / (1657 * 4) < 3
+
+
+def test_steps_are_laid_out_as_the_run_lays_them_out(recipe: Path, tmp_path: Path) -> None:
+    """Against the loader's own batches, on one device: packs, micro-batches, slots."""
+    settings = read_recipe(recipe)
+    prepare(settings.data.source, tmp_path / "corpus", vocab_size=67, held_out=0.1)
+    corpus = open_corpus(tmp_path / "corpus")
+    for masked in (None, 9):
+        data = replace(settings.data, masked_per_pack=masked)
+        changed = replace(settings, data=data, batch=BatchRecipe(global_batch=8, packs_per_rank=2))
+        expected = expect(changed, ONE, corpus.info)
+        with Feed.of_corpus(changed, Cube.single(), corpus) as feed, feed.loader(0, 1) as loader:
+            step = next(iter(loader))
+        assert len(step.batches) == expected.micro_batches == 4
+        assert feed.global_batch == expected.packs
+        load, batch = expected.load, step.batches[0]
+        assert (load.rows, load.masked, load.first) == tuple(t.shape[0] for t in (batch.ids, batch.masked, batch.first))
+        assert sum(load.lengths) == batch.sequences.rows
+
+
+@pytest.mark.parametrize("name", ["quickstart", "tiny-phase2"])
+def test_contents_of_packs_are_nearly_those_of_the_embedded_corpus(name: str) -> None:
+    """As counted once over all packs of epoch 0."""
+    recipe = read_recipe(RECIPES / f"{name}.toml")
+    counted = {"quickstart": (112.9, 1.120), "tiny-phase2": (199.5, 1.280)}[name]
+    contents = expected_contents(recipe.data, EMBEDDED)
+    assert (contents.mean_length, contents.packing_factor) == pytest.approx(counted, rel=0.1)
+
+
+def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:
+    recipe = read_recipe(RECIPES / "tiny-phase1.toml")
+    recipe = replace(recipe, batch=BatchRecipe(global_batch=24, packs_per_rank=1))
+    expected = expect(recipe, EIGHT)
+    assert expected.micro_batches == 6
+    load, matrices = expected.load, sum(len(p.shape) > 1 for p in parameters(expected.config))
+    wire = Wire(shape=EIGHT, compute=2)
+    slots = (load.rows, load.masked, load.first)
+    assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, norm=2, lamb=matrices)
+
+
+def test_padded_packs_hold_one_sequence() -> None:
+    contents = expected_contents(DataRecipe(packing="padded", capacity=256), None)
+    assert contents.packing_factor == 1.0
+    assert contents.fill == pytest.approx(0.47, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cube", "message"),
+    [
+        ({}, CubeShape(y=4), r"heads must divide by y=4. Got 2"),
+        ({}, CubeShape(x=3), r"batch of 16.*data=1.*x=3"),
+        ({"batch": BatchRecipe(global_batch=2)}, EIGHT, r"a global batch of 2 packs does not divide"),
+        ({"data": DataRecipe(capacity=129)}, CubeShape(y=2), r"do not divide by y=2"),
+    ],
+)
+def test_what_does_not_divide_is_refused(changes: dict[str, object], cube: CubeShape, message: str) -> None:
+    batch = BatchRecipe(global_batch=16, packs_per_rank=1)
+    recipe = replace(Recipe(batch=batch), **changes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        report(recipe, cube)
+
+
+def test_a_batch_in_sequences_says_whether_it_is_sure_to_divide() -> None:
+    batch = BatchRecipe(global_batch=100, packing_rule="sequences", packs_per_rank=2, multiple_of=8)
+    assert "Unknown until packing" not in report(Recipe(batch=batch), EIGHT)
+    text = report(Recipe(batch=replace(batch, multiple_of=6)), EIGHT)
+    assert "surely do with batch.multiple_of = 8" in text
+
+
+def test_more_is_computed_than_the_model_asks_for_where_it_is_computed_again() -> None:
+    plain = Recipe()
+    layer = replace(plain, model=replace(plain.model, recompute="layer"))
+    some = replace(plain, model=replace(plain.model, recompute="attention"))
+    assert expect(plain, ONE).hardware_flops == expect(plain, ONE).flops == expect(layer, ONE).flops
+    assert expect(plain, ONE).flops < expect(some, ONE).hardware_flops < expect(layer, ONE).hardware_flops
+    assert expect(layer, ONE).hardware_flops < 4 / 3 * expect(plain, ONE).flops
+    assert expect(layer, EIGHT).traffic.total() > expect(plain, EIGHT).traffic.total()
+
+
+def test_what_is_computed_again_is_what_the_layers_compute() -> None:
+    """Of a last layer that computes the read rows alone, no more than a third of what it costs."""
+    plain = Recipe(speed=SpeedRecipe(read_rows_only=True))
+    for recompute in ("layer", "attention"):
+        again = replace(plain, model=replace(plain.model, recompute=recompute, layers=1))
+        expected, every = expect(again, ONE), expect(replace(again, speed=SpeedRecipe()), ONE)
+        assert expected.flops < expected.hardware_flops < 4 / 3 * expected.flops
+        assert expected.hardware_flops - expected.flops < every.hardware_flops - every.flops
+
+
+def test_figures_of_memory_promise_what_they_hold() -> None:
+    def told(changes: dict[str, Any], shape: CubeShape = ONE) -> str:
+        return report(Recipe(speed=SpeedRecipe(**changes)), shape)
+
+    exact = "traffic, and what is kept for packs of the longest sequences."
+    assert exact in told({})
+    assert "Within a few %: what comes and goes" in told({})
+    for changes, worth in (
+        ({"read_rows_only": True}, "\nAn upper bound: what is kept"),
+        ({"read_rows_only": True, "compile": True}, "\nNearly an upper bound: what is kept"),
+        ({"compile": True}, "\nNearly: what is kept"),
+    ):
+        text = told(changes)
+        assert worth in text
+        assert exact not in text
+        assert ("At most a few % more: what comes and goes" in text) == ("read_rows_only" in changes)
+    long = told({}, CubeShape(x=4))
+    assert "Rather low: what comes and goes, without weights gathered ahead and" in long
+    assert "Within a few %" not in long
+    assert "gathered ahead" not in told({"overlap": False}, CubeShape(x=4))
+    dense = told({"attention": "reference"})
+    assert "Not told: memory beyond that." in dense
+    assert "most at once  " not in dense
+    assert "fits here" not in dense
+    assert exact not in dense
+    assert max(map(len, (long + dense).splitlines())) <= 132
+
+
+def test_the_speed_is_stated_with_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = expected_speed(RunRecipe(peak_tflops=100.0), PrecisionRecipe(compute="bf16"), 4)
+    assert given.flops == pytest.approx(SHARE_OF_PEAK * 4 * 100e12)
+    monkeypatch.setattr(estimate, "measured_flops", lambda dtype: 3e9)
+    monkeypatch.setattr(estimate, "_known_peak", lambda precision: None)
+    here = expected_speed(RunRecipe(), PrecisionRecipe(), 4)
+    assert here.flops == pytest.approx(SHARE_OF_MEASURED * 3e9), "ranks of one machine share it"
+    assert "50% of 3 GFLOP/s, measured for a product in fp32" in here.words
+    monkeypatch.setattr(estimate, "_known_peak", lambda precision: ("NVIDIA H100", 989e12))
+    known = expected_speed(RunRecipe(), PrecisionRecipe(compute="bf16"), 2)
+    assert known.flops == pytest.approx(SHARE_OF_PEAK * 2 * 989e12)
+    assert "989.0 TFLOP/s in bf16 (this machine's NVIDIA H100)" in known.words
+
+
+def test_a_measured_speed_is_one() -> None:
+    assert 1e8 < measured_flops(torch.float32) < 1e15
+
+
+def test_sizes_and_times_in_words() -> None:
+    assert [in_bytes(n) for n in (0, 999, 1000, 999_600, 1_234_567, 4.03e9)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "1 MB",
+        "1.23 MB",
+        "4.03 GB",
+    ]
+    assert [in_time(s) for s in (0.0123, 1.5, 90, 150, 8000, 200_000)] == [
+        "12.3 ms",
+        "1.5 s",
+        "90.0 s",
+        "2.5 minutes",
+        "2.2 hours",
+        "2.3 days",
+    ]
+
+
+def test_it_starts_nothing(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = tmp_path / "corpus"
+    assert pretrain.main([str(recipe), "--corpus", str(corpus), "--cube", "2x2x2", "--dry-run"]) == 0
+    assert "2x2x2 = 8 ranks" in capsys.readouterr().out
+    assert not corpus.exists()
+    assert pretrain.main([str(recipe), "--corpus", str(corpus), "--cube", "1x3x1", "--dry-run"]) == 2
+    assert "heads must divide by y=3" in capsys.readouterr().err
+
+
+def test_a_system_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr(os, "sysconf", unknown)
+    monkeypatch.setattr(estimate.torch.cuda, "is_available", lambda: False)
+    assert "there is" not in report(Recipe(), ONE)
+
+
+def test_a_product_of_n_rows_takes_twice_the_cube_of_n(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(0.5 * n for n in range(10))
+    monkeypatch.setattr(estimate, "_SIDE", 8)
+    monkeypatch.setattr(estimate, "_SECONDS", 1.2)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: next(ticks))
+    assert measured_flops(torch.float32) == 2 * 8**3 / 0.5

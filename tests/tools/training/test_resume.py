@@ -1,0 +1,125 @@
+"""Pre-training that begins with the weights of a folder, and what a run leaves for whoever reads models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.bert import BertForPreTraining
+from models.bert.huggingface import open_weights
+from tensor3d import Cube
+from tests.tools.runs import arguments
+from tools import pretrain
+from tools.convert.__main__ import main as convert_main
+from tools.corpus.tokenizers.model_dir import tokenizer_of
+from tools.corpus.training_corpus import open_corpus
+
+STILL = ("--run.steps", "1", "--optimizer.lr", "1e-30")
+"""A step of no size: weights stay as they were at the start."""
+
+
+@pytest.fixture(scope="module")
+def first(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run."""
+    folder = tmp_path_factory.mktemp("first")
+    more = ("--run.steps", "2", "--model.positions", "40", "--run.checkpoint-every", "2")
+    assert pretrain.main(arguments(recipe, folder / "run", *more, corpus=folder / "corpus")) == 0
+    return folder
+
+
+def exported(first: Path, output: Path, *more: str) -> Path:
+    assert convert_main(["to-hf", str(first / "run"), str(output), *more]) == 0
+    return output
+
+
+def started(recipe: Path, first: Path, output: Path, source: Path, *more: str) -> int:
+    options = ("--start-from", str(source), "--model.positions", "40", *STILL, *more)
+    return pretrain.main(arguments(recipe, output, *options, corpus=first / "corpus"))
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    cube = Cube.single()
+    weights = open_weights(run)
+    model = BertForPreTraining(weights.config, cube)
+    assert weights.fill(model, cube).fresh == ()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def test_a_run_says_what_its_model_is(recipe: Path, first: Path) -> None:
+    told = json.loads((first / "run" / "model.json").read_text())
+    assert told["heads"] == ["pooler", "masked_lm", "next_sentence"]
+    assert (told["config"]["positions"], told["config"]["vocab"], told["facts"]["max_length"]) == (40, 67, 32)
+    corpus = open_corpus(first / "corpus")
+    assert (first / "run" / "tokenizer" / "tokenizer.model").read_bytes() == corpus.tokenizer.read_bytes()
+    assert tokenizer_of(first / "run").special == corpus.special
+
+
+def test_a_run_begins_with_the_weights_of_a_library_model(
+    recipe: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = weights_of(first / "run")
+    library = exported(first, tmp_path / "library")
+    assert convert_main(["from-hf", str(library), str(tmp_path / "ours")]) == 0
+    for number, source in enumerate((library, tmp_path / "ours" / "checkpoints")):
+        capsys.readouterr()
+        assert started(recipe, first, tmp_path / f"{number}", source) == 0
+        assert (
+            "loaded: encoder, pooler, masked_lm, next_sentence; the optimiser's moments begin at 0"
+            in capsys.readouterr().out
+        )
+        after = weights_of(tmp_path / f"{number}")
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    # Its own run, by contrast, has moments too.
+    assert started(recipe, first, tmp_path / "own", first / "run") == 0
+    assert "weights and moments are loaded" in capsys.readouterr().out
+
+
+def test_heads_that_are_not_there_start_fresh(
+    recipe: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = exported(first, tmp_path / "library", "--heads", "masked_lm")
+    assert started(recipe, first, tmp_path / "run", library) == 0
+    said = capsys.readouterr().out
+    assert "loaded: encoder, masked_lm; not in the folder, so as initialised: next_sentence, pooler" in said
+    before, after = weights_of(first / "run"), weights_of(tmp_path / "run")
+    same = {name for name, tensor in before.items() if torch.equal(after[name], tensor)}
+    assert {name for name in before if name.startswith(("bert.", "masked_lm."))} <= same
+    assert not {"pooler.dense.weight", "next_sentence.weight"} & same
+
+
+def test_another_model_or_tokenizer_is_refused(
+    recipe: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = exported(first, tmp_path / "library")
+
+    def refused(source: Path, *more: str) -> str:
+        capsys.readouterr()
+        assert started(recipe, first, tmp_path / "none", source, *more) == 2
+        assert not (tmp_path / "none").exists()
+        return capsys.readouterr().err
+
+    assert "has layers = 1, the recipe's 2. Set model.layers = 1" in refused(library, "--model.layers", "2")
+    assert "Set model.positions = 40" in refused(library, "--model.positions", "64")
+    assert "is no folder of a model" in refused(tmp_path)
+    config = json.loads((library / "config.json").read_text())
+    (library / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    assert "has activation = 'relu', the recipe's 'gelu'. Set model.activation = 'relu'" in refused(library)
+    (library / "config.json").write_text(json.dumps(config | {"type_vocab_size": 3}))
+    assert "has types = 3, and what a recipe trains has 2" in refused(library)
+    (library / "config.json").write_text(json.dumps(config))
+    # Of the model's files the first decides what an id means; one of other pieces is not asked.
+    content = json.loads((library / "tokenizer.json").read_text())
+    pieces = content["model"]["vocab"]
+    pieces[-1], pieces[-2] = pieces[-2], pieces[-1]
+    before = (library / "tokenizer.json").read_bytes()
+    (library / "tokenizer.json").write_text(json.dumps(content))
+    assert "the corpus was made with another tokenizer" in refused(library)
+    (library / "tokenizer.json").write_bytes(before)
+    # The same pieces by another file are another tokenizer: nobody knows whether the ids are the same.
+    (library / "tokenizer.model").unlink()
+    told = refused(library)
+    assert "the corpus was made with another tokenizer" in told
+    assert f"python -m tools.corpus tokenizer --tokenizer-file {library / 'tokenizer.json'}" in told

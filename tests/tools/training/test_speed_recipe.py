@@ -1,0 +1,188 @@
+"""`[speed]`: each switch reaches the model, the cube and the batches, is refused in time, and changes no result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tensor3d import Attention3D, Cube
+from tensor3d.data import Step
+from tests.ranks import run_ranks
+from tests.tools.runs import arguments, losses
+from tools import pretrain
+from tools.corpus.quick.prepare import prepare
+from tools.corpus.training_corpus import open_corpus
+from tools.training.config import ModelRecipe, Recipe, SpeedRecipe, read_recipe
+from tools.training.data import Feed
+from tools.training.estimate import expect
+from tools.training.factory import asked_of_attention
+from tools.training.trainer import Trainer
+
+QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention-dropout", "0"]
+
+
+@pytest.fixture(scope="module")
+def corpus(recipe: Path) -> Path:
+    folder = recipe.parent / "corpus"
+    data = read_recipe(recipe).data
+    prepare(data.source, folder, vocab_size=data.vocab_size, held_out=data.held_out, seed=0)
+    return folder
+
+
+def _without_dropout(recipe: Path, **speed: Any) -> Recipe:
+    settings = read_recipe(recipe)
+    model = dataclasses.replace(settings.model, layers=2, dropout=0.0, attention_dropout=0.0)
+    return dataclasses.replace(settings, model=model, speed=SpeedRecipe(**speed))
+
+
+# --- what they reach -----------------------------------------------------------------------------------------------
+
+
+def _trained(recipe: Recipe, corpus: Path) -> tuple[Trainer, list[Step], list[float]]:
+    """A trainer, its steps' batches and losses: two steps on one process, and an evaluation."""
+    cube, loaded, seen = Cube.single(), open_corpus(corpus), []
+    with Feed.of_corpus(recipe, cube, loaded) as feed:
+        trainer = Trainer(recipe, cube, feed, loaded)
+        with feed.loader(0, 2) as loader:
+            seen = list(loader)
+        with feed.loader(0, 2) as loader:
+            found = [metrics.loss for metrics in trainer.steps(loader)]
+    return trainer, seen, found
+
+
+def test_each_switch_reaches_model_cube_and_batches(
+    recipe: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+
+    def compiling(region: Any, **_: object) -> Any:
+        compiled.append(region.__name__)
+        return region
+
+    monkeypatch.setattr(torch, "compile", compiling)  # which would take a minute
+    monkeypatch.setattr("tensor3d.ops.compiled_regions._check_compiler", lambda *_: None)
+    wanted = _trained(_without_dropout(recipe), corpus)[2]
+    changed: dict[str, Any]
+    for changed in (
+        {"overlap": False},
+        {"compile": True},
+        {"attention": "reference"},
+        {"read_rows_only": True},
+    ):
+        compiled.clear()
+        switches = SpeedRecipe(**changed)
+        trainer, steps, found = _trained(_without_dropout(recipe, **changed), corpus)
+        assert found == pytest.approx(wanted, rel=1e-5), changed
+        layers = [module for module in trainer.model.modules() if isinstance(module, Attention3D)]
+        assert len(layers) == 2
+        for layer in layers:
+            assert layer.cube is trainer.cube
+            assert layer.backend == switches.attention
+        assert trainer.cube.speed.overlap == switches.overlap
+        assert trainer.cube.speed.compile == bool(compiled) == switches.compile
+        assert trainer.model.bert.read_rows_only == switches.read_rows_only
+        for step in steps:
+            assert all((batch.read is not None) == switches.read_rows_only for batch in step.batches)
+
+
+def _received(recipe: Recipe, corpus: Path) -> tuple[int, int, int]:
+    cube, loaded = Cube(1, 2, 1), open_corpus(corpus)
+    with Feed.of_corpus(recipe, cube, loaded) as feed:
+        trainer = Trainer(recipe, cube, feed, loaded)
+        with feed.loader(0, 1) as loader:
+            (metrics,) = trainer.steps(loader)
+    few = expect(recipe, cube.shape, loaded.info)
+    all_rows = expect(dataclasses.replace(recipe, speed=SpeedRecipe()), cube.shape, loaded.info)
+    return metrics.bytes_received, few.traffic.total(), all_rows.traffic.total()
+
+
+def test_a_dry_run_tells_the_traffic_of_read_rows(recipe: Path, corpus: Path) -> None:
+    for received, told, told_of_all in run_ranks(2, _received, _without_dropout(recipe, read_rows_only=True), corpus):
+        assert received == told < told_of_all
+
+
+def test_a_run_goes_on_with_other_switches(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    steady = [*QUIET, "--optimizer.schedule", "constant", "--optimizer.warmup", "0"]
+    assert pretrain.main(arguments(recipe, whole, *steady, "--run.steps", "4", "--run.checkpoint-every", "2")) == 0
+    (run / "checkpoints").mkdir(parents=True)
+    (whole / "checkpoints" / "step-00000002").rename(run / "checkpoints" / "step-00000002")
+    changed = ["--speed.no-overlap", "--speed.attention", "reference", "--speed.read-rows-only", "--run.steps", "4"]
+    assert pretrain.main(arguments(recipe, run, *steady, *changed, "--resume", str(run))) == 0
+    told = capsys.readouterr().out
+    for difference in ("overlap = False, was True", "attention = 'reference', was 'auto'", "read_rows_only = True"):
+        assert f"speed.{difference}" in told
+    assert losses(run) == pytest.approx({step: losses(whole)[step] for step in (3, 4)}, rel=1e-5)
+    assert json.loads((run / "run.json").read_text())["recipe"]["speed"]["read_rows_only"]
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [["--dry-run"], []])
+def test_attention_that_cannot_serve_is_refused_before_anything_is_made(
+    recipe: Path, tmp_path: Path, how: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = [str(recipe), "--corpus", str(tmp_path / "corpus"), "--output", str(tmp_path / "run"), *how]
+    if torch.cuda.is_available():
+        pytest.skip("a GPU serves more")
+    for name, reason in (("varlen", "runs on cuda, not on cpu"), ("flex", "has no backward pass on cpu")):
+        assert pretrain.main([*call, "--cube", "1x2x1", "--speed.attention", name]) == 2
+        told = capsys.readouterr().err
+        assert f'speed.attention: attention backend "{name}" cannot serve this call: it {reason}' in told
+        assert "model.attention_dropout = 0.1" in told
+        assert ("State run.peak_tflops to plan for GPUs" in told) == bool(how)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [["--dry-run", "--run.peak-tflops", "300"], ["--prepare-only"]])
+def test_attention_of_a_gpu_that_is_not_here(
+    recipe: Path, corpus: Path, how: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = [str(recipe), "--corpus", str(corpus), *how, "--speed.attention", "varlen"]
+    assert pretrain.main(call) == 2
+    assert "takes bfloat16 or float16, not float32; it has no dropout" in capsys.readouterr().err
+    served = ["--precision.compute", "bf16", "--model.attention-dropout", "0"]
+    assert pretrain.main([*call, *served]) == 0
+    heads = ["--model.hidden", "48"]  # heads of 12 columns
+    assert pretrain.main([*call, *served, *heads]) == 2
+    assert "needs a head dimension that divides by 8" in capsys.readouterr().err
+
+
+def test_a_trainer_refuses_it_on_its_own_device(recipe: Path, corpus: Path) -> None:
+    with pytest.raises(ValueError, match=r"speed\.attention.*cuda.*cpu"):
+        _trained(_without_dropout(recipe, attention="varlen"), corpus)
+
+
+def test_a_missing_compiler_is_told_before_anything_is_made(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(compiled: bool, device: torch.device) -> None:
+        raise ValueError(f"compile={compiled} needs a compiler for {device.type}")
+
+    monkeypatch.setattr("tools.training.factory.Regions", missing)
+    call = [str(recipe), "--corpus", str(tmp_path / "corpus"), "--cube", "1x2x1", "--compile"]
+    for how in ([], ["--dry-run"]):
+        assert pretrain.main([*call, *how]) == 2
+        assert "compile=True needs a compiler for " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_layers_ask_of_attention() -> None:
+    """Local layers see a window unless it holds the whole pack; the last layer alone asks for some rows."""
+    model = ModelRecipe(encoder="modern", layers=5, window=64, heads=2, attention_dropout=0.0)
+    recipe = Recipe(model=model, speed=SpeedRecipe(read_rows_only=True))
+    asked = [(facts.window, facts.queries) for facts in asked_of_attention(recipe, "cpu")]
+    assert asked == [(False, False), (True, False), (True, True)]
+    wide = dataclasses.replace(recipe, model=dataclasses.replace(model, window=128, layers=4))
+    assert [(facts.window, facts.queries) for facts in asked_of_attention(wide, "cpu")] == [
+        (False, False),
+        (False, True),
+    ]
+    (facts,) = asked_of_attention(Recipe(), "cpu")
+    assert (facts.head_dim, facts.dropout, facts.dtype, facts.gradient) == (64, True, torch.float32, True)

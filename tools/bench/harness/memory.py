@@ -1,0 +1,324 @@
+"""The highest growth of a process's memory, where the system can tell."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from models.bert.cost_model.peak_memory import StepMemory, step_memory
+from models.bert.cost_model.saved_activations import Load
+from tensor3d import local
+from tensor3d.cost_model.comm_volume import Wire
+from tensor3d.data import PackedBatch
+from tools.training.trainer import Trainer
+
+# --- The most tensor memory that a piece of code holds at once --------------------------------------------------------
+
+_STANDARD_ERROR = 2
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most bytes that `run` holds at once of what it takes from torch's allocator of the CPU, above what was held
+    before.
+
+    Exact, and the same each time, where one thread allocates. Gloo's threads free their buffers when they get to it, so
+    that with collectives it differs a little from run to run. It slows `run` down: time another one.
+    """
+    with without_notes(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
+        run()
+    events = [event for event in trace.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def peak_on(device: torch.device, run: Callable[[], object]) -> int:
+    """The same on any device; on a GPU by the counters of its allocator, at no cost."""
+    if device.type != "cuda":
+        return peak_bytes(run)
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+@contextmanager
+def without_notes() -> Iterator[None]:
+    """Leaves out what the profiler of torch 2.13 writes to standard error about its own start and end, and that there
+    was memory before; an environment variable alone could stop it. Whatever else is written meanwhile comes at the end.
+    """
+    sys.stderr.flush()
+    before = os.dup(_STANDARD_ERROR)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), _STANDARD_ERROR)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, _STANDARD_ERROR)
+            os.close(before)
+            written.seek(0)
+            for line in written:
+                if not line.startswith(b"USDT:") and b"before the profiling started" not in line:
+                    os.write(_STANDARD_ERROR, line)
+
+
+# --- What autograd keeps for the backward passes of a model while it trains, counted ----------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPass:
+    """One forward pass."""
+
+    kept: int
+    """Bytes of all storages that its backward will need, each counted once and whole, without those of parameters."""
+    batch: PackedBatch
+    """What went in first."""
+
+
+@contextmanager
+def counting_kept(model: nn.Module) -> Iterator[list[KeptPass]]:
+    """Inside, every forward pass of `model` adds its count to the list.
+
+    What is made of the model's output, such as the product with a loss scale, is not in it.
+    """
+    passes: list[KeptPass] = []
+    weights = {local(parameter).untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
+
+    def note(tensor: Tensor) -> Tensor:
+        with torch.no_grad():
+            own = local(tensor).detach()
+        kept[own.untyped_storage().data_ptr()] = own
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+
+    def begin(module: nn.Module, args: Any) -> None:
+        hooks.__enter__()
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        hooks.__exit__()
+        if output is None:  # it failed
+            kept.clear()
+            return
+        total = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
+        kept.clear()
+        passes.append(KeptPass(kept=total, batch=args[0]))
+
+    # Always: an exception would leave the hooks of autograd behind.
+    handles = [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
+    try:
+        yield passes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def load_of(batch: PackedBatch) -> Load:
+    """What a micro-batch gives this rank, with the lengths that its sequences really have."""
+    rows, masked, first = (tensor.shape[0] for tensor in (batch.ids, batch.masked, batch.first))
+    return Load(rows=rows, masked=masked, first=first, lengths=batch.sequences.lengths)
+
+
+# --- Tensor memory of one rank in training: counted in a step, and by the closed forms for the same batches -----------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Bytes."""
+
+    held: int
+    """Weights and the optimiser's state."""
+    held_closed_form: int
+    saved: int
+    """What autograd keeps for backward, beside parameters, of the micro-batch that needs most."""
+    saved_closed_form: int
+    """For the lengths of that one's sequences."""
+    saved_equal: bool
+    """Whether count and formulas agree on every micro-batch of the step."""
+    peak: int | None
+    """The most at once in the step, with what is held and the step's batches. On CPUs it differs a little from run to
+    run: gloo's buffers are in it. None: it was not asked for."""
+    peak_closed_form: int
+
+
+def count_memory(trainer: Trainer, wire: Wire, step: Callable[[], object], *, peaks: bool = True) -> RankMemory:
+    """Counts in one step of the trainer, which takes longer than others.
+
+    Args:
+        wire: the rank and the sizes of its types.
+        step: does a step of all ranks; the optimiser has done one before.
+        peaks: also follow every allocation, which on a CPU takes a profiler.
+    """
+
+    def run() -> None:
+        step()
+
+    growth: int | None = None
+    with counting_kept(trainer.model) as passes:
+        if peaks:
+            growth = peak_on(trainer.cube.device, run)
+        else:
+            run()
+    expected = [_expected(trainer, wire, each, len(passes)) for each in passes]
+    most = max(range(len(passes)), key=lambda number: passes[number].kept)
+    held = _held(trainer)
+    batches = sum(_size(each.batch) for each in passes)
+    return RankMemory(
+        held=held,
+        held_closed_form=expected[0].weights + expected[0].optimizer,
+        saved=passes[most].kept,
+        saved_closed_form=expected[most].saved.total,
+        saved_equal=all(e.saved.total == p.kept for e, p in zip(expected, passes, strict=True)),
+        peak=None if growth is None else held + batches + growth,
+        peak_closed_form=max(each.peak for each in expected),
+    )
+
+
+def _held(trainer: Trainer) -> int:
+    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    return sum(local(tensor).nbytes for tensor in [*trainer.model.parameters(), *states] if isinstance(tensor, Tensor))
+
+
+def _size(batch: PackedBatch) -> int:
+    """Bytes of its tensors, which the loader has made before the step; not of what layers have kept with it since."""
+    tensors = [value for value in vars(batch).values() if isinstance(value, Tensor)] + [batch.sequences.cu_seqlens]
+    if batch.read is not None:
+        chosen = batch.read.chosen
+        tensors += [batch.read.masked, batch.read.first, chosen.rows, chosen.own.rows]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _expected(trainer: Trainer, wire: Wire, each: KeptPass, micro_batches: int) -> StepMemory:
+    recipe, cuda = trainer.recipe, trainer.cube.device.type == "cuda"
+    return step_memory(
+        trainer.model.config,
+        wire,
+        load_of(each.batch),
+        micro_batches=micro_batches,
+        recompute=recipe.model.recompute,
+        keep_gathered=recipe.model.keep_gathered,
+        optimizer=recipe.optimizer.kind,
+        device="cuda" if cuda else "cpu",
+        wire_buffers=not cuda,
+    )
+
+
+# --- The memory of a process and all that it has started, read while they run (Linux) ---------------------------------
+
+_PROC = Path("/proc")
+
+
+class TreeMemory:
+    """Watches a process and its descendants from another thread, in a `with` block.
+
+    A page that several processes share counts once in all (the proportional set size), so what they have in common,
+    such as libraries, is not counted for each. Files that are mapped and read count while they are in memory.
+    """
+
+    def __init__(self, pid: int, every: float = 0.1) -> None:
+        """
+        Args:
+            pid: the process.
+            every: seconds between two readings; a peak between them is missed.
+        """
+        self.peak = 0
+        """Bytes, at the highest reading."""
+        self._pid, self._every = pid, every
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> TreeMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every):
+            self.peak = max(self.peak, sum(proportional_set(pid) for pid in descendants(self._pid)))
+
+
+def proportional_set(pid: int) -> int:
+    """Bytes; 0 for a process that is gone or not ours."""
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def descendants(pid: int) -> list[int]:
+    """The process, its children, theirs, and so on."""
+    found = [pid]
+    for parent in found:
+        for tasks in (_PROC / str(parent) / "task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(child) for child in tasks.read_text().split()]
+    return found
+
+
+# --- The highest growth of a process's memory, where the system can tell ----------------------------------------------
+
+_PROCESS = Path("/proc/self")
+
+
+class PeakMemory:
+    """Measures from construction on: tensors on a GPU, else the resident set of the process (Linux).
+
+    The resident set also grows by the pages of libraries when they are first used.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before: int | None = torch.cuda.memory_allocated(device)
+        else:
+            self._before = _peak_resident() if _reset_peak_resident() else None
+
+    def growth(self) -> int | None:
+        """Bytes at the highest point above those at construction. None where the system does not tell."""
+        if self._before is None:
+            return None
+        peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else _peak_resident()
+        return None if peak is None else peak - self._before
+
+
+def _reset_peak_resident() -> bool:
+    """Sets the peak to what is resident now (Linux 4.0, Documentation/filesystems/proc.rst)."""
+    try:
+        (_PROCESS / "clear_refs").write_text("5")
+    except OSError:  # another system, or not allowed in this container
+        return False
+    return True
+
+
+def _peak_resident() -> int | None:
+    try:
+        lines = (_PROCESS / "status").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 if found else None

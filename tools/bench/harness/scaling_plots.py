@@ -1,0 +1,268 @@
+"""Pictures of scaling, and `bench plot`, which draws them from the JSON files of earlier runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from tensor3d import CubeShape
+from tools.bench.harness.command import Subcommand
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# --- The boxes that scaling compares: for a number of ranks, one of each known kind -----------------------------------
+
+
+def cube(ranks: int) -> CubeShape:
+    """The box nearest to a cube; the smallest side is x, the largest y (Bian et al. 2021 for equal sides)."""
+    sides = [s for s in product(_divisors(ranks), repeat=2) if ranks % math.prod(s) == 0]
+    boxes = [(x, y, ranks // (x * y)) for x, y in sides]
+    x, y, z = min((box for box in boxes if box[0] <= box[2] <= box[1]), key=lambda box: (sum(box), box))
+    return CubeShape(x=x, y=y, z=z)
+
+
+def one_dimensional(ranks: int) -> CubeShape:
+    """Megatron's tensor parallelism, with sequence parallelism: (1, P, 1)."""
+    return CubeShape(y=ranks)
+
+
+def two_dimensional(ranks: int) -> CubeShape:
+    """(1, q, q). Raises ValueError where the number is no square."""
+    side = math.isqrt(ranks)
+    if side**2 != ranks:
+        raise ValueError(f"{ranks} ranks are no square.")
+    return CubeShape(y=side, z=side)
+
+
+def fully_sharded(ranks: int) -> CubeShape:
+    """Every rank has a part of each weight and gathers what it needs: (P, 1, 1)."""
+    return CubeShape(x=ranks)
+
+
+def copies(ranks: int) -> CubeShape:
+    """Data parallelism: P copies of one rank."""
+    return CubeShape(data=ranks)
+
+
+KINDS: Mapping[str, Callable[[int], CubeShape]] = {
+    "cube": cube,
+    "1d": one_dimensional,
+    "2d": two_dimensional,
+    "fsdp": fully_sharded,
+    "data": copies,
+}
+"""Kinds of boxes by name; each makes the box of so many ranks, or raises ValueError where there is none."""
+OTHER = "other"
+
+
+def kinds_of(shape: CubeShape) -> tuple[str, ...]:
+    """All the kinds that a box is of. With few ranks several kinds are the same box."""
+    found = []
+    for name, make in KINDS.items():
+        try:
+            found += [name] if make(shape.ranks) == shape else []
+        except ValueError:
+            continue
+    return tuple(found) or (OTHER,)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+# --- Pictures of scaling ----------------------------------------------------------------------------------------------
+
+Result = Mapping[str, Any]
+"""One box of "results" in a JSON file of `bench strong` or `bench weak`."""
+SCALINGS = ("strong", "weak")
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+_STYLES = {
+    "cube": ("#0072B2", "o"),
+    "1d": ("#D55E00", "s"),
+    "2d": ("#009E73", "D"),
+    "fsdp": ("#CC79A7", "^"),
+    "data": ("#E69F00", "v"),
+    OTHER: ("0.35", "x"),
+}
+_NAMES = {
+    "cube": "nearest to a cube",
+    "1d": "1-D, 1×P×1",
+    "2d": "2-D, 1×Q×Q",
+    "fsdp": "fully sharded, P×1×1",
+    "data": "data parallel",
+    OTHER: "other boxes",
+}
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One of the quantities."""
+
+    label: str
+    key: str
+    """Of a result."""
+    unit: float = 1.0
+    shared_out: bool = False
+    """Whether P ranks ideally have 1/P of it in strong scaling."""
+
+
+PANELS = (
+    Panel(label="time of a step (s)", key="seconds_median", shared_out=True),
+    Panel(label="received in a step, busiest rank (MiB)", key="bytes_received", unit=_MIB),
+    Panel(label="kept for backward, one rank (MiB)", key="saved_bytes", unit=_MIB, shared_out=True),
+    Panel(label="most tensor memory at once, one rank (MiB)", key="peak_tensor_bytes", unit=_MIB, shared_out=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotCommand(Subcommand):
+    """Draw time, traffic and memory against ranks, from the JSON files of `strong` or `weak`."""
+
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """JSON files of the same recipe; those of one kind of scaling, such as runs on 8, 64 and 512 ranks, are drawn
+    together."""
+    output_dir: Path = Path()
+    """Folder for strong.png and weak.png."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Any:
+        return cls(files=tyro.MISSING)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        if not self.output_dir.is_dir():
+            raise ValueError(f"--output-dir must be a folder that exists. Got {self.output_dir}.")
+        check_drawing("plot")
+        for scaling, results in read_results(self.files).items():
+            picture = self.output_dir / f"{scaling}.png"
+            save_picture(draw(scaling, results), picture)
+            print(f"written: {picture}")
+        sys.stdout.flush()
+        return 0
+
+
+def read_results(files: Sequence[Path]) -> dict[str, list[Result]]:
+    """The results of all files, by kind of scaling.
+
+    Raises:
+        ValueError: no file, or one that neither `strong` nor `weak` has written.
+    """
+    found: dict[str, list[Result]] = {}
+    for path in files:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            scaling, results = content["benchmark"], content["results"]
+        except (ValueError, KeyError, TypeError):
+            scaling, results = None, []
+        needed = {"kinds", "ranks", *(panel.key for panel in PANELS)}
+        if scaling not in SCALINGS or not results or any(needed - result.keys() for result in results):
+            raise ValueError(f"a file that tools.bench strong or weak has written by --output is needed. Got {path}.")
+        found.setdefault(scaling, []).extend(results)
+    if not found:
+        raise ValueError("name at least one file that tools.bench strong or weak has written by --output.")
+    return found
+
+
+def check_picture(path: Path) -> None:
+    """Raises ValueError where a picture can be neither drawn nor written: better before a measurement than after."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"--plot must be a file in a folder that exists. Got {path}.")
+    check_drawing("--plot")
+
+
+def check_drawing(what: str) -> None:
+    """Raises ValueError where nothing can be drawn."""
+    if find_spec("matplotlib") is None:
+        raise ValueError(f"{what} needs the package matplotlib: pip install matplotlib.")
+
+
+def draw(scaling: str, results: Sequence[Result]) -> Figure:
+    """Four panels; in each a line for each kind of boxes, and in grey what is ideal.
+
+    Args:
+        scaling: "strong" or "weak".
+    """
+    from matplotlib.figure import Figure  # it takes a second, for which nobody should wait who wants no picture
+
+    figure = Figure(figsize=(11.0, 8.0), layout="constrained")
+    for axes, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+        _draw_panel(axes, panel, scaling, results)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=10.5)
+    batch = sorted({result["global_batch"] for result in results})
+    packs = f"{batch[0]} packs a step" if len(batch) == 1 else f"{batch[0]} to {batch[-1]} packs a step"
+    figure.suptitle(f"{scaling} scaling, {packs}", fontsize=13)
+    return figure
+
+
+def lines(results: Sequence[Result], key: str) -> dict[str, list[tuple[int, float]]]:
+    """(ranks, value) of each kind, ascending. What is 0, as the traffic of one rank, has no place on its scale."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for kind in [*KINDS, OTHER]:
+        points = [(result["ranks"], result[key]) for result in results if kind in result["kinds"] and result[key] > 0]
+        if points:
+            found[kind] = sorted(points)
+    return found
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Writes a PNG beside `path` and renames."""
+    draft = path.with_name(path.name + ".partial")
+    figure.savefig(draft, format="png", dpi=130)
+    os.replace(draft, path)
+
+
+def _draw_panel(axes: Axes, panel: Panel, scaling: str, results: Sequence[Result]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    results = [result for result in results if result[panel.key] is not None]  # peaks of many ranks are not measured
+    if not results:
+        return
+    for kind, points in lines(results, panel.key).items():
+        colour, marker = _STYLES[kind]
+        ranks, values = zip(*points, strict=True)
+        axes.plot(
+            ranks,
+            [value / panel.unit for value in values],
+            color=colour,
+            marker=marker,
+            linestyle="none" if kind == OTHER else "-",
+            linewidth=1.8,
+            label=_NAMES[kind],
+        )
+    _draw_ideal(axes, panel, scaling, results)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    numbers = sorted({result["ranks"] for result in results})
+    axes.set_xticks(numbers, [str(number) for number in numbers])
+    axes.minorticks_off()
+    axes.set_xlabel("ranks")
+    axes.set_title(panel.label, fontsize=11, loc="left")
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_ideal(axes: Axes, panel: Panel, scaling: str, results: Sequence[Result]) -> None:
+    """From the fewest ranks on: 1/P of it where the work is the same, as much where the work grows."""
+    if not panel.shared_out:
+        return
+    numbers = sorted({result["ranks"] for result in results})
+    first = min(result[panel.key] for result in results if result["ranks"] == numbers[0]) / panel.unit
+    ideal = [first * (numbers[0] / number if scaling == "strong" else 1.0) for number in numbers]
+    axes.plot(numbers, ideal, color="0.7", linestyle="--", linewidth=1.2, label="ideal", zorder=1)

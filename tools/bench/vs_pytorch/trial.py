@@ -1,0 +1,410 @@
+"""What a rank does for `bench rivals`: all contenders live in the same processes and work in turns."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from models.bert import BertConfig, BertForPreTraining
+from tensor3d import Cube, CubeShape, TransformerLayer3D, clip_grad_norm_, local, shard
+from tensor3d.batches.sequences import Sequences
+from tensor3d.data.batch import Pack, PackedBatch, check_rows, collate
+from tensor3d.data.masking import MASKED_SHARE
+from tensor3d.optim import AdamW, decay_groups
+from tools.bench.harness.memory import PeakMemory, peak_on
+from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights
+from tools.bench.vs_pytorch.strategies import (
+    CollectiveCount,
+    fully_sharded,
+    replicated,
+    sum_partial_gradients,
+    tensor_parallel,
+)
+
+# --- The work that `bench rivals` gives to all alike, as a rank of the plain model or of a cube holds it --------------
+#
+# All sequences have full length, so nobody gains from packing.
+#
+# B sequences, L tokens of each, H hidden size
+
+What = Literal["step", "layer"]
+"""A whole training step, or forward and backward of one transformer layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One global batch, the same at every step."""
+
+    what: What
+    config: BertConfig
+    sequences: int
+    """B, of the global batch."""
+    length: int
+    """L: all sequences fill it."""
+    seed: int = 0
+    """Of weights and batch."""
+
+    @property
+    def masked(self) -> int:
+        """Masked tokens of a sequence."""
+        return max(1, round(MASKED_SHARE * self.length))
+
+    @property
+    def tokens(self) -> int:
+        """Of the global batch."""
+        return self.sequences * self.length
+
+    def check_cube(self, shape: CubeShape) -> None:
+        """Raises ValueError where a cube cannot do it."""
+        members = shape.planes * shape.z
+        if self.sequences % members:
+            raise ValueError(
+                f"cube {shape}: --sequences must divide by data * x * z = {members}. Got {self.sequences}. Choose "
+                "other sequences or another cube."
+            )
+        try:
+            self.config.check(shape)
+            check_rows(packs_per_rank=self.sequences // members, z=shape.z, capacity=self.length, y=shape.y)
+        except ValueError as problem:
+            raise ValueError(f"cube {shape}: {problem}") from None
+
+
+class PlainBatch(NamedTuple):
+    """Arguments of `PlainBert.forward`."""
+
+    ids: Tensor
+    types: Tensor
+    masked: Tensor
+    masked_labels: Tensor
+    next_labels: Tensor
+
+
+def plain_batch(work: Work, first: int, last: int, device: torch.device) -> PlainBatch:
+    """Sequences `first` to `last` of the global batch."""
+    packs = _packs(work)[first:last]
+    masked = [row * work.length + pack.masked for row, pack in enumerate(packs)]
+    parts = (
+        np.stack([pack.ids for pack in packs]),
+        np.stack([pack.types for pack in packs]),
+        np.concatenate(masked),
+        np.concatenate([pack.masked_labels for pack in packs]),
+        np.concatenate([pack.next_labels for pack in packs]),
+    )
+    return PlainBatch(*(torch.from_numpy(part).to(device) for part in parts))
+
+
+def packed_batch(work: Work, cube: Cube) -> PackedBatch:
+    """The same batch, a sequence in each pack, as this rank of a cube holds it."""
+    shape, place = cube.shape, cube.coordinate
+    count = work.sequences // shape.planes
+    plane = place["data"] * shape.x + place["x"]
+    return collate(
+        _packs(work)[plane * count : (plane + 1) * count],
+        capacity=work.length,
+        masked_per_pack=work.masked,
+        max_sequences=1,
+        y=shape.y,
+        z=shape.z,
+        slice_index=place["z"],
+        pad=0,
+    ).to(cube.device)
+
+
+def whole_hidden(work: Work) -> tuple[Tensor, Tensor]:
+    """What one layer is given, and the gradient of what it gives: (B, L, H) both."""
+    generator = torch.Generator().manual_seed(work.seed)
+    size = (2, work.sequences, work.length, work.config.hidden)
+    x, gradient = torch.randn(size, generator=generator, dtype=torch.float32).to(torch.get_default_dtype()).unbind(0)
+    return x, gradient
+
+
+def packed_hidden(work: Work, cube: Cube) -> tuple[Tensor, Tensor, Sequences]:
+    """The same on face z of a cube, (M/xy, H/z) both, and the sequences of this rank's rows on face y."""
+    x, gradient = (shard(whole.flatten(0, 1), cube, "z").to(cube.device) for whole in whole_hidden(work))
+    own = work.sequences // (cube.shape.planes * cube.shape.z)
+    return x, gradient, Sequences.from_lengths([work.length] * own, cube.device)
+
+
+def _packs(work: Work) -> list[Pack]:
+    """One sequence in each."""
+    random = np.random.default_rng(work.seed)
+    return [_pack(work, random) for _ in range(work.sequences)]
+
+
+def _pack(work: Work, random: np.random.Generator) -> Pack:
+    length, vocab = work.length, work.config.vocab
+    return Pack(
+        ids=random.integers(0, vocab, length),
+        types=(np.arange(length) * 2 // length) % work.config.types,
+        lengths=np.array([length]),
+        masked=np.sort(random.choice(length, work.masked, replace=False)),
+        masked_labels=random.integers(0, vocab, work.masked),
+        next_labels=random.integers(0, 2, 1),
+    )
+
+
+# --- Who competes in `bench rivals`: a model that is split somehow, with its share of the work ------------------------
+
+RIVALS = ("tp", "fsdp2", "tp+fsdp2", "ddp")
+# The same for all. Epsilon is BERT's; PyTorch's own default is another one.
+_LR, _BETAS, _EPS, _DECAY, _MAX_NORM = 1e-4, (0.9, 0.999), 1e-6, 0.01, 1.0
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """One model on one rank."""
+
+    model: nn.Module
+    forward: Callable[[], Tensor]
+    """What backward begins with."""
+    gradient: Tensor | None = None
+    """Of what `forward` returns; None: it is a loss."""
+    given: Tensor | None = None
+    """What gets a gradient and is no parameter: the input of a layer."""
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    """What forward and backward run in."""
+    complete: Callable[[], None] = _nothing
+    """Makes gradients whole after backward, where that is not done by itself."""
+    clip: Callable[[], object] = _nothing
+    optimizer: torch.optim.Optimizer | None = None
+    """None: forward and backward are all."""
+
+    def step(self) -> Tensor:
+        """All of it. The loss of this rank, a scalar; of a layer, the sum of squares of the gradient of its input."""
+        shown = self.passes()
+        self.update()
+        self.forget()
+        return shown
+
+    def passes(self) -> Tensor:
+        """Forward and backward."""
+        with self.around():
+            result = self.forward()
+            result.backward(self.gradient)
+        self.complete()
+        if self.given is None or self.given.grad is None:
+            return result.detach()
+        return torch.linalg.vector_norm(self.given.grad).square()
+
+    def update(self) -> None:
+        if self.optimizer is not None:
+            self.clip()
+            self.optimizer.step()
+
+    def forget(self) -> None:
+        """Drops all gradients."""
+        self.model.zero_grad(set_to_none=True)
+        if self.given is not None:
+            self.given.grad = None
+
+
+def make_ours(work: Work, cube: Cube) -> Contender:
+    """`models.bert` on a cube."""
+    model = _ours(work, cube)
+    if work.what == "layer":
+        x, gradient, sequences = packed_hidden(work, cube)
+        x.requires_grad_()
+        return Contender(model=model, forward=lambda: model(x, sequences), gradient=gradient, given=x)
+    batch, targets = packed_batch(work, cube), work.sequences * work.masked
+    return Contender(
+        model=model,
+        forward=lambda: model(batch, targets, work.sequences).loss,
+        clip=lambda: clip_grad_norm_(model.parameters(), _MAX_NORM, cube),
+        optimizer=AdamW(decay_groups(model, _DECAY), cube, lr=_LR, betas=_BETAS, eps=_EPS),
+    )
+
+
+def make_rival(name: str, work: Work, device: torch.device, tensor_size: int) -> Contender:
+    """The plain model, split by PyTorch's own means over all processes, with the weights of ours.
+
+    Args:
+        name: one of `RIVALS`.
+        tensor_size: ranks of the tensor-parallel dimension of "tp+fsdp2".
+    """
+    plain = PlainLayer(work.config) if work.what == "layer" else PlainBert(work.config)
+    copy_weights(plain, _ours(work, Cube.single()))
+    plain.to(device)
+    mesh = _mesh(name, device, tensor_size)
+    groups, members = mesh.shape
+    if members > 1:
+        tensor_parallel(plain, mesh["tensor"])
+    if name.endswith("fsdp2"):
+        fully_sharded(plain, mesh["data"])
+    model: nn.Module = replicated(plain) if name == "ddp" else plain
+    parameters = list(model.parameters())
+    share = work.sequences // groups
+    first = mesh.get_local_rank("data") * share
+    complete = (lambda: sum_partial_gradients(parameters)) if members > 1 else _nothing
+    if work.what == "layer":
+        place = mesh.get_local_rank("tensor")
+        own = (whole[first : first + share].chunk(members, 1)[place] for whole in whole_hidden(work))
+        x, gradient = (part.to(device, copy=True) for part in own)
+        x.requires_grad_()
+        return Contender(model=model, forward=lambda: model(x), gradient=gradient, given=x, complete=complete)
+    batch = plain_batch(work, first, first + share, device)
+    return Contender(
+        model=model,
+        forward=lambda: model(*batch),
+        around=loss_parallel if members > 1 else nullcontext,
+        complete=complete,
+        clip=lambda: nn.utils.clip_grad_norm_(parameters, _MAX_NORM),
+        optimizer=torch.optim.AdamW(decay_groups(model, _DECAY), lr=_LR, betas=_BETAS, eps=_EPS, fused=True),
+    )
+
+
+def _mesh(name: str, device: torch.device, tensor_size: int) -> DeviceMesh:
+    """Dimensions "data", whose ranks have different sequences, and "tensor", whose ranks share theirs."""
+    world = dist.get_world_size()
+    tensor = {"tp": world, "tp+fsdp2": tensor_size}.get(name, 1)
+    mesh = init_device_mesh(device.type, (world // tensor, tensor), mesh_dim_names=("data", "tensor"))
+    if 1 < tensor < world:
+        mesh._flatten("all")  # norms over both dimensions are then summed at once
+    return mesh
+
+
+def _ours(work: Work, cube: Cube) -> nn.Module:
+    """The model on a cube. From the same seed its weights are the same on every one."""
+    cube.manual_seed(work.seed)
+    c = work.config
+    if work.what == "step":
+        return BertForPreTraining(c, cube)
+    return TransformerLayer3D(c.hidden, c.heads, cube, c.inner_size, activation=c.activation, eps=c.eps, std=c.std)
+
+
+# --- What a rank does for `bench rivals` ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What does not change from step to step, as one rank knows it."""
+
+    device: str
+    threads: int
+    losses: tuple[float, ...]
+    """Of the first steps, over all ranks, nats. Of a layer: sums of squares of the gradient of its input."""
+    received: dict[str, int]
+    """Bytes received by this rank in a step, by kind of collective."""
+    calls: dict[str, int]
+    """Collectives of a step, by kind."""
+    counted_by_cube: int | None
+    """Bytes received, as the cube itself counts them. None: this is no cube."""
+    rest: int
+    """Bytes of tensors between two steps: parameters, optimiser state, inputs of a layer, and buckets that stay."""
+    peak: int
+    """The most bytes of tensors at once in a step, `rest` among them."""
+    resident: int | None
+    """Growth of the process from before the model to after the warm-up. Contenders that were made before have left
+    it pages to use again."""
+
+
+class RivalsTrial:
+    """All contenders on one rank, halted between calls.
+
+    Args:
+        cube: of all processes; its device is used, and that they are connected.
+        names: those of `RIVALS`, and cubes as XxYxZ, in the order in which they are made.
+        tensor_size: ranks of the tensor-parallel dimension of "tp+fsdp2".
+        warmup: steps of each before the timed ones, at least 1.
+    """
+
+    def __init__(self, cube: Cube, work: Work, names: Sequence[str], tensor_size: int, warmup: int) -> None:
+        # Of tp+fsdp2, whose layers return the local view of a DTensor. Nobody changes it in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        self._work, self._device = work, cube.device
+        self._contenders: dict[str, Contender] = {}
+        self._facts: dict[str, RankFacts] = {}
+        for name in names:
+            memory = PeakMemory(cube.device)
+            own = None if name in RIVALS else _cube(name, cube.device)
+            contender = make_rival(name, work, cube.device, tensor_size) if own is None else make_ours(work, own)
+            gc.collect()  # what splitting has left, such as whole weights
+            losses = tuple(self._over_all(contender.step()) for _ in range(warmup))
+            self._contenders[name] = contender
+            self._facts[name] = self._observe(contender, own, losses, memory.growth())
+
+    def turn(self, name: str, steps: int) -> list[float]:
+        """Seconds of each step. One more goes first and counts for nothing: others had the caches in between."""
+        contender = self._contenders[name]
+        return [self._seconds(contender) for _ in range(1 + steps)][1:]
+
+    def get_facts(self) -> dict[str, RankFacts]:
+        return self._facts
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _seconds(self, contender: Contender) -> float:
+        dist.barrier()
+        begin = perf_counter()
+        contender.step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return perf_counter() - begin
+
+    def _over_all(self, loss: Tensor) -> float:
+        """Of the whole batch: a rank's loss is a mean over its share, or over the whole already."""
+        total = loss.to(torch.float64)
+        dist.all_reduce(total)
+        return total.item() / (1 if self._work.what == "layer" else dist.get_world_size())
+
+    def _observe(
+        self, contender: Contender, cube: Cube | None, losses: tuple[float, ...], resident: int | None
+    ) -> RankFacts:
+        with CollectiveCount() as count, nullcontext() if cube is None else cube.traffic.counting() as own_count:
+            contender.step()
+        rest = resting_bytes(contender)
+        return RankFacts(
+            device=self._device.type,
+            threads=torch.get_num_threads(),
+            losses=losses,
+            received=dict(count.received),
+            calls=dict(count.calls),
+            counted_by_cube=None if own_count is None else own_count.total_bytes,
+            rest=rest,
+            peak=rest + peak_on(self._device, contender.step),
+            resident=resident,
+        )
+
+
+def resting_bytes(contender: Contender) -> int:
+    """Bytes of this rank's tensors that stay between two steps. Takes a step to find out which memory of gradients
+    does, as buckets do."""
+    contender.passes()
+    parameters = list(contender.model.parameters())
+    storages = [local(p.grad).untyped_storage() for p in parameters if p.grad is not None]
+    gradients = {StorageWeakRef(storage): storage.nbytes() for storage in storages}
+    del storages
+    contender.update()
+    contender.forget()
+    sizes = {reference.cdata: size for reference, size in gradients.items() if not reference.expired()}
+    stay: list[Tensor] = [*parameters]
+    stay += [tensor for tensor in (contender.given, contender.gradient) if tensor is not None]
+    if contender.optimizer is not None:
+        states = contender.optimizer.state.values()
+        stay += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    for tensor in stay:
+        storage = local(tensor.detach()).untyped_storage()
+        sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _cube(name: str, device: torch.device) -> Cube:
+    shape = CubeShape.parse(name)
+    return Cube(shape.x, shape.y, shape.z, device=device)

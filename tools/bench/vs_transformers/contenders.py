@@ -1,0 +1,320 @@
+"""The contenders of `bench library`: `transformers` as it is, with its head on masked rows alone, and ours.
+
+All have the same weights, the same objective (means over the whole step's masked tokens and sequences), the same
+clipping and AdamW, fused.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from models.bert import BertConfig, BertForPreTraining, export_huggingface
+from models.bert.cost_model.flops import step_flops
+from models.bert.huggingface.config import settings_of
+from tensor3d import Cube, Precision, Speed, clip_grad_norm_
+from tensor3d.attention.backends import Backend
+from tensor3d.data.batch import PackedBatch
+from tensor3d.data.loader import settle
+from tensor3d.optim import AdamW, decay_groups
+from tools.bench.vs_transformers.data import PaddedBatch, Work
+from tools.common.batching import split
+from tools.finetune.config import FinetuneRecipe
+from tools.finetune.tasks import ClassifyTask, Example
+
+# ----------------------------------------------------------------------------------------------------------------------
+# transformers' BertForSequenceClassification on padded batches with an attention mask: what packing is measured by.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LibraryStep:
+    loss: Tensor
+
+
+class LibraryTrainer:
+    """The library's model of the same configuration, with random weights; torch's fused AdamW, the same clipping.
+
+    Args:
+        slots: of a micro-batch, as the other modes have it.
+
+    Raises:
+        ValueError: the modern encoder or norms before the blocks, which the library's BERT does not have.
+    """
+
+    def __init__(
+        self, task: ClassifyTask, recipe: FinetuneRecipe, config: BertConfig, device: torch.device, slots: int
+    ) -> None:
+        from transformers import BertConfig as LibraryConfig
+        from transformers import BertForSequenceClassification
+
+        if config.encoder != "classic" or config.norm != "post":
+            raise ValueError(
+                f'transformers has no BERT with encoder="{config.encoder}" and norm="{config.norm}". '
+                'Leave "transformers" out of --modes.'
+            )
+        settings = settings_of(config, "BertForSequenceClassification", "fp32", labels=task.labels, problem="classify")
+        self._model = BertForSequenceClassification(LibraryConfig.from_dict(settings)).to(device).train()
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(),
+            lr=recipe.optimizer.lr,
+            weight_decay=recipe.optimizer.weight_decay,
+            fused=True,
+        )
+        self._clip, self._slots, self._device = recipe.optimizer.clip, slots, device
+        self._type = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision.compute)
+
+    def take(self, step: int, examples: Sequence[Example]) -> LibraryStep:
+        total = torch.zeros((), device=self._device)
+        for part in split([len(example.text.ids) for example in examples], self._slots, padded=True):
+            loss = self._loss(examples[part], len(examples))
+            loss.backward()
+            total = total + loss.detach()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return LibraryStep(loss=total)
+
+    def _loss(self, examples: Sequence[Example], texts: int) -> Tensor:
+        ids, types = (
+            pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True).to(self._device)
+            for rows in ([e.text.ids for e in examples], [e.text.types for e in examples])
+        )
+        lengths = torch.tensor([len(example.text.ids) for example in examples], device=self._device)
+        mask = torch.arange(ids.shape[1], device=self._device) < lengths.unsqueeze(1)
+        labels = torch.tensor(np.array([example.target for example in examples]), device=self._device)
+        with torch.autocast(self._device.type, self._type or torch.bfloat16, enabled=self._type is not None):
+            output = self._model(input_ids=ids, token_type_ids=types, attention_mask=mask.long(), labels=labels)
+        loss: Tensor = output.loss * (len(examples) / texts)
+        return loss
+
+
+# --- The contenders of `bench library` --------------------------------------------------------------------------------
+
+PLAIN, MASKED = "transformers", "transformers-masked"
+OURS, ROWS, COMPILED, ROWS_COMPILED = "ours", "ours-rows", "ours-compiled", "ours-rows-compiled"
+CONTENDERS = (PLAIN, MASKED, OURS, ROWS, COMPILED, ROWS_COMPILED)
+"""`transformers`' BertForPreTraining as it is; the same with its masked-LM head on the masked rows alone; ours; ours
+whose last layer computes the rows alone that heads read; both of these with compiled regions."""
+COMPILING = {COMPILED, ROWS_COMPILED}
+_READING_ROWS = {ROWS, ROWS_COMPILED}
+_CLIP, _DECAY = 1.0, 0.01
+_OPTIONS = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What one forward and backward pass without dropout gives, before any step."""
+
+    loss: float
+    """Masked-LM plus next-sentence loss, in nats."""
+    gradient_norm: float
+
+
+class Side(ABC):
+    """A model with its optimiser."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    config: BertConfig
+    read_rows_only: bool = False
+
+    def prepared(self, work: Work) -> Work:
+        """The same work as new to the model, before the clock starts."""
+        return work
+
+    @abstractmethod
+    def gradients(self, work: Work) -> Tensor:
+        """Forward and backward of all micro-batches. The loss of the step."""
+
+    @abstractmethod
+    def clip(self) -> Tensor:
+        """The norm of the gradients before it was limited."""
+
+    @abstractmethod
+    def slots(self, work: Work) -> int:
+        """What it computes in a step, empty ones included."""
+
+    def flops(self, work: Work) -> int:
+        """What the model's products need for these sequences."""
+        return step_flops(self.config, work.step, read_rows_only=self.read_rows_only)
+
+    def step(self, work: Work) -> float:
+        """A whole training step; the loss, for which it waits."""
+        loss = self.gradients(work)
+        self.clip()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def check(self, work: Work) -> Checked:
+        """Changes nothing."""
+        self.model.eval()
+        loss, norm = self.gradients(self.prepared(work)), self.clip()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.train()
+        return Checked(loss=loss.item(), gradient_norm=norm.item())
+
+
+class Ours(Side):
+    """A model of this project on one device, on packs."""
+
+    def __init__(
+        self,
+        name: str,
+        config: BertConfig,
+        folder: Path,
+        compute: torch.dtype | None,
+        device: torch.device,
+        backend: Backend = "auto",
+    ) -> None:
+        self.config, self.read_rows_only = config, name in _READING_ROWS
+        speed = Speed(compile=name in COMPILING)
+        self._cube = Cube.single(device, precision=Precision(compute=compute), speed=speed)
+        options = {"read_rows_only": self.read_rows_only, "backend": backend}
+        self.model = BertForPreTraining.from_pretrained(folder, self._cube, **options).train()
+        self.optimizer = AdamW(decay_groups(self.model, _DECAY), self._cube, **_OPTIONS)  # type: ignore[arg-type]
+
+    def prepared(self, work: Work) -> Work:
+        # `to` copies nothing, for the batches lie there. But it forgets what an earlier step has found out about the
+        # sequences: they are new ones to each.
+        fresh: list[PackedBatch] = [batch.to(self._cube.device) for batch in work.step.batches]
+        if self._cube.device.type == "cuda":  # for which a loader finds it out in the background
+            for batch in fresh:
+                settle(batch)
+            torch.cuda.synchronize(self._cube.device)
+        return replace(work, step=replace(work.step, batches=fresh))
+
+    def gradients(self, work: Work) -> Tensor:
+        total = torch.zeros((), device=self._cube.device)
+        for batch in work.step.batches:
+            loss = self.model(batch, work.step.targets, work.step.sequences).loss
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def clip(self) -> Tensor:
+        return clip_grad_norm_(self.model.parameters(), _CLIP, self._cube)
+
+    def slots(self, work: Work) -> int:
+        return work.packed_slots
+
+
+class Library(Side):
+    """`transformers`' BertForPreTraining with PyTorch's attention, on padded batches.
+
+    Args:
+        config: of the same model in this project.
+        model, optimizer: of `library_model`; several sides may share them, for a step's time does not depend on what
+            was learnt.
+        masked_rows: whether the masked-LM head computes the masked rows alone.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        compute: torch.dtype | None,
+        *,
+        masked_rows: bool,
+    ) -> None:
+        self.config, self.model, self.optimizer = config, model, optimizer
+        self._compute, self._masked_rows = compute, masked_rows
+
+    def gradients(self, work: Work) -> Tensor:
+        total = torch.zeros((), device=work.padded[0].ids.device)
+        for batch in work.padded:
+            with torch.autocast(total.device.type, self._compute, enabled=self._compute is not None):
+                logits, labels, pairs = self._masked(batch) if self._masked_rows else self._whole(batch)
+                # The library's own two losses, but as parts of the step's means: batches differ in what is masked.
+                loss = F.cross_entropy(logits, labels, reduction="sum") / work.step.targets
+                loss = loss + F.cross_entropy(pairs, batch.next_labels, reduction="sum") / work.step.sequences
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def clip(self) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
+
+    def slots(self, work: Work) -> int:
+        return work.padded_slots
+
+    def _whole(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        output = self.model(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
+        return output.prediction_logits.flatten(0, 1), batch.labels.flatten(), output.seq_relationship_logits
+
+    def _masked(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        encoder: Any = self.model.bert
+        heads: Any = self.model.cls
+        found = encoder(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
+        rows = found.last_hidden_state.flatten(0, 1).index_select(0, batch.rows)
+        return heads.predictions(rows), batch.row_labels, heads.seq_relationship(found.pooler_output)
+
+
+def write_model(config: BertConfig, folder: Path, seed: int) -> None:
+    """Fresh weights as a Hugging Face folder, from which all contenders begin."""
+    cube = Cube.single()
+    cube.manual_seed(seed)
+    export_huggingface(BertForPreTraining(config, cube), cube, folder)
+
+
+def make_sides(
+    names: Sequence[str],
+    config: BertConfig,
+    folder: Path,
+    compute: torch.dtype | None,
+    device: torch.device,
+    backend: Backend = "auto",
+) -> dict[str, Side]:
+    """The contenders, in their order.
+
+    Args:
+        config: with which the folder was written.
+        folder: of `write_model`.
+        compute: the type of products; the weights are fp32. None: that too.
+        backend: of our attention.
+    """
+    sides: dict[str, Side] = {}
+    library = library_model(folder, device) if {PLAIN, MASKED} & set(names) else None
+    for name in names:
+        if name in (PLAIN, MASKED):
+            assert library is not None
+            sides[name] = Library(config, *library, compute, masked_rows=name == MASKED)
+        else:
+            sides[name] = Ours(name, config, folder, compute, device, backend)
+    return sides
+
+
+def library_model(folder: Path, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """`transformers`' model with PyTorch's attention and the weights of a folder, and its optimiser."""
+    from transformers import BertForPreTraining as LibraryBert
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # a bar of its own, which would stand between the figures
+    try:
+        model = LibraryBert.from_pretrained(
+            folder, local_files_only=True, attn_implementation="sdpa", dtype=torch.float32
+        )
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    model = model.to(device).train()
+    return model, torch.optim.AdamW(decay_groups(model, _DECAY), fused=True, **_OPTIONS)  # type: ignore[arg-type]
+
+
+def with_sizes(
+    config: BertConfig, *, layers: int | None, dropout: float, attention_dropout: float | None = None
+) -> BertConfig:
+    """The config with so many layers and that dropout, everywhere unless told otherwise of attention."""
+    inner = dropout if attention_dropout is None else attention_dropout
+    return replace(config, layers=layers or config.layers, dropout=dropout, attention_dropout=inner)

@@ -1,0 +1,405 @@
+"""The figures of `bench library` and their table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from tools.bench.harness.memory import without_notes
+from tools.bench.vs_transformers.contenders import (
+    COMPILED,
+    CONTENDERS,
+    MASKED,
+    OURS,
+    PLAIN,
+    ROWS,
+    ROWS_COMPILED,
+    Checked,
+)
+from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work
+from tools.common.machine import aligned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# --- Where the time of a step goes: its dearest operators, from a profile ---------------------------------------------
+
+OPERATOR_HEADER = ("operator", "calls", "own ms", "share")
+
+
+class Operator(NamedTuple):
+    """All calls of one operator in a step."""
+
+    name: str
+    calls: int
+    seconds: float
+    """Without what other operators did inside of it: on a GPU that of its kernels, else that of the host."""
+    share: float
+    """Of all operators' seconds."""
+
+
+def operators_of(device: torch.device, run: Callable[[], object], most: int) -> list[Operator]:
+    """The operators of `run` that take longest, so many at most. The profiler slows `run` down: time another one."""
+    gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+    with without_notes(), profile(activities=activities, acc_events=True) as trace:
+        run()
+    # Kernels stand in the list too, and with the operators that launch them: once is enough.
+    events: list[Any] = [event for event in trace.key_averages() if event.device_type == DeviceType.CPU]
+    own = {event.key: (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e6 for event in events}
+    whole = sum(own.values())
+    calls = {event.key: event.count for event in events}
+    dearest = sorted(own, key=lambda key: own[key], reverse=True)[:most]
+    # A profiler that is kept from a GPU's kernels tells of none.
+    shares = {key: own[key] / whole if whole else 0.0 for key in dearest}
+    return [Operator(name=key, calls=calls[key], seconds=own[key], share=shares[key]) for key in dearest]
+
+
+def table(operators: Sequence[Operator]) -> list[str]:
+    rows = [(each.name, f"{each.calls:,}", f"{each.seconds * 1e3:,.1f}", f"{each.share:.1%}") for each in operators]
+    return aligned(OPERATOR_HEADER, rows)
+
+
+# --- The figures of `bench library` and their table -------------------------------------------------------------------
+
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
+"""Relative difference of first losses that rounding can explain with a wide margin."""
+NORM_TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
+"""The same for norms of gradients."""
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One step of one contender."""
+
+    seconds: float
+    tokens: int
+    """Real ones."""
+    sequences: int
+    flops: int
+    """Of the model, for these sequences: padding, and logits without a label, count nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFigures:
+    """What the timed steps of one kind of input hold: the same sequences for all contenders."""
+
+    inputs: str
+    steps: int
+    sequences: int
+    tokens: int
+    """Real ones."""
+    padded_batches: int
+    """Micro-batches of `transformers`."""
+    padded_fill: float
+    """Share of their slots that hold a token."""
+    packed_batches: int
+    """Micro-batches of packs."""
+    packed_fill: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.inputs}: {self.sequences:,} sequences of {self.tokens:,} tokens in {self.steps} timed steps; "
+            f"{self.padded_batches} padded micro-batches, {self.padded_fill:.2%} filled; "
+            f"{self.packed_batches} of packs, {self.packed_fill:.2%} filled"
+        )
+
+
+def input_figures(kind: str, timed: Sequence[Work]) -> InputFigures:
+    tokens = sum(work.step.tokens for work in timed)
+    return InputFigures(
+        inputs=kind,
+        steps=len(timed),
+        sequences=sum(work.step.sequences for work in timed),
+        tokens=tokens,
+        padded_batches=sum(len(work.padded) for work in timed),
+        padded_fill=tokens / sum(work.padded_slots for work in timed),
+        packed_batches=sum(len(work.step.batches) for work in timed),
+        packed_fill=tokens / sum(work.packed_slots for work in timed),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideFigures:
+    """One contender on one kind of input."""
+
+    preset: str
+    precision: str
+    inputs: str
+    contender: str
+    steps: int
+    seconds_median: float
+    """Of a step."""
+    seconds_quartiles: tuple[float, float]
+    tokens_per_second: float
+    """Real tokens of all timed steps over their seconds."""
+    tokens_per_second_median: float
+    """The same of each round; median."""
+    tokens_per_second_range: tuple[float, float]
+    """The lowest and the highest round."""
+    sequences_per_second: float
+    """Of all timed steps."""
+    model_flops: float
+    """FLOP/s of the model, of all timed steps: what these sequences need, whatever else was computed."""
+    mfu: float
+    """The same as a share of what products of matrices alone reach here, in this type."""
+    ratio: float
+    """Tokens/s over those of "transformers-masked", of all timed steps: above 1 is faster. Long steps count for more
+    in it, and no round is left out of it, however few there are."""
+    ratio_median: float
+    """The same of each round; median."""
+    ratio_range: tuple[float, float]
+    """The lowest and the highest round."""
+    fill: float
+    """Share of the slots that hold a token, over all steps."""
+    peak_tensor_bytes: int | None
+    """The most tensor memory at once in a step, above weights and optimiser. None: not measured."""
+    operators: Sequence[Operator] | None
+    """The dearest of one more step, by their own time. None: not measured."""
+    first_loss: float
+    """Nats, without dropout, before any step."""
+    first_gradient_norm: float
+    seconds: tuple[tuple[float, ...], ...]
+    """Every step, by round."""
+
+
+def figures(
+    place: tuple[str, str, str],
+    contender: str,
+    rounds: Sequence[Sequence[Sample]],
+    base: Sequence[Sequence[Sample]],
+    *,
+    fill: float,
+    products: float,
+    checked: Checked,
+    peak: int | None = None,
+    operators: Sequence[Operator] | None = None,
+) -> SideFigures:
+    """The figures of a contender.
+
+    Args:
+        place: preset, precision and kind of input.
+        rounds: its steps, by round.
+        base: those of the contender to compare with, in the same rounds.
+        products: FLOP/s of products of matrices alone, in this type.
+    """
+    everything = [sample for turn in rounds for sample in turn]
+    seconds, speed = [sample.seconds for sample in everything], _speed(everything)
+    speeds = [_speed(turn) for turn in rounds]
+    ratios = [mine / _speed(other) for mine, other in zip(speeds, base, strict=True)]
+    low, median, high = (float(value) for value in np.quantile(seconds, [0.25, 0.5, 0.75]))
+    preset, precision, inputs = place
+    whole, flops = sum(seconds), sum(sample.flops for sample in everything)
+    return SideFigures(
+        preset=preset,
+        precision=precision,
+        inputs=inputs,
+        contender=contender,
+        steps=len(seconds),
+        seconds_median=median,
+        seconds_quartiles=(low, high),
+        tokens_per_second=speed,
+        tokens_per_second_median=statistics.median(speeds),
+        tokens_per_second_range=(min(speeds), max(speeds)),
+        sequences_per_second=sum(sample.sequences for sample in everything) / whole,
+        model_flops=flops / whole,
+        mfu=flops / whole / products,
+        ratio=speed / _speed([sample for turn in base for sample in turn]),
+        ratio_median=statistics.median(ratios),
+        ratio_range=(min(ratios), max(ratios)),
+        fill=fill,
+        peak_tensor_bytes=peak,
+        operators=operators,
+        first_loss=checked.loss,
+        first_gradient_norm=checked.gradient_norm,
+        seconds=tuple(tuple(sample.seconds for sample in turn) for turn in rounds),
+    )
+
+
+def _speed(steps: Sequence[Sample]) -> float:
+    return sum(sample.tokens for sample in steps) / sum(sample.seconds for sample in steps)
+
+
+def differences(sides: Sequence[SideFigures]) -> tuple[float, float]:
+    """The largest relative differences of first losses and of norms of first gradients, of contenders on one input."""
+    return _spread([side.first_loss for side in sides]), _spread([side.first_gradient_norm for side in sides])
+
+
+def agree(precision: str, loss: float, norm: float) -> bool:
+    """Whether rounding explains the differences. What is no number agrees with nothing."""
+    return loss <= LOSS_TOLERANCE[precision] and norm <= NORM_TOLERANCE[precision]
+
+
+def all_agree(results: Sequence[SideFigures]) -> bool:
+    """Whether contenders agree wherever they were compared."""
+    places = dict.fromkeys((side.preset, side.precision, side.inputs) for side in results)
+    return all(
+        agree(place[1], *differences([s for s in results if (s.preset, s.precision, s.inputs) == place]))
+        for place in places
+    )
+
+
+def verdict(sides: Sequence[SideFigures]) -> str:
+    """In words, of the contenders on one kind of input."""
+    precision, (loss, norm) = sides[0].precision, differences(sides)
+    told = "agree" if agree(precision, loss, norm) else "do NOT agree"
+    return (
+        f"first steps without dropout {told}: losses differ by {loss:.1e} (at most {LOSS_TOLERANCE[precision]:g}), "
+        f"norms of gradients by {norm:.1e} (at most {NORM_TOLERANCE[precision]:g})"
+    )
+
+
+def _spread(values: Sequence[float]) -> float:
+    array = np.array(values)
+    # numpy's pass on what is not a number; Python's may lose it.
+    return float((array.max() - array.min()) / np.abs(array).min())
+
+
+HEADER = (
+    "contender",
+    "real tokens/s",
+    "by round",
+    f"over {MASKED}",
+    "median round",
+    "by round",
+    "step ms",
+    "quartiles",
+    "fill",
+    "sequences/s",
+    "model GFLOP/s",
+    "MFU",
+    "peak MiB",
+    "first loss",
+)
+
+
+def row(side: SideFigures) -> tuple[str, ...]:
+    """What the table shows of a contender, under `HEADER`."""
+    peak = side.peak_tensor_bytes
+    return (
+        side.contender,
+        f"{side.tokens_per_second:,.0f}",
+        "{:,.0f}-{:,.0f}".format(*side.tokens_per_second_range),
+        f"{side.ratio:.3f}",
+        f"{side.ratio_median:.3f}",
+        "{:.3f}-{:.3f}".format(*side.ratio_range),
+        f"{side.seconds_median * 1e3:,.0f}",
+        "{:,.0f}-{:,.0f}".format(*(second * 1e3 for second in side.seconds_quartiles)),
+        f"{side.fill:.2%}",
+        f"{side.sequences_per_second:,.1f}",
+        f"{side.model_flops / 1e9:,.0f}",
+        f"{side.mfu:.1%}",
+        "-" if peak is None else f"{peak / _MIB:,.0f}",
+        f"{side.first_loss:.5f}",
+    )
+
+
+# --- The picture of `bench library`: one run, or several drawn together -----------------------------------------------
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+_COLOURS = {
+    PLAIN: "0.6",
+    MASKED: "#56B4E9",
+    OURS: "#0072B2",
+    ROWS: "#009E73",
+    COMPILED: "#E69F00",
+    ROWS_COMPILED: "#D55E00",
+}
+_KINDS = {FULL: "no padding", PADDED: "padded", SORTED: "padded, sorted by length"}
+
+
+def read_results(path: Path) -> list[SideFigures]:
+    """What an earlier run has written.
+
+    Raises:
+        ValueError: it is no file of `bench library`, or one of other columns.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["benchmark"] == "library":
+            return [_side(result) for result in content["results"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    names = ", ".join(field.name for field in fields(SideFigures))
+    raise ValueError(
+        f"--also must be files that tools.bench library has written by --output, with the figures {names}. Got {path}."
+    )
+
+
+def _side(result: dict[str, Any]) -> SideFigures:
+    operators = result.pop("operators")
+    return SideFigures(**result, operators=operators and [Operator(*each) for each in operators])
+
+
+def draw(results: Sequence[SideFigures]) -> Figure:
+    """A row of panels for each preset, in it one for each kind of input: contenders beside one another, by precision.
+
+    A contender has its colour in all of them; a number is its ratio to "transformers-masked".
+    """
+    from matplotlib.figure import Figure  # it takes a second, for which nobody should wait who wants no picture
+
+    presets = list(dict.fromkeys(side.preset for side in results))
+    precisions = [name for name in LOSS_TOLERANCE if any(side.precision == name for side in results)]
+    kinds = [kind for kind in _KINDS if any(side.inputs == kind for side in results)]
+    figure = Figure(figsize=(1.0 + 4.2 * len(kinds), 1.0 + 3.2 * len(presets)), layout="constrained")
+    panels = figure.subplots(len(presets), len(kinds), squeeze=False, sharey="row")
+    for row, preset in zip(panels, presets, strict=True):
+        first = True
+        for axes, kind in zip(row, kinds, strict=True):
+            sides = [side for side in results if (side.preset, side.inputs) == (preset, kind)]
+            if not sides:
+                axes.set_axis_off()
+                continue
+            _draw_panel(axes, precisions, sides)
+            axes.set_title(f"BERT-{preset}, {_KINDS[kind]}", fontsize=11, loc="left")
+            if first:
+                axes.set_ylabel("real tokens a second")
+                axes.tick_params(labelleft=True)
+            first = False
+    shown = dict(item for axes in figure.axes for item in zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    names = [name for name in CONTENDERS if name in shown]
+    handles = [shown[name] for name in names]
+    columns = min(2 * len(kinds), len(names))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=10.5)
+    return figure
+
+
+def _draw_panel(axes: Axes, precisions: Sequence[str], sides: Sequence[SideFigures]) -> None:
+    names = [name for name in CONTENDERS if any(side.contender == name for side in sides)]
+    width = 0.84 / len(names)
+    for number, name in enumerate(names):
+        bars = [side for side in sides if side.contender == name]
+        places = [precisions.index(side.precision) + (number + 0.5) * width - 0.42 for side in bars]
+        heights = np.array([side.tokens_per_second for side in bars])
+        low, high = np.array([side.tokens_per_second_range for side in bars]).T
+        axes.bar(
+            places,
+            heights,
+            width=width * 0.94,
+            color=_COLOURS[name],
+            label=name,
+            # Of equal rounds the whole differs by rounding, maybe to the other side.
+            yerr=[np.maximum(heights - low, 0), np.maximum(high - heights, 0)],
+            error_kw={"elinewidth": 1.0, "ecolor": "0.2"},
+        )
+        for place, top, side in zip(places, np.maximum(high, heights), bars, strict=True):
+            axes.annotate(
+                f"{side.ratio:.2f}", (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=7.5
+            )
+    axes.set_xticks(range(len(precisions)), precisions)
+    axes.set_xlim(-0.5, len(precisions) - 0.5)
+    axes.grid(axis="y", color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

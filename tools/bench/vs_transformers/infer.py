@@ -1,0 +1,337 @@
+"""`bench infer`: texts a second through packed batches, beside `transformers` with padded ones on the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.processes import using_threads
+from tools.bench.harness.synthetic_data import exponential_histogram
+from tools.common.cpu import usable_cores
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.corpus.tokenizers import Tokenizer
+from tools.packing.histogram import read_histogram
+from tools.predict import Embedded, Predictor, load
+
+# --- What `bench infer` compares with: `transformers`, with padded batches; and random texts and weights --------------
+
+_WORDS = 2000
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Library:
+    """Mean vectors by `transformers`: its own tokenizer, its own model, an attention mask.
+
+    Raises:
+        ValueError: `transformers` is not installed, or cannot read the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        library = _transformers()
+        try:
+            self._tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._model = library.AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+        except (OSError, ValueError) as problem:
+            raise ValueError(f"{folder} must be a folder that transformers reads: {problem}") from None
+        self._longest = int(self._model.config.max_position_embeddings)
+
+    def vectors(self, texts: Sequence[str], batch: int) -> NDArray[np.float32]:
+        """(N, H), of batches as the texts come, each padded to its longest."""
+        parts = [self._batch(texts[first : first + batch]) for first in range(0, len(texts), batch)]
+        return np.concatenate(parts)
+
+    def vectors_sorted(self, texts: Sequence[str], batch: int) -> NDArray[np.float32]:
+        """(N, H), the same of batches of texts of like lengths, in characters."""
+        order = np.argsort([len(text) for text in texts], kind="stable")
+        by_length = self.vectors([texts[place] for place in order.tolist()], batch)
+        found = np.empty_like(by_length)
+        found[order] = by_length
+        return found
+
+    def lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """(N,): tokens of each text, special ones included."""
+        encoded = self._tokenizer(list(texts), truncation=True, max_length=self._longest)
+        return np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64)
+
+    def _batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            inputs = self._tokenizer(
+                list(texts), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+            )
+            h = self._model(**inputs).last_hidden_state
+            mask = inputs["attention_mask"].unsqueeze(2)
+            found: NDArray[np.float32] = ((h * mask).sum(1) / mask.sum(1)).numpy()
+        return found
+
+
+def write_random_model(folder: Path) -> Path:
+    """BERT-mini (Turc et al. 2019) with random weights and a vocabulary of random words, as `transformers` writes it.
+
+    Raises:
+        ValueError: `transformers` is not installed.
+    """
+    library = _transformers()
+    (folder / "vocab.txt").write_text("\n".join((*_SPECIAL, *_random_words())) + "\n", encoding="utf-8")
+    sizes = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        library.BertModel(library.BertConfig(**sizes)).save_pretrained(folder)
+    tokenizer = library.BertTokenizerFast(vocab=str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _random_words() -> list[str]:
+    draw = np.random.default_rng(0)
+    words: dict[str, None] = {}
+    while len(words) < _WORDS:
+        words["".join(map(chr, draw.integers(ord("a"), ord("z") + 1, size=draw.integers(2, 9))))] = None
+    return list(words)
+
+
+def written_texts(tokenizer: Tokenizer, histogram: NDArray[np.integer], number: int) -> list[str]:
+    """Texts of random words, each one piece, with lengths in tokens, special ones included, drawn from a histogram.
+
+    Raises:
+        ValueError: the vocabulary has no whole words.
+    """
+    draw = np.random.default_rng(0)
+    pieces = [piece for piece in tokenizer.pieces(range(tokenizer.vocab_size)) if piece.isascii() and piece.isalpha()]
+    words = [piece for piece, ids in zip(pieces, tokenizer.encode(pieces), strict=True) if len(ids) == 1]
+    if not words:
+        raise ValueError("no piece of the vocabulary is a word by itself. Give --texts.")
+    weights = histogram.astype(np.float64)
+    lengths = np.maximum(draw.choice(len(weights), size=number, p=weights / weights.sum()) - 2, 1)
+    return [" ".join(words[place] for place in draw.integers(len(words), size=length)) for length in lengths.tolist()]
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as problem:
+        raise ValueError(f"transformers is what is compared with ({problem}): pip install transformers") from None
+    return transformers
+
+
+# --- `bench infer` ----------------------------------------------------------------------------------------------------
+
+_TURN = 1000
+"""Texts after which the other one has its turn: what disturbs a machine then disturbs both."""
+_GENERATED = 64  # tokens of the longest generated text
+OURS, PADDED, SORTED = "packed", "padded", "padded, sorted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferCommand(Subcommand):
+    """Time vectors of texts, from the strings on: packed, and by `transformers` in padded batches as the texts come,
+    and sorted by length, by turns on the same weights and threads; compare all results, and some with those of the
+    texts alone."""
+
+    texts: Path | None = None
+    """File with a text a line. Default: random words, with lengths of --histogram."""
+    histogram: Path | None = None
+    """Lengths, special tokens included, as tools.packing reads them. Default: exponential, at most 64."""
+    model: Path | None = None
+    """Hugging Face folder. Default: BERT-mini with random weights."""
+    sentences: int = 2000
+    """Texts, at most those of the file, from its beginning."""
+    rounds: int = 3
+    """Turns of each with all texts."""
+    batch: int = 32
+    """Texts of a padded batch."""
+    batch_tokens: int | None = None
+    """Tokens of a packed one. Default: as tools.predict has it."""
+    threads: int | None = None
+    """Of each. Default: one a core."""
+    singles: int = 100
+    """Texts that are also given alone: for latencies, and to compare results with."""
+    output: Path | None = None
+    """JSON file for all figures."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Any:
+        return cls()
+
+    def run(self, arguments: Sequence[str]) -> int:
+        for name in ("sentences", "rounds", "batch", "singles"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"--threads must be at least 1. Got {self.threads}.")
+        if self.texts is not None and self.histogram is not None:
+            raise ValueError("--texts have lengths of their own. Leave out --histogram.")
+        check_output(self.output)
+        machine = Machine.here()
+        with tempfile.TemporaryDirectory() as folder, using_threads(self.threads or usable_cores()):
+            model = self.model or write_random_model(Path(folder))
+            ours, theirs = load(model, "embed", batch_tokens=self.batch_tokens), Library(model)
+            texts = self._texts(ours)
+            print(f"{machine}\n{len(texts):,} texts, {torch.get_num_threads()} threads", flush=True)
+            figures = measure(self, ours, theirs, texts)
+        print("\n".join(aligned(HEADER, rows(figures))))
+        print(
+            f"padding ratio {figures.padding_ratio:.2f} of padded batches, {figures.sorted_padding_ratio:.2f} sorted\n"
+            f"largest difference of packed vectors: {figures.difference_alone:.1e} from the same texts alone, "
+            f"{figures.difference_library:.1e} from transformers' of them alone, "
+            f"{figures.difference_padded:.1e} from transformers' of all texts",
+            flush=True,
+        )
+        if self.output is not None:
+            write_json(self.output, {**heading(arguments, machine), "figures": dataclasses.asdict(figures)})
+            print(f"written: {self.output}", flush=True)
+        return 0
+
+    def _texts(self, predictor: Predictor[Embedded]) -> list[str]:
+        if self.texts is not None:
+            lines = self.texts.read_text(encoding="utf-8").splitlines()
+            return [line for line in lines if line.strip()][: self.sentences]
+        histogram = exponential_histogram(_GENERATED) if self.histogram is None else read_histogram(self.histogram)
+        return written_texts(predictor.task.reader.tokenizer, histogram, self.sentences)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way to the vectors."""
+
+    name: str
+    seconds: tuple[float, ...]
+    """For all texts, by round."""
+    texts_per_second: float
+    """Median of the rounds."""
+    speed_up: float
+    """Over padded batches: median of the rounds, each by itself."""
+    latency_p50: float | None
+    """Seconds for a text that is given alone."""
+    latency_p99: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferFigures:
+    """What was measured."""
+
+    texts: int
+    tokens: int
+    threads: int
+    arms: tuple[Arm, ...]
+    padding_ratio: float
+    """Slots of the padded batches over real tokens, special ones included."""
+    sorted_padding_ratio: float
+    difference_alone: float
+    """Largest, between numbers of a vector from a packed batch and those of the same text in a batch of its own."""
+    difference_library: float
+    """The same to those of `transformers` for the text alone, without padding."""
+    difference_padded: float
+    """The same to those of `transformers` from its padded batches, over all texts."""
+
+
+HEADER = ("", "texts/s", "speed-up", "by round", "p50 ms", "p99 ms")
+
+
+def rows(figures: InferFigures) -> list[tuple[str, ...]]:
+    """The table under `HEADER`."""
+    base = next(arm for arm in figures.arms if arm.name == PADDED)
+    shown = []
+    for arm in figures.arms:
+        ratios = [theirs / mine for mine, theirs in zip(arm.seconds, base.seconds, strict=True)]
+        latencies = (arm.latency_p50, arm.latency_p99)
+        shown.append(
+            (
+                arm.name,
+                f"{arm.texts_per_second:,.0f}",
+                f"{arm.speed_up:.2f}",
+                f"{min(ratios):.2f}-{max(ratios):.2f}",
+                *("-" if seconds is None else f"{seconds * 1e3:.1f}" for seconds in latencies),
+            )
+        )
+    return shown
+
+
+def measure(command: InferCommand, ours: Predictor[Embedded], theirs: Library, texts: Sequence[str]) -> InferFigures:
+    """All rounds, by turns, then texts alone."""
+
+    def packed(part: Sequence[str]) -> NDArray[np.float32]:
+        return np.stack([found.vector for found in ours.predict(part)])
+
+    def padded(part: Sequence[str]) -> NDArray[np.float32]:
+        return theirs.vectors(part, command.batch)
+
+    def ordered(part: Sequence[str]) -> NDArray[np.float32]:
+        return theirs.vectors_sorted(part, command.batch)
+
+    arms: dict[str, Callable[[Sequence[str]], NDArray[np.float32]]] = {OURS: packed, PADDED: padded, SORTED: ordered}
+    turns = [texts[first : first + _TURN] for first in range(0, len(texts), _TURN)]
+    seconds: dict[str, list[float]] = {name: [0.0] * command.rounds for name in arms}
+    found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in arms}
+    for arm in arms.values():
+        arm(texts[:64])  # what only the first call does
+    for number in range(command.rounds):
+        for place, part in enumerate(turns):
+            # Who comes first finds the caches as another one left them, so the order changes from turn to turn.
+            order = list(arms.items())[:: 1 if (number * len(turns) + place) % 2 == 0 else -1]
+            for name, arm in order:
+                start = time.perf_counter()
+                vectors = arm(part)
+                seconds[name][number] += time.perf_counter() - start
+                if number == 0:
+                    found[name].append(vectors)
+    # Spread over all texts.
+    chosen = np.linspace(0, len(texts) - 1, min(command.singles, len(texts))).round().astype(int).tolist()
+    latencies: dict[str, list[float]] = {OURS: [], PADDED: []}
+    alone: dict[str, list[NDArray[np.float32]]] = {OURS: [], PADDED: []}
+    for place in chosen:
+        for name, of_one in latencies.items():
+            start = time.perf_counter()
+            alone[name].append(arms[name]([texts[place]]))
+            of_one.append(time.perf_counter() - start)
+    of_all = {name: np.concatenate(parts) for name, parts in found.items()}
+    from_packs = of_all[OURS][chosen]
+    lengths = theirs.lengths(texts)
+    return InferFigures(
+        texts=len(texts),
+        tokens=int(lengths.sum()),
+        threads=torch.get_num_threads(),
+        arms=tuple(_arm(name, seconds, len(texts), latencies.get(name)) for name in arms),
+        padding_ratio=_padding_ratio(lengths, command.batch),
+        # As they are computed: sorted among those of a turn.
+        sorted_padding_ratio=_padding_ratio(
+            np.concatenate([np.sort(lengths[first : first + _TURN]) for first in range(0, len(texts), _TURN)]),
+            command.batch,
+        ),
+        difference_alone=float(np.abs(from_packs - np.concatenate(alone[OURS])).max()),
+        difference_library=float(np.abs(from_packs - np.concatenate(alone[PADDED])).max()),
+        difference_padded=max(float(np.abs(of_all[OURS] - of_all[name]).max()) for name in (PADDED, SORTED)),
+    )
+
+
+def _arm(name: str, seconds: dict[str, list[float]], texts: int, latencies: list[float] | None) -> Arm:
+    ratios = [theirs / mine for mine, theirs in zip(seconds[name], seconds[PADDED], strict=True)]
+    return Arm(
+        name=name,
+        seconds=tuple(seconds[name]),
+        texts_per_second=texts / statistics.median(seconds[name]),
+        speed_up=statistics.median(ratios),
+        latency_p50=None if latencies is None else float(np.quantile(latencies, 0.5)),
+        latency_p99=None if latencies is None else float(np.quantile(latencies, 0.99)),
+    )
+
+
+def _padding_ratio(lengths: NDArray[np.int64], batch: int) -> float:
+    """Of batches that are padded to their longest, turn by turn."""
+    slots = 0
+    for first in range(0, len(lengths), _TURN):
+        turn = lengths[first : first + _TURN]
+        slots += sum(
+            len(part) * int(part.max()) for part in (turn[at : at + batch] for at in range(0, len(turn), batch))
+        )
+    return slots / int(lengths.sum())

@@ -1,0 +1,419 @@
+"""`bench library`: whole training steps of our BERT beside `transformers`' BertForPreTraining, on one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from models.bert import PRESETS, BertConfig
+from tensor3d import Cube, Speed
+from tensor3d.attention.backends import SUPPORT, Backend, Facts
+from tensor3d.distributed import process_group
+from tools.bench.harness.command import Subcommand
+from tools.bench.harness.memory import peak_on
+from tools.bench.harness.processes import in_turns, using_threads
+from tools.bench.harness.scaling_plots import check_picture, save_picture
+from tools.bench.harness.synthetic_data import SHORTEST, exponential_histogram
+from tools.bench.vs_transformers.contenders import (
+    COMPILING,
+    CONTENDERS,
+    MASKED,
+    OURS,
+    PLAIN,
+    Checked,
+    Side,
+    make_sides,
+    with_sizes,
+    write_model,
+)
+from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work, works
+from tools.bench.vs_transformers.figures import (
+    HEADER,
+    LOSS_TOLERANCE,
+    Sample,
+    SideFigures,
+    all_agree,
+    draw,
+    figures,
+    input_figures,
+    operators_of,
+    read_results,
+    row,
+    table,
+    verdict,
+)
+from tools.common.cpu import usable_cores
+from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
+from tools.doctor.collective_timing import product_rate
+from tools.packing.histogram import read_histogram
+from tools.training.factory import TYPES
+
+# --- The turns of `bench library` -------------------------------------------------------------------------------------
+
+_SECONDS = 1.0  # of products of each size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """How often everything is done."""
+
+    rounds: int
+    """Turns of each contender."""
+    steps: int
+    """Of a turn, each on other sequences."""
+    warmup: int
+    """Steps of each contender before, at least 1: the first one makes the optimiser's state, and compiles."""
+    memory: bool
+    """Whether one more step is followed by a profiler."""
+    operators: int
+    """How many, the dearest of one more step, are told."""
+
+
+def measure(
+    preset: str,
+    config: BertConfig,
+    precisions: Sequence[str],
+    contenders: Sequence[str],
+    steps: Mapping[str, Sequence[Work]],
+    turns: Turns,
+    seed: int,
+    device: torch.device,
+    backend: Backend = "auto",
+) -> Iterator[SideFigures]:
+    """All precisions and kinds of input of one preset; prints the table of each as soon as it is there.
+
+    Args:
+        backend: of our attention.
+        steps: by kind of input; the first is for the check, for warming up and for the peak, the others are timed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(config, Path(folder), seed)
+        for precision in precisions:
+            products = _fastest_product(device, precision)
+            compute = None if precision == "fp32" else TYPES[precision]
+            sides = make_sides(contenders, config, Path(folder), compute, device, backend)
+            checks: dict[str, dict[str, Checked]] = {}
+            for kind, mine in steps.items():  # before any of them has learnt something
+                shown = _shown(sides, f"BERT-{preset}, {precision}, {kind}: first losses")
+                checks[kind] = {name: side.check(mine[0]) for name, side in shown}
+            for kind, mine in steps.items():
+                place = (preset, precision, kind)
+                yield from _on_input(place, sides, checks[kind], mine, turns, products, device)
+            sides.clear()  # the models of the next precision need the room
+
+
+def _on_input(
+    place: tuple[str, str, str],
+    sides: Mapping[str, Side],
+    checks: Mapping[str, Checked],
+    steps: Sequence[Work],
+    turns: Turns,
+    products: float,
+    device: torch.device,
+) -> list[SideFigures]:
+    """All contenders in turns, on one kind of input."""
+    first, *timed = steps
+    names = list(sides)
+    print("BERT-{}, {}, {}".format(*place), flush=True)
+    for _ in range(turns.warmup):
+        for _, side in _shown(sides, "warming up"):
+            side.step(side.prepared(first))
+
+    def turn(number: int, round_: int) -> list[Sample]:
+        mine = timed[round_ * turns.steps : (round_ + 1) * turns.steps]
+        return [_timed(sides[names[number]], work) for work in mine]
+
+    rounds = dict(zip(names, in_turns(names, turns.rounds, turn), strict=True))
+    once_more = {name: partial(side.step, side.prepared(first)) for name, side in sides.items()}
+    peaks = {name: peak_on(device, run) if turns.memory else None for name, run in once_more.items()}
+    dearest = {
+        name: operators_of(device, run, turns.operators) if turns.operators else None for name, run in once_more.items()
+    }
+    found = [
+        figures(
+            place,
+            name,
+            rounds[name],
+            rounds[MASKED],
+            fill=_fill(side, timed),
+            products=products,
+            checked=checks[name],
+            peak=peaks[name],
+            operators=dearest[name],
+        )
+        for name, side in sides.items()
+    ]
+    print("\n".join(aligned(HEADER, [row(side) for side in found])))
+    print(verdict(found), flush=True)
+    for name, operators in dearest.items():
+        if operators is not None:
+            print("\n".join([f"{name}, one step:", *table(operators)]), flush=True)
+    return found
+
+
+def _fastest_product(device: torch.device, precision: str) -> float:
+    """FLOP/s, of square matrices of the size that is fastest here."""
+    sizes = (2048, 4096, 8192) if device.type == "cuda" else (512, 1024, 2048)
+    best = max((product_rate(device, precision, n, _SECONDS) for n in sizes), key=lambda rate: rate.flops)
+    told = f"products of {best.n:,} rows and columns, {precision}: {best.flops / 1e9:,.0f} GFLOP/s"
+    print(f"{told}, by which MFU is measured", flush=True)
+    return best.flops
+
+
+def _shown(sides: Mapping[str, Side], doing: str) -> Iterator[tuple[str, Side]]:
+    """One contender after another, with a bar: a step of a large model takes minutes on a few cores."""
+    with tqdm(sides.items(), desc=doing, unit="step", disable=None, leave=False) as bar:
+        for name, side in bar:
+            bar.set_postfix_str(name)
+            yield name, side
+
+
+def _timed(side: Side, work: Work) -> Sample:
+    fresh = side.prepared(work)
+    begin = time.perf_counter()
+    side.step(fresh)
+    seconds = time.perf_counter() - begin
+    return Sample(seconds=seconds, tokens=work.step.tokens, sequences=work.step.sequences, flops=side.flops(work))
+
+
+def _fill(side: Side, steps: Sequence[Work]) -> float:
+    """Share of the slots that hold a token, over all of them."""
+    return sum(work.step.tokens for work in steps) / sum(side.slots(work) for work in steps)
+
+
+# --- `bench library` --------------------------------------------------------------------------------------------------
+
+_SEQUENCES = {FULL: 16, PADDED: 64, SORTED: 64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryCommand(Subcommand):
+    """Time whole training steps (forward, backward, clipping, AdamW) of transformers' BertForPreTraining on padded
+    batches and of this project's on packs of the same sequences, in turns, from the same weights."""
+
+    presets: str = "small,base"
+    """Sizes of BERT to measure, with commas."""
+    precisions: str = "fp32,bf16"
+    """Types of the products, with commas: fp32, bf16 (transformers: torch.autocast)."""
+    inputs: str = f"{FULL},{PADDED},{SORTED}"
+    """Kinds of input, with commas: sequences without any padding; padded to the longest possible; sorted by length in
+    the step, each micro-batch padded to its own longest."""
+    contenders: str = f"{PLAIN},{MASKED},{OURS}"
+    """Some of transformers, transformers-masked (its masked-LM head on the masked rows alone; always there, to compare
+    with), ours, ours-rows (the last layer computes the rows that heads read), ours-compiled, ours-rows-compiled."""
+    histogram: Path | None = None
+    """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
+    length: int = 512
+    """Tokens of the longest sequence, and slots of a pack."""
+    sequences: int | None = None
+    """Of a step, rounded to whole micro-batches of packs. Default: 16 of kind full, else 64."""
+    capacity: int | None = None
+    """Slots of a pack. Default: --length."""
+    micro_batch: int = 8
+    """Sequences of a padded micro-batch, at most: those of a step are dealt out evenly."""
+    packs: int | None = None
+    """Packs of a packed one. Default: as many slots as a padded one has."""
+    steps: int = 1
+    """Of a turn, each on other sequences."""
+    rounds: int = 5
+    """Turns that each contender gets, one contender after another."""
+    warmup: int = 1
+    """Steps of each contender before that, at least 1."""
+    layers: int | None = None
+    """Transformer layers, instead of the preset's."""
+    dropout: float = 0.1
+    """Probability, of hidden states and attention weights."""
+    attention_dropout: float | None = None
+    """That of attention weights, where it is another."""
+    backend: Backend = "auto"
+    """Of our attention."""
+    vocab: int = 30522
+    """Entries of the vocabulary."""
+    threads: int | None = None
+    """Default: one a core."""
+    seed: int = 0
+    """Of weights, sequences and masks."""
+    memory: bool = False
+    """Also follow one step of each contender with a profiler: the most tensor memory at once."""
+    operators: int = 0
+    """Also follow one step of each contender with a profiler, and tell so many operators that took longest."""
+    output: Path | None = None
+    """JSON file for all figures."""
+    plot: Path | None = None
+    """PNG file of tokens a second: a panel for each preset and kind of input."""
+    also: str | None = None
+    """JSON files of earlier runs, with commas, whose figures --plot draws too."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Any:
+        return cls()
+
+    def run(self, arguments: Sequence[str]) -> int:
+        presets, precisions, inputs, contenders = self.check()
+        (lengths, source), earlier = self.lengths(), self.earlier()
+        turns = Turns(
+            rounds=self.rounds, steps=self.steps, warmup=self.warmup, memory=self.memory, operators=self.operators
+        )
+        machine, device = Machine.here(), _device()
+        with using_threads(self.threads or usable_cores()):
+            print(f"{machine}\nlengths: {source}; {torch.get_num_threads()} threads", flush=True)
+            steps = {kind: self._works(kind, lengths, device) for kind in inputs}
+            held = [input_figures(kind, mine[1:]) for kind, mine in steps.items()]
+            print("\n".join(str(each) for each in held), flush=True)
+            results: list[SideFigures] = []
+            for preset in presets:
+                config = self.config(preset)
+                results += measure(
+                    preset, config, precisions, contenders, steps, turns, self.seed, device, self.backend
+                )
+        if self.plot is not None:
+            save_picture(draw([*earlier, *results]), self.plot)
+            print(f"written: {self.plot}")
+        agreed = all_agree(results)
+        if self.output is not None:
+            content = {
+                **heading(arguments, machine),
+                "lengths": source,
+                "inputs": [dataclasses.asdict(each) for each in held],
+                "agree": agreed,
+                "results": [dataclasses.asdict(side) for side in results],
+            }
+            write_json(self.output, content)
+            print(f"written: {self.output}")
+        sys.stdout.flush()
+        return 0 if agreed else 1
+
+    def check(self) -> tuple[tuple[str, ...], ...]:
+        """Presets, precisions, inputs and contenders. Raises ValueError for what can be seen before all work."""
+        if process_group.is_launched():
+            raise ValueError("this benchmark is one process. Call it without torchrun, srun or mpirun.")
+        least = dict.fromkeys(("sequences", "micro_batch", "packs", "steps", "rounds", "layers", "threads"), 1)
+        for name, bound in {**least, "length": SHORTEST, "seed": 0, "operators": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {bound}. Got {value}.")
+        if self.warmup < 1:
+            raise ValueError(
+                "--warmup must be at least 1: a contender's first step makes its optimiser's state, and may compile; "
+                f"timed, it would be compared with steps that do neither. Got {self.warmup}."
+            )
+        if self.capacity is not None and self.capacity < self.length:
+            raise ValueError(
+                f"--capacity must be at least --length {self.length}, for a pack holds whole sequences. Got "
+                f"{self.capacity}."
+            )
+        try:
+            special_tokens(self.vocab)
+        except ValueError as error:
+            raise ValueError(f"--vocab {self.vocab} is too small: {error}") from None
+        check_output(self.output)
+        if self.plot is not None:
+            check_picture(self.plot)
+        presets = _named("--presets", self.presets, PRESETS)
+        precisions = _named("--precisions", self.precisions, LOSS_TOLERANCE)
+        inputs = _named("--inputs", self.inputs, _SEQUENCES)
+        contenders = _named("--contenders", self.contenders, CONTENDERS)
+        if MASKED not in contenders:
+            raise ValueError(f"--contenders must have {MASKED} among them, to compare with. Got {self.contenders!r}.")
+        for preset in presets:
+            config = self.config(preset)
+            for precision in precisions:
+                self.check_backend(config, precision)
+        self.check_earlier(set(product(presets, precisions, inputs, contenders)))
+        if COMPILING & set(contenders):
+            Cube.single(_device(), speed=Speed(compile=True))  # refuses where there is no compiler
+        if find_spec("transformers") is None:
+            raise ValueError("transformers is what is compared with, and is not installed: pip install transformers.")
+        return presets, precisions, inputs, contenders
+
+    def check_backend(self, config: BertConfig, precision: str) -> None:
+        """Raises ValueError where our attention cannot be by the backend."""
+        if self.backend == "auto":
+            return
+        device = _device()
+        facts = Facts(
+            device=device.type,
+            dtype=TYPES[precision],
+            head_dim=config.hidden // config.heads,
+            capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            dropout=config.attention_dropout > 0,
+        )
+        if refusals := SUPPORT[self.backend].refusals(facts):
+            raise ValueError(f"--backend {self.backend} in {precision}: it {'; it '.join(refusals)}.")
+
+    def check_earlier(self, places: set[tuple[str, ...]]) -> None:
+        """Raises ValueError for files that cannot be drawn beside contenders at these places."""
+        if self.also is not None and self.plot is None:
+            raise ValueError(f"--also names what --plot draws, too. Name a --plot, or leave out --also {self.also}.")
+        for side in self.earlier():
+            place = (side.preset, side.precision, side.inputs, side.contender)
+            if place in places:
+                raise ValueError(
+                    f"--also must have what neither this run nor another file has. Got {', '.join(place)} again."
+                )
+            places = {*places, place}
+
+    def earlier(self) -> list[SideFigures]:
+        """The figures of the files of --also."""
+        names = [] if self.also is None else self.also.split(",")
+        return [side for name in names for side in read_results(Path(name))]
+
+    def config(self, preset: str) -> BertConfig:
+        sizes = dataclasses.replace(PRESETS[preset], vocab=self.vocab, positions=max(512, self.length))
+        inner = self.attention_dropout
+        return with_sizes(sizes, layers=self.layers, dropout=self.dropout, attention_dropout=inner)
+
+    def lengths(self) -> tuple[NDArray[np.int64], str]:
+        """The histogram, and what to say of it."""
+        if self.histogram is None:
+            told = f"exponential with mean {5 / 8 * self.length:g}, cut at {self.length}"
+            return exponential_histogram(self.length), told
+        counts = np.trim_zeros(read_histogram(self.histogram), "b")
+        if len(counts) - 1 > self.length:
+            raise ValueError(
+                f"{self.histogram} has sequences of {len(counts) - 1} tokens, more than --length {self.length}. Raise "
+                "that, or take another histogram."
+            )
+        return counts, str(self.histogram)
+
+    def _works(self, kind: str, lengths: NDArray[np.int64], device: torch.device) -> list[Work]:
+        capacity = self.capacity or self.length
+        return works(
+            kind,
+            lengths,
+            steps=self.rounds * self.steps + 1,  # the first one is for the check, for warming up and for the peak
+            sequences=self.sequences or _SEQUENCES[kind],
+            micro_batch=self.micro_batch,
+            packs=self.packs or max(1, self.micro_batch * self.length // capacity),
+            longest=self.length,
+            capacity=capacity,
+            special=special_tokens(self.vocab),
+            seed=self.seed,
+            device=device,
+        )
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _named(option: str, text: str, known: Any) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not set(names) <= set(known):
+        raise ValueError(f"{option} must be some of {','.join(known)}. Got {text!r}.")
+    return names

@@ -1,1 +1,0 @@
-"""Commands about checkpoints: `python -m tools.checkpoint inspect|verify DIR`."""

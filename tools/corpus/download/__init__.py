@@ -1,1 +1,0 @@
-"""Fetching a corpus: a Wikipedia dump, or files of any URLs; resumed, checked, tried again."""

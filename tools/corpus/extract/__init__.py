@@ -1,1 +1,0 @@
-"""Documents of plain text out of dumps, books, tables and text files."""

@@ -1,0 +1,207 @@
+"""Files of text: plain, a book each, or as WikiExtractor writes them."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+from tools.corpus.extract.reading import Document, Reading, row_document, tidy
+from tools.corpus.extract.record_stream import RAISE, Place, Record, cut_elements, cut_lines, too_long
+
+# --- Pages of a MediaWiki dump (the export format of Special:Export, version 0.3 to 0.11) -----------------------------
+
+_REDIRECT = re.compile(r"\s*#redirect\b", re.IGNORECASE)
+
+
+CleanPage = Callable[[str, str], str | None]
+
+
+def load_parser() -> tuple[CleanPage, int]:
+    """What cleans a page, given its text and title, and the version of it.
+
+    Raises:
+        ValueError: mwparserfromhell is not installed.
+    """
+    try:
+        from tools.corpus.extract.wikitext import PARSER_VERSION, clean_page
+    except ImportError as error:
+        raise ValueError(f"MediaWiki dumps need mwparserfromhell ({error}): pip install 'tensor3d[corpus]'") from error
+    return clean_page, PARSER_VERSION
+
+
+def read_mediawiki(reading: Reading) -> Iterator[Document]:
+    """The articles: pages of namespace 0 that are neither redirects nor disambiguations, their text without markup.
+
+    Of a page with several revisions the last one is read.
+    """
+    clean_page, _ = load_parser()
+    pages = cut_elements(reading.window(), b"<page>", b"</page>", reading.largest, reading.report, name="page")
+    for data, place in pages:
+        page = _parse_page(data, place, reading)
+        if page is None:
+            continue
+        reading.counts["read"] += 1
+        document = _article(page, clean_page, reading)
+        if document is not None:
+            yield document
+
+
+def _parse_page(data: bytes, place: Place, reading: Reading) -> ElementTree.Element | None:
+    try:
+        return ElementTree.fromstring(data)
+    except ElementTree.ParseError as error:
+        # The parser says of wrong UTF-8 only that it is no XML.
+        if reading.decode(data, place) is not None:
+            reading.report(place, f"the page that begins here is no well-formed XML ({error})", "Mend the file")
+        return None
+
+
+def _article(page: ElementTree.Element, clean_page: CleanPage, reading: Reading) -> Document | None:
+    title = page.findtext("title", "").strip()
+    revisions = page.findall("revision")
+    text = revisions[-1].findtext("text", "") if revisions else ""
+    reason = ""
+    cleaned: str | None = None
+    if page.findtext("ns", "0").strip() != "0":
+        reason = "other_namespaces"
+    elif page.find("redirect") is not None or _REDIRECT.match(text):
+        reason = "redirects"
+    elif revisions and revisions[-1].findtext("model", "wikitext").strip() != "wikitext":
+        reason = "other_content"
+    elif (cleaned := clean_page(text, title)) is None:
+        reason = "disambiguations"
+    if reason or cleaned is None:
+        reading.counts[reason] += 1
+        return None
+    return Document(id=page.findtext("id", "").strip(), title=title, text=cleaned)
+
+
+# --- Rows of JSON, one a line -----------------------------------------------------------------------------------------
+
+
+def read_jsonl(reading: Reading) -> Iterator[Document]:
+    """An object a line, its text under the name that --text-field says. A line with nothing in it is passed over."""
+    window = reading.window()
+    for line in cut_lines(window, first=not reading.piece.begin, largest=reading.largest):
+        if not line.owned:
+            return
+        if line.data is None:
+            if line.begun:
+                reading.report(window.place(line.start), f"the line that begins here {line.reason}", line.remedy)
+            continue
+        if not line.data.strip():
+            continue
+        place = window.place(line.start)
+        row = _parse_row(line.data, place, reading)
+        document = row_document(row, place, reading) if row is not None else None
+        if document is not None:
+            yield document
+
+
+def _parse_row(data: bytes, place: Place, reading: Reading) -> dict[str, Any] | None:
+    text = reading.decode(data, place)
+    if text is None:
+        return None
+    try:
+        row = json.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        reading.report(place, f"the line that begins here is no JSON ({error})", "Mend the line")
+        return None
+    if not isinstance(row, dict):
+        reading.report(place, "the line that begins here is no JSON object", "Write {...} with the text in a field")
+        return None
+    return row
+
+
+# --- Files of text ----------------------------------------------------------------------------------------------------
+
+_HEADER = re.compile(r"<doc ([^\n]*)>\s*")
+_ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*$)')
+
+
+def read_text(reading: Reading) -> Iterator[Document]:
+    """Documents that end at a blank line, or with their file."""
+    for data, place in _between_blank_lines(reading):
+        text = reading.decode(data, place)
+        if text is not None:
+            reading.counts["read"] += 1
+            yield Document(id="", title="", text=tidy(text))
+
+
+def read_books(reading: Reading) -> Iterator[Document]:
+    """The whole file as one document, known by its name; blank lines separate its paragraphs."""
+    data = bytearray()
+    place: Place | None = None
+    for chunk in reading.chunks():
+        if chunk.data is None:
+            return  # a book with a hole is no book; the hole has been reported
+        place = place or chunk.place
+        data += chunk.data
+        if len(data) > reading.largest:
+            reading.report(place, f"the book has more than {reading.largest} bytes", "Raise --largest-document")
+            return
+    text = reading.decode(bytes(data), place or Place(0))
+    if text is not None:
+        reading.counts["read"] += 1
+        yield Document(id=reading.piece.name, title="", text=tidy(text))
+
+
+def read_wikiextractor(reading: Reading) -> Iterator[Document]:
+    """What stands between <doc ...> and </doc>: the title in the first line, then a paragraph a line.
+
+    WikiExtractor (version 3) writes "<", ">" and "&" as entities.
+    """
+    elements = cut_elements(reading.window(), b"<doc ", b"</doc>", reading.largest, reading.report, name="document")
+    for data, place in elements:
+        text = reading.decode(data, place)
+        if text is None:
+            continue
+        header = _HEADER.match(text)
+        names = dict(_ATTRIBUTE.findall(header[1])) if header else {}
+        if header is None or "id" not in names:
+            reading.report(place, "this is no line of WikiExtractor: <doc id=... title=...>", "Mend the file")
+            continue
+        reading.counts["read"] += 1
+        title = html.unescape(names.get("title", "")).strip()
+        lines = [html.unescape(line).strip() for line in text[header.end() : -len("</doc>")].split("\n")]
+        body = lines[1:] if lines[0] == title else lines
+        yield Document(id=names["id"], title=title, text="\n\n".join(filter(None, body)))
+
+
+def _between_blank_lines(reading: Reading) -> Iterator[Record]:
+    """A document belongs to the piece that owns the blank line before it."""
+    lines: list[bytes] = []
+    begun, size = Place(0), 0
+    # "lost": in a document that belongs to the piece before, or cannot be read whole.
+    state: Literal["between", "inside", "lost"] = "lost" if reading.piece.begin else "between"
+    window = reading.window()
+    for line in cut_lines(window, first=not reading.piece.begin, largest=reading.largest):
+        blank = line.data is not None and not line.data.strip()
+        if not line.owned and state == "lost":
+            return
+        if line.data is None:
+            if state == "inside" or (state == "between" and line.begun):
+                place = begun if state == "inside" else window.place(line.start)
+                reading.report(place, f"the document that begins here {line.reason}", line.remedy)
+            lines, state = [], "lost"
+        elif blank:
+            if state == "inside":
+                yield Record(b"\n".join(lines), begun)
+            lines, state = [], "between"
+            if not line.owned:
+                return
+        elif state != "lost":
+            if state == "between":
+                begun, size = window.place(line.start), 0
+            lines.append(line.data)
+            size += len(line.data) + 1
+            state = "inside"
+            if size > reading.largest + 1:
+                reading.report(begun, f"the document that begins here {too_long(reading.largest)}", RAISE)
+                lines, state = [], "lost"
+    if state == "inside":
+        yield Record(b"\n".join(lines), begun)

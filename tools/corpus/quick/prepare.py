@@ -1,0 +1,364 @@
+"""From text to a folder that training reads: tokenizer, documents, figures."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import compress, islice
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from tensor3d.data import IndexedDataset, IndexedWriter
+from tools.corpus.quick.corpus_info import (
+    HELD_OUT,
+    INFO,
+    TOKENIZER,
+    TRAIN,
+    CorpusInfo,
+    check_shards,
+    load_corpus,
+    read_info,
+    write_info,
+    write_shards,
+)
+from tools.corpus.quick.sentencepiece_tokenizer import load_tokenizer, train_tokenizer
+from tools.corpus.quick.text_sources import EmbeddedSource, Source, TextSource
+from tools.corpus.sentences import split_sentences
+
+# --- Sentences on their way to the tokenizer, in a text file, so that a corpus need not fit into memory ---------------
+
+
+class Spool:
+    """One sentence a line; an empty line ends a document."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.words: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        """int64 (documents,): words of each document, between spaces."""
+        self.sentences = 0
+
+    def write(self, documents: Iterable[str]) -> None:
+        """Splits documents into sentences; one without any is left out."""
+        words: list[int] = []
+        with self._path.open("w", encoding="utf-8", newline="\n") as file:
+            for document in documents:
+                if sentences := split_sentences(document):
+                    file.write("\n".join(sentences) + "\n\n")
+                    words.append(sum(len(sentence.split()) for sentence in sentences))
+                    self.sentences += len(sentences)
+        self.words = np.array(words, dtype=np.int64)
+
+    def documents(self) -> Iterator[list[str]]:
+        """The sentences of each document."""
+        with self._path.open(encoding="utf-8", newline="\n") as file:
+            sentences: list[str] = []
+            for line in file:
+                if line == "\n":
+                    yield sentences
+                    sentences = []
+                else:
+                    sentences.append(line[:-1])
+
+
+# --- Folders that appear whole or not at all, also when two processes make the same one -------------------------------
+
+
+@contextmanager
+def draft_of(output: Path) -> Iterator[Path]:
+    """An empty folder beside `output`, removed at the end with whatever is left in it."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    draft = output.with_name(f".{output.name}.{uuid.uuid4().hex}.tmp")
+    draft.mkdir()
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def publish(draft: Path, output: Path, is_current: Callable[[], bool]) -> None:
+    """Renames `draft` to `output`, in the place of an older folder if there is one.
+
+    A folder cannot be replaced by another in one step, so an older one is first moved aside. Whoever finds that
+    somebody else was faster, and that what is there now is as good (`is_current`), leaves it.
+    """
+    while not is_current():
+        try:
+            os.rename(draft, output)
+        except OSError:
+            if not output.is_dir():
+                raise
+            # It is gone when another process has just moved it; then we look again.
+            with draft_of(output) as aside, suppress(FileNotFoundError):
+                os.rename(output, aside / "older")
+        else:
+            return
+
+
+@contextmanager
+def taking_turns(output: Path) -> Iterator[None]:
+    """Lets processes on one machine that want the same folder wait for one another, so that one of them does the work.
+
+    It saves work and is not needed for correctness: a file system that knows no locks is no obstacle.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    path = output.with_name(f".{output.name}.lock")
+    with path.open("w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+# --- From text to a folder that training reads ------------------------------------------------------------------------
+
+VERSION = 1
+"""Part of the fingerprint: raised whenever the same text would be prepared differently."""
+TOKENIZER_SENTENCES = 2_000_000
+"""More do not change a vocabulary for the better; of a larger corpus every n-th sentence is used."""
+_BLOCK = 1 << 22
+_Item = TypeVar("_Item")
+
+
+def prepare(
+    source: str,
+    output: Path,
+    *,
+    vocab_size: int,
+    held_out: float = 0.02,
+    seed: int = 0,
+    shards: int = 1,
+    progress: bool = False,
+) -> CorpusInfo:
+    """Splits text into sentences, trains a tokenizer on it and writes the documents as ids.
+
+    `output` then holds tokenizer.model, train.bin/.idx, heldout.bin/.idx and corpus.json. It appears whole or not at
+    all. If it is there already, made from the same text with the same settings, nothing is written, also where it is a
+    copy without some of the shards; if the text or a setting has changed, it is replaced.
+
+    Args:
+        source: "embedded", a UTF-8 text file, or a folder of *.txt files; in text a blank line ends a document.
+        output: the folder.
+        vocab_size: pieces of the tokenizer.
+        held_out: share of the words that is kept from training, in whole documents, at least one. 0: none.
+        seed: chooses the documents that are held out.
+        shards: deals the training documents, whole ones, into so many file pairs of about as many tokens,
+            train-00000-of-00008.bin/.idx and so on, so that machines can keep some of them on their own disks.
+        progress: shows what is being done.
+
+    Raises:
+        ValueError: a source that is missing, empty, not UTF-8 or too small for the vocabulary, for holding out or for
+            the shards; a setting out of range; an output that exists and is no prepared corpus.
+    """
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out is a share of the words, from 0 to below 1. Got {held_out}.")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0. Got {seed}.")
+    check_shards(shards)
+    output = Path(output)
+    text = open_source(source)
+    settings = [VERSION, text.fingerprint(), vocab_size, float(held_out), seed, shards]
+    fingerprint = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
+    if not _is_current(output, fingerprint):
+        _check_replaceable(output)
+        with taking_turns(output), draft_of(output) as draft:
+            if not _is_current(output, fingerprint):
+                words = _write_ids(
+                    text, draft, vocab_size=vocab_size, held_out=held_out, seed=seed, shards=shards, progress=progress
+                )
+                info = _describe(
+                    draft,
+                    source=source,
+                    vocab_size=vocab_size,
+                    held_out=held_out,
+                    seed=seed,
+                    shards=shards,
+                    words=words,
+                    fingerprint=fingerprint,
+                )
+                write_shards(draft, shards, vocab_size=vocab_size)
+                write_info(info, draft)
+                publish(draft, output, is_current=lambda: _is_current(output, fingerprint))
+    return read_info(output)
+
+
+def open_source(source: str) -> Source:
+    return EmbeddedSource() if source == "embedded" else TextSource(Path(source))
+
+
+def choose_held_out(words: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+    """bool (documents,): True for those held out.
+
+    Documents are taken in random order; one that would exceed the share of the words is passed over. If none fits, the
+    shortest is taken.
+
+    Raises:
+        ValueError: something is to be held out and there is one document only.
+    """
+    chosen = np.zeros(len(words), dtype=np.bool_)
+    if share == 0:
+        return chosen
+    if len(words) < 2:
+        raise ValueError(
+            "the corpus is a single document, so none can be held out. "
+            "Separate documents by blank lines, or set held_out to 0."
+        )
+    left = share * float(words.sum())
+    for document in np.random.default_rng(seed).permutation(len(words)).tolist():
+        if words[document] <= left:
+            chosen[document] = True
+            left -= float(words[document])
+    if not chosen.any():
+        chosen[np.argmin(words)] = True
+    return chosen
+
+
+def unigram_entropy(dataset: IndexedDataset, vocab_size: int) -> float:
+    """Entropy of the frequencies of the pieces, in nats a piece."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for start in range(0, len(dataset.ids), _BLOCK):
+        counts += np.bincount(dataset.ids[start : start + _BLOCK], minlength=vocab_size)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _write_ids(
+    text: Source, draft: Path, *, vocab_size: int, held_out: float, seed: int, shards: int, progress: bool
+) -> int:
+    """Writes the tokenizer and both datasets, the training documents in one; returns the words of the corpus."""
+    path = draft / "sentences.spool"
+    spool = Spool(path)
+    spool.write(_shown(text.documents(), "reading", "documents", progress))
+    if not len(spool.words):
+        raise ValueError("the corpus is empty: not one of its documents has a sentence. Name a source with text in it.")
+    aside = choose_held_out(spool.words, held_out, seed)
+    check_shards(shards, int((~aside).sum()))
+
+    training = compress(spool.documents(), ~aside)
+    sentences = (sentence for document in training for sentence in document)
+    sampled = islice(sentences, 0, None, -(-spool.sentences // TOKENIZER_SENTENCES))
+    train_tokenizer(
+        _shown(sampled, "training the tokenizer", "sentences", progress), draft / TOKENIZER, vocab_size=vocab_size
+    )
+
+    tokenizer = load_tokenizer(draft / TOKENIZER)
+    documents = _shown(spool.documents(), "tokenising", "documents", progress)
+    with (
+        IndexedWriter(draft / TRAIN, vocab_size=vocab_size) as train,
+        IndexedWriter(draft / HELD_OUT, vocab_size=vocab_size) as kept,
+    ):
+        for document, is_aside in zip(documents, aside, strict=True):
+            # A sentence of nothing but control characters has no pieces.
+            if items := [ids for ids in tokenizer.encode(document) if ids]:
+                (kept if is_aside else train).add_document(items)
+    path.unlink()
+    return int(spool.words.sum())
+
+
+def _describe(
+    draft: Path, *, source: str, vocab_size: int, held_out: float, seed: int, shards: int, words: int, fingerprint: str
+) -> CorpusInfo:
+    train, aside = IndexedDataset(draft / TRAIN), IndexedDataset(draft / HELD_OUT)
+    train_documents, held_out_documents = len(train.documents) - 1, len(aside.documents) - 1
+    return CorpusInfo(
+        source=source,
+        vocab_size=vocab_size,
+        held_out=held_out,
+        seed=seed,
+        shards=shards,
+        documents=train_documents + held_out_documents,
+        sentences=len(train) + len(aside),
+        words=words,
+        pieces=len(train.ids) + len(aside.ids),
+        train_documents=train_documents,
+        train_pieces=len(train.ids),
+        held_out_documents=held_out_documents,
+        held_out_pieces=len(aside.ids),
+        unigram_entropy=unigram_entropy(train, vocab_size),
+        fingerprint=fingerprint,
+    )
+
+
+def _is_current(output: Path, fingerprint: str) -> bool:
+    """Whether the folder is a sound corpus made from the same text and settings."""
+    try:
+        return load_corpus(output).info.fingerprint == fingerprint
+    except ValueError:
+        return False
+
+
+def _check_replaceable(output: Path) -> None:
+    """Refuses to replace what is not ours."""
+    if output.exists() and not (output / INFO).is_file() and not (output.is_dir() and not any(output.iterdir())):
+        raise ValueError(f"{output} exists and is no prepared corpus; it is not overwritten. Choose another output.")
+
+
+def _shown(items: Iterable[_Item], what: str, unit: str, progress: bool) -> Iterator[_Item]:
+    # A terminal is redrawn in place; a log file gets a line now and then.
+    interval = 0.1 if sys.stderr.isatty() else 10.0
+    yield from tqdm(items, desc=what, unit=f" {unit}", disable=not progress, mininterval=interval)
+
+
+# --- `python -m tools.corpus prepare`: a small corpus in one go -------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareCommand:
+    """Prepare a small corpus in one go: sentences, a tokenizer, documents of ids. Pre-training does it by itself.
+
+    A folder that is up to date is left as it is.
+    """
+
+    output: Path
+    """Folder to write."""
+    source: str = "embedded"
+    """"embedded", a UTF-8 text file, or a folder of *.txt files. In text a blank line ends a document."""
+    vocab_size: int = 2048
+    """Pieces of the tokenizer."""
+    held_out: float = 0.02
+    """Share of the words kept from training, 0 to below 1."""
+    seed: int = 0
+    """Chooses the documents that are held out."""
+    shards: int = 1
+    """File pairs into which the training documents are dealt, for disks of single machines."""
+
+
+def run(command: PrepareCommand) -> str:
+    """Prepares the corpus; what it has come to, in words."""
+    start = perf_counter()
+    info = prepare(
+        command.source,
+        command.output,
+        vocab_size=command.vocab_size,
+        held_out=command.held_out,
+        seed=command.seed,
+        shards=command.shards,
+        progress=sys.stderr.isatty(),
+    )
+    return f"{command.output}: ready in {perf_counter() - start:.1f} s\n{_words(info)}"
+
+
+def _words(info: CorpusInfo) -> str:
+    dealt = f", dealt into {info.shards} shards" if info.shards > 1 else ""
+    return "\n".join(
+        [
+            f"  text        {info.words:,} words, {info.sentences:,} sentences, {info.documents:,} documents",
+            f"  vocabulary  {info.vocab_size:,} pieces, unigram entropy {info.unigram_entropy:.3f} nats a piece",
+            f"  training    {info.train_pieces:,} pieces in {info.train_documents:,} documents{dealt}",
+            f"  held out    {info.held_out_pieces:,} pieces in {info.held_out_documents:,} documents",
+        ]
+    )

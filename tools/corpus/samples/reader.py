@@ -1,0 +1,186 @@
+"""A folder of samples, as training opens it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensor3d.data import SpecialTokens
+from tensor3d.data.epochs import PackingRules
+from tensor3d.data.stored_samples import LABELS, MASKS, StoredShard
+from tensor3d.packing import Limits, Plan, fingerprint_of, load_plan
+from tools.corpus.pipeline.step import STEP, VERSION
+from tools.corpus.samples.draw import CONTINUATIONS
+from tools.corpus.samples.options import HISTOGRAM, PLAN
+
+HELD_OUT = "heldout"
+_COPY = "Copy it again, or run `python -m tools.corpus samples` again in a new folder."
+_SETTINGS = (
+    *("special", "held_out", "shards", "max_length", "single_texts", "masking", "whole_words"),
+    *("packing", "capacity", "max_sequences", "masked_per_pack"),
+)
+_COUNTS = ("sequences", "tokens", "held_out_sequences", "unigram_entropy", "corpora")
+"""Of step.json, what its readers ask for."""
+
+
+def sample_shard_names(shards: int) -> list[str]:
+    """Names of the shards' files, without their endings."""
+    return [f"samples-{shard:05d}-of-{shards:05d}" for shard in range(shards)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """What the step `samples` has written, memory-mapped."""
+
+    folder: Path
+    settings: dict[str, Any]
+    counts: dict[str, Any]
+    left_out: int
+    """Places left out because they were bad."""
+    special: SpecialTokens
+    shards: tuple[StoredShard | None, ...]
+    """None for one that is not on this machine. For `tensor3d.data.StoredSamples` or `ExchangedSamples`."""
+    held_out: StoredShard | None
+    """None where nothing was held out."""
+    continuations: NDArray[np.bool_] | None
+    """bool (vocab_size,), for `PretrainingData`: True where a piece goes on a word; None unless words are masked
+    whole."""
+    fingerprint: str
+    """Changes with everything that decides the samples."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.special.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a sequence, at most."""
+        return int(self.settings["max_length"])
+
+    @property
+    def single(self) -> bool:
+        """Single texts: there is no next-sentence label."""
+        return bool(self.settings["single_texts"])
+
+    @property
+    def static(self) -> bool:
+        """Masks are stored."""
+        return self.settings["masking"] == "static"
+
+    @property
+    def packing(self) -> str:
+        """The method of the plan."""
+        return str(self.settings["packing"])
+
+    @cached_property
+    def histogram(self) -> NDArray[np.int64]:
+        """int64 (max_length + 1,): lengths of all training sequences, also of shards that are not here."""
+        return np.array(json.loads((self.folder / HISTOGRAM).read_bytes())["counts"], dtype=np.int64)
+
+    def plan(self) -> Plan:
+        """The plan of all training sequences, for `PretrainingData` with the method `packing`. ValueError for a file
+        that is damaged."""
+        return load_plan(self.folder / PLAN, fingerprint_of(self.histogram, self.limits, self.packing))
+
+    @property
+    def limits(self) -> Limits:
+        """Of the plan's packs."""
+        return PackingRules(
+            method=self.packing,
+            capacity=self.settings["capacity"],
+            max_sequences=self.settings["max_sequences"],
+            masked_per_pack=self.settings["masked_per_pack"],
+            seed=0,
+        ).limits
+
+
+def open_samples(folder: Path) -> Samples:
+    """Opens an output of the step `samples`, or a copy of it that lacks some of the training shards.
+
+    Raises:
+        ValueError: the folder is none, a file is missing or damaged, or it has no shard at all.
+    """
+    values, fingerprint = read_step(folder)
+    settings, files = values["settings"], values["files"]
+    single, static = settings["single_texts"], settings["masking"] == "static"
+    names = sample_shard_names(settings["shards"])
+    missing = {name for name in names if not any((folder / file).exists() for file in _files(name, files))}
+    for name, size in files.items():
+        if not any(name in _files(shard, files) for shard in missing):
+            _check_file(folder / name, size)
+    if len(missing) == len(names):
+        raise ValueError(
+            f"{folder} has none of its {len(names)} shards; the first is {names[0]}.bin and .idx. Copy some here."
+        )
+    _allow_open_files()
+    return Samples(
+        folder=folder,
+        settings=settings,
+        counts=values["counts"],
+        left_out=values["left_out"],
+        special=SpecialTokens(**settings["special"]),
+        shards=tuple(
+            None if name in missing else StoredShard(folder / name, single=single, static=static) for name in names
+        ),
+        held_out=StoredShard(folder / HELD_OUT, single=single, static=static) if f"{HELD_OUT}.idx" in files else None,
+        continuations=np.load(folder / CONTINUATIONS) if settings["whole_words"] else None,
+        fingerprint=fingerprint,
+    )
+
+
+def read_step(folder: Path) -> tuple[dict[str, Any], str]:
+    """The contents of step.json and their hash. Not every file need be there, as `read_manifest` has it.
+
+    Raises:
+        ValueError: there is none, it is damaged, or of another step or version.
+    """
+    path = folder / STEP
+    try:
+        content = path.read_bytes()
+        values = json.loads(content)
+        step, version = values["step"], values["version"]
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"{folder} holds no samples: there is no {STEP}. Run `python -m tools.corpus samples` first."
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}. {_COPY}") from error
+    if step != "samples":
+        raise ValueError(f"{folder} is an output of the step {step!r}. Run `python -m tools.corpus samples` on it.")
+    if version != VERSION:
+        raise ValueError(f"{path} has version {version}, this program reads {VERSION}. {_COPY}")
+    lacking = [name for name in ("settings", "counts", "files", "left_out") if name not in values]
+    lacking = lacking or [name for name in _SETTINGS if name not in values["settings"]]
+    lacking = lacking or [name for name in _COUNTS if name not in values["counts"]]
+    if lacking:
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(lacking)}. {_COPY}")
+    return values, hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _allow_open_files() -> None:
+    """Shards stay open all through training, a few files each: as many as this process may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems name a limit that they do not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _files(name: str, files: dict[str, int]) -> list[str]:
+    """Those of one shard."""
+    kinds = ("bin", "idx", LABELS, f"{MASKS}.bin", f"{MASKS}.idx")
+    return [f"{name}.{kind}" for kind in kinds if f"{name}.{kind}" in files]
+
+
+def _check_file(path: Path, size: int) -> None:
+    found = path.stat().st_size if path.is_file() else None
+    if found != size:
+        state = "is missing" if found is None else f"has {found} bytes"
+        raise ValueError(f"{path} {state} where {STEP} speaks of {size} bytes. {_COPY}")

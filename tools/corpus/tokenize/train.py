@@ -1,0 +1,137 @@
+"""`python -m tools.corpus tokenizer`: a vocabulary, trained on documents or taken as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from tools.corpus.pipeline import Manifest, Options, Step, Team
+from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
+from tools.corpus.sentences import check_language
+from tools.corpus.tokenize.documents import (
+    document_files,
+    fingerprint_documents,
+    ranges_of,
+    read_sample,
+    share_out,
+    write_sample,
+)
+from tools.corpus.tokenizers import FILES, Kind, Tokenizer, install_tokenizer
+from tools.corpus.tokenizers.folder import open_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOptions(Options):
+    """Train a sentencepiece model on documents (--docs), or check a tokenizer that is there and take it as it is
+    (--vocab-file, --model-file or --tokenizer-file)."""
+
+    docs: tuple[Path, ...] = ()
+    """Outputs of the step extract, to train on."""
+    model: Literal["unigram", "bpe"] = "unigram"
+    """What is trained."""
+    vocab_size: int = 30_000
+    """Pieces to train, the special tokens among them."""
+    sentences: int = 200_000
+    """Sentences to train on, drawn evenly from the documents. Each costs some 3 kB of memory."""
+    lowercase: bool = False
+    """The trained model folds case."""
+    character_coverage: float = 0.9995
+    """Share of the characters of the text that get pieces of their own; for scripts with few characters 1.0."""
+    language: str = "en"
+    """ISO 639-1 code: its rules say where a sentence ends."""
+    seed: int = 0
+    """Chooses the documents to train on."""
+    vocab_file: Path | None = None
+    """A WordPiece vocab.txt, such as BERT's."""
+    cased: bool = False
+    """The --vocab-file is a cased one: text keeps its capitals and accents."""
+    model_file: Path | None = None
+    """A sentencepiece model."""
+    tokenizer_file: Path | None = None
+    """A tokenizer.json of the tokenizers library."""
+
+
+def tokenizer(options: TokenizerOptions, team: Team) -> Manifest:
+    """Writes the tokenizer's file and tokenizer-settings.json, for `load_tokenizer`.
+
+    Raises:
+        ValueError: not exactly one source, an option out of range, a file that is no tokenizer or lacks a special
+            token, documents that are too few for the vocabulary.
+    """
+    given = {
+        "--vocab-file": options.vocab_file,
+        "--model-file": options.model_file,
+        "--tokenizer-file": options.tokenizer_file,
+        "--docs": options.docs or None,
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise ValueError(
+            f"the tokenizer comes from exactly one of {', '.join(given)}. Got {' and '.join(named) or 'none of them'}."
+        )
+    if options.cased and options.vocab_file is None:
+        raise ValueError("--cased speaks of a --vocab-file; a trained model keeps case unless --lowercase is given.")
+    return _train(options, team) if options.docs else _take(options, team)
+
+
+def _take(options: TokenizerOptions, team: Team) -> Manifest:
+    sources: dict[Kind, Path | None] = {
+        "wordpiece": options.vocab_file,
+        "sentencepiece": options.model_file,
+        "json": options.tokenizer_file,
+    }
+    kind, file = next((kind, file) for kind, file in sources.items() if file is not None)
+    lowercase = kind == "wordpiece" and not options.cased
+    settings = {"kind": kind, "fingerprint": open_tokenizer(kind, file, lowercase=lowercase).fingerprint}
+    with Step.open(options, "tokenizer", settings, team) as step:
+        if step.done:
+            return step.manifest
+        return step.finish(
+            step.on_first(lambda: _counts(install_tokenizer(kind, file, step.folder, lowercase=lowercase)))
+        )
+
+
+def _train(options: TokenizerOptions, team: Team) -> Manifest:
+    _check_training(options)
+    files = document_files(options.docs)
+    settings = {
+        "kind": "sentencepiece",
+        "docs": fingerprint_documents(files),
+        **{
+            name: getattr(options, name)
+            for name in ("model", "vocab_size", "sentences", "lowercase", "character_coverage", "language", "seed")
+        },
+    }
+    with Step.open(options, "tokenizer", settings, team) as step:
+        if step.done:
+            return step.manifest
+        units = share_out(ranges_of(files), options.sentences)
+        results = step.run("sample", units, partial(write_sample, seed=options.seed, language=options.language))
+
+        def train() -> dict[str, Any]:
+            file = step.scratch / FILES["sentencepiece"]
+            train_tokenizer(
+                read_sample(units, step.scratch),
+                file,
+                vocab_size=options.vocab_size,
+                model=options.model,
+                lowercase=options.lowercase,
+                character_coverage=options.character_coverage,
+            )
+            return _counts(install_tokenizer("sentencepiece", file, step.folder))
+
+        counts = step.on_first(train)
+        return step.finish({**counts, "sentences": sum(result["sentences"] for result in results)})
+
+
+def _check_training(options: TokenizerOptions) -> None:
+    check_language(options.language)
+    for name, least in (("vocab_size", 1), ("sentences", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}. Got {getattr(options, name)}.")
+
+
+def _counts(made: Tokenizer) -> dict[str, Any]:
+    return {"vocab_size": made.vocab_size}

@@ -1,0 +1,206 @@
+"""The tokenizer of a model as files that `transformers.AutoTokenizer` reads, with the same ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.bert.huggingface import model_folder_of
+from tools.corpus.pipeline import draft
+from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, load_tokenizer
+from tools.corpus.tokenizers.base import missing, read
+from tools.corpus.tokenizers.folder import read_settings
+from tools.corpus.tokenizers.huggingface import CONFIG, SPECIAL_MAP, tokenizer_files
+from tools.corpus.tokenizers.model_dir import HUGGINGFACE, TOKENIZER, copy_file
+from tools.corpus.tokenizers.sentencepiece import SPACE
+from tools.corpus.tokenizers.wordpiece import make_library, read_vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+
+# --- A sentencepiece model as a `tokenizer.json` with the same ids ----------------------------------------------------
+#
+# Text is normalised by the model's own table of characters, "precompiled_charsmap" (Kudo and Richardson, 2018, §3.3),
+# cut before each space, and each word is segmented by the scores of pieces (unigram) or by merges (BPE). Three things
+# need care:
+#
+# - The tokenizers library looks up the table by what a reader sees as one character, marks included, and drops the
+#   marks of one whose first character is in the table; sentencepiece goes on behind what it has found. A control
+#   character, which the table deletes, in front of each mark makes the library do so too. Before that NFC composes
+#   those marks that the table would.
+# - A merge is a pair of pieces, and sentencepiece knows the result alone: every way to cut it in two is listed.
+# - Sums of scores are of double precision here and of single precision there: of segmentations of one word that score
+#   the same, such as two orders of the same pieces in a row of dashes, the two may take different ones.
+#
+# What differs beside that: letters with several marks in an order that Unicode does not have them in.
+
+_UNIGRAM, _BPE = 1, 2
+_NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
+_MARKS = r"(?=[\p{M}\u200c\u200d\uff9e\uff9f\x{1f3fb}-\x{1f3ff}])"
+"""In front of what continues a character: marks, joiners, Katakana's sound marks, skin colours."""
+
+
+def library_of_sentencepiece(file: Path) -> Library | str:
+    """The tokenizer, without special tokens; or why there can be none with the same ids, in words.
+
+    Raises:
+        ValueError: no such file, or a package is missing.
+    """
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError as error:  # it needs protobuf
+        raise missing("protobuf", error) from error
+    model: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made by its import
+    model.ParseFromString(read(file))
+    trained, normal = model.trainer_spec, model.normalizer_spec
+    kinds = {piece.type for piece in model.pieces}
+    for is_so, told in (
+        (trained.model_type not in (_UNIGRAM, _BPE), "segments words in another way than unigram and BPE"),
+        (trained.treat_whitespace_as_suffix, "puts spaces behind words"),
+        (not normal.escape_whitespaces, "keeps spaces as they are"),
+        (not trained.split_by_whitespace, "has pieces across spaces"),
+        (_USER_DEFINED in kinds, "has pieces that its user defined"),
+    ):
+        if is_so:
+            return told
+    return _build(model)
+
+
+def _build(model: Any) -> Library:
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+
+    normal = model.normalizer_spec
+    library = Tokenizer(_unigram(model) if model.trainer_spec.model_type == _UNIGRAM else _bpe(model))
+    stages: list[Any] = []
+    if normal.precompiled_charsmap:
+        stages += [
+            normalizers.NFC(),
+            normalizers.Replace(Regex(_MARKS), "\u0001"),
+            normalizers.Precompiled(normal.precompiled_charsmap),
+        ]
+    if normal.remove_extra_whitespaces:
+        stages += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
+    library.normalizer = normalizers.Sequence(stages)
+    prepend = "always" if normal.add_dummy_prefix else "never"
+    library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=prepend)
+    library.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme=prepend)
+    return library
+
+
+def _unigram(model: Any) -> Any:
+    from tokenizers import models
+
+    unknown = next(number for number, piece in enumerate(model.pieces) if piece.type == _UNKNOWN)
+    scored = [(piece.piece, piece.score) for piece in model.pieces]
+    return models.Unigram(scored, unk_id=unknown, byte_fallback=model.trainer_spec.byte_fallback)
+
+
+def _bpe(model: Any) -> Any:
+    from tokenizers import models
+
+    ids = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    merges = []
+    # The best score first; sentencepiece has given none twice.
+    for piece in sorted((piece for piece in model.pieces if piece.type == _NORMAL), key=lambda piece: -piece.score):
+        text = piece.piece
+        halves = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
+        merges += [(left, right) for left, right in halves if left in ids and right in ids]
+    unknown = next(piece.piece for piece in model.pieces if piece.type == _UNKNOWN)
+    return models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.trainer_spec.byte_fallback)
+
+
+# --- The tokenizer of a model as files that `transformers.AutoTokenizer` reads ----------------------------------------
+
+_ROLES = ("pad", "cls", "sep", "mask")
+
+
+def write_tokenizer(source: Path, output: Path, *, max_length: int) -> str:
+    """Writes the tokenizer of the model in `source` into `output`, which is there.
+
+    Files of an imported folder are copied as they were. Others become a tokenizer.json, with the vocab.txt or the
+    sentencepiece model that it was made from beside it.
+
+    Args:
+        max_length: tokens of the longest sequence that the model takes.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        ValueError: there is no tokenizer, or it is damaged.
+    """
+    root = model_folder_of(source)
+    original = root / TOKENIZER / HUGGINGFACE if (root / TOKENIZER / SETTINGS).is_file() else root
+    if files := tokenizer_files(original):
+        for file in files:
+            copy_file(file, output / file.name)
+        return f"as it was imported: {', '.join(file.name for file in files)}"
+    folder = root / TOKENIZER
+    tokenizer, (kind, settings) = load_tokenizer(folder), read_settings(folder)
+    file = folder / FILES[kind]
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if kind == "wordpiece":
+        lowercase = bool(settings["lowercase"])
+        names = read_vocabulary(file.read_bytes(), file)
+        library = make_library({piece: number for number, piece in enumerate(names)}, lowercase=lowercase)
+        config = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": lowercase,
+            "strip_accents": None,
+            "tokenize_chinese_chars": True,
+        }
+        copy_file(file, output / file.name)
+    elif kind == "sentencepiece":
+        copy_file(file, output / file.name)
+        made = library_of_sentencepiece(file)
+        if isinstance(made, str):
+            return (
+                f"{file.name} as it is: this sentencepiece model {made}, so that no tokenizer.json gives the same ids. "
+                "Read it with the sentencepiece package; AutoTokenizer cannot."
+            )
+        library = made
+    else:
+        from tokenizers import Tokenizer as Library
+
+        library = Library.from_buffer(file.read_bytes())
+    names_of = _special_names(tokenizer)
+    _add_special(library, tokenizer, names_of)
+    _write(output / FILES["json"], library.to_str(pretty=True))
+    config |= {"model_max_length": max_length, "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    _write(output / CONFIG, json.dumps(config | names_of, indent=2, ensure_ascii=False))
+    _write(output / SPECIAL_MAP, json.dumps(names_of, indent=2, ensure_ascii=False))
+    told = f"written as {FILES['json']}, from the {kind} one"
+    if kind == "sentencepiece":
+        told += "; where two ways to cut a word score the same, such as a row of dashes, it may take the other one"
+    return told
+
+
+def _special_names(tokenizer: Tokenizer) -> dict[str, str]:
+    """As tokenizer_config.json calls them: pad_token and so on."""
+    names = {f"{role}_token": tokenizer.pieces([tokenizer.special_ids[role]])[0] for role in _ROLES}
+    if tokenizer.unknown is not None:
+        names["unk_token"] = tokenizer.pieces([tokenizer.unknown])[0]
+    return names
+
+
+def _add_special(library: Library, tokenizer: Tokenizer, names: dict[str, str]) -> None:
+    """Makes the library know special tokens, and put [CLS] and [SEP] around texts, unless its file has done so."""
+    from tokenizers import AddedToken, processors
+
+    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    new = [name for name in names.values() if name not in known]
+    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in new])
+    if library.post_processor is None:
+        first, last = names["cls_token"], names["sep_token"]
+        library.post_processor = processors.TemplateProcessing(
+            single=f"{first}:0 $A:0 {last}:0",
+            pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+            special_tokens=[(first, tokenizer.special_ids["cls"]), (last, tokenizer.special_ids["sep"])],
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    with draft(path) as output:
+        output.write(text.encode() + b"\n")

@@ -1,0 +1,121 @@
+"""The tokenizer of a folder with a model in it, whoever wrote the folder.
+
+model.json                    what the model is (models/bert/huggingface)
+tokenizer/                    the tokenizer, for `load_tokenizer`
+tokenizer/huggingface/        what an imported folder had of its tokenizer, byte for byte
+checkpoints/step-NNNNNNNN/    the weights
+huggingface/config.json       of an imported folder
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from models.bert.huggingface import model_folder_of
+from tools.corpus.pipeline import draft
+from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
+from tools.corpus.tokenizers.folder import open_tokenizer, read_settings
+from tools.corpus.tokenizers.huggingface import FoundTokenizer, find_tokenizer, tokenizer_files, with_same_ids
+
+MODEL, TOKENIZER, CHECKPOINTS = "model.json", "tokenizer", "checkpoints"
+CONFIG, HUGGINGFACE = "config.json", "huggingface"
+"""Names in such a folder; the last one also inside of `TOKENIZER`."""
+
+
+def tokenizer_of(folder: Path | str) -> Tokenizer:
+    """The tokenizer of a folder that `open_weights` of models.bert takes: one of ours, a checkpoint in it, or a
+    Hugging Face folder.
+
+    Raises:
+        ValueError: there is none, it is damaged, or it has more pieces than the model has rows for.
+    """
+    root = model_folder_of(Path(folder))
+    tokenizer = load_tokenizer(root / TOKENIZER) if _is_ours(root) else find_tokenizer(root).open()
+    rows = _embedding_rows(root)
+    if rows is not None and rows < tokenizer.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {root} has ids up to {tokenizer.vocab_size - 1}, and the model's embedding has {rows} "
+            f"rows, for ids up to {rows - 1}: they do not belong together. Put the files of the tokenizer that the "
+            "model was trained with there, or give the embedding the missing rows with the library that wrote it "
+            "(model.resize_token_embeddings)."
+        )
+    return tokenizer
+
+
+def tokenizers_in(folder: Path) -> list[FoundTokenizer]:
+    """What the folder of a model has for its ids: what `tokenizer_of` reads, and other files that give the same ids.
+
+    Raises:
+        ValueError: the first one is missing or damaged.
+    """
+    root = model_folder_of(folder)
+    if _is_ours(root):
+        kind, settings = read_settings(root / TOKENIZER)
+        file, lowercase = root / TOKENIZER / FILES[kind], bool(settings.get("lowercase", False))
+        first, rest = FoundTokenizer(kind=kind, file=file, lowercase=lowercase), root / TOKENIZER / HUGGINGFACE
+    else:
+        first, rest = find_tokenizer(root), root
+    return [first, *with_same_ids(first, rest)]
+
+
+def keep_tokenizer(source: Path, folder: Path) -> None:
+    """Copies what `tokenizer_of(source)` reads, with the files of an imported folder, into `folder`/tokenizer.
+
+    Raises:
+        ValueError: see `tokenizer_of`.
+    """
+    root, target = model_folder_of(source), folder / TOKENIZER
+    tokenizer_of(source)
+    target.mkdir(parents=True, exist_ok=True)
+    if _is_ours(root):
+        copy_tokenizer(root / TOKENIZER, target)
+        files = tokenizer_files(root / TOKENIZER / HUGGINGFACE)
+    else:
+        find_tokenizer(root).install(target)
+        files = tokenizer_files(root)
+    if files:
+        (target / HUGGINGFACE).mkdir(exist_ok=True)
+    for file in files:
+        copy_file(file, target / HUGGINGFACE / file.name)
+
+
+def tokenizer_of_corpus(file: Path) -> Tokenizer:
+    """By the file that decides what an id means in a corpus: one in a folder of the step `tokenizer`, or the bare
+    sentencepiece model of a corpus that was prepared in one go."""
+    return load_tokenizer(file.parent) if (file.parent / SETTINGS).is_file() else open_tokenizer("sentencepiece", file)
+
+
+def keep_tokenizer_of_corpus(file: Path, folder: Path) -> None:
+    """The same as `keep_tokenizer`, of a corpus."""
+    target = folder / TOKENIZER
+    target.mkdir(parents=True, exist_ok=True)
+    if (file.parent / SETTINGS).is_file():
+        copy_tokenizer(file.parent, target)
+    else:
+        install_tokenizer("sentencepiece", file, target)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Byte for byte; it appears whole or not at all."""
+    with draft(target) as output:
+        output.write(source.read_bytes())
+
+
+def _is_ours(root: Path) -> bool:
+    """Whether the folder holds a tokenizer as this toolkit writes it. One without a tokenizer is no Hugging Face
+    folder either, so that the error speaks of what the folder should have."""
+    return (root / TOKENIZER / SETTINGS).is_file() or ((root / MODEL).is_file() and not (root / CONFIG).is_file())
+
+
+def _embedding_rows(root: Path) -> int | None:
+    """As many ids as the model knows; None where the folder does not tell."""
+    for name, path in ((MODEL, ("config", "vocab")), (CONFIG, ("vocab_size",))):
+        if (root / name).is_file():
+            with suppress(ValueError, KeyError, TypeError):  # reading the model will tell
+                value = json.loads((root / name).read_bytes())
+                for key in path:
+                    value = value[key]
+                return int(value)
+    return None

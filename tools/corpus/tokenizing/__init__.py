@@ -1,1 +1,0 @@
-"""The steps `tokenizer` and `tokenize`: a vocabulary, and documents as ids."""

@@ -1,1 +1,0 @@
-"""Fine-tuning: a pre-trained BERT learns to answer one kind of question about texts."""

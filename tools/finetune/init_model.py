@@ -1,0 +1,106 @@
+"""What all seeds begin with: the model's sizes, its weights if there are any, and the tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from models.bert import PRESETS, BertConfig
+from models.bert.huggingface import Weights, open_weights
+from tensor3d import Cube
+from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
+from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
+from tools.corpus.tokenizers import SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
+from tools.corpus.tokenizers.base import Kind
+from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, TOKENIZER, keep_tokenizer, tokenizer_of
+from tools.finetune.config import ModelSection
+from tools.finetune.data import EMBEDDED, embedded_sentences
+from tools.finetune.job import write_json
+
+_EMBEDDED_PIECES = 2048
+# Of config.json: of a head that was there before. Left in, other classes would be read into the new one.
+_OF_A_HEAD = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout")
+_KINDS: dict[str, Kind] = {".txt": "wordpiece", ".json": "json", ".model": "sentencepiece"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    """Where a seed begins. The same on every rank."""
+
+    config: BertConfig
+    weights: Weights | None
+    """None: random ones."""
+    tokenizer: Tokenizer
+    tokenizer_folder: Path
+    """Where it lies."""
+
+    def keep(self, folder: Path) -> None:
+        """Copies into the folder of a model what stays as it is: the tokenizer, and settings of an imported folder."""
+        if self.weights is None:
+            copy_tokenizer(self.tokenizer_folder, folder / TOKENIZER)
+            return
+        keep_tokenizer(self.tokenizer_folder, folder)
+        if self.weights.settings is not None:
+            (folder / HUGGINGFACE).mkdir(exist_ok=True)
+            kept = {name: value for name, value in self.weights.settings.items() if name not in _OF_A_HEAD}
+            write_json(folder / HUGGINGFACE / CONFIG, kept)
+
+
+def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube) -> Start:
+    """Every rank calls it.
+
+    Args:
+        max_length: tokens of the longest sequence.
+        output: a folder, in whose `tokenizer` that of a model with random weights is kept.
+
+    Raises:
+        ValueError: no weights or no tokenizer there, sizes that do not divide on the cube, fewer positions than the
+            longest sequence has.
+    """
+    if model.start_from is not None:
+        folder = Path(model.start_from)
+        weights = on_every_rank(cube, lambda: open_weights(folder))
+        tokenizer = on_every_rank(cube, lambda: tokenizer_of(folder))
+        start = Start(
+            config=model.changed(weights.config), weights=weights, tokenizer=tokenizer, tokenizer_folder=folder
+        )
+    else:
+        folder = output / TOKENIZER
+        on_first_rank(cube, lambda: _install(model, folder))
+        tokenizer = on_every_rank(cube, lambda: load_tokenizer(folder))
+        config = dataclasses.replace(
+            PRESETS[model.preset], vocab=tokenizer.vocab_size, positions=max_length, std=model.std
+        )
+        start = Start(config=model.changed(config), weights=None, tokenizer=tokenizer, tokenizer_folder=folder)
+    if start.config.encoder == "classic" and start.config.positions < max_length:
+        raise ValueError(
+            f"data.max_length={max_length} is more than the {start.config.positions} positions of the model in "
+            f"{model.start_from}. Lower it."
+        )
+    start.config.check(cube.shape)
+    return start
+
+
+def _install(model: ModelSection, folder: Path) -> None:
+    """Puts the tokenizer of a model with random weights into a folder, if it is not there yet."""
+    if (folder / SETTINGS).exists():
+        return
+    assert model.vocab is not None, "checked by the section"
+    folder.mkdir(parents=True, exist_ok=True)
+    if model.vocab == EMBEDDED:
+        with TemporaryDirectory(dir=folder) as passing:
+            file = Path(passing) / "tokenizer.model"
+            train_tokenizer(embedded_sentences("train"), file, vocab_size=_EMBEDDED_PIECES)
+            install_tokenizer("sentencepiece", file, folder)
+        return
+    source = Path(model.vocab)
+    if source.is_dir():
+        copy_tokenizer(source, folder)
+        return
+    if source.suffix not in _KINDS:
+        raise ValueError(
+            f"model.vocab must be a vocab.txt, a tokenizer.json, a sentencepiece *.model or a folder. Got {source}."
+        )
+    install_tokenizer(_KINDS[source.suffix], source, folder, lowercase=model.lowercase)

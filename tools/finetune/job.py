@@ -1,0 +1,254 @@
+"""What the commands `classify`, `regress` and `answer` have in common."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tyro
+
+from models.bert.huggingface import model_folder_of, open_weights
+from models.bert.huggingface.config import CONFIG
+from models.bert.huggingface.from_pretrained import OwnWeights
+from models.bert.huggingface.reader import file_tensors
+from tensor3d import Cube, CubeShape
+from tensor3d.checkpoint.format import CHECKSUMS
+from tools.corpus.pipeline import draft
+from tools.corpus.quick.text_sources import hash_files
+from tools.corpus.tokenizers import Tokenizer
+from tools.corpus.tokenizers.model_dir import MODEL, TOKENIZER, tokenizers_in
+from tools.finetune.config import FinetuneRecipe, ModelSection, read_recipe
+from tools.finetune.data import EMBEDDED
+from tools.finetune.tasks import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneCommand(ABC):
+    """Fine-tunes a model for one task. Subclasses add `settings`, a `FinetuneRecipe` with their own section `data`."""
+
+    task: ClassVar[str]
+    """Its name on the command line."""
+
+    recipe: tyro.conf.Positional[Path]
+    """TOML file; shipped ones lie in launch/recipes/finetune."""
+    cube: str = "1x1x1"
+    """Sizes of the axes x, y and z, as XxYxZ."""
+    data_parallel: int = 1
+    """Copies of the cube."""
+    output: Path | None = None
+    """Folder of the results. Default: runs/finetune/NAME of the recipe. If seeds are done there already, with the same
+    settings, the command goes on with the others."""
+
+    @classmethod
+    @abstractmethod
+    def recipe_class(cls) -> type[FinetuneRecipe]: ...
+
+    @property
+    @abstractmethod
+    def sections(self) -> Any:
+        """The settings: a recipe of `recipe_class`."""
+
+    @property
+    @abstractmethod
+    def max_length(self) -> int:
+        """Tokens of the longest sequence: the model needs positions for them."""
+
+    @abstractmethod
+    def inputs(self) -> Sequence[Path]:
+        """The files that the task reads: their content is part of the settings."""
+
+    @abstractmethod
+    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> Task:
+        """Reads the files, on every rank.
+
+        Raises:
+            ValueError: of a file, naming it and the place in it.
+        """
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Any:
+        """A command with the values of the recipe among the arguments; tyro says what is missing without one."""
+        path = recipe_among(arguments)
+        kind = cls.recipe_class()
+        settings: Any = kind() if path is None else read_recipe(kind, path)
+        options: dict[str, Any] = {"recipe": tyro.MISSING, "settings": settings}
+        return cls(**options)
+
+    def check(self) -> None:
+        """Raises ValueError for what can be seen before any process is connected."""
+        _ = self.shape
+        for path in self.inputs():
+            if not path.is_file():
+                raise ValueError(f"{path} is no file. Correct it in [data], or give it as --data.NAME.")
+        there = next(path for path in (self.folder.absolute(), *self.folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise ValueError(f"results need a folder, and {there} is a file. Choose another --output.")
+
+    @property
+    def shape(self) -> CubeShape:
+        return CubeShape.parse(self.cube, self.data_parallel)
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path("runs/finetune") / self.recipe.stem
+
+
+def recipe_among(arguments: Sequence[str]) -> Path | None:
+    return next((Path(argument) for argument in arguments if argument.endswith(".toml")), None)
+
+
+# --- Whose folder is it? finetune.json says with which settings, files and weights the seeds in it were trained -------
+#
+# {"task": ..., the recipe's sections, "files": {path: hash}, "weights": {"model": ..., "tokenizer": ...}}
+
+SETTINGS = "finetune.json"
+SEEDS = "seed-*"
+
+
+def claim(command: FinetuneCommand) -> str | None:
+    """Notes the settings in the folder, or compares them with those that are there. Settings without a seed, of a
+    command that did not come to train, are no reason to refuse others. One rank calls it.
+
+    Returns:
+        The folder to take the weights from: of a model with several checkpoints the newest one. None: random weights.
+
+    Raises:
+        ValueError: the folder holds results of other settings, or what was not made here; a file to be read lies where
+            a seed is to be written; no weights there.
+    """
+    folder, model = command.folder, command.sections.model
+    path = folder / SETTINGS
+    if not path.exists():
+        _check_ours(folder)
+    named = [Path(name) for name in (model.start_from, model.vocab) if name is not None and name != EMBEDDED]
+    _check_outside(folder, [*named, *command.inputs()])
+    source = None if model.start_from is None else _chosen(Path(model.start_from))
+    settings = json.loads(json.dumps(_settings(command, source)))
+    if not _has_seeds(folder):
+        release(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, settings)
+    elif different := _differences(_read(path), settings):
+        raise ValueError(
+            f"{folder} holds results of other settings: {different[0]}. Choose another --output, or remove the folder."
+        )
+    return None if source is None else str(source)
+
+
+def release(folder: Path) -> None:
+    """Takes a claim back, as nothing has been trained: whoever corrects the command may have the folder. Several ranks
+    may call it at once."""
+    if (folder / SETTINGS).exists() and not _has_seeds(folder):
+        # The settings last: without them a tokenizer would be somebody else's.
+        shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+        (folder / SETTINGS).unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Whole or not at all."""
+    with draft(path) as file:
+        file.write(json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _has_seeds(folder: Path) -> bool:
+    return any(folder.glob(SEEDS))
+
+
+def _check_ours(folder: Path) -> None:
+    """A seed is made anew where it is not done: what others have put there would be lost."""
+    found = next((path for name in (SEEDS, TOKENIZER) for path in sorted(folder.glob(name))), None)
+    if found is not None:
+        raise ValueError(
+            f"{folder} has no {SETTINGS}, so this tool has not made it, and {found.name} in it would be overwritten. "
+            "Choose another --output."
+        )
+
+
+def _check_outside(folder: Path, named: Sequence[Path]) -> None:
+    inside = [path for path in named if path.resolve().is_relative_to(folder.resolve())]
+    for path in inside:
+        first = path.resolve().relative_to(folder.resolve()).parts[:1]
+        if first and Path(first[0]).match(SEEDS):
+            raise ValueError(
+                f"{path} lies in {folder / first[0]}, where a seed of this command is to be written. Choose another "
+                "--output."
+            )
+
+
+def _chosen(folder: Path) -> Path:
+    weights = open_weights(folder)
+    return weights.checkpoint if isinstance(weights, OwnWeights) else folder
+
+
+def _settings(command: FinetuneCommand, source: Path | None) -> dict[str, Any]:
+    """What decides a seed's result. Not the cube, which changes rounding alone, and not which seeds there are."""
+    sections = command.sections.to_dict()
+    for name in ("seeds", "tokens_per_rank"):
+        del sections["run"][name]
+    return {
+        "task": command.task,
+        **sections,
+        "files": {str(path): _hash(path) for path in command.inputs()},
+        "weights": _hash_of_vocab(command.sections.model) if source is None else _hashes_of_model(source),
+    }
+
+
+def _hashes_of_model(source: Path) -> dict[str, str]:
+    """Of all that is taken from a folder. A checkpoint is known by its checksums, with which it is compared anyway."""
+    if (source / CHECKSUMS).is_file():
+        files = [model_folder_of(source) / MODEL, source / CHECKSUMS]
+    else:
+        files = [source / CONFIG, *sorted({tensor.path for tensor in file_tensors(source).values()})]
+    tokenizer = tokenizers_in(source)[0]
+    return {
+        "model": " ".join([source.name, *map(_hash, files)]),
+        "tokenizer": f"{tokenizer.kind} {tokenizer.lowercase} {_hash(tokenizer.file)}",
+    }
+
+
+def _hash_of_vocab(model: ModelSection) -> dict[str, str]:
+    if model.vocab is None or model.vocab == EMBEDDED:
+        return {}
+    path = Path(model.vocab)
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    return {"tokenizer": " ".join(map(_hash, files))}
+
+
+def _hash(file: Path) -> str:
+    """Of its name and its whole content."""
+    return hash_files([file], file.parent)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as problem:
+        raise ValueError(f"{path} is damaged: {problem}. Choose another --output, or remove the folder.") from None
+
+
+def _differences(there: Any, here: Any, name: str = "") -> list[str]:
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = [*there, *(key for key in here if key not in there)]
+        return [
+            told
+            for key in keys
+            for told in _differences(there.get(key), here.get(key), f"{name}.{key}" if name else key)
+        ]
+    return [] if there == here else [_told(name, there, here)]
+
+
+def _told(name: str, there: Any, here: Any) -> str:
+    section, _, rest = name.partition(".")
+    if section == "files":
+        return f"{rest} has another content now"
+    if section == "weights":
+        first, second = (str(value).split(" ")[0] for value in (there, here))
+        if rest == "model" and first != second:
+            return f"the weights were those of {first} there and are those of {second} now"
+        return f"weights.{rest}, a hash of the files, is another one now"
+    return f"{name} was {there!r} there and is {here!r} now"

@@ -1,0 +1,345 @@
+"""Classes of texts, and numbers for texts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from models.bert import BertConfig
+from models.bert.tasks import BertForSequenceClassification, class_logits
+from models.bert.text_batches import LaidTexts, Text
+from tensor3d import Cube
+from tensor3d.data.batch import IGNORED
+from tensor3d.distributed.object_collectives import on_first_rank
+from tools.common.batching import split
+from tools.corpus.pipeline import draft
+from tools.corpus.tokenizers import Tokenizer
+from tools.finetune.config import FinetuneRecipe
+from tools.finetune.data import Labelled, TextData, read_part
+from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics, number_metrics
+
+# --- What the fine-tuning loop needs to know of a task ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Example:
+    """A text to train on."""
+
+    text: Text
+    target: Any
+    """What the task wants to hear of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What the folder of a fine-tuned model says of its task."""
+
+    problem: str
+    """"classify", "regress" or "answer"."""
+    labels: tuple[str, ...] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Plain JSON: max_length and whatever else predictions need."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """How good a model is on dev, and what it said there. The same on every rank."""
+
+    metrics: dict[str, float]
+    """All of them; none is nan."""
+    outputs: Mapping[str, Any]
+    """What the model says, by the names of those of the task's `parts` that were measured."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What was found on dev and is needed to use the model, instead of the same names in `TaskFacts.more`."""
+
+
+class Task(Protocol):
+    """Texts with targets, the model that learns them, and how good it is.
+
+    Every rank has the same task and makes the same calls in the same order. A task does not change.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def unit(self) -> str:
+        """What an example is: "texts", or "windows" of them."""
+        ...
+
+    @property
+    def train(self) -> Sequence[Example]: ...
+
+    @property
+    def best(self) -> str:
+        """The metric by which the best evaluation is known; higher is better."""
+        ...
+
+    @property
+    def truncated(self) -> int:
+        """Texts whose end is left out, as they are too long."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What else is to be told of the files, a line each."""
+        ...
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """What is predicted at the end: "dev", and "test" where there is one."""
+        ...
+
+    def make_model(self, config: BertConfig, cube: Cube) -> nn.Module:
+        """The model, with its head, not yet filled with pre-trained weights."""
+        ...
+
+    def loss(self, model: Any, laid: LaidTexts, examples: Sequence[Example], texts: int) -> Tensor:
+        """The loss of a micro-batch as its part of a step, the same on every rank.
+
+        Args:
+            laid: the texts of `examples`, in their order.
+            texts: of the whole step.
+        """
+        ...
+
+    def outputs(self, model: Any, part: str) -> Any:
+        """What the model says of a part, the same on every rank."""
+        ...
+
+    def evaluate(self, model: Any) -> Evaluation:
+        """How good the model is."""
+        ...
+
+    def write_predictions(self, best: Evaluation, folder: Path) -> list[Path]:
+        """Every rank calls it; the first writes files into the folder, which exists, and returns their paths.
+
+        Args:
+            best: with the outputs of all parts.
+        """
+        ...
+
+    def facts(self) -> TaskFacts: ...
+
+
+# --- Classes of texts -------------------------------------------------------------------------------------------------
+
+_TEST = "test_"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """Texts to predict, with their targets if these are known."""
+
+    texts: Sequence[Text]
+    ids: Sequence[str]
+    targets: NDArray[np.generic] | None
+
+
+class _TextTask(ABC):
+    """What both have in common: files, a model with one answer a text, predictions in GLUE's format.
+
+    Args:
+        metric: by which the best evaluation is known. "": the first of `metrics`.
+        slots: token slots of a micro-batch of predictions, over all ranks.
+
+    Raises:
+        ValueError: of a file, naming it and the line; an unknown metric.
+    """
+
+    name: str
+    unit = "texts"
+    metrics: tuple[str, ...]
+
+    def __init__(self, data: TextData, recipe: FinetuneRecipe, tokenizer: Tokenizer, cube: Cube) -> None:
+        metric = recipe.run.metric or self.metrics[0]
+        if metric not in self.metrics:
+            raise ValueError(f"run.metric of {self.name} is one of {', '.join(self.metrics)}. Got {metric!r}.")
+        self.best = metric
+        self.data, self._recipe, self._cube = data, recipe, cube
+        self._slots = recipe.run.tokens_per_rank * cube.shape.ranks
+        train, dev = (read_part(data, part, tokenizer) for part in ("train", "dev"))
+        test = None if data.test is None else read_part(data, "test", tokenizer)
+        self.truncated = sum(part.truncated for part in (train, dev, test) if part is not None)
+        """Texts whose end was left out."""
+        skipped = [("train", train.skipped), ("dev", dev.skipped)]
+        self.notes = tuple(f"{name}: {count:,} rows are left out (data.bad)" for name, count in skipped if count)
+        self._learn_labels(train)
+        targets = self._targets(train)
+        self.train = [Example(text=text, target=target) for text, target in zip(train.texts, targets, strict=True)]
+        self._parts = {"dev": _Part(texts=dev.texts, ids=dev.ids, targets=self._targets(dev))}
+        if test is not None:
+            known = self._targets(test) if data.test_labels else None
+            self._parts["test"] = _Part(texts=test.texts, ids=test.ids, targets=known)
+
+    # --- what differs ---------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def columns(self) -> int:
+        """Of the head's output."""
+
+    @abstractmethod
+    def _learn_labels(self, train: Labelled) -> None: ...
+
+    @abstractmethod
+    def _targets(self, part: Labelled) -> NDArray[Any]:
+        """(N,): raises ValueError for a label that is none, naming the line."""
+
+    @abstractmethod
+    def _predicted(self, logits: Tensor) -> NDArray[Any]:
+        """(N,): from (N, columns)."""
+
+    @abstractmethod
+    def _measured(self, predicted: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]: ...
+
+    @abstractmethod
+    def _in_words(self, predicted: Any) -> str: ...
+
+    @abstractmethod
+    def facts(self) -> TaskFacts: ...
+
+    # --- the task -------------------------------------------------------------------------------------------------
+
+    def make_model(self, config: BertConfig, cube: Cube) -> BertForSequenceClassification:
+        options = self._recipe.model
+        return BertForSequenceClassification(
+            config, self.columns, cube, recompute=options.recompute, keep_gathered=options.keep_gathered
+        )
+
+    def loss(
+        self, model: BertForSequenceClassification, laid: LaidTexts, examples: Sequence[Example], texts: int
+    ) -> Tensor:
+        targets = torch.tensor(np.array([example.target for example in examples]))
+        fill = torch.nan if targets.is_floating_point() else IGNORED
+        loss: Tensor = model(laid.batch, laid.spread(targets, fill), texts)
+        return loss
+
+    @property
+    def parts(self) -> Sequence[str]:
+        return tuple(self._parts)
+
+    def evaluate(self, model: BertForSequenceClassification) -> Evaluation:
+        metrics: dict[str, float] = {}
+        outputs: dict[str, NDArray[Any]] = {}
+        for name, part in self._parts.items():
+            if part.targets is not None:
+                outputs[name] = self.outputs(model, name)
+                found = self._measured(outputs[name], part.targets)
+                metrics |= {(_TEST if name == "test" else "") + key: value for key, value in found.items()}
+        return Evaluation(metrics=metrics, outputs=outputs)
+
+    def write_predictions(self, best: Evaluation, folder: Path) -> list[Path]:
+        written = []
+        for name, part in self._parts.items():
+            said = zip(part.ids, best.outputs[name], strict=True)
+            lines = [f"{row}\t{self._in_words(value)}" for row, value in said]
+            written.append(folder / f"{name}.tsv")
+            on_first_rank(self._cube, partial(_write, written[-1], lines))
+        return written
+
+    def outputs(self, model: BertForSequenceClassification, part: str) -> NDArray[Any]:
+        """(N,): a class or a number of each text."""
+        texts = self._parts[part].texts
+        parts = split([len(text.ids) for text in texts], self._slots)
+        return self._predicted(torch.cat([class_logits(model, texts[some]) for some in parts]))
+
+
+class ClassifyTask(_TextTask):
+    """One of several classes for each text or pair."""
+
+    name, metrics = "classify", CLASS_METRICS
+
+    @property
+    def columns(self) -> int:
+        return len(self.labels)
+
+    def _learn_labels(self, train: Labelled) -> None:
+        for label, where in zip(train.labels, train.where, strict=True):
+            if not label:
+                raise ValueError(f"{where}: there is no label in the column {self.data.label!r}. Leave the row out.")
+        self.labels = self.data.labels or tuple(sorted({label for label in train.labels if label is not None}))
+        """The classes."""
+        if len(self.labels) < 2:
+            raise ValueError(
+                f"{self.data.train} has {len(self.labels)} different labels in the column {self.data.label!r}, and a "
+                f"classification needs two. Got {list(self.labels)}."
+            )
+
+    def _targets(self, part: Labelled) -> NDArray[np.int64]:
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        for label, where in zip(part.labels, part.where, strict=True):
+            if label not in numbers:
+                known = ", ".join(self.labels[:20])
+                raise ValueError(f"{where}: the label {label!r} is none of those that are learnt: {known}.")
+        return np.array([numbers[label] for label in part.labels if label is not None], dtype=np.int64)
+
+    def _predicted(self, logits: Tensor) -> NDArray[np.int64]:
+        classes: NDArray[np.int64] = logits.argmax(1).numpy()
+        return classes
+
+    def _measured(self, predicted: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
+        return class_metrics(predicted, targets, self.columns)
+
+    def _in_words(self, predicted: Any) -> str:
+        return self.labels[predicted]
+
+    def facts(self) -> TaskFacts:
+        return TaskFacts(problem="classify", labels=self.labels, more=_settings(self.data))
+
+
+class RegressTask(_TextTask):
+    """A number for each text or pair."""
+
+    name, metrics = "regress", NUMBER_METRICS
+    columns = 1
+
+    def _learn_labels(self, train: Labelled) -> None:
+        if self.data.labels:
+            raise ValueError(f"data.labels are those of classes, and regression has none. Got {self.data.labels}.")
+
+    def _targets(self, part: Labelled) -> NDArray[np.float32]:
+        return np.array([_number(*pair) for pair in zip(part.labels, part.where, strict=True)], dtype=np.float32)
+
+    def _predicted(self, logits: Tensor) -> NDArray[np.float32]:
+        numbers: NDArray[np.float32] = logits[:, 0].float().numpy()
+        return numbers
+
+    def _measured(self, predicted: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
+        return number_metrics(predicted, targets)
+
+    def _in_words(self, predicted: Any) -> str:
+        return f"{predicted:.4f}"
+
+    def facts(self) -> TaskFacts:
+        return TaskFacts(problem="regress", more=_settings(self.data))
+
+
+def _settings(data: TextData) -> dict[str, Any]:
+    return {"max_length": data.max_length, "pairs": data.text_b is not None}
+
+
+def _number(text: str | None, where: str) -> float:
+    try:
+        number = float(text or "")
+    except ValueError:
+        number = np.nan
+    if not np.isfinite(number):
+        raise ValueError(f"{where}: the label must be a number. Got {text!r}.")
+    if abs(number) > float(np.finfo(np.float32).max):
+        raise ValueError(f"{where}: the label must be a number that fp32 can hold, below 3.4e38. Got {text!r}.")
+    return number
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    with draft(path) as file:
+        file.write("\n".join(["index\tprediction", *lines, ""]).encode())

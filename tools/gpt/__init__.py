@@ -1,1 +1,0 @@
-"""Training a small GPT, and text from it."""

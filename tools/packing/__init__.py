@@ -1,1 +1,0 @@
-"""Packing on the command line: how full, how fast, how even; plans on disk."""

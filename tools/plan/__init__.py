@@ -1,1 +1,0 @@
-"""The planner: which box for which model on which machines."""

@@ -1,0 +1,125 @@
+"""Where results go: lines of JSON, lines to be read, or an array."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from tools.predict.inputs import Problem, Query
+from tools.predict.results import Embedded, Result
+
+Outcome = tuple[Query | Problem, Result | Problem]
+
+
+class Output(ABC):
+    """What a batch's results are written to."""
+
+    @abstractmethod
+    def write(self, batch: Sequence[Outcome]) -> None:
+        """Writes all of a batch, and does not keep it back. Raises OSError where that cannot be."""
+
+    def close(self) -> None:
+        """After the last batch."""
+        return
+
+
+class JsonOutput(Output):
+    """An object a line."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, batch: Sequence[Outcome]) -> None:
+        self._file.write(_encoded("".join(_json_line(query, result) for query, result in batch)))
+        self._file.flush()
+
+
+def _json_line(query: Query | Problem, result: Result | Problem) -> str:
+    named = {} if query.id is None else {"id": query.id}
+    if isinstance(result, Problem):
+        return json.dumps({**named, "line": result.number, "error": result.error}, ensure_ascii=False) + "\n"
+    return json.dumps({**named, **result.as_json()}, ensure_ascii=False) + "\n"
+
+
+def _encoded(text: str) -> bytes:
+    # Half of a surrogate pair, which JSON can spell and UTF-8 cannot, is spelled again.
+    return text.encode("utf-8", "backslashreplace")
+
+
+class ReadableOutput(Output):
+    """Some lines for each text, with the text above them where there are several."""
+
+    def __init__(self, file: BinaryIO, *, with_text: bool) -> None:
+        self._file, self._with_text = file, with_text
+
+    def write(self, batch: Sequence[Outcome]) -> None:
+        for query, result in batch:
+            head = [f"> {query.first}"] if self._with_text and isinstance(query, Query) else []
+            lines = [str(result)] if isinstance(result, Problem) else result.in_words()
+            self._file.write(_encoded("\n".join([*head, *lines]) + "\n"))
+        self._file.flush()
+
+
+class ArrayOutput(Output):
+    """A .npy file, float32 (texts, H), written row by row; a text with a problem is a row of nan.
+
+    Args:
+        file: one that can be sought in: the number of rows is known at the end.
+    """
+
+    def __init__(self, file: BinaryIO, columns: int) -> None:
+        self._file, self._columns, self._rows = file, columns, 0
+        self._write_header()
+
+    def write(self, batch: Sequence[Outcome]) -> None:
+        rows = np.full((len(batch), self._columns), np.nan, dtype="<f4")
+        for number, (_, result) in enumerate(batch):
+            if isinstance(result, Embedded):
+                rows[number] = result.vector
+        self._file.write(rows.tobytes())
+        self._rows += len(rows)
+
+    def close(self) -> None:
+        self._file.seek(0)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        # numpy leaves room for the first axis to grow, so that the header keeps its size.
+        shape = (self._rows, self._columns)
+        np.lib.format.write_array_header_1_0(self._file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+
+
+class Written:
+    """The output of the first rank; on others, nothing. What goes wrong waits until all ranks can hear of it."""
+
+    def __init__(self, output: Output | None) -> None:
+        self._output = output
+        self._problem: OSError | None = None
+        self.is_closed = False
+        """Whether its reader has gone, as `head` does."""
+
+    def write(self, batch: Sequence[Outcome]) -> None:
+        self._try(lambda output: output.write(batch))
+
+    def close(self) -> None:
+        self._try(lambda output: output.close())
+
+    def is_over(self) -> bool:
+        """Whether nobody reads any more. Raises OSError where something could not be written."""
+        if self._problem is not None:
+            raise self._problem
+        return self.is_closed
+
+    def _try(self, action: Callable[[Output], None]) -> None:
+        if self._output is None or self.is_closed or self._problem is not None:
+            return
+        try:
+            action(self._output)
+        except BrokenPipeError:
+            self.is_closed = True
+        except OSError as problem:
+            self._problem = problem

@@ -1,0 +1,113 @@
+"""Where queries come from, block by block; on a cube the first rank reads, and all ranks get the same."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+from tqdm import tqdm
+
+from tensor3d import Cube
+from tensor3d.distributed.object_collectives import on_first_rank
+from tools.predict.inputs import Fields, Lines, Problem, Query, query_of_line
+from tools.predict.outputs import Outcome, Written
+from tools.predict.predictor import Predictor
+
+# --- What has been done, while it is done and at the end --------------------------------------------------------------
+
+
+class Tally:
+    """Counts texts, tokens and seconds.
+
+    Args:
+        is_shown: whether a line on standard error tells them while they grow.
+    """
+
+    def __init__(self, predictor: Predictor[Any], *, is_shown: bool) -> None:
+        self._predictor, self._start = predictor, time.perf_counter()
+        self._texts = self._skipped = 0
+        self.bar = tqdm(unit=" texts", disable=not is_shown, file=sys.stderr, dynamic_ncols=True)
+
+    def add(self, batch: Sequence[Outcome]) -> None:
+        self._texts += len(batch)
+        self._skipped += sum(isinstance(result, Problem) for _, result in batch)
+        seconds = time.perf_counter() - self._start
+        self.bar.set_postfix_str(f"{self._predictor.tokens / seconds:,.0f} tokens/s", refresh=False)
+        self.bar.update(len(batch))
+
+    def in_words(self) -> str:
+        seconds = time.perf_counter() - self._start
+        texts = f"{self._texts:,} text{'' if self._texts == 1 else 's'}"
+        return (
+            f"{texts}, {self._predictor.truncated:,} truncated, {self._skipped:,} skipped, {seconds:.2f} s, "
+            f"{self._texts / seconds:,.1f} texts/s, {self._predictor.tokens / seconds:,.0f} tokens/s"
+        )
+
+
+# --- Where queries come from, block by block --------------------------------------------------------------------------
+
+Block = list[Query | Problem]
+IDLE = 60.0
+"""Seconds without input after which the ranks hear of each other all the same: they would give each other up."""
+
+
+class Given:
+    """Queries that are all there."""
+
+    def __init__(self, queries: Sequence[Query | Problem]) -> None:
+        self._queries: Block = list(queries)
+
+    def take(self) -> Block | None:
+        taken, self._queries = self._queries, []
+        return taken or None
+
+
+class Streamed:
+    """Queries of a stream of lines.
+
+    Args:
+        size: bytes of a block, about.
+        wait: seconds that a block waits for more lines.
+        is_plain: whether lines are texts, and not JSON.
+        idle: seconds after which an empty block is given where no line has come; None: never.
+    """
+
+    def __init__(
+        self, file: BinaryIO, fields: Fields, *, size: int, wait: float, is_plain: bool, idle: float | None
+    ) -> None:
+        self._lines, self._size, self._idle = Lines(file, wait), size, idle
+        self._fields, self._is_plain, self._number = fields, is_plain, 0
+
+    def take(self) -> Block | None:
+        """Raises what `Lines.take` raises."""
+        lines = self._lines.take(self._size, self._idle)
+        if lines is None:
+            return None
+        first, self._number = self._number + 1, self._number + len(lines)
+        return [
+            query_of_line(line, self._fields, number, is_plain=self._is_plain)
+            for number, line in enumerate(lines, start=first)
+        ]
+
+
+Source = Given | Streamed
+
+
+def blocks_of(source: Source | None, written: Written, cube: Cube) -> Iterator[Block]:
+    """The blocks of the source, on every rank, until it ends or nobody reads the results any more.
+
+    Args:
+        source, written: of the first rank.
+
+    Raises:
+        ValueError: the input cannot be read or the output not be written; on every rank.
+    """
+
+    def take() -> Block | None:
+        assert source is not None, "the first rank reads"
+        return None if written.is_over() else source.take()
+
+    while (block := on_first_rank(cube, take)) is not None:
+        yield block

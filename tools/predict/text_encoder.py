@@ -1,0 +1,79 @@
+"""From strings to the sequences that a BERT reads: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from models.bert.text_batches import Text
+from tools.corpus.tokenizers import Tokenizer
+
+TooLong = Literal["truncate", "refuse"]
+"""What becomes of a text with more tokens than the model has places: its end is left out and counted, or an error."""
+_SPECIAL = {False: 2, True: 3}  # by whether there is a second text
+
+
+class Reader:
+    """Makes the sequences of a model out of texts.
+
+    Args:
+        max_length: tokens of a sequence, at most, special ones included.
+        too_long: of a pair, the longer of the two is cut, token by token, as Devlin et al. do.
+
+    Raises:
+        ValueError: a length with no room for a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int, too_long: TooLong = "truncate") -> None:
+        if max_length < 5:
+            raise ValueError(f"max_length must be at least 5: three special tokens and two texts. Got {max_length}.")
+        self.tokenizer, self.max_length, self.too_long = tokenizer, max_length, too_long
+        self.truncated = 0
+        """Texts whose end was left out."""
+
+    def texts(self, firsts: Sequence[str], seconds: Sequence[str] | None = None) -> list[Text]:
+        """Sequences of texts, or of pairs.
+
+        Raises:
+            ValueError: a text without a token, or one that is too long and to be refused; the message names its place,
+                counted from 0.
+        """
+        pairs = zip(self._ids(firsts), self._ids(seconds) if seconds is not None else [None] * len(firsts), strict=True)
+        return [self.sequence(first, second, number) for number, (first, second) in enumerate(pairs)]
+
+    def sequence(self, first: list[int], second: list[int] | None = None, number: int = 0) -> Text:
+        """One sequence of ids that the tokenizer gave."""
+        special = self.tokenizer.special
+        first, second = self._fitted(first, second, number)
+        ids = [special.cls, *first, special.sep]
+        types = [0] * len(ids)
+        if second is not None:
+            ids += [*second, special.sep]
+            types += [1] * (len(second) + 1)
+        return Text(ids=np.array(ids, dtype=np.int64), types=np.array(types, dtype=np.int64))
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self.tokenizer.encode(texts)
+        empty = next((number for number, ids in enumerate(encoded) if not ids), None)
+        if empty is not None:
+            raise ValueError(f"text {empty} has no token: {texts[empty]!r}. Leave it out, or write something.")
+        return encoded
+
+    def _fitted(self, first: list[int], second: list[int] | None, number: int) -> tuple[list[int], list[int] | None]:
+        room = self.max_length - _SPECIAL[second is not None]
+        total = len(first) + len(second or ())
+        if total <= room:
+            return first, second
+        if self.too_long == "refuse":
+            raise ValueError(
+                f"text {number} has {total + self.max_length - room} tokens with the special ones, and the model has "
+                f"places for {self.max_length}. Shorten it, or let its end be left out."
+            )
+        self.truncated += 1
+        if second is None:
+            return first[:room], None
+        # What is over comes off the longer one until both are equal, then off both in turn, the second one first.
+        keep_second = min(len(second), max(room - len(first), room // 2))
+        return first[: room - keep_second], second[:keep_second]

@@ -1,0 +1,461 @@
+"""A recipe: everything that decides what a run computes, in one TOML file. The cube is no part of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import types
+import typing
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
+
+from models.bert import PRESETS, BertConfig
+from tensor3d.attention import Backend
+
+# --- The sections of a recipe: one dataclass each, and a sentence under each key --------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe:
+    """Where text comes from, and how it becomes packs."""
+
+    source: str = "embedded"
+    """"embedded", or a text file or a folder of *.txt files (UTF-8, a blank line between documents), or the folder of
+    `tools.corpus samples`, which decides vocab_size, shards and held_out."""
+    vocab_size: int = 2048
+    """Pieces of the tokenizer."""
+    held_out: float = 0.02
+    """Share of the words kept for evaluation, in whole documents. 0: none, and no evaluation."""
+    capacity: int = 128
+    """Token slots of a pack."""
+    max_length: int = 128
+    """Tokens of a sequence, at most."""
+    max_sequences: int = 8
+    """Sequences of a pack, at most."""
+    masked_per_pack: int | None = None
+    """Tokens to guess in a pack, at most. Default: 15 % of a full pack and two more."""
+    short_probability: float = 0.1
+    """Share of pairs that aim at a random shorter length."""
+    packing: Literal["lp", "lpfhp", "spfhp", "nnlshp", "stream", "padded", "binned"] = "lp"
+    """How sequences fill packs: by a planner, as they come ("stream"), or one sequence a pack, of full length
+    ("padded") or of the length of its bin ("binned"); the last two are baselines."""
+    bin_width: int = 64
+    """Tokens: how much longer than another one a sequence of the same bin may be."""
+    plans: str | None = None
+    """Folder for plan files: made by --prepare-only for the epochs of the run, then read instead of planning again."""
+    shards: int = 1
+    """Parts that the training documents are cut into, pairs of each part drawn by itself; a multiple of the data ranks
+    where each of these reads its own."""
+    groups: int = 1
+    """Consecutive shards form a group, and a pack has sequences of one group only; then an exchange can stay inside a
+    node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecipe:
+    """A preset, and what is changed of it."""
+
+    preset: Literal["tiny", "mini", "small", "base", "large"] = "tiny"
+    """Layers, hidden size and heads of BERT's published sizes."""
+    layers: int | None = None
+    """Transformer layers, instead of the preset's."""
+    hidden: int | None = None
+    """Columns of a hidden state, instead of the preset's."""
+    heads: int | None = None
+    """Attention heads, instead of the preset's."""
+    inner: int | None = None
+    """Columns inside the MLP. Default: 4 * hidden; of the modern encoder 8/3 * hidden in whole 64s."""
+    encoder: Literal["classic", "modern"] = "classic"
+    """BERT's layers, or rotary positions, GeGLU, LayerNorm before each block and no bias."""
+    window: int | None = None
+    """Modern encoder alone: tokens of local layers see those less than this far away. Default: all layers see all."""
+    global_every: int | None = None
+    """With a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
+    rotary_base: float | None = None
+    """Modern encoder alone: base of the wave lengths of rotary positions. Default: 10,000."""
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    """Classic encoder alone: inside the MLP and the masked-LM head."""
+    eps: float = 1e-12
+    """Added to LayerNorm's variances."""
+    norm: Literal["post", "pre"] = "post"
+    """Classic encoder alone: LayerNorm after each residual, as in BERT, or before each block."""
+    dropout: float = 0.1
+    """Probability, of hidden states."""
+    attention_dropout: float = 0.1
+    """Probability, of attention weights."""
+    std: float = 0.02
+    """Standard deviation of initial weights."""
+    positions: int | None = None
+    """Classic encoder alone: rows of the position table. Default: data.max_length, which is also the least."""
+    recompute: Literal["none", "layer", "attention"] = "none"
+    """What the backward pass computes again instead of keeping it: whole layers (their input alone is kept), or
+    attention alone. The gradients are the same bits."""
+    keep_gathered: bool = False
+    """Keep gathered inputs and weights for the backward pass instead of gathering them again: less traffic, more
+    memory."""
+
+    def config(self, data: DataRecipe) -> BertConfig:
+        """The model's sizes, with the vocabulary and the longest sequence of the data.
+
+        Raises:
+            ValueError: sizes that do not fit together, an option of the other encoder.
+        """
+        if self.encoder == "modern" and self.positions is not None:
+            raise ValueError(
+                f'model.positions={self.positions} are rows of a table that encoder="modern" does not have. Leave it '
+                "out."
+            )
+        names = ("layers", "hidden", "heads", "inner", "window", "global_every", "rotary_base")
+        changed = {name: getattr(self, name) for name in names}
+        return dataclasses.replace(
+            PRESETS[self.preset],
+            **{name: value for name, value in changed.items() if value is not None},
+            vocab=data.vocab_size,
+            positions=data.max_length if self.positions is None else self.positions,
+            encoder=self.encoder,
+            activation=self.activation,
+            eps=self.eps,
+            norm=self.norm,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            std=self.std,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedRecipe:
+    """How the work is done. What is learnt is the same, but for rounding and dropout's draws; a run may be resumed
+    with other values."""
+
+    overlap: bool = True
+    """Collectives travel under products. Without it each is waited for where it is issued."""
+    compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
+    """Compile chains of small operators between products; the first steps are slower for it."""
+    attention: Backend = "auto"
+    """Which kernels attention uses (docs/attention.md). Those that cannot serve the model on the device are refused
+    before the run starts."""
+    read_rows_only: bool = False
+    """The last layer computes only the rows that heads read: masked places and [CLS]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRecipe:
+    """Which optimiser, and its learning rate over the run: a linear rise, then a schedule down."""
+
+    kind: Literal["adamw", "lamb"] = "adamw"
+    """AdamW (Loshchilov & Hutter 2019), or LAMB (You et al. 2020), for global batches of many thousand sequences."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises."""
+    schedule: Literal["linear", "polynomial", "cosine", "wsd", "constant"] = "linear"
+    """After the rise: straight to 0; (1 - share of the steps done) to the power `power`; half a cosine; constant and
+    then down in the last share `decay` of the steps (warm-up, stable, decay); or constant."""
+    power: float = 1.0
+    """Exponent of the polynomial schedule."""
+    decay: float = 0.1
+    """Share of the steps in which the schedule "wsd" goes down."""
+    floor: float = 0.0
+    """Where the schedules cosine, polynomial and wsd end, as a share of the peak."""
+    beta1: float = 0.9
+    """Decay of the mean of gradients."""
+    beta2: float = 0.999
+    """Decay of the mean of squared gradients."""
+    eps: float = 1e-6
+    """Added to the root of the mean of squares."""
+    weight_decay: float = 0.01
+    """Of matrices; vectors (biases, LayerNorm) have none."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRecipe:
+    """In which types a step computes. Weights and the optimiser's moments are fp32 always."""
+
+    compute: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type of products and of what travels for them. LayerNorm's statistics, softmax and loss stay fp32; fp16 comes
+    with a dynamic loss scale, and is very slow on CPUs."""
+    reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type in which gradients travel to be summed."""
+    tf32: bool = True
+    """Let GPUs that have TF32 use it for fp32 products."""
+    loss_scale: float = 65536.0
+    """Loss scale at the start; fp16 alone."""
+    growth_interval: int = 2000
+    """Steps without overflow after which the loss scale doubles; fp16 alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecipe:
+    """How many packs make a step."""
+
+    global_batch: int = 16
+    """Packs of one step, over all ranks. The same packs on any cube."""
+    packs_per_rank: int | None = None
+    """Packs a rank takes at once; accumulation follows. Default: all of its share."""
+    balance: bool = True
+    """Deal a step's packs to the ranks so that all have equal work; the step has the same packs without it."""
+    packing_rule: Literal["none", "sequences", "betas"] = "none"
+    """What is done about a pack holding several sequences. "sequences": global_batch counts sequences, and a step takes
+    global_batch / packing factor packs; "betas": beta1 and beta2 to the power of the packing factor (for LAMB)."""
+    multiple_of: int = 8
+    """Packs of a step are rounded to a multiple of this, by the rule "sequences"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecipe:
+    """How long, and what is kept."""
+
+    steps: int = 300
+    """Steps of the optimiser."""
+    seed: int = 0
+    """Decides weights, packs, masks and dropout."""
+    log_every: int = 1
+    """Steps between two points in TensorBoard."""
+    evaluate_every: int = 100
+    """Steps between evaluations on the held-out documents; also at the end. 0: never."""
+    evaluate_every_samples: int = 0
+    """Sequences between evaluations, instead of steps: evaluate_every must then be 0. 0: evaluate_every counts."""
+    target_accuracy: float = 0.0
+    """Masked-LM accuracy on the held-out documents at which the run stops and reports the time to it. 0: none."""
+    patience: int = 0
+    """Evaluations without a lower held-out loss after which the run stops. 0: never."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; also at the end. 0: never."""
+    checkpoint_keep: int = 3
+    """Newest checkpoints that stay; older ones are deleted."""
+    checkpoint_keep_every: int = 0
+    """Checkpoints of steps that divide by this stay for good. 0: none."""
+    asynchronous: bool = True
+    """Write checkpoints in the background while the training goes on."""
+    hang_after: float = 600.0
+    """Seconds without progress after which the run ends and names the rank that the others wait for."""
+    stop_within: float = 25.0
+    """Seconds from a signal to the end of the step after which the run saves and leaves: longer than two steps.
+    torchrun kills after 30 seconds, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says more."""
+    loss_spike: float = 10.0
+    """A loss so many usual deviations above the usual one is reported as a spike. 0: none is."""
+    mllog: bool = False
+    """Also write lines in the form of MLPerf's logs, ":::MLLOG {...}"."""
+    peak_tflops: float = 0.0
+    """Peak of one device in the compute type, in 10^12 FLOP/s, for MFU. 0: as known of the device, or no MFU."""
+
+
+# --- From a TOML table to frozen dataclasses, with every key and type checked -----------------------------------------
+
+T = TypeVar("T")
+
+
+def from_table(kind: type[T], table: Any, where: str = "") -> T:
+    """A dataclass of type `kind`; what the table does not name has its default.
+
+    Args:
+        where: the key of the table in its file, for messages.
+
+    Raises:
+        ValueError: an unknown key or a value of the wrong type, named with its key; what `kind` itself refuses.
+    """
+    if not isinstance(table, dict):
+        raise ValueError(f"{where} must be a table. Got {table!r}.")
+    hints = get_type_hints(kind)
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    values = {}
+    for name, value in table.items():
+        key = f"{where}.{name}" if where else name
+        if name not in known:
+            raise ValueError(f"unknown key {key}. Known here: {', '.join(known)}.")
+        wanted = hints[name]
+        section = isinstance(wanted, type) and is_dataclass(wanted)
+        values[name] = from_table(wanted, value, key) if section else _checked(value, wanted, key)
+    return kind(**values)
+
+
+def _checked(value: Any, wanted: Any, key: str) -> Any:
+    """`value`, as float where a whole number stands for one. ValueError where it is not of the type `wanted`."""
+    choices = get_args(wanted) if get_origin(wanted) in (typing.Union, types.UnionType) else (wanted,)
+    for choice in choices:
+        if get_origin(choice) is Literal:
+            if value in get_args(choice):
+                return value
+        elif get_origin(choice) is tuple:  # tuple[T, ...] is TOML's array
+            if type(value) is list:
+                return tuple(_checked(item, get_args(choice)[0], f"{key}[{i}]") for i, item in enumerate(value))
+        elif choice is float and type(value) is int:
+            return float(value)
+        elif type(value) is choice:
+            return value
+    names = " or ".join(_name(c) for c in choices if c is not type(None))
+    raise ValueError(f"{key} must be of type {names}. Got {value!r}.")
+
+
+def _name(choice: Any) -> str:
+    if get_origin(choice) is Literal:
+        return str(get_args(choice))
+    if get_origin(choice) is tuple:
+        return f"array of {_name(get_args(choice)[0])}"
+    name: str = choice.__name__
+    return name
+
+
+# --- A recipe ---------------------------------------------------------------------------------------------------------
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The whole recipe, resolved.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    data: DataRecipe = field(default_factory=DataRecipe)
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
+    precision: PrecisionRecipe = field(default_factory=PrecisionRecipe)
+    speed: SpeedRecipe = field(default_factory=SpeedRecipe)
+    batch: BatchRecipe = field(default_factory=BatchRecipe)
+    run: RunRecipe = field(default_factory=RunRecipe)
+
+    def __post_init__(self) -> None:
+        for section, name, least in _AT_LEAST:
+            value = getattr(getattr(self, section), name)
+            if value is not None and not value >= least:  # which NaN is not either
+                raise ValueError(f"{section}.{name} must be at least {least}. Got {value}.")
+            if value == math.inf:
+                raise ValueError(f"{section}.{name} must be finite. Got {value}.")
+        for section, name in _POSITIVE:
+            value = getattr(getattr(self, section), name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{section}.{name} must be above 0 and finite. Got {value}.")
+        for section, name in _SHARES:
+            value = getattr(getattr(self, section), name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{section}.{name} must be at least 0 and below 1. Got {value}.")
+        _check_data(self.data, self.model)
+        _check_schedule(self.optimizer)
+        _check_evaluations(self)
+        self.model.config(self.data)  # checks the sizes
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def _check_data(data: DataRecipe, model: ModelRecipe) -> None:
+    if data.max_length > data.capacity:
+        raise ValueError(
+            f"data.max_length={data.max_length} is longer than a pack of data.capacity={data.capacity}. "
+            "Raise the capacity or lower max_length."
+        )
+    if model.encoder == "classic" and model.positions is not None and model.positions < data.max_length:
+        raise ValueError(
+            f"model.positions={model.positions} has no rows for sequences of data.max_length={data.max_length} tokens. "
+            "Raise positions or lower max_length."
+        )
+    if data.shards % data.groups or (data.packing == "binned" and data.groups > 1):
+        raise ValueError(
+            f"data.groups={data.groups} must divide data.shards={data.shards}, and be 1 when binned. (On samples, set "
+            "data.shards to theirs.)"
+        )
+
+
+def _check_schedule(optimizer: OptimizerRecipe) -> None:
+    if optimizer.schedule == "wsd" and optimizer.warmup + optimizer.decay > 1:
+        raise ValueError(
+            f"optimizer.warmup={optimizer.warmup} and optimizer.decay={optimizer.decay} are more than all steps "
+            "together. Lower one."
+        )
+
+
+def _check_evaluations(recipe: Recipe) -> None:
+    run = recipe.run
+    if run.evaluate_every and run.evaluate_every_samples:
+        raise ValueError(
+            f"run.evaluate_every={run.evaluate_every} counts steps and run.evaluate_every_samples="
+            f"{run.evaluate_every_samples} counts sequences. Set one of them to 0."
+        )
+    evaluates = (run.evaluate_every or run.evaluate_every_samples) and recipe.data.held_out > 0
+    for name in ("target_accuracy", "patience"):
+        if getattr(run, name) and not evaluates:
+            raise ValueError(
+                f"run.{name}={getattr(run, name)} needs evaluations. Set run.evaluate_every or "
+                "run.evaluate_every_samples, and data.held_out, above 0."
+            )
+
+
+_AT_LEAST: tuple[tuple[str, str, float], ...] = (
+    ("data", "vocab_size", 6),
+    ("data", "capacity", 5),
+    ("data", "max_length", 5),
+    ("data", "max_sequences", 1),
+    ("data", "masked_per_pack", 1),
+    ("data", "bin_width", 1),
+    ("data", "shards", 1),
+    ("data", "groups", 1),
+    ("optimizer", "weight_decay", 0),
+    ("precision", "growth_interval", 1),
+    ("batch", "global_batch", 1),
+    ("batch", "packs_per_rank", 1),
+    ("batch", "multiple_of", 1),
+    ("run", "steps", 1),
+    ("run", "seed", 0),
+    ("run", "log_every", 1),
+    ("run", "evaluate_every", 0),
+    ("run", "evaluate_every_samples", 0),
+    ("run", "patience", 0),
+    ("run", "checkpoint_every", 0),
+    ("run", "checkpoint_keep", 1),
+    ("run", "checkpoint_keep_every", 0),
+    ("run", "loss_spike", 0),
+    ("run", "peak_tflops", 0),
+)
+_POSITIVE: tuple[tuple[str, str], ...] = (
+    ("optimizer", "lr"),
+    ("optimizer", "clip"),
+    ("optimizer", "eps"),
+    ("optimizer", "power"),
+    ("optimizer", "decay"),
+    ("model", "std"),
+    ("model", "eps"),
+    ("precision", "loss_scale"),
+    ("run", "hang_after"),
+    ("run", "stop_within"),
+)
+_SHARES: tuple[tuple[str, str], ...] = (
+    ("data", "held_out"),
+    ("data", "short_probability"),
+    ("optimizer", "warmup"),
+    ("optimizer", "decay"),
+    ("optimizer", "floor"),
+    ("optimizer", "beta1"),
+    ("optimizer", "beta2"),
+    ("run", "target_accuracy"),
+)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Reads a TOML recipe; what it does not name has its default.
+
+    Raises:
+        ValueError: a missing file, invalid TOML, an unknown key, a value of the wrong type or out of range; the message
+            names the file and the key.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"recipe {path} does not exist. Shipped ones lie in launch/recipes.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise ValueError(f"recipe {path} is not valid TOML: {problem}.") from None
+    try:
+        return from_table(Recipe, table)
+    except ValueError as problem:
+        raise ValueError(f"recipe {path}: {problem}") from None

@@ -1,0 +1,236 @@
+"""What a run trains on: from a prepared corpus and a recipe to the steps of one rank."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.bert.cost_model.flops import work
+from tensor3d import Cube
+from tensor3d.data import (
+    BatchLayout,
+    Bins,
+    Exchange,
+    ExchangeOptions,
+    Loader,
+    PretrainingData,
+    Schedule,
+    Source,
+    SpecialTokens,
+)
+from tensor3d.data.batch import fit_packs_per_rank
+from tensor3d.distributed.host_all_to_all import Peers
+from tensor3d.distributed.object_collectives import check_equal, on_every_rank
+from tensor3d.packing import Plan, packed_betas, packs_per_step
+from tools.corpus.training_corpus import TrainingCorpus
+from tools.training.config import BatchRecipe, Recipe
+
+BINNED, PADDED = "binned", "padded"
+
+
+class Feed:
+    """The training data of one rank. Every rank makes one at the same time; to be closed, best by a `with`.
+
+    Args:
+        source: where sequences come from.
+        special: vocabulary and special ids of their tokenizer.
+        plan: of the packs of an epoch, if it was made before.
+        continuations: bool (vocab_size,), for masking whole words; see `PretrainingData`.
+        exchange: brings sequences that other data ranks read, if the source needs one.
+        every: steps of which the sequences are exchanged together.
+
+    Raises:
+        ValueError: on every rank: limits that contradict one another, or ranks that would train on different packs.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        cube: Cube,
+        source: Source,
+        special: SpecialTokens,
+        *,
+        plan: Plan | None = None,
+        continuations: NDArray[np.bool_] | None = None,
+        exchange: Exchange | None = None,
+        every: int = 1,
+    ) -> None:
+        self._recipe, self._cube = recipe, cube
+        self.exchange, self._every = exchange, every
+        self.data = pretraining_data(recipe, source, special, plan=plan, continuations=continuations)
+        digest = on_every_rank(cube, self._pack_first_epoch)
+        check_equal(cube, "the packing of epoch 0", digest)
+        # Of epoch 0, which is not kept for ever.
+        self._packing_factor = self.data.packing_factor
+        self.global_batch = global_batch(recipe.batch, self._packing_factor)
+        on_every_rank(cube, lambda: check_steps(recipe, self.data, self.global_batch, **place(cube)))
+
+    @classmethod
+    def of_corpus(
+        cls, recipe: Recipe, cube: Cube, corpus: TrainingCorpus, options: ExchangeOptions | None = None
+    ) -> Feed:
+        """The training sequences of a prepared corpus.
+
+        Args:
+            options: data ranks read their own shards only, and get the rest from one another. None: each reads all.
+
+        Raises:
+            ValueError: on every rank: shards that are missing or do not divide, and what the constructor refuses.
+        """
+        special, plan = corpus.special, on_every_rank(cube, lambda: corpus.plan(recipe.data.packing))
+        make = partial(cls, recipe, cube, special=special, plan=plan, continuations=corpus.continuations)
+        if options is None:
+            return make(on_every_rank(cube, partial(training_source, corpus, recipe, None)))
+        with ExitStack() as stack:
+            everyone = stack.enter_context(Peers.along(cube, "data"))
+            near = None
+            if options.within is not None and options.within < everyone.size:
+                near = stack.enter_context(Peers.along(cube, "data", within=options.within))
+            source = on_every_rank(cube, partial(training_source, corpus, recipe, everyone))
+            exchange = Exchange(everyone, near, vocab_size=special.vocab_size)
+            feed = make(source, exchange=exchange, every=options.every)
+            stack.pop_all()  # the feed closes the peers now
+        return feed
+
+    def loader(self, start_step: int = 0, end_step: int | None = None) -> Loader:
+        """The steps of this rank. To be closed, best by a `with`."""
+        batch = self._recipe.batch
+        return Loader(
+            self.data,
+            global_batch=self.global_batch,
+            packs_per_rank=batch.packs_per_rank,
+            start_step=start_step,
+            end_step=end_step,
+            device=self._cube.device,
+            work=work(self._recipe.model.config(self._recipe.data)) if batch.balance else None,
+            exchange=self.exchange,
+            every=self._every,
+            with_read_rows=self._recipe.speed.read_rows_only,
+            **place(self._cube),
+        )
+
+    def _pack_first_epoch(self) -> str:
+        """Its digest. Where this rank fails, peers that wait for it hear of it."""
+        try:
+            return self.data.epochs[0].digest
+        except (ValueError, OSError) as error:
+            if self.exchange is not None:
+                self.exchange.abort(str(error))
+            raise
+
+    def betas(self) -> tuple[float, float]:
+        """The decay rates of the optimiser, by the rule of the recipe."""
+        optimizer = self._recipe.optimizer
+        betas = (optimizer.beta1, optimizer.beta2)
+        return packed_betas(betas, self._packing_factor) if self._recipe.batch.packing_rule == "betas" else betas
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and self.exchange is not None:
+            self.exchange.abort(f"{type(error).__name__}: {error}")
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections between peers; a second call does nothing."""
+        if self.exchange is not None:
+            self.exchange.close()
+
+
+def training_source(corpus: TrainingCorpus, recipe: Recipe, everyone: Peers | None) -> Source:
+    """The training sequences, all of them to be read here, or by exchange."""
+    data = recipe.data
+    if corpus.info.shards != data.shards:
+        raise ValueError(
+            f"the corpus has {corpus.info.shards} shards, the recipe says data.shards={data.shards}. Prepare it again, "
+            "or change the recipe."
+        )
+    return corpus.training(everyone=everyone, **_drawing(recipe))
+
+
+def held_out_data(recipe: Recipe, corpus: TrainingCorpus) -> PretrainingData:
+    """The held-out sequences, in packs like those of training."""
+    source = corpus.evaluation(**_drawing(recipe))
+    return _packed(recipe, source, corpus.special, continuations=corpus.continuations)
+
+
+def pretraining_data(
+    recipe: Recipe,
+    source: Source,
+    special: SpecialTokens,
+    *,
+    plan: Plan | None = None,
+    continuations: NDArray[np.bool_] | None = None,
+) -> PretrainingData:
+    """The packs that a recipe makes of the training sequences."""
+    data = recipe.data
+    bins = None
+    if data.packing == BINNED:
+        # One sequence a pack: the packing factor is 1.
+        bins = Bins(width=data.bin_width, batch=global_batch(recipe.batch, 1.0))
+    plans = None if data.plans is None else Path(data.plans)
+    return _packed(
+        recipe,
+        source,
+        special,
+        groups=data.groups,
+        bins=bins,
+        plans=plans,
+        plan=plan,
+        continuations=continuations,
+    )
+
+
+def global_batch(batch: BatchRecipe, packing_factor: float) -> int:
+    """Packs of a step, by the rule of the recipe."""
+    if batch.packing_rule == "sequences":
+        return packs_per_step(batch.global_batch, packing_factor, batch.multiple_of)
+    return batch.global_batch
+
+
+def check_steps(recipe: Recipe, data: PretrainingData, packs: int, **where: Any) -> None:
+    """Raises ValueError where steps of so many packs cannot be laid on a cube, as the loader would."""
+    per_rank = fit_packs_per_rank(packs, where["cube_shape"], recipe.batch.packs_per_rank)
+    layout = BatchLayout(packs_per_rank=per_rank, capacity=data.capacity, **where)
+    Schedule(data, layout, global_batch=packs)
+
+
+def place(cube: Cube) -> dict[str, Any]:
+    """Sizes of a cube and a rank's place, as the loader asks for them."""
+    shape, coordinate = cube.shape, cube.coordinate
+    return {
+        "cube_shape": (shape.data, shape.x, shape.y, shape.z),
+        "data_index": coordinate["data"],
+        "x_index": coordinate["x"],
+        "z_index": coordinate["z"],
+    }
+
+
+def _drawing(recipe: Recipe) -> dict[str, Any]:
+    """How sequences are drawn, where they are not drawn yet."""
+    data = recipe.data
+    return {"max_length": data.max_length, "seed": recipe.run.seed, "short_probability": data.short_probability}
+
+
+def _packed(recipe: Recipe, source: Source, special: SpecialTokens, **ordered: Any) -> PretrainingData:
+    data = recipe.data
+    return PretrainingData(
+        source,
+        special,
+        capacity=data.capacity,
+        max_length=data.max_length,
+        max_sequences=data.max_sequences,
+        masked_per_pack=data.masked_per_pack,
+        seed=recipe.run.seed,
+        method=PADDED if data.packing == BINNED else data.packing,
+        **ordered,
+    )

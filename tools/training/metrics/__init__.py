@@ -1,0 +1,28 @@
+"""What a run tells of itself: records of its steps, a journal and TensorBoard, a table at the end."""
+
+from tools.training.metrics.console import Display, summary, table
+from tools.training.metrics.early_stopping import Best
+from tools.training.metrics.jsonl import JOURNAL, read_journal
+from tools.training.metrics.memory import peak_memory
+from tools.training.metrics.records import (
+    EvaluationMetrics,
+    MemoryMetrics,
+    StepMetrics,
+    by_axis,
+    next_sentence_accuracy,
+)
+
+__all__ = [
+    "JOURNAL",
+    "Best",
+    "Display",
+    "EvaluationMetrics",
+    "MemoryMetrics",
+    "StepMetrics",
+    "by_axis",
+    "next_sentence_accuracy",
+    "peak_memory",
+    "read_journal",
+    "summary",
+    "table",
+]

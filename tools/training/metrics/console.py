@@ -1,0 +1,273 @@
+"""What a run shows while it trains: a progress line, metrics.jsonl and TensorBoard. On rank 0 alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from tools.training.metrics.jsonl import EVENT, JOURNAL, Journal
+from tools.training.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics
+from tools.training.metrics.tensorboard import Board
+
+# --- The table at the end of a run ------------------------------------------------------------------------------------
+
+Rows = list[tuple[str, str]]
+
+
+def summary(
+    history: Sequence[StepMetrics],
+    evaluations: Sequence[EvaluationMetrics],
+    entropy: float,
+    memories: Sequence[MemoryMetrics] = (),
+) -> list[str]:
+    """Lines of the closing table that come from the metrics. `entropy`: of the corpus' unigrams, nats."""
+    rows = [*_losses(history, entropy)]
+    if evaluations:
+        held_out = evaluations[-1]
+        rows.append(("held-out masked-LM loss", f"{held_out.masked_lm_loss:.3f} nats"))
+        rows.append(("held-out masked-LM accuracy", f"{held_out.masked_lm_accuracy:.1%}"))
+    rows += [
+        ("fill of the packs", f"{statistics.fmean(m.fill for m in history):.2%}"),
+        ("busiest rank over the mean", f"{statistics.fmean(m.imbalance for m in history):.4f} of the work"),
+        *_speed(history),
+        ("collectives a step", f"{history[-1].collectives}"),
+        ("received a step by rank 0", f"{history[-1].bytes_received / 2**20:.2f} MiB"),
+    ]
+    if memories:
+        rows.append(_memory(memories[-1].peak_bytes))
+    return table(rows)
+
+
+def table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Two columns, as lines."""
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:<{width}}  {value}" for name, value in rows]
+
+
+def _losses(history: Sequence[StepMetrics], entropy: float) -> Rows:
+    # A skipped step may have a loss that is not finite.
+    last = [m.masked_lm_loss for m in history[-20:] if math.isfinite(m.masked_lm_loss)]
+    end = statistics.fmean(last) if last else math.nan
+    side = "below" if end < entropy else "above"
+    rows = [
+        ("masked-LM loss, first step", f"{history[0].masked_lm_loss:.3f} nats"),
+        (f"masked-LM loss, mean of last {len(last)}", f"{end:.3f} nats"),
+        ("unigram entropy of the corpus", f"{entropy:.3f} nats; the loss is {abs(end - entropy):.3f} {side} it"),
+    ]
+    newest = history[-1]
+    if newest.skipped_steps:
+        rows.append(
+            ("skipped steps", f"{newest.skipped_steps}, gradients not finite; loss scale {newest.loss_scale:g}")
+        )
+    return rows
+
+
+def _speed(history: Sequence[StepMetrics]) -> Rows:
+    total = sum(m.seconds for m in history)
+    waited = sum(m.data_wait_seconds for m in history) / total
+    stalled = sum(m.checkpoint_seconds for m in history)
+    rows = [
+        ("median step", f"{statistics.median(m.seconds for m in history):.3f} s"),
+        ("waiting for data", f"{waited:.2%} of the time"),
+        ("rest of the step", _split(history, total)),
+        ("waiting for checkpoints", f"{stalled:.2f} s, {stalled / (total + stalled):.2%} of the time"),
+        ("real tokens/s, median", f"{statistics.median(m.tokens_per_second for m in history):,.0f}"),
+        ("model TFLOP/s a rank, median", f"{statistics.median(m.model_tflops for m in history):,.4g}"),
+    ]
+    known = [m.mfu for m in history if m.mfu is not None]
+    if known:
+        rows.append(("model FLOPs utilisation, median", f"{statistics.median(known):.1%} of the peak"))
+    return rows
+
+
+def _split(history: Sequence[StepMetrics], total: float) -> str:
+    """Where the steps' time went, besides waiting for data."""
+    shares = {
+        "forward": sum(m.forward_seconds for m in history) / total,
+        "backward": sum(m.backward_seconds for m in history) / total,
+        "gradient sum": sum(m.gradient_sum_seconds for m in history) / total,
+        "optimiser": sum(m.optimizer_seconds for m in history) / total,
+    }
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+
+
+def _memory(peaks: Sequence[int]) -> tuple[str, str]:
+    most = max(peaks)
+    where = "" if len(peaks) == 1 else f" on rank {peaks.index(most)}; mean of {len(peaks)}: "
+    mean = "" if len(peaks) == 1 else f"{statistics.fmean(peaks) / 2**20:,.0f} MiB"
+    return ("peak memory of a rank", f"{most / 2**20:,.0f} MiB{where}{mean}")
+
+
+# --- What a run shows while it trains ---------------------------------------------------------------------------------
+
+_REMEMBERED = 10_000  # steps: of a run of months, enough for the table at its end
+
+
+class CheckpointOutcome(Protocol):
+    """How the writing of a checkpoint ended."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def path(self) -> Path | None:
+        """None where it failed."""
+
+    @property
+    def seconds(self) -> float:
+        """That writing took, in the background or not."""
+
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+@dataclass(kw_only=True)
+class Display:
+    """Shows a run's metrics. With `shown=False` (every rank but 0) it only remembers them."""
+
+    directory: Path
+    """The folder of the run: metrics.jsonl and tensorboard/ are written in it."""
+    steps: int
+    first_step: int
+    """Steps done before: what the folder says of later ones, from a run that was killed, is cut off."""
+    shown: bool
+    log_every: int
+    """Steps between two points in TensorBoard; metrics.jsonl has them all."""
+    history: list[StepMetrics] = field(default_factory=list)
+    """The first step, and the last 10,000 or more."""
+    evaluations: list[EvaluationMetrics] = field(default_factory=list)
+    memories: list[MemoryMetrics] = field(default_factory=list)
+
+    def __enter__(self) -> Display:
+        self._done, self._failing = self.first_step, False
+        self._journal: Journal | None = None
+        self._board: Board | None = None
+        if self.shown:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._journal = Journal(self.directory / JOURNAL, first_step=self.first_step)
+            self._board = Board(self.directory / "tensorboard", first_step=self.first_step, say=self.say)
+        self._bar = tqdm(
+            total=self.steps,
+            initial=self.first_step,
+            disable=not self.shown,
+            unit="step",
+            # A terminal is redrawn in place; a log file gets a line now and then.
+            mininterval=0.2 if sys.stderr.isatty() else 10.0,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            self._bar.close()
+        if self._board is not None and self._journal is not None:
+            self._board.close()
+            self._journal.close()
+
+    def step(self, metrics: StepMetrics) -> None:
+        """A step is done."""
+        self._done = metrics.step
+        self.history.append(metrics)
+        if len(self.history) > 2 * _REMEMBERED:
+            del self.history[1:-_REMEMBERED]
+        skipped = f", {metrics.skipped_steps} skipped" if metrics.skipped_steps else ""
+        self._bar.set_postfix_str(
+            f"loss {metrics.loss:.3f}, mlm {metrics.masked_lm_loss:.3f}, {metrics.tokens_per_second:,.0f} tokens/s"
+            + skipped,
+            refresh=False,
+        )
+        # A log on a full disk ends no training.
+        with suppress(OSError):
+            self._bar.update()
+        self._note("step", metrics.record())
+        if metrics.step % self.log_every == 0 or metrics.step == self.steps:
+            self._plot(metrics.scalars(), metrics.step)
+
+    def evaluation(self, metrics: EvaluationMetrics) -> None:
+        """The held-out documents were read."""
+        self.evaluations.append(metrics)
+        self._note("evaluation", metrics.record())
+        self._plot(metrics.scalars(), metrics.step)
+        self.say(
+            f"step {metrics.step}: held-out masked-LM loss {metrics.masked_lm_loss:.3f}, accuracy "
+            f"{metrics.masked_lm_accuracy:.1%}"
+        )
+
+    def memory(self, metrics: MemoryMetrics) -> None:
+        """Memory was looked at, on all ranks."""
+        self.memories.append(metrics)
+        self._note("memory", metrics.record())
+        self._plot(metrics.scalars(), metrics.step)
+
+    def checkpoint(self, outcome: CheckpointOutcome) -> None:
+        """A checkpoint is complete, or has failed."""
+        record = {
+            "step": outcome.step,
+            "path": None if outcome.path is None else str(outcome.path),
+            "seconds": outcome.seconds,
+            "bytes": outcome.bytes,
+            "error": outcome.error,
+        }
+        self._note("checkpoint", record)
+        if outcome.path is not None:
+            self._plot(
+                {"checkpoint/write_seconds": outcome.seconds, "checkpoint/bytes": float(outcome.bytes)}, outcome.step
+            )
+            if outcome.error is not None:
+                self.say(f"step {outcome.step}: the checkpoint is written, but {outcome.error}")
+        else:
+            self.say(
+                f"step {outcome.step}: NO CHECKPOINT: {outcome.error} Weights and the checkpoints before stay as they "
+                "are."
+            )
+
+    def event(self, name: str, **facts: Any) -> None:
+        """Something that happened, for the journal alone: a restart, a signal, a spike of the loss.
+
+        `facts` are JSON-able; `step` among them replaces the number of steps done.
+        """
+        self._note(EVENT, {"event": name, "step": self._done} | facts)
+
+    def flush(self) -> None:
+        """Puts all points on disk: before a checkpoint, so that a run that resumes from it has no gap."""
+        if self._board is not None and self._journal is not None:
+            self._board.sync()
+            try:
+                self._journal.sync()
+            except OSError as problem:
+                self._complain(problem)
+
+    def say(self, line: str) -> None:
+        """One line above the progress bar."""
+        if self.shown:
+            with suppress(OSError):
+                tqdm.write(line)
+
+    def _plot(self, scalars: Mapping[str, float], step: int) -> None:
+        if self._board is not None:
+            self._board.write(scalars, step)
+
+    def _note(self, kind: str, record: Mapping[str, Any]) -> None:
+        if self._journal is not None:
+            try:
+                self._journal.write(kind, record)
+                self._failing = False
+            except OSError as problem:
+                self._complain(problem)
+
+    def _complain(self, problem: OSError) -> None:
+        """Weeks of training do not end for want of a line; said once, until lines can be written again."""
+        if not self._failing:
+            self.say(f"{self.directory / JOURNAL} cannot be written ({problem}): the run goes on, lines are missing.")
+        self._failing = True

@@ -1,0 +1,283 @@
+"""Whether a recipe may go on from a checkpoint, or start from its weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.bert import BertConfig, BertForPreTraining
+from models.bert.huggingface import Weights, open_weights
+from tensor3d import Cube, checkpoint
+from tensor3d.checkpoint.directory import PROGRESS
+from tensor3d.distributed.object_collectives import on_every_rank
+from tools.corpus.tokenizers.huggingface import FoundTokenizer
+from tools.corpus.tokenizers.model_dir import tokenizer_of, tokenizer_of_corpus, tokenizers_in
+from tools.corpus.training_corpus import TrainingCorpus
+from tools.training.config import Recipe, from_table
+
+# What may differ when a run goes on: where things lie, how long it takes, and what changes no result.
+_FREE_DATA = ("source", "plans")
+_FREE_MODEL = ("recompute", "keep_gathered", "positions")  # positions are compared as they come out
+# What must stay for weights to mean the same in another run.
+_SIZES = (
+    "encoder",
+    "activation",
+    "eps",
+    "layers",
+    "hidden",
+    "heads",
+    "inner",
+    "norm",
+    "window",
+    "global_every",
+    "rotary_base",
+)
+
+
+def facts_of(recipe: Recipe, corpus: TrainingCorpus) -> dict[str, Any]:
+    """What a checkpoint says of its run, for the two checks below."""
+    return {
+        "recipe": recipe.to_dict(),
+        "corpus": corpus.info.fingerprint,
+        "tokenizer": tokenizer_hash(corpus.tokenizer),
+    }
+
+
+def tokenizer_hash(path: Path) -> str:
+    """Of the tokenizer's file: the same pieces with the same ids."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def ended(progress: dict[str, Any], recipe: Recipe) -> str | None:
+    """Why the run of a checkpoint ended with it, if it did: further steps, which the recipe may have now, go on."""
+    ending: str | None = progress.get("standing", {}).get("ending")
+    key = {"target": "target_accuracy", "patience": "patience"}.get(ending or "")
+    if key is not None and progress.get("recipe", {}).get("run", {}).get(key) == getattr(recipe.run, key):
+        return ending
+    return "steps" if progress["step"] >= recipe.run.steps and not _evaluation_due(progress) else None
+
+
+def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpus) -> None:
+    """Raises ValueError where a checkpoint belongs to another model, corpus or order of packs."""
+    if progress.get("corpus") != corpus.info.fingerprint:
+        raise ValueError(
+            f"the checkpoint was trained on another corpus or tokenizer (fingerprint {progress.get('corpus')}, now "
+            f"{corpus.info.fingerprint}). Resume with the source and data settings of that run."
+        )
+    before, now, default = progress.get("recipe", {}), recipe.to_dict(), Recipe().to_dict()
+    for section, names in {
+        "model": [name for name in now["model"] if name not in _FREE_MODEL],
+        "data": [name for name in now["data"] if name not in _FREE_DATA],
+        "batch": ["global_batch", "packing_rule", "multiple_of"],
+        "optimizer": ["kind"],
+        "run": ["seed"],
+    }.items():
+        for name in names:
+            # A key that is younger than the checkpoint had the default's effect.
+            old, new = before.get(section, {}).get(name, default[section][name]), now[section][name]
+            if old != new:
+                raise ValueError(
+                    f"the checkpoint was trained with {section}.{name} = {old!r}, the recipe says {new!r}. Resume with "
+                    "the same, or start a run of its own."
+                )
+    computes = [each.get("precision", {}).get("compute") for each in (before, now)]
+    if computes[1] == "fp16" != computes[0]:
+        raise ValueError(
+            f"the checkpoint was trained with precision.compute = {computes[0]!r} and has no loss scale, which the "
+            "recipe's 'fp16' needs. Resume with the same, or begin a run with its weights: --start-from."
+        )
+    rows = [_sizes(each)["positions"] for each in (before, now)]
+    if rows[0] != rows[1]:
+        raise ValueError(
+            f"the checkpoint's position table has {rows[0]} rows, the recipe's {rows[1]}. Resume with the same, or "
+            "begin a run with its weights: --start-from."
+        )
+    if progress["step"] >= recipe.run.steps and not _evaluation_due(progress):
+        raise ValueError(
+            f"the checkpoint has done {progress['step']} steps, and the recipe ends at {recipe.run.steps}. Raise run."
+            "steps."
+        )
+
+
+def differences(progress: dict[str, Any], recipe: Recipe) -> list[str]:
+    """What a run that goes on does in another way than the checkpoint's, though it may."""
+    before, now = progress.get("recipe", {}), recipe.to_dict()
+    return [
+        f"{section}.{name} = {value!r}, was {before[section][name]!r}"
+        for section, values in now.items()
+        for name, value in values.items()
+        if name in before.get(section, {}) and before[section][name] != value
+    ]
+
+
+def check_start(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpus) -> None:
+    """Raises ValueError where a recipe cannot start from a checkpoint's weights: another model, or other pieces."""
+    old, new = _sizes(progress.get("recipe", {})), _sizes(recipe.to_dict())
+    for name in (*_SIZES, "vocab_size"):
+        if old.get(name) != new[name]:
+            raise ValueError(
+                f"the checkpoint's model has {name} = {old.get(name)!r}, the recipe's {new[name]!r}. Start from a "
+                "checkpoint of the same sizes."
+            )
+    kinds = [each.get("optimizer", {}).get("kind") for each in (progress.get("recipe", {}), recipe.to_dict())]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"the checkpoint was trained with optimizer.kind = {kinds[0]!r}, the recipe says {kinds[1]!r}, and its "
+            "moments are taken over. Start with the same optimiser."
+        )
+    if not old["positions"] <= new["positions"]:
+        raise ValueError(
+            f"the checkpoint's position table has {old['positions']} rows, the recipe's {new['positions']}: a table "
+            f"can only grow. Set model.positions = {old['positions']}."
+        )
+    if progress.get("tokenizer") != tokenizer_hash(corpus.tokenizer):
+        raise ValueError(
+            "the checkpoint was trained with another tokenizer: its ids mean other pieces. Prepare the corpus of this "
+            "run with the tokenizer of that run."
+        )
+
+
+def _evaluation_due(progress: dict[str, Any]) -> bool:
+    """Whether a signal came in the last evaluation, which is then still to be done."""
+    return bool(progress.get("standing", {}).get("evaluation_due", False))
+
+
+def _sizes(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The sizes that a recipe comes to, presets resolved."""
+    try:
+        resolved = from_table(Recipe, recipe)
+    except ValueError as problem:
+        raise ValueError(f"the checkpoint's own recipe cannot be read: {problem}") from None
+    config = resolved.model.config(resolved.data)
+    sizes: dict[str, Any] = {name: getattr(config, name) for name in (*_SIZES, "positions")}
+    return sizes | {"inner": config.inner_size, "vocab_size": config.vocab}
+
+
+# --- Pre-training that begins with what another run has learnt, or another model --------------------------------------
+
+POSITIONS = "bert.embeddings.positions.weight"
+_OF_PRETRAINING = {"recipe", "corpus", "tokenizer"}
+# Of a configuration, and the key of the recipe that says it.
+_KEYS = {
+    "encoder": "model.encoder",
+    "layers": "model.layers",
+    "hidden": "model.hidden",
+    "heads": "model.heads",
+    "inner_size": "model.inner",
+    "positions": "model.positions",
+    "norm": "model.norm",
+    "window": "model.window",
+    "global_every": "model.global_every",
+    "rotary_base": "model.rotary_base",
+    "activation": "model.activation",
+    "eps": "model.eps",
+}
+_NO_KEYS = ("types",)  # a recipe's models have the default
+
+
+def has_moments(folder: Path) -> bool:
+    """Whether this is a checkpoint of pre-training, whose moments can be taken over too.
+
+    Raises:
+        ValueError: a damaged checkpoint.
+    """
+    return (folder / PROGRESS).is_file() and checkpoint.read_progress(folder).keys() >= _OF_PRETRAINING
+
+
+def begin_with(
+    folder: Path,
+    model: BertForPreTraining,
+    optimizer: torch.optim.Optimizer,
+    recipe: Recipe,
+    corpus: TrainingCorpus,
+    cube: Cube,
+) -> str:
+    """Fills a model that has not been trained yet. Every rank calls it.
+
+    Of a checkpoint of pre-training, such as the first phase of two, weights and moments are taken; the position table
+    may have grown: further rows are new. Of the folder of another model the weights alone are taken, and heads that it
+    does not have stay as they are.
+
+    Returns:
+        What was taken, in words.
+
+    Raises:
+        ValueError: `folder` is no checkpoint and no model, is damaged, or one of another model or tokenizer.
+    """
+    on_every_rank(cube, lambda: check_begin(folder, recipe, corpus))
+    if has_moments(folder):
+        grows = (POSITIONS,) if model.config.encoder == "classic" else ()
+        checkpoint.load(folder, model, optimizer, cube, grows=grows)
+        return f"{folder}: weights and moments are loaded"
+    filled = on_every_rank(cube, lambda: open_weights(folder)).fill(model, cube)
+    return f"{folder}: {filled.in_words()}; the optimiser's moments begin at 0"
+
+
+def check_begin(folder: Path, recipe: Recipe, corpus: TrainingCorpus) -> None:
+    """Raises ValueError for what `begin_with` would refuse before it reads weights."""
+    if has_moments(folder):
+        check_start(checkpoint.read_progress(folder), recipe, corpus)
+    else:
+        weights_for(folder, recipe, corpus)
+
+
+def weights_for(folder: Path, recipe: Recipe, corpus: TrainingCorpus | None) -> Weights:
+    """The weights of a folder that `open_weights` takes, after a look at whether the recipe's model can begin with
+    them.
+
+    Args:
+        corpus: None: its tokenizer is not looked at.
+
+    Raises:
+        ValueError: no such folder, other sizes, or another tokenizer.
+    """
+    weights = open_weights(folder)
+    _check_sizes(folder, weights.config, recipe)
+    if corpus is not None:
+        tokenizer_of(folder)  # is there and belongs to the model
+        # Another file of the model's may be the one that the corpus was made with, if the ids mean the same pieces.
+        mark, found = tokenizer_of_corpus(corpus.tokenizer).fingerprint, tokenizers_in(folder)
+        if all(each.open().fingerprint != mark for each in found):
+            raise ValueError(_other_tokenizer(folder, found))
+        if weights.config.vocab != corpus.info.vocab_size:
+            raise ValueError(
+                f"the model in {folder} has {weights.config.vocab} rows in its embedding, and its tokenizer "
+                f"{corpus.info.vocab_size} pieces; pre-training has a row for each piece. Cut the embedding with the "
+                f"library that wrote it: model.resize_token_embeddings({corpus.info.vocab_size})."
+            )
+    return weights
+
+
+def _check_sizes(folder: Path, theirs: BertConfig, recipe: Recipe) -> None:
+    ours = recipe.model.config(recipe.data)
+    for name, key in _KEYS.items():
+        old, new = getattr(theirs, name), getattr(ours, name)
+        if old != new:
+            raise ValueError(
+                f"the model in {folder} has {name} = {old!r}, the recipe's {new!r}. Set {key} = {old!r}, or begin with "
+                "another model."
+            )
+    for name in _NO_KEYS:
+        old, new = getattr(theirs, name), getattr(ours, name)
+        if old != new:
+            raise ValueError(
+                f"the model in {folder} has {name} = {old!r}, and what a recipe trains has {new!r}. Begin with another "
+                "model."
+            )
+
+
+def _other_tokenizer(folder: Path, found: Sequence[FoundTokenizer]) -> str:
+    told = f"the corpus was made with another tokenizer than the model in {folder}: its ids mean other pieces. "
+    # The one that the script takes, if there is one.
+    best = next((each for each in found if each.kind == "wordpiece"), found[0])
+    if best.kind == "wordpiece":
+        option = f"--vocab-file {best.file}{'' if best.lowercase else ' --cased'}"
+        made = f"launch/corpus.sh --output DIR {option} TEXT"
+    else:
+        option = f"{'--model-file' if best.kind == 'sentencepiece' else '--tokenizer-file'} {best.file}"
+        made = f"python -m tools.corpus tokenizer {option} --output DIR/tokenizer, and the steps after it"
+    return f"{told}Make one with the model's: {made}; then set data.source = DIR/samples."
