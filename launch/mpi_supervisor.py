@@ -78,7 +78,7 @@ class Link:
         return Link(address, connections, hosts)
 
 
-class Crew:
+class MpiSupervisor:
     """One process of the crew, with its rank.
 
     Args:

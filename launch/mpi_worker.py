@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpi_supervisor import Crew, Link, say
+from mpi_supervisor import Link, MpiSupervisor, say
 from net_interface import given, interfaces, route
 
 BAD_INPUT = 2
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         return refused(str(problem))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
     command = [sys.executable, "-m", asked.module, *arguments[end:]]
-    status = Crew(place.rank, place.host, link, command, {**environment, **variables}).run()
+    status = MpiSupervisor(place.rank, place.host, link, command, {**environment, **variables}).run()
     if place.rank == 0 and asked.status_file is not None and asked.status_file.parent.is_dir():
         asked.status_file.write_text(f"{status}\n")
     return status
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def refused(message: str) -> int:
     """Says it on one process. The exit status of this one."""
-    rank = told_by_mpirun("RANK", os.environ)
+    rank = mpirun_environment("RANK", os.environ)
     if rank not in (None, 0):
         return 0
     say(message)
@@ -101,7 +101,7 @@ def refused(message: str) -> int:
     return BAD_INPUT
 
 
-def told_by_mpirun(what: str, environment: Mapping[str, str]) -> int | None:
+def mpirun_environment(what: str, environment: Mapping[str, str]) -> int | None:
     """RANK or SIZE, before MPI is asked; None: no mpirun that this file knows has started the process."""
     for name in (f"OMPI_COMM_WORLD_{what}", f"PMI_{what}"):
         if environment.get(name, "").isdecimal():
@@ -123,7 +123,7 @@ def meet(mpi: Any, interface: str | None, wait: float) -> tuple[Place, Link, dic
     Raises:
         MeetingError: on every process alike.
     """
-    started = told_by_mpirun("SIZE", os.environ)
+    started = mpirun_environment("SIZE", os.environ)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "suspicious MPI execution environment")  # said below, in full
         if "OMPI_COMM_WORLD_SIZE" in os.environ and mpi.get_vendor()[0] != "Open MPI":

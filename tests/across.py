@@ -16,7 +16,7 @@ import torch.distributed as dist
 from tensor3d import Cube, CubeShape
 from tests.hosts import INTERFACE
 from tools.bench.harness.step_trial import StepTrial
-from tools.training.config import read_recipe
+from tools.training.config import read_config
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     shape = CubeShape.parse(asked.cube, asked.data_parallel)
     wire = None if asked.wire is None else tuple(asked.wire.split(","))
     cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=wire)
-    trial = StepTrial(cube, read_recipe(asked.recipe), asked.corpus, 1, peaks=False)
+    trial = StepTrial(cube, read_config(asked.recipe), asked.corpus, 1, peaks=False)
     dist.barrier()
     before = received_by_host()
     samples = trial.turn(asked.steps)  # and one more, which is not timed

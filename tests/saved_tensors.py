@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tensor3d.distributed.collectives import Pending
+from tensor3d.distributed.collectives import CommHandle
 
 
 def saved_bytes(run: Callable[[], Tensor]) -> int:
@@ -41,4 +41,4 @@ def check_nothing_is_hidden(result: Tensor) -> None:
 
 
 def is_hidden(value: object) -> bool:
-    return isinstance(value, Pending) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter))
+    return isinstance(value, CommHandle) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter))

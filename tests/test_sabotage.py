@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from tensor3d import Cube, Embedding3D, Face, Sequences, TiedProjection3D, TransformerLayer3D, gather, local, shard
 from tensor3d.attention import attention
-from tensor3d.distributed.collectives import Axis, Pending, reduce_scatter
-from tensor3d.distributed.grad_reducer import Ledger
-from tensor3d.sharding.matmul import gather_slab, matmul
+from tensor3d.distributed.collectives import Axis, CommHandle, reduce_scatter
+from tensor3d.distributed.grad_reducer import GradReducer
+from tensor3d.sharding.matmul import all_gather_weight, matmul
 from tensor3d.sharding.param_layout import Layout, mix, vector
 from tests.ranks import run_ranks
 from tests.tied import Tied, truth
@@ -112,12 +112,12 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def unsummed_over(*names: str) -> Callable[[Tensor, Axis], Pending]:
+def unsummed_over(*names: str) -> Callable[[Tensor, Axis], CommHandle]:
     """A reduce-scatter that, in backward along these axes, takes this rank's part for the sum."""
 
-    def scatter(parts: Tensor, axis: Axis) -> Pending:
+    def scatter(parts: Tensor, axis: Axis) -> CommHandle:
         if in_backward() and axis.size > 1 and axis.name in names:
-            return Pending(parts.chunk(axis.size)[axis.index])
+            return CommHandle(parts.chunk(axis.size)[axis.index])
         return reduce_scatter(parts, axis)
 
     return scatter
@@ -127,9 +127,9 @@ def own_statistics(statistics: Tensor, axis: Axis) -> Tensor:
     return statistics.expand(axis.size, *statistics.shape)
 
 
-def slab_over_y(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> Pending:
+def slab_over_y(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> CommHandle:
     crossed: Any = SimpleNamespace(axis=lambda name: cube.axis("y" if name == "x" else name))
-    return gather_slab(weight, crossed, rows, dtype)
+    return all_gather_weight(weight, crossed, rows, dtype)
 
 
 def bias_twice(a: Tensor, weight: Any, cube: Cube, face: Face, bias: Any = None, **rest: Any) -> Tensor:
@@ -147,13 +147,13 @@ def sums(*names: str) -> Callable[[Face], Layout]:
     return vector_summed_over
 
 
-def first_use_alone(self: Ledger, parameter: Any, gradient: Any, over: Axis) -> None:
+def first_use_alone(self: GradReducer, parameter: Any, gradient: Any, over: Axis) -> None:
     current = self._passes.get(torch._C._current_graph_task_id())
     if all(parameter is not seen for seen, _, _ in (current.handed if current else ())):
-        hand_in(self, parameter, gradient, over)
+        accumulate_grad(self, parameter, gradient, over)
 
 
-hand_in = Ledger.hand_in
+accumulate_grad = GradReducer.accumulate_grad
 
 
 def summed_again(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -175,11 +175,11 @@ Measure = Callable[[], Callable[[Cube], float]]
 DEFECTS: dict[str, tuple[Measure, str, Any]] = {
     "the sum of dA is dropped": (tied_model, "sharding.matmul.reduce_scatter", unsummed_over("y", "z")),
     "the sum of dW over x is dropped": (tied_model, "sharding.matmul.reduce_scatter", unsummed_over("x")),
-    "the ledger sums nothing": (tied_model, "distributed.grad_reducer.all_reduce", lambda part, axis: Pending(part)),
+    "the ledger sums nothing": (tied_model, "distributed.grad_reducer.all_reduce", lambda part, axis: CommHandle(part)),
     "LayerNorm takes its own columns for all": (tied_model, "layers.norm.gather_statistics", own_statistics),
-    "LayerNorm's backward does too": (tied_model, "layers.norm.all_reduce", lambda part, axis: Pending(part)),
-    "the narrow head sums no columns": (tied_model, "layers.heads.sum_copies", lambda part, axis: part),
-    "weights are gathered over y": (transformer_layer, "sharding.matmul.gather_slab", slab_over_y),
+    "LayerNorm's backward does too": (tied_model, "layers.norm.all_reduce", lambda part, axis: CommHandle(part)),
+    "the narrow head sums no columns": (tied_model, "layers.heads.all_reduce_replicated", lambda part, axis: part),
+    "weights are gathered over y": (transformer_layer, "sharding.matmul.all_gather_weight", slab_over_y),
     "bias gradients are summed over the other axis": (
         transformer_layer,
         "sharding.matmul.vector",
@@ -191,11 +191,15 @@ DEFECTS: dict[str, tuple[Measure, str, Any]] = {
         sums("data", "x", "y", "z"),
     ),
     "the bias is added twice": (transformer_layer, "layers.linear.matmul", bias_twice),
-    "a tied weight keeps one use": (tied_model, "distributed.grad_reducer.Ledger.hand_in", first_use_alone),
+    "a tied weight keeps one use": (
+        tied_model,
+        "distributed.grad_reducer.GradReducer.accumulate_grad",
+        first_use_alone,
+    ),
     "copies of the loss are summed backward": (tied_model, "distributed.collectives._SumCopies.backward", summed_again),
     "the padding of the vocabulary stays": (
         vocabulary,
-        "distributed.collectives.Pending.narrowed",
+        "distributed.collectives.CommHandle.narrowed",
         lambda self, rows: self,
     ),
     "sequences see each other": (transformer_layer, "layers.attention.attention", across_boundaries),

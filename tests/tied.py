@@ -15,12 +15,12 @@ from tensor3d import (
     Embedding3D,
     LayerNorm3D,
     Linear3D,
-    NarrowHead3D,
+    SmallHead3D,
     TiedProjection3D,
+    all_reduce_replicated,
     cross_entropy,
     local,
-    sum_copies,
-    turn,
+    redistribute,
 )
 from tests.twins import error, full, make_twins
 
@@ -52,7 +52,7 @@ class Tied(nn.Module):
         self.dense = Linear3D(HIDDEN, HIDDEN, cube, std=0.5)
         self.on_y = LayerNorm3D(HIDDEN, cube, "y")
         self.projection = TiedProjection3D(VOCAB, HIDDEN, cube)
-        self.head = NarrowHead3D(HIDDEN, 3, cube, "y", std=0.5)
+        self.head = SmallHead3D(HIDDEN, 3, cube, "y", std=0.5)
 
     def forward(self, number: int, fail: bool = False, head: bool = True) -> Tensor:
         """The loss of micro-batch `number` of the whole job, the same on every rank."""
@@ -63,12 +63,12 @@ class Tied(nn.Module):
         x = self.on_z(self.tokens(ids))
         # The failure lies between: what is above has handed in its gradients when it strikes.
         hidden = self.on_y(self.dense(Fail.apply(x) if fail else x))
-        first, _ = cross_entropy(self.projection(turn(hidden, cube, "z"), weight), own, VOCAB, cube)
+        first, _ = cross_entropy(self.projection(redistribute(hidden, cube, "z"), weight), own, VOCAB, cube)
         second, _ = cross_entropy(self.projection(x * x, weight), own, VOCAB, cube)
         loss = first.sum() + 0.5 * second.sum()
         if head:
             loss = loss + F.cross_entropy(self.head(hidden), own % 3, reduction="sum")
-        return sum_copies(loss, cube.over("data", "x", "z"))
+        return all_reduce_replicated(loss, cube.over("data", "x", "z"))
 
 
 def micro_batch(number: int) -> tuple[Tensor, Tensor]:

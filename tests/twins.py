@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tensor3d import Cube, Face, Sequences, Speed, gather, shard
-from tensor3d.ops.compiled_regions import Regions
+from tensor3d import Cube, ExecutionPolicy, Face, Sequences, gather, shard
+from tensor3d.ops.compiled_regions import CompiledRegions
 
 # (x, y, z, data): each axis alone, a cube, boxes that are not cubic, and a data axis.
 SHAPES = [
@@ -167,8 +167,8 @@ CPU = torch.device("cpu")
 def fused(cube: Cube) -> Cube:
     """The same processes, with the functions that a compiling cube uses, as they are written: nothing is compiled."""
     other = copy.copy(cube)
-    other.speed = Speed(compile=True)
-    other.regions = Regions(False, CPU)
+    other.speed = ExecutionPolicy(compile=True)
+    other.regions = CompiledRegions(False, CPU)
     other.regions.with_activations = True  # as on a GPU
     return other
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from tensor3d import Cube
 from tensor3d.distributed import failure_detector
 from tensor3d.distributed.collectives import all_reduce
-from tensor3d.distributed.watchdog import Watch
+from tensor3d.distributed.watchdog import Watchdog
 from tests.ranks import PRELOAD
 
-Body = Callable[[Cube, Watch, Path], int]
+Body = Callable[[Cube, Watchdog, Path], int]
 
 
 class Job:
@@ -128,7 +128,7 @@ def _main(rank: int, world: int, port: int, body: Body, folder: Path, *times: fl
         with (folder / f"{rank} says").open("a") as words:
             words.write(f"{line}\n")
 
-    with Watch(cube, hang_after=hang_after, grace=grace, patience=patience, say=say) as watch:
+    with Watchdog(cube, hang_after=hang_after, grace=grace, patience=patience, say=say) as watch:
         mark(folder, rank, "watched")
         code = body(cube, watch, folder)
     os._exit(code)

@@ -26,8 +26,8 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.batch import fit_packs_per_rank
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.host_all_to_all import PeerError
-from tensor3d.distributed.object_collectives import in_words, on_every_rank, on_first_rank
-from tensor3d.distributed.watchdog import PREEMPTED, Watch
+from tensor3d.distributed.object_collectives import format_error, run_on_all_ranks, run_on_rank0
+from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
@@ -38,18 +38,18 @@ from tools.training.arguments import (
     check_folders,
     corpus_folder,
     exchange_options,
-    newest,
+    latest_checkpoint,
     parse,
-    to_resume,
-    traced_ranks,
-    wire_of,
+    parse_profile_ranks,
+    parse_rank_order,
+    resume_candidates,
 )
-from tools.training.data import Feed, check_steps, global_batch, held_out_data, pretraining_data, training_source
+from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
 from tools.training.environment import environment
-from tools.training.loop import Run
-from tools.training.metrics import Display, summary, table
+from tools.training.loop import TrainLoop
+from tools.training.metrics import ConsoleLogger, summary, table
 from tools.training.mlperf_log import MLPerfLog, settings
-from tools.training.profiling import Profile, Tracer
+from tools.training.profiling import ProfileSchedule, StepProfiler
 from tools.training.resume import check_begin, check_resume, ended
 from tools.training.trainer import Ending, Trainer
 
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return train(command, shape)
     except (ValueError, FloatingPointError, OSError) as problem:
-        print(f"tools.pretrain: {in_words(problem)}", file=sys.stderr, flush=True)
+        print(f"tools.pretrain: {format_error(problem)}", file=sys.stderr, flush=True)
         return 2
     except PeerError as problem:
         print(f"tools.pretrain: {problem}", file=sys.stderr, flush=True)
@@ -203,7 +203,7 @@ def dry_run(command: Command, shape: CubeShape) -> str:
 def check_checkpoint(command: Command) -> None:
     """Raises ValueError where `--resume` or `--start-from` names a checkpoint that does not fit the recipe."""
     corpus = open_corpus(corpus_folder(command))
-    candidates = to_resume(command)
+    candidates = resume_candidates(command)
     for number, found in enumerate(candidates, start=1):
         try:
             progress = checkpoint.read_progress(found)
@@ -215,19 +215,19 @@ def check_checkpoint(command: Command) -> None:
             check_resume(progress, command.settings, corpus)
         return
     if command.start_from is not None:
-        check_begin(newest(command.start_from), command.settings, corpus)
+        check_begin(latest_checkpoint(command.start_from), command.settings, corpus)
 
 
 def train(command: Command, shape: CubeShape) -> int:
     """The run, on every rank. Its exit status."""
     # The watch must be first: the error of a collective that times out names nobody.
     timeout = timedelta(seconds=2 * command.settings.run.hang_after + 60)
-    cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=wire_of(command), timeout=timeout)
+    cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=parse_rank_order(command), timeout=timeout)
     if cube.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if command.settings.precision.tf32 else "highest")
     try:
         times = command.settings.run
-        with Watch(cube, hang_after=times.hang_after, patience=times.stop_within) as watch:
+        with Watchdog(cube, hang_after=times.hang_after, patience=times.stop_within) as watch:
             status = run(command, cube, watch)
         cube.close()
         return status
@@ -240,24 +240,24 @@ def train(command: Command, shape: CubeShape) -> int:
             dist.destroy_process_group()
 
 
-def run(command: Command, cube: Cube, watch: Watch) -> int:
+def run(command: Command, cube: Cube, watch: Watchdog) -> int:
     """The run on a cube. Its folder is made when nothing can be refused any more."""
     first, recipe = cube.rank == 0, command.settings
     mllog = MLPerfLog(shown=recipe.run.mllog and first)
     mllog.starting()
-    info = on_first_rank(cube, lambda: prepare_corpus(command, shown=first))
-    corpus = on_every_rank(cube, lambda: load_same_corpus(command, info))
-    with naming_lost_ranks(watch), Feed.of_corpus(recipe, cube, corpus, exchange_options(command)) as feed:
+    info = run_on_rank0(cube, lambda: prepare_corpus(command, shown=first))
+    corpus = run_on_all_ranks(cube, lambda: load_same_corpus(command, info))
+    with naming_lost_ranks(watch), TrainData.of_corpus(recipe, cube, corpus, exchange_options(command)) as feed:
         trainer = Trainer(recipe, cube, feed, corpus, watch=watch)
-        found = take_up(command, cube, trainer)
+        found = resume_or_start(command, cube, trainer)
         if (ended := trainer.ended) is not None:
             if first:
                 print(f"{found} is the end of its run ({_ENDINGS[ended]}): there is nothing left to do.")
             return 0
-        folder = on_first_rank(cube, lambda: make_run_folder(command, found))
+        folder = run_on_rank0(cube, lambda: make_run_folder(command, found))
         around = environment(cube)
-        on_first_rank(cube, lambda: write_facts(command, info, around, folder))
-        on_first_rank(cube, lambda: write_model(command, corpus, folder))
+        run_on_rank0(cube, lambda: write_facts(command, info, around, folder))
+        run_on_rank0(cube, lambda: write_model(command, corpus, folder))
         if first:
             describe(command, cube, trainer, info, around, folder)
         if recipe.run.mllog:
@@ -272,10 +272,10 @@ def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folde
     def waiting(written: int) -> None:
         trainer.at(f"checkpoint, {written:,} bytes written")
 
-    profile = None if command.profile is None else Profile.parse(command.profile)
-    ranks = traced_ranks(command.profile_ranks, cube.shape)
+    profile = None if command.profile is None else ProfileSchedule.parse(command.profile)
+    ranks = parse_profile_ranks(command.profile_ranks, cube.shape)
     with (
-        Display(
+        ConsoleLogger(
             directory=folder,
             steps=recipe.steps,
             first_step=trainer.first_step,
@@ -290,9 +290,9 @@ def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folde
             asynchronous=recipe.asynchronous,
             waiting=waiting,
         ) as checkpoints,
-        Tracer(profile, folder, rank=cube.rank, ranks=ranks) as tracer,
+        StepProfiler(profile, folder, rank=cube.rank, ranks=ranks) as tracer,
     ):
-        run = Run(trainer, display, checkpoints, mllog=mllog, tracer=tracer)
+        run = TrainLoop(trainer, display, checkpoints, mllog=mllog, tracer=tracer)
         ending = run.to_the_end()
         display.event("end", reason=ending, samples=trainer.standing.samples, seconds=trainer.standing.seconds)
     if first:
@@ -308,10 +308,10 @@ def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folde
     return PREEMPTED if ending == "signal" else 0
 
 
-def take_up(command: Command, cube: Cube, trainer: Trainer) -> Path | None:
+def resume_or_start(command: Command, cube: Cube, trainer: Trainer) -> Path | None:
     """Loads what the run goes on or begins with, and returns the checkpoint that it goes on from, if any; the same on
     every rank."""
-    candidates = on_first_rank(cube, lambda: to_resume(command))
+    candidates = run_on_rank0(cube, lambda: resume_candidates(command))
     for number, found in enumerate(candidates, start=1):
         try:
             trainer.resume(found, finished=command.resume == AUTO)
@@ -323,14 +323,14 @@ def take_up(command: Command, cube: Cube, trainer: Trainer) -> Path | None:
                 print(f"tools.pretrain: {damage} Trying the one before.", file=sys.stderr, flush=True)
     if command.start_from is not None:
         source = command.start_from
-        told = trainer.start_from(on_first_rank(cube, lambda: newest(source)))
+        told = trainer.start_from(run_on_rank0(cube, lambda: latest_checkpoint(source)))
         if cube.rank == 0:
             print(told, flush=True)
     return None
 
 
 @contextmanager
-def naming_lost_ranks(watch: Watch) -> Iterator[None]:
+def naming_lost_ranks(watch: Watchdog) -> Iterator[None]:
     """Where a collective fails, its error names no rank; the watch has heard who is lost."""
     try:
         yield
@@ -406,7 +406,7 @@ def placement(cube: Cube) -> str:
 
 
 def conclude(
-    display: Display, trainer: Trainer, ending: Ending, info: CorpusFacts, folder: Path, traces: Sequence[Path]
+    display: ConsoleLogger, trainer: Trainer, ending: Ending, info: CorpusFacts, folder: Path, traces: Sequence[Path]
 ) -> None:
     """What was done, and where things are."""
     standing, found = trainer.standing, checkpoint.latest(folder / "checkpoints")

@@ -23,8 +23,8 @@ from tools.bench.__main__ import main as bench
 from tools.bench.harness.scaling_plots import check_drawing, draw, read_results, save_picture
 from tools.bench.harness.step_trial import CubeFigures
 from tools.bench.scaling import HEADER, Point, base_of, row
-from tools.common.cli import guarded
-from tools.common.machine import aligned
+from tools.common.cli import run_main
+from tools.common.machine import format_table
 
 KINDS = ("strong", "weak")
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", choices=KINDS, default="strong")
     parser.add_argument("--collect", type=Path, metavar="DIR", help="read all runs in this folder, and measure nothing")
     asked, rest = parser.parse_known_args(arguments)
-    return guarded("tools.scaling", lambda: collect(asked.collect) if asked.collect else run(asked, rest))
+    return run_main("tools.scaling", lambda: collect(asked.collect) if asked.collect else run(asked, rest))
 
 
 def run(asked: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def collect(folder: Path) -> int:
         points = sorted((point_of(result) for result in results), key=lambda each: (each.step.ranks, each.step.name))
         base = base_of(points)
         rows = [row(point, base) for point in points]
-        print("\n".join([f"{kind} scaling; efficiency is to {base.step.name}", *aligned(HEADER, rows), ""]))
+        print("\n".join([f"{kind} scaling; efficiency is to {base.step.name}", *format_table(HEADER, rows), ""]))
         pages.append("\n".join([f"## {kind} scaling, efficiency to {base.step.name}", "", *markdown(HEADER, rows), ""]))
         save_picture(draw(kind, results), folder / f"{kind}.png")
         print(f"written: {folder / f'{kind}.png'}")

@@ -4,7 +4,7 @@ from models.bert.config import PRESETS, BertConfig
 from models.bert.huggingface import export_huggingface, open_weights
 from models.bert.model import BertForPreTraining, BertModel, PreTrainingOutput
 from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification
-from models.bert.text_batches import LaidTexts, Text, lay_texts
+from models.bert.text_batches import EncodedText, TextBatch, collate_texts
 
 __all__ = [
     "PRESETS",
@@ -13,10 +13,10 @@ __all__ = [
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
     "BertModel",
-    "LaidTexts",
+    "EncodedText",
     "PreTrainingOutput",
-    "Text",
+    "TextBatch",
+    "collate_texts",
     "export_huggingface",
-    "lay_texts",
     "open_weights",
 ]

@@ -26,18 +26,18 @@ from tensor3d import (
     GatedMLP3D,
     LayerNorm3D,
     Linear3D,
-    NarrowHead3D,
-    TableEmbedding3D,
+    LookupEmbedding3D,
+    SmallHead3D,
     TiedProjection3D,
     TransformerLayer3D,
+    all_reduce_replicated,
     cross_entropy,
-    own_rows,
+    local_rows,
+    redistribute,
     select,
-    sum_copies,
-    turn,
 )
 from tensor3d.attention import Backend
-from tensor3d.data.batch import Pack, PackedBatch, ReadRows, collate
+from tensor3d.data.batch import HeadRows, Pack, PackedBatch, collate
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.layers.attention import Recompute
 from tensor3d.ops.activations import activated
@@ -173,8 +173,8 @@ class BertEmbeddings(nn.Module):
         self.tokens = Embedding3D(config.vocab, config.hidden, cube, std=config.std)
         self.positions = None
         if config.encoder == "classic":
-            self.positions = TableEmbedding3D(config.positions, config.hidden, cube, std=config.std)
-        self.types = TableEmbedding3D(config.types, config.hidden, cube, std=config.std)
+            self.positions = LookupEmbedding3D(config.positions, config.hidden, cube, std=config.std)
+        self.types = LookupEmbedding3D(config.types, config.hidden, cube, std=config.std)
         self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
         self.dropout = Dropout3D(config.dropout, cube)
 
@@ -270,7 +270,7 @@ class BertModel(Pretrained):
         read = self._read(batch)
         return read.masked, read.first
 
-    def _read(self, batch: PackedBatch) -> ReadRows:
+    def _read(self, batch: PackedBatch) -> HeadRows:
         if batch.read is None:
             raise ValueError(
                 "a model with read_rows_only=True needs batches that say which rows are read. Got one without. Make "
@@ -293,7 +293,7 @@ class MaskedLMHead(nn.Module):
         """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y."""
         dense = self.dense(select(h, rows, self.cube))  # (R/xz, H/y) on face y
         chosen = self.norm(activated(dense, self.activation))
-        return self.projection(turn(chosen, self.cube, to="z"), word_embedding)
+        return self.projection(redistribute(chosen, self.cube, to="z"), word_embedding)
 
 
 class Pooler(nn.Module):
@@ -333,7 +333,7 @@ class BertForPreTraining(Pretrained):
         )
         self.masked_lm = MaskedLMHead(config, cube)
         self.pooler = Pooler(config, cube)
-        self.next_sentence = NarrowHead3D(config.hidden, 2, cube, "y", std=config.std)
+        self.next_sentence = SmallHead3D(config.hidden, 2, cube, "y", std=config.std)
 
     def forward(self, batch: PackedBatch, targets: int, sequences: int) -> PreTrainingOutput:
         """The loss of one micro-batch as its part of a step.
@@ -346,11 +346,11 @@ class BertForPreTraining(Pretrained):
         h = self.bert(batch)
         masked, first = self.bert.rows_of_heads(batch)
         logits = self.masked_lm(h, masked, self.bert.embeddings.tokens.weight)
-        labels = own_rows(batch.masked_labels, self.cube)
+        labels = local_rows(batch.masked_labels, self.cube)
         mlm, predictions = cross_entropy(logits, labels, self.config.vocab, self.cube)
 
         pair_logits = self.next_sentence(self.pooler(h, first))  # (C/xz, 2), copies over y
-        pair_labels = own_rows(batch.next_labels, self.cube)
+        pair_labels = local_rows(batch.next_labels, self.cube)
         pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
         nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")
 
@@ -358,7 +358,7 @@ class BertForPreTraining(Pretrained):
             correct = torch.stack([(predictions == labels).sum(), (pair_logits.argmax(1) == pair_labels).sum()])
         sums = torch.cat([torch.stack([mlm.sum() / targets, nsp / sequences]), correct.to(mlm.dtype)])
         # Rows of face y lie over data, x and z, and are equal over y: one all-reduce for all four numbers.
-        sums = sum_copies(sums, self.cube.over("data", "x", "z"))
+        sums = all_reduce_replicated(sums, self.cube.over("data", "x", "z"))
         return PreTrainingOutput(
             loss=sums[0] + sums[1],
             mlm_loss=sums[0].detach(),

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from models.bert.config import BertConfig
 from models.bert.huggingface.from_pretrained import Pretrained, PretrainedClassifier
 from models.bert.model import BertForPreTraining, BertModel, Pooler
-from models.bert.text_batches import LaidTexts, Text, lay_texts
-from tensor3d import Cube, Dropout3D, NarrowHead3D, gather_rows, own_rows, select, sum_copies
+from models.bert.text_batches import EncodedText, TextBatch, collate_texts
+from tensor3d import Cube, Dropout3D, SmallHead3D, all_reduce_replicated, gather_rows, local_rows, select
 from tensor3d.attention import Backend
 from tensor3d.data.batch import IGNORED, PackedBatch
 from tensor3d.distributed.collectives import all_gather, all_reduce
 from tensor3d.layers.attention import Recompute
-from tensor3d.layers.heads import likeliest
+from tensor3d.layers.heads import vocab_topk
 from tensor3d.sharding.activation_layout import gather_plane
 
 
@@ -56,7 +56,7 @@ class BertForSequenceClassification(PretrainedClassifier):
         self.bert = BertModel(config, cube, backend=backend, recompute=recompute, keep_gathered=keep_gathered)
         self.pooler = Pooler(config, cube)
         self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
-        self.classifier = NarrowHead3D(config.hidden, outputs, cube, "y", std=config.std)
+        self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(C/xz, c), fp32 at least: those of this rank's slots on face y, the same on all members of y."""
@@ -71,13 +71,13 @@ class BertForSequenceClassification(PretrainedClassifier):
             texts: of the whole step, all planes and micro-batches.
         """
         logits = self.logits(batch)
-        labels = own_rows(labels, self.cube)
+        labels = local_rows(labels, self.cube)
         if labels.is_floating_point():
             errors = torch.where(labels.isnan(), 0.0, logits[:, 0] - labels.nan_to_num())
             losses = errors.square().sum()
         else:
             losses = F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
-        return sum_copies(losses / texts, self.cube.over("data", "x", "z"))
+        return all_reduce_replicated(losses / texts, self.cube.over("data", "x", "z"))
 
 
 class BertForQuestionAnswering(Pretrained):
@@ -99,14 +99,14 @@ class BertForQuestionAnswering(Pretrained):
         super().__init__()
         self.config, self.cube = config, cube
         self.bert = BertModel(config, cube, backend=backend, recompute=recompute, keep_gathered=keep_gathered)
-        self.answers = NarrowHead3D(config.hidden, 2, cube, "z", std=config.std)
+        self.answers = SmallHead3D(config.hidden, 2, cube, "z", std=config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(M/x, 2), fp32 at least: of all rows of the plane, on each of its ranks: two numbers a token travel over y,
         where a sequence may be cut."""
         return gather_rows(self.answers(self.bert(batch)), self.cube, "z")
 
-    def forward(self, laid: LaidTexts, starts: Tensor, ends: Tensor, texts: int) -> Tensor:
+    def forward(self, laid: TextBatch, starts: Tensor, ends: Tensor, texts: int) -> Tensor:
         """The loss of one micro-batch as its part of a step: the mean of the cross-entropies of both ends, each over
         the tokens of a sequence. The same on every rank.
 
@@ -128,7 +128,7 @@ class BertForQuestionAnswering(Pretrained):
             rows = torch.where(counts, batch.first + places, 0)
             log_sum = torch.where(counts, top[:slots, side], 0) + torch.where(counts, sums[:slots, side], 1).log()
             losses = losses + torch.where(counts, log_sum - logits[rows, side], 0).sum()
-        return sum_copies(losses / (2 * texts), self.cube.over("data", "x"))
+        return all_reduce_replicated(losses / (2 * texts), self.cube.over("data", "x"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -141,22 +141,22 @@ class BertForQuestionAnswering(Pretrained):
 Pooling = Literal["cls", "mean"]
 
 
-def class_logits(model: BertForSequenceClassification, texts: Sequence[Text]) -> Tensor:
+def class_logits(model: BertForSequenceClassification, texts: Sequence[EncodedText]) -> Tensor:
     """(N, c): logits of the classes, or the number that regression gives."""
-    laid = lay_texts(texts, model.cube)
+    laid = collate_texts(texts, model.cube)
     with _looking(model):
         own = model.logits(laid.batch)  # (C/xz, c), copies over y
         return laid.of_texts(all_gather(own, model.cube.axis("z")).wait())
 
 
-def span_logits(model: BertForQuestionAnswering, texts: Sequence[Text]) -> list[Tensor]:
+def span_logits(model: BertForQuestionAnswering, texts: Sequence[EncodedText]) -> list[Tensor]:
     """Of each text (tokens, 2): how likely each token begins and ends the answer."""
-    laid = lay_texts(texts, model.cube)
+    laid = collate_texts(texts, model.cube)
     with _looking(model):
         return laid.of_tokens(model.logits(laid.batch))
 
 
-def likely_pieces(model: BertForPreTraining, texts: Sequence[Text], k: int) -> tuple[Tensor, Tensor]:
+def likely_pieces(model: BertForPreTraining, texts: Sequence[EncodedText], k: int) -> tuple[Tensor, Tensor]:
     """The k likeliest pieces of each masked place, text by text: ids (places, k), likeliest first, and their
     probabilities.
 
@@ -166,28 +166,28 @@ def likely_pieces(model: BertForPreTraining, texts: Sequence[Text], k: int) -> t
     cube, vocab = model.cube, model.config.vocab
     if not any(len(text.masked) for text in texts):
         raise ValueError("no text has a masked place. Got none in the whole batch.")
-    laid = lay_texts(texts, cube)
+    laid = collate_texts(texts, cube)
     with _looking(model):
         h = model.bert(laid.batch)
         logits = model.masked_lm(h, model.bert.rows_of_heads(laid.batch)[0], model.bert.embeddings.tokens.weight)
-        ids, log_probabilities = likeliest(logits, k, vocab, cube)
+        ids, log_probabilities = vocab_topk(logits, k, vocab, cube)
         z = cube.axis("z")
         whole = (all_gather(part, z).wait() for part in (ids, log_probabilities.exp()))
         pieces, probabilities = (laid.of_masked(part) for part in whole)
     return pieces, probabilities
 
 
-def sentence_vectors(model: BertModel, texts: Sequence[Text], pooling: Pooling = "mean") -> Tensor:
+def sentence_vectors(model: BertModel, texts: Sequence[EncodedText], pooling: Pooling = "mean") -> Tensor:
     """(N, H): the last hidden state of [CLS], or the mean of those of all tokens of a text, special ones included."""
     cube = model.cube
-    laid = lay_texts(texts, cube)
+    laid = collate_texts(texts, cube)
     with _looking(model):
         h = model(laid.batch)  # (M/xy, H/z) on face z
         if pooling == "cls":
             return laid.of_texts(gather_plane(select(h, laid.batch.first, cube), cube, "z"))
         slots = laid.batch.first.shape[0]
         sums = h.new_zeros(slots + 1, h.shape[1], dtype=torch.promote_types(h.dtype, torch.float32))
-        sums.index_add_(0, own_rows(laid.owner, cube, "z"), h.to(sums.dtype))
+        sums.index_add_(0, local_rows(laid.owner, cube, "z"), h.to(sums.dtype))
         whole = all_reduce(sums[:slots], cube.axis("y")).wait()
         columns = all_gather(whole, cube.axis("z")).wait().chunk(cube.axis("z").size)
         return laid.of_texts(torch.cat(columns, 1)) / torch.from_numpy(laid.lengths).unsqueeze(1)

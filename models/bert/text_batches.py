@@ -19,7 +19,7 @@ from tensor3d import Cube, CubeShape
 from tensor3d.data.array_utils import first_rows, ranges
 from tensor3d.data.batch import UNUSED, Pack, PackedBatch, collate
 from tensor3d.distributed.collectives import all_gather
-from tensor3d.packing import Packs, pack_evenly, restore_order
+from tensor3d.packing import PackAssignment, pack_evenly, restore_order
 
 # Batches of ever other numbers of rows make allocators and kernel caches grow: on a CPU from 450 to 1480 MB in 400
 # steps of some 5,500 rows, and to 650 MB and no further with rows rounded. Small batches stay as small as can be.
@@ -31,7 +31,7 @@ def _none() -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Text:
+class EncodedText:
     """One sequence as the model reads it, with its special tokens."""
 
     ids: NDArray[np.int64]
@@ -43,12 +43,12 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LaidTexts:
+class TextBatch:
     """A batch of texts as one rank holds it; results come back in the order of the texts."""
 
     batch: PackedBatch
     """This plane's packs. `first` has a slot for each text of the plane, pack by pack, then unused ones."""
-    packs: Packs
+    packs: PackAssignment
     """All packs of the batch: planes take consecutive ones."""
     capacity: int
     """Token slots of a pack."""
@@ -125,7 +125,7 @@ class LaidTexts:
         return torch.cat([values[i * slots : i * slots + size] for i, size in enumerate(sizes)])
 
 
-def lay_texts(texts: Sequence[Text], cube: Cube, *, alone: bool = False) -> LaidTexts:
+def collate_texts(texts: Sequence[EncodedText], cube: Cube, *, alone: bool = False) -> TextBatch:
     """Packs a batch, one pack for each rank's rows on face y and as small as they can be, and lays it onto the cube.
 
     Every rank passes the same texts. Which text meets which rank depends on the cube; no result does.
@@ -163,7 +163,7 @@ def lay_texts(texts: Sequence[Text], cube: Cube, *, alone: bool = False) -> Laid
     owner = np.full(batch.ids.shape[0], slots, dtype=np.int64)
     for slot, (row, text) in enumerate(zip(batch.first.tolist(), of_plane.tolist(), strict=False)):
         owner[row : row + lengths[text]] = slot
-    return LaidTexts(
+    return TextBatch(
         batch=batch.to(cube.device),
         packs=packs,
         capacity=capacity,
@@ -175,7 +175,7 @@ def lay_texts(texts: Sequence[Text], cube: Cube, *, alone: bool = False) -> Laid
     )
 
 
-def _together(lengths: NDArray[np.int64], shape: CubeShape) -> tuple[int, Packs]:
+def _together(lengths: NDArray[np.int64], shape: CubeShape) -> tuple[int, PackAssignment]:
     # Packs for the members of z whose rows divide by y.
     step = shape.y // math.gcd(shape.y, shape.z)
     if lengths.sum() >= _FEW_SIZES_FROM * shape.planes * shape.z:
@@ -183,17 +183,17 @@ def _together(lengths: NDArray[np.int64], shape: CubeShape) -> tuple[int, Packs]
     return pack_evenly(lengths, shape.planes * shape.z, multiple_of=step)
 
 
-def _apart(lengths: NDArray[np.int64], shape: CubeShape) -> tuple[int, Packs]:
+def _apart(lengths: NDArray[np.int64], shape: CubeShape) -> tuple[int, PackAssignment]:
     count = len(lengths)
     ranks = shape.planes * shape.z
     k = -(-count // ranks)
     step = shape.y // math.gcd(shape.y, k * shape.z)
     capacity = -(-int(lengths.max()) // step) * step
     offsets = np.minimum(np.arange(k * ranks + 1), count)
-    return capacity, Packs(offsets=offsets, sequences=np.arange(count))
+    return capacity, PackAssignment(offsets=offsets, sequences=np.arange(count))
 
 
-def _pack(texts: Sequence[Text]) -> Pack:
+def _pack(texts: Sequence[EncodedText]) -> Pack:
     if not texts:
         return Pack.empty()
     lengths = np.array([len(text.ids) for text in texts], dtype=np.int64)

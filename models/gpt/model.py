@@ -23,9 +23,9 @@ from tensor3d import (
     Projection3D,
     RMSNorm3D,
     Sequences,
+    all_reduce_replicated,
     cross_entropy,
-    own_rows,
-    sum_copies,
+    local_rows,
 )
 
 
@@ -63,9 +63,9 @@ class Gpt(nn.Module):
                 losses is the step's mean, whatever the accumulation and the cube.
         """
         logits = self.head(self.hidden(ids, sequences))  # (M/xz, V/y) on face y
-        losses, _ = cross_entropy(logits, own_rows(labels, self.cube), self.config.vocab, self.cube)
+        losses, _ = cross_entropy(logits, local_rows(labels, self.cube), self.config.vocab, self.cube)
         # Rows of face y lie over data, x and z, and are equal over y.
-        return sum_copies(losses.sum() / targets, self.cube.over("data", "x", "z"))
+        return all_reduce_replicated(losses.sum() / targets, self.cube.over("data", "x", "z"))
 
     def example(self, tokens: int) -> dict[str, Any]:
         """Arguments of `forward` for `tokens` tokens of the whole cube: two texts in each rank's pack.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tensor3d import Cube, Dropout3D, attention, select
 from tensor3d.attention import Backend
 from tensor3d.data import PackedBatch
-from tensor3d.parallelize import Kind, Workshop, rules
+from tensor3d.parallelize import ModuleBuilder, ParallelRule, rules
 
 
 class CurrentBatch:
@@ -116,11 +116,11 @@ class PackedPooler(nn.Module):
 
 # --- The plan: which layer of transformers' BERT becomes which layer of the cube, and what cannot ---------------------
 
-Build: TypeAlias = Callable[[Any, str, Workshop], nn.Module]
+Build: TypeAlias = Callable[[Any, str, ModuleBuilder], nn.Module]
 """What `rules.replace` takes."""
 
 
-def plan_for(model: nn.Module, current: CurrentBatch, backend: Backend = "auto") -> dict[str, Kind]:
+def plan_for(model: nn.Module, current: CurrentBatch, backend: Backend = "auto") -> dict[str, ParallelRule]:
     """The plan of a `BertForPreTraining` or a `BertModel`, with or without its pooler.
 
     Args:
@@ -138,7 +138,7 @@ def plan_for(model: nn.Module, current: CurrentBatch, backend: Backend = "auto")
 # The residual stream lies on face z, and every product changes the face: so products come in pairs, z to y and back.
 
 
-def _encoder(current: CurrentBatch, backend: Backend) -> dict[str, Kind]:
+def _encoder(current: CurrentBatch, backend: Backend) -> dict[str, ParallelRule]:
     return {
         "embeddings.word_embeddings": rules.embedding(),
         "embeddings.position_embeddings": rules.table(),
@@ -153,7 +153,7 @@ def _encoder(current: CurrentBatch, backend: Backend) -> dict[str, Kind]:
     }
 
 
-def _heads() -> dict[str, Kind]:
+def _heads() -> dict[str, ParallelRule]:
     return {
         # One product leads to face y, and the decoder, whose weight is the word embedding's, reads face z: a turn.
         "cls.predictions.transform.dense": rules.linear("z"),
@@ -167,7 +167,7 @@ def _heads() -> dict[str, Kind]:
 
 
 def _self_attention(current: CurrentBatch, backend: Backend) -> Build:
-    def build(module: Any, name: str, workshop: Workshop) -> nn.Module:
+    def build(module: Any, name: str, workshop: ModuleBuilder) -> nn.Module:
         heads, y = module.num_attention_heads, workshop.cube.axis("y").size
         if heads % y:
             raise ValueError(f"heads must divide by y={y}. Got {heads} at {name!r}. Choose another cube.")
@@ -184,7 +184,7 @@ def _self_attention(current: CurrentBatch, backend: Backend) -> Build:
 
 
 def _pooler(current: CurrentBatch) -> Build:
-    def build(module: Any, name: str, workshop: Workshop) -> nn.Module:
+    def build(module: Any, name: str, workshop: ModuleBuilder) -> nn.Module:
         dense = rules.linear("z").build(module.dense, f"{name}.dense", workshop)
         activation = rules.keep().build(module.activation, f"{name}.activation", workshop)
         return PackedPooler(dense, activation, cube=workshop.cube, current=current)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.bert import PreTrainingOutput
 from models.transformers_bert.adapter import CurrentBatch, plan_for
-from tensor3d import Cube, cross_entropy, own_rows, select, sum_copies
+from tensor3d import Cube, all_reduce_replicated, cross_entropy, local_rows, select
 from tensor3d.attention import Backend
 from tensor3d.data import PackedBatch
 from tensor3d.parallelize import parallelize
@@ -173,7 +173,7 @@ def _losses(
     vocab: int,
     cube: Cube,
 ) -> PreTrainingOutput:
-    labels, pair_labels = own_rows(batch.masked_labels, cube), own_rows(batch.next_labels, cube)
+    labels, pair_labels = local_rows(batch.masked_labels, cube), local_rows(batch.next_labels, cube)
     mlm, predictions = cross_entropy(logits, labels, vocab, cube)
     pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
     nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")
@@ -181,7 +181,7 @@ def _losses(
         correct = torch.stack([(predictions == labels).sum(), (pair_logits.argmax(1) == pair_labels).sum()])
     sums = torch.cat([torch.stack([mlm.sum() / targets, nsp / sequences]), correct.to(mlm.dtype)])
     # Rows of face y lie over data, x and z, and are equal over y: one all-reduce for all four numbers.
-    sums = sum_copies(sums, cube.over("data", "x", "z"))
+    sums = all_reduce_replicated(sums, cube.over("data", "x", "z"))
     return PreTrainingOutput(
         loss=sums[0] + sums[1],
         mlm_loss=sums[0].detach(),

@@ -20,15 +20,15 @@ from tensor3d import (
     Dropout3D,
     LayerNorm3D,
     Linear3D,
-    NarrowHead3D,
-    TableEmbedding3D,
+    LookupEmbedding3D,
+    SmallHead3D,
     TransformerLayer3D,
+    all_reduce_replicated,
     constant,
-    own_block,
-    own_rows,
+    local_block,
+    local_param,
+    local_rows,
     select,
-    sum_copies,
-    use,
 )
 from tensor3d.sharding.param_layout import vector
 
@@ -50,21 +50,21 @@ class VitEmbeddings(nn.Module):
         super().__init__()
         self.cube = cube
         # Hidden states live on face z, and a product changes the face, so this one reads face y. The pixels come from
-        # outside and every rank of the plane holds them: its block of them is a slice on either face, and no `turn` is
-        # needed.
+        # outside and every rank of the plane holds them: its block of them is a slice on either face, and there
+        # is nothing to redistribute.
         self.patches = Linear3D(config.values, config.hidden, cube, face="y", std=config.std)
-        self.rows = TableEmbedding3D(config.grid, config.hidden, cube, std=config.std)
-        self.columns = TableEmbedding3D(config.grid, config.hidden, cube, std=config.std)
+        self.rows = LookupEmbedding3D(config.grid, config.hidden, cube, std=config.std)
+        self.columns = LookupEmbedding3D(config.grid, config.hidden, cube, std=config.std)
         # A parameter of one's own. `vector("z")`: cut over z as the columns of h are, and its gradient is summed over
         # the axes that cut the rows it is written to: data, x and y.
         self.class_token = constant((config.hidden,), vector("z"), cube, 0.0)
         self.dropout = Dropout3D(config.dropout, cube)
 
     def forward(self, batch: ImageBatch) -> Tensor:
-        pixels = own_block(batch.patches, self.cube, "y")  # (M/xz, P/y) on face y
+        pixels = local_block(batch.patches, self.cube, "y")  # (M/xz, P/y) on face y
         h = self.patches(pixels) + self.rows(batch.row_numbers) + self.columns(batch.column_numbers)
-        is_class = own_rows(batch.is_class, self.cube, "z").unsqueeze(1)  # (M/xy, 1)
-        class_token = use(self.class_token, vector("z"), self.cube).to(h.dtype)  # (H/z,)
+        is_class = local_rows(batch.is_class, self.cube, "z").unsqueeze(1)  # (M/xy, 1)
+        class_token = local_param(self.class_token, vector("z"), self.cube).to(h.dtype)  # (H/z,)
         return self.dropout(torch.where(is_class, class_token, h))
 
 
@@ -95,7 +95,7 @@ class Vit(nn.Module):
             for _ in range(config.layers)
         )
         self.final_norm = LayerNorm3D(config.hidden, cube, eps=config.eps)
-        self.head = NarrowHead3D(config.hidden, config.classes, cube, "z", std=config.std)
+        self.head = SmallHead3D(config.hidden, config.classes, cube, "z", std=config.std)
 
     def logits(self, batch: ImageBatch) -> Tensor:
         """One plane's images to (C/xy, classes), the rows of face z, copies over z; in the order of the images."""
@@ -112,11 +112,11 @@ class Vit(nn.Module):
             images: those of the whole step, all planes and micro-batches; so the sum of the micro-batches' losses is
                 the step's mean, whatever the accumulation and the cube.
         """
-        logits, labels = self.logits(batch), own_rows(batch.labels, self.cube, "z")
+        logits, labels = self.logits(batch), local_rows(batch.labels, self.cube, "z")
         loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / images
         correct = (logits.argmax(1) == labels).sum()
         # Rows of face z lie over data, x and y, and are equal over z: one all-reduce for both numbers.
-        sums = sum_copies(torch.stack([loss, correct.to(loss.dtype)]), self.cube.over("data", "x", "y"))
+        sums = all_reduce_replicated(torch.stack([loss, correct.to(loss.dtype)]), self.cube.over("data", "x", "y"))
         return VitOutput(loss=sums[0], correct=sums[1].detach())
 
     def example(self, tokens: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def pack_images(
 
     Args:
         images: (channels, height, width) each, of any height and width that divide by the patch; the same on each rank
-            of the plane. `own_share` takes them from the images of all planes.
+            of the plane. `local_shard` takes them from the images of all planes.
         labels: int64 (B,), the class of each.
         capacity: token slots of a pack, as in `pack_padded`.
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensor3d.attention.backends import Backend, Call, Facts, Name, choose, named
+from tensor3d.attention.backends import AttentionArgs, AttentionRequest, Backend, Name, choose, named
 from tensor3d.attention.flex import flex
 from tensor3d.attention.grouped import grouped
 from tensor3d.attention.varlen import varlen
-from tensor3d.batches.row_queries import Queries
+from tensor3d.batches.row_queries import RowIndex
 from tensor3d.batches.sequences import Sequences
 
 # --- Dense attention with a block-diagonal mask: what every other backend is compared with ----------------------------
@@ -24,7 +24,7 @@ from tensor3d.batches.sequences import Sequences
 # T rows of a rank, R rows that ask, h heads of a rank, d head dimension
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def reference(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     lengths, device = call.sequences.lengths, k.device
     member = torch.repeat_interleave(torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device))
     keys = torch.arange(k.shape[0], device=device)
@@ -46,7 +46,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
 
 __all__ = ["Backend", "attention", "check_cover", "check_probability", "check_queries", "check_window"]
 
-_BACKENDS: Mapping[Name, Callable[[Tensor, Tensor, Tensor, Call], Tensor]] = {
+_BACKENDS: Mapping[Name, Callable[[Tensor, Tensor, Tensor, AttentionArgs], Tensor]] = {
     "reference": reference,
     "grouped": grouped,
     "varlen": varlen,
@@ -64,7 +64,7 @@ def attention(
     dropout: float = 0.0,
     causal: bool = False,
     window: int | None = None,
-    queries: Queries | None = None,
+    queries: RowIndex | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(d)) v within each sequence; nothing crosses a boundary, and no rank talks to another.
 
@@ -89,15 +89,15 @@ def attention(
     check_probability(dropout)
     _check_shapes(q, k, v, sequences, queries)
     near = None if window is None or window >= sequences.max_seqlen else window
-    call = Call(sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near)
-    name = choose(backend, Facts.of(q, k, v, call))
+    call = AttentionArgs(sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near)
+    name = choose(backend, AttentionRequest.of(q, k, v, call))
     if q.shape[0] == 0 or k.shape[0] == 0:
         # Nothing, or slots that are not used: zeros. And nothing of q, k and v, for the backward pass.
         return torch.cat([q.new_zeros(q.shape), q[:0], k[:0], v[:0]])
     return _BACKENDS[name](q, k, v, call)
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: Queries | None) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: RowIndex | None) -> None:
     if k.dim() != 3 or k.shape != v.shape or q.shape[1:] != k.shape[1:] or (queries is None and q.shape != k.shape):
         raise ValueError(
             f"q, k and v must have one shape (rows, heads, head dimension). Got {tuple(q.shape)}, {tuple(k.shape)} and "
@@ -115,7 +115,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries
         check_queries(queries, k.shape[0])
 
 
-def check_queries(queries: Queries, rows: int) -> None:
+def check_queries(queries: RowIndex, rows: int) -> None:
     """Raises ValueError unless the queries are among so many rows."""
     if queries.most >= rows:
         raise ValueError(f"queries are numbers of this rank's {rows} rows, from 0. Got {queries.most}.")

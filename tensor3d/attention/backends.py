@@ -9,16 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tensor3d.batches.row_queries import Queries
+from tensor3d.batches.row_queries import RowIndex
 from tensor3d.batches.sequences import Sequences
 
 # --- What is asked of a backend beside q, k and v ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class AttentionArgs:
     sequences: Sequences
-    queries: Queries | None
+    queries: RowIndex | None
     """None: all rows ask."""
     dropout: float
     causal: bool
@@ -39,7 +39,7 @@ Backend = Literal["auto", Name]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class AttentionRequest:
     """What decides which backends can serve a call."""
 
     device: str
@@ -56,7 +56,7 @@ class Facts:
     """Whether a backward pass may come."""
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Facts:
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> AttentionRequest:
         return cls(
             device=k.device.type,
             dtype=k.dtype,
@@ -71,7 +71,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Support:
+class BackendSpec:
     """What a backend serves."""
 
     name: Name
@@ -93,7 +93,7 @@ class Support:
     queries_masked: bool = True
     """Queries together with a causal mask or a window."""
 
-    def refusals(self, facts: Facts) -> list[str]:
+    def refusals(self, facts: AttentionRequest) -> list[str]:
         """Why it cannot serve a call; nothing if it can."""
         found = []
         if self.devices is not None and facts.device not in self.devices:
@@ -124,10 +124,10 @@ class Support:
         return found
 
 
-SUPPORT: dict[Name, Support] = {
-    "reference": Support(name="reference"),
-    "grouped": Support(name="grouped"),
-    "varlen": Support(
+SUPPORT: dict[Name, BackendSpec] = {
+    "reference": BackendSpec(name="reference"),
+    "grouped": BackendSpec(name="grouped"),
+    "varlen": BackendSpec(
         name="varlen",
         devices=("cuda",),
         backward=("cuda",),
@@ -138,7 +138,7 @@ SUPPORT: dict[Name, Support] = {
         # Its mask would be aligned with the last query, wherever that one stands.
         queries_masked=False,
     ),
-    "flex": Support(
+    "flex": BackendSpec(
         name="flex",
         devices=("cuda", "cpu"),
         backward=("cuda",),
@@ -153,7 +153,7 @@ AUTO: tuple[Name, ...] = ("varlen", "grouped")
 for the user to want."""
 
 
-def choose(backend: Backend, facts: Facts) -> Name:
+def choose(backend: Backend, facts: AttentionRequest) -> Name:
     """The backend that serves a call.
 
     Raises:

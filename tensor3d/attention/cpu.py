@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tensor3d.attention.backends import Call, apart
-from tensor3d.batches.length_groups import Grouping, LengthGroup
-from tensor3d.ops.dropout import draw_kept, gain_of, only
+from tensor3d.attention.backends import AttentionArgs, apart
+from tensor3d.batches.length_groups import LengthGroup, LengthGroups
+from tensor3d.ops.dropout import gain_of, keep_mask, only
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Attention in whole products, a few heads at once, on a CPU: where no kernel of PyTorch's does it, or none as fast.
@@ -144,7 +144,7 @@ class _WithDropout(torch.autograd.Function):
         for part in parts(q, k):
             queries, keys, values = (t[part].flatten(0, 1) for t in (q, k, v))
             probabilities = probabilities_of(queries, keys, hidden=None if hidden is None else hidden[part])
-            stays = draw_kept(probabilities, p)
+            stays = keep_mask(probabilities, p)
             own = product(only(probabilities, stays), values).mul_(gain_of(p))
             result[part] = own.view(result[part].shape)
             if differentiated:
@@ -176,7 +176,7 @@ SHORT, MIDDLING = 128, 512
 """Rows of a sequence: below the first the kernel is fastest in fp32, up to the second whole products are faster."""
 
 
-def serves(k: Tensor, call: Call, grouping: Grouping) -> bool:
+def serves(k: Tensor, call: AttentionArgs, grouping: LengthGroups) -> bool:
     """Whether the sequences can be taken so: as they lie, all rows asking, without dropout, mask or window."""
     as_they_lie = grouping.gather is None and call.queries is None
     whole = call.window is None and not call.dropout
@@ -184,7 +184,7 @@ def serves(k: Tensor, call: Call, grouping: Grouping) -> bool:
     return k.device.type == "cpu" and as_they_lie and whole and torch.backends.cuda.flash_sdp_enabled()
 
 
-def in_place(q: Tensor, k: Tensor, v: Tensor, call: Call, grouping: Grouping) -> Tensor:
+def in_place(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs, grouping: LengthGroups) -> Tensor:
     """Saved for backward: q, k, v, the result itself, and the kernel's statistics."""
     v = apart(v, k)
     if any(t.stride(-1) != 1 for t in (q, k, v)):

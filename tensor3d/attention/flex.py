@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.attention.backends import Call, apart
+from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.ops.compiled_regions import OPTIONS, own_copy
 
 BLOCK = 128
@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     """Saved for backward: q, k, v, the result, and the logarithms of the sums of exponentials."""
     mask = call.sequences.once(("blocks", call.queries, call.causal, call.window), lambda: block_mask(call))
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, apart(v, k)))
@@ -56,13 +56,13 @@ def _kind(tensor: Tensor) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_inference()
 
 
-def _setting(q: Tensor, call: Call) -> Hashable:
+def _setting(q: Tensor, call: AttentionArgs) -> Hashable:
     """What else compiled code depends on."""
     autocast = torch.get_autocast_dtype(q.device.type) if torch.is_autocast_enabled(q.device.type) else None
     return call.causal, call.window, torch.is_grad_enabled(), autocast
 
 
-def block_mask(call: Call) -> Any:
+def block_mask(call: AttentionArgs) -> Any:
     """Which blocks hold anything to see, and which nothing else. Worked out on the host from lengths, so that no mask
     of T*T entries is made and nothing waits for the device."""
     from torch.nn.attention.flex_attention import BlockMask

@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensor3d.attention.backends import Call, apart
+from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.attention.cpu import in_place, serves, with_dropout
-from tensor3d.batches.length_groups import Grouping, LengthGroup
+from tensor3d.batches.length_groups import LengthGroup, LengthGroups
 
 Slots = tuple[Tensor, ...]
 """q, k and v of a group, (slots, h, d) each."""
 
 
-def grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def grouped(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     """Saved for backward: q, k, v and the result in slots, S each, and the kernel's statistics. On a CPU, with dropout:
     see `with_dropout`; without, of sequences that it takes as they lie: see `in_place`."""
     sequences, queries = call.sequences, call.queries
@@ -55,7 +55,7 @@ def without_cudnn() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
-def _slots(q: Tensor, k: Tensor, v: Tensor, grouping: Grouping) -> list[Slots]:
+def _slots(q: Tensor, k: Tensor, v: Tensor, grouping: LengthGroups) -> list[Slots]:
     """q, k and v, each of every group."""
     if grouping.gather is None:
         v = apart(v, k)
@@ -66,7 +66,7 @@ def _slots(q: Tensor, k: Tensor, v: Tensor, grouping: Grouping) -> list[Slots]:
     return [t.split(each) for t, each in zip(chosen, (asking, sizes, sizes), strict=True)]
 
 
-def _attend(group: LengthGroup, slots: Slots, call: Call) -> Tensor:
+def _attend(group: LengthGroup, slots: Slots, call: AttentionArgs) -> Tensor:
     """(asking slots of the group, h, d)"""
     q, k, v = (t.unflatten(0, (len(group.members), -1)).transpose(1, 2) for t in slots)
     mask, causal = group.masking(call.window, call.causal)
@@ -77,7 +77,7 @@ def _attend(group: LengthGroup, slots: Slots, call: Call) -> Tensor:
     return result.transpose(1, 2).flatten(0, 1)
 
 
-def _on_streams(asked: Sequence[tuple[LengthGroup, Slots]], call: Call) -> list[Tensor]:
+def _on_streams(asked: Sequence[tuple[LengthGroup, Slots]], call: AttentionArgs) -> list[Tensor]:
     """The groups beside one another. Autograd runs the backward of each on the stream of its forward, and lets streams
     wait where gradients go from one to another.
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from tensor3d.attention.backends import Call, apart
-from tensor3d.batches.row_queries import Queries
+from tensor3d.attention.backends import AttentionArgs, apart
+from tensor3d.batches.row_queries import RowIndex
 from tensor3d.batches.sequences import Sequences
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def varlen(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     """Saved for backward: q, k, v, the result, and the logarithms of the sums of exponentials."""
     v, sequences, window = apart(v, k), call.sequences, window_size(call)
     ends, longest = sequences.cu_seqlens, sequences.max_seqlen
@@ -38,14 +38,14 @@ def _run(
     return result
 
 
-def window_size(call: Call) -> tuple[int, int]:
+def window_size(call: AttentionArgs) -> tuple[int, int]:
     """How many rows before and after itself a row sees, -1: all; (-1, 0) is what the kernel knows as causal."""
     near = -1 if call.window is None else call.window - 1
     return near, 0 if call.causal else near
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class QueryOrder:
+class QueryPermutation:
     """Rows that ask, sequence by sequence."""
 
     order: Tensor
@@ -58,18 +58,18 @@ class QueryOrder:
     """Of any sequence."""
 
 
-def order_of(queries: Queries, sequences: Sequences) -> QueryOrder:
+def order_of(queries: RowIndex, sequences: Sequences) -> QueryPermutation:
     """Made once for all layers."""
     return sequences.once(
         ("order", queries), lambda: _made_order(queries.numbers, np.asarray(sequences.starts), sequences.device)
     )
 
 
-def _made_order(numbers: NDArray[np.int64], starts: NDArray[np.int64], device: torch.device) -> QueryOrder:
+def _made_order(numbers: NDArray[np.int64], starts: NDArray[np.int64], device: torch.device) -> QueryPermutation:
     order = np.argsort(numbers, kind="stable")[np.count_nonzero(numbers < 0) :]
     counts = np.bincount(np.searchsorted(starts, numbers[order], side="right") - 1, minlength=len(starts))
     restore = np.full(len(numbers), len(order), dtype=np.int64)
     restore[order] = np.arange(len(order))
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     there = [torch.from_numpy(each).to(device, non_blocking=True) for each in (order, restore, ends)]
-    return QueryOrder(order=there[0], restore=there[1], cu_seqlens=there[2], most=int(counts.max(initial=0)))
+    return QueryPermutation(order=there[0], restore=there[1], cu_seqlens=there[2], most=int(counts.max(initial=0)))

@@ -86,7 +86,7 @@ class LengthGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouping:
+class LengthGroups:
     """All groups, and the way there and back: `rows[gather]` are the groups' slots, `slots[restore]` the rows."""
 
     groups: tuple[LengthGroup, ...]
@@ -99,13 +99,13 @@ class Grouping:
     """int64 (asking slots,), where some rows ask: which of them each slot holds; padding repeats its member's first."""
 
 
-def group_by_length(lengths: Sequence[int], starts: Sequence[int], device: torch.device) -> Grouping:
+def group_by_length(lengths: Sequence[int], starts: Sequence[int], device: torch.device) -> LengthGroups:
     """Groups sequences of `lengths` that begin at rows `starts`."""
     sizes, order = np.asarray(lengths, dtype=np.int64), np.argsort(np.asarray(lengths), kind="stable")
     classes = [order[part] for part in _classes(sizes[order], sizes[order], device)]
     runs = _runs(sizes)
     if _as_they_lie(classes, runs, sizes, sizes, device):
-        return Grouping(groups=tuple(_group(sizes, run, device) for run in runs), gather=None, restore=None)
+        return LengthGroups(groups=tuple(_group(sizes, run, device) for run in runs), gather=None, restore=None)
     groups, gather, restore, slot = [], [], np.empty(int(sizes.sum()), dtype=np.int64), 0
     for members in classes:
         rows, real = _laid(np.asarray(starts, dtype=np.int64)[members], sizes[members])
@@ -113,10 +113,12 @@ def group_by_length(lengths: Sequence[int], starts: Sequence[int], device: torch
         gather.append(rows.reshape(-1))
         slot += rows.size
         groups.append(_group(sizes, members, device))
-    return Grouping(groups=tuple(groups), gather=_sent(np.concatenate(gather), device), restore=_sent(restore, device))
+    return LengthGroups(
+        groups=tuple(groups), gather=_sent(np.concatenate(gather), device), restore=_sent(restore, device)
+    )
 
 
-def group_queries(lengths: Sequence[int], starts: Sequence[int], rows: Numbers, device: torch.device) -> Grouping:
+def group_queries(lengths: Sequence[int], starts: Sequence[int], rows: Numbers, device: torch.device) -> LengthGroups:
     """Groups the sequences in which rows ask. Others have no slot, or, where sequences stay as they lie, no query.
 
     Args:
@@ -142,7 +144,7 @@ def group_queries(lengths: Sequence[int], starts: Sequence[int], rows: Numbers, 
         places = rows[asking[chosen]] - firsts[members, None]
         groups.append(_group(sizes, members, device, chosen.shape[1], _sent(places, device)))
     restore[rows < 0] = slot
-    return Grouping(
+    return LengthGroups(
         groups=tuple(groups),
         gather=_sent(np.concatenate(gather), device) if gathered else None,
         restore=_sent(restore, device),

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
-from tensor3d.packing import Packs, pack_batch, pack_evenly
+from tensor3d.packing import PackAssignment, pack_batch, pack_evenly
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, gather_plane, other
 from tensor3d.sharding.layout_checks import check_origin
-from tensor3d.sharding.redistribute import own_rows
+from tensor3d.sharding.redistribute import local_rows
 
 Batch = TypeVar("Batch", Tensor, list[Any], tuple[Any, ...])
 
@@ -107,7 +107,7 @@ class PaddedPacks:
         """This rank's shard (R', H') on a face of a padded tensor (B, S, H) that every rank of the plane holds.
 
         Nothing is sent, and no more than the shard is copied. Differentiable: the gradient of `hidden` holds what this
-        rank's rows and columns give and zeros elsewhere, as that of `own_block` does, so the parameters of a module
+        rank's rows and columns give and zeros elsewhere, as that of `local_block` does, so the parameters of a module
         that made `hidden` alike on each rank sum theirs over all axes: data, x, y and z.
 
         Raises:
@@ -119,7 +119,7 @@ class PaddedPacks:
             raise ValueError(f"shard_hidden needs (batch, sequence, hidden). Got shape {tuple(hidden.shape)}.")
         columns = check_divides("hidden", hidden.shape[2], cube, face)
         own = hidden.flatten(0, 1).narrow(1, cube.axis(face).index * columns, columns)
-        return _taken(own, own_rows(self.source, cube, face), 0)
+        return _taken(own, local_rows(self.source, cube, face), 0)
 
     def _check_batch(self, values: Tensor, what: str) -> None:
         wanted, found = tuple(self.places.shape), tuple(values.shape)
@@ -138,7 +138,7 @@ def pack_padded(
     waits for a mask on a device. The results lie on the cube's device.
 
     Args:
-        input_ids: (B, S), the sequences of this rank's plane (see `own_share`); each of its ranks passes the same.
+        input_ids: (B, S), the sequences of this rank's plane (see `local_shard`); each of its ranks passes the same.
         attention_mask: (B, S), 1 for a token and 0 for padding; None: all are tokens.
         capacity: token slots of a pack. Default: the least with which the sequences fit one pack for each member of z.
             Planes may then differ in rows; pass one capacity where their work should be alike.
@@ -183,7 +183,7 @@ def pack_padded(
     )
 
 
-def own_share(batch: Batch, cube: Cube) -> Batch:
+def local_shard(batch: Batch, cube: Cube) -> Batch:
     """Of a global batch, a tensor or a list, the part of this rank's plane: dim 0 lies over data, then x.
 
     Raises:
@@ -236,7 +236,7 @@ def _check_capacity(capacity: int, step: int, lengths: NDArray[np.int64], cube: 
         )
 
 
-def _starts(packs: Packs, lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
+def _starts(packs: PackAssignment, lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     """int64 (B,): plane row in which each sequence begins."""
     ends = np.concatenate(([0], np.cumsum(lengths[packs.sequences])))
     sizes = np.diff(packs.offsets)
@@ -246,7 +246,7 @@ def _starts(packs: Packs, lengths: NDArray[np.int64], capacity: int) -> NDArray[
     return starts
 
 
-def _covering(packs: Packs, pack: int, lengths: NDArray[np.int64], capacity: int) -> list[int]:
+def _covering(packs: PackAssignment, pack: int, lengths: NDArray[np.int64], capacity: int) -> list[int]:
     """Lengths that cover the whole pack: its sequences, then the unused tail."""
     held: list[int] = lengths[packs.sequences[packs.offsets[pack] : packs.offsets[pack + 1]]].tolist()
     tail = capacity - sum(held)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Queries:
+class RowIndex:
     """Row numbers of this rank's rows, in any order; a row may ask twice. -1: a slot that is not used.
 
     The host copy saves the attention a device-to-host synchronisation.
@@ -28,7 +28,7 @@ class Queries:
     """The same on the host."""
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[int] | NDArray[np.integer], device: torch.device | str = "cpu") -> Queries:
+    def from_numbers(cls, numbers: Sequence[int] | NDArray[np.integer], device: torch.device | str = "cpu") -> RowIndex:
         """Raises ValueError for numbers that are not whole, not in one row, or below -1."""
         given = np.asarray(numbers)
         if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
@@ -40,12 +40,12 @@ class Queries:
             raise ValueError(f"a query is the number of a row, or -1 for an unused slot. Got {host.min()}.")
         return cls(rows=torch.tensor(host).to(device, non_blocking=True), numbers=host)
 
-    def to(self, device: torch.device | str) -> Queries:
-        return Queries(rows=self.rows.to(device, non_blocking=True), numbers=self.numbers)
+    def to(self, device: torch.device | str) -> RowIndex:
+        return RowIndex(rows=self.rows.to(device, non_blocking=True), numbers=self.numbers)
 
-    def pin_memory(self) -> Queries:
+    def pin_memory(self) -> RowIndex:
         """The same, in memory that a copy to a device can read beside the computation."""
-        return Queries(rows=self.rows.pin_memory(), numbers=self.numbers)
+        return RowIndex(rows=self.rows.pin_memory(), numbers=self.numbers)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -62,15 +62,15 @@ class Queries:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChosenRows:
+class RowSelection:
     """Which rows they are, on both faces. What is computed for them is a matrix of U rows on the cube."""
 
     rows: Tensor
     """int64 (U,): row of the plane, -1 where unused; slice after slice. The same on all members of the plane. U divides
     by y and z."""
-    own: Queries
+    own: RowIndex
     """The U/z slots of this rank's slice of face y, by row of the slice."""
 
-    def moved(self, function: Callable[[Tensor], Tensor], own: Queries) -> ChosenRows:
+    def moved(self, function: Callable[[Tensor], Tensor], own: RowIndex) -> RowSelection:
         """The same, each tensor of it elsewhere."""
-        return ChosenRows(rows=function(self.rows), own=own)
+        return RowSelection(rows=function(self.rows), own=own)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tensor3d.batches.length_groups import Grouping, group_by_length, group_queries
-from tensor3d.batches.row_queries import Queries
+from tensor3d.batches.length_groups import LengthGroups, group_by_length, group_queries
+from tensor3d.batches.row_queries import RowIndex
 
 T = TypeVar("T")
 
@@ -72,11 +72,11 @@ class Sequences:
         return (torch.arange(self.rows) - starts).to(self.device, non_blocking=True)
 
     @cached_property
-    def grouping(self) -> Grouping:
+    def grouping(self) -> LengthGroups:
         """The sequences by length class. Made once for all layers."""
         return group_by_length(self.lengths, self.starts, self.device)
 
-    def grouping_of(self, queries: Queries) -> Grouping:
+    def grouping_of(self, queries: RowIndex) -> LengthGroups:
         """Those in which rows ask, by length class. Made once for all layers."""
         return self.once(
             ("grouping", queries), lambda: group_queries(self.lengths, self.starts, queries.numbers, self.device)

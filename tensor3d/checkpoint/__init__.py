@@ -10,16 +10,16 @@
 from __future__ import annotations
 
 from tensor3d.checkpoint.directory import DamagedError, best, check_writable, complete, latest, read_progress
-from tensor3d.checkpoint.manager import Checkpoints, Outcome, save
+from tensor3d.checkpoint.manager import Checkpoints, RankResult, save
 from tensor3d.checkpoint.reader import load
-from tensor3d.checkpoint.validation import Chunk, Contents, StoredTensor, read_contents, verify
+from tensor3d.checkpoint.validation import CheckpointIndex, StoredChunk, StoredTensor, read_contents, verify
 
 __all__ = [
+    "CheckpointIndex",
     "Checkpoints",
-    "Chunk",
-    "Contents",
     "DamagedError",
-    "Outcome",
+    "RankResult",
+    "StoredChunk",
     "StoredTensor",
     "best",
     "check_writable",

@@ -25,7 +25,7 @@ from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any
 
-from tensor3d.distributed.object_collectives import Crew
+from tensor3d.distributed.object_collectives import ObjectGroup
 
 # --- Whether all ranks see one folder: on several machines a folder of the same name may be another one on each -------
 #
@@ -37,7 +37,7 @@ SOME_SECONDS = 20.0
 _AGAIN = 0.1  # seconds between two looks
 
 
-def check_shared(directory: Path, crew: Crew) -> None:
+def check_shared(directory: Path, crew: ObjectGroup) -> None:
     """Rank 0 makes the folder and puts a file into it, which every rank must see. Every rank calls it.
 
     Raises:
@@ -81,7 +81,7 @@ def look_again(path: Path) -> None:
             os.listdir(folder)
 
 
-def _put_token(directory: Path, crew: Crew) -> str | OSError:
+def _put_token(directory: Path, crew: ObjectGroup) -> str | OSError:
     name = f"step-{secrets.token_hex(8)}{TOKEN}"
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ class FileSum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class TensorBlock:
     """A part of a tensor in a file: `sizes` elements from `offsets` on, in the bytes `start` to `stop` of its data."""
 
     name: str
@@ -71,15 +71,15 @@ def file_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def arrange(items: Iterable[WriteItem]) -> list[Block]:
+def arrange(items: Iterable[WriteItem]) -> list[TensorBlock]:
     """Lays what a rank writes end to end. Raises ValueError for a type that safetensors does not know."""
-    blocks: list[Block] = []
+    blocks: list[TensorBlock] = []
     start = 0
     for item in sorted(items, key=_by_alignment):
         data = data_of(item)
         stop = start + prod(data.chunk.sizes) * data.properties.dtype.itemsize
         blocks.append(
-            Block(
+            TensorBlock(
                 name=item.index.fqn,
                 dtype=data.properties.dtype,
                 offsets=tuple(data.chunk.offsets),
@@ -92,7 +92,7 @@ def arrange(items: Iterable[WriteItem]) -> list[Block]:
     return blocks
 
 
-def header_of(blocks: Sequence[Block]) -> bytes:
+def header_of(blocks: Sequence[TensorBlock]) -> bytes:
     """The beginning of a safetensors file: its length, then JSON, filled up with blanks to a multiple of 8."""
     offsets = {block.name: {"saved_offsets": block.offsets} for block in blocks}
     content: dict[str, Any] = {

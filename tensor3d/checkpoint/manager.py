@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from tensor3d.checkpoint import directory as folders
 from tensor3d.checkpoint.directory import check_shared
-from tensor3d.checkpoint.save_plan import HostBuffer, Plan, make_plan, signature_of
+from tensor3d.checkpoint.save_plan import HostBuffer, LocalSavePlan, make_plan, signature_of
 from tensor3d.checkpoint.state import extra_tensors, model_tensors, optimizer_tensors, stream_tensors
-from tensor3d.checkpoint.writer import Job, Outcome, Problem, Written, facts_of, write
+from tensor3d.checkpoint.writer import RankFailure, RankResult, SaveRequest, SaveResult, facts_of, write
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.host_all_to_all import PeerError
-from tensor3d.distributed.object_collectives import Crew
+from tensor3d.distributed.object_collectives import ObjectGroup
 
 # --- Work in a thread of its own, for which another thread waits without falling silent -------------------------------
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 _POLL = 0.1  # seconds
 
 
-class Aside(Generic[T]):
+class BackgroundTask(Generic[T]):
     """Begins at once.
 
     Args:
@@ -123,17 +123,17 @@ class Checkpoints:
         self.directory, self.asynchronous = Path(directory), asynchronous
         self._keep_last, self._keep_every = keep_last, keep_every
         self._cube = cube
-        self._crew = Crew(cube, timeout)
-        self._plan: Plan | None = None
+        self._crew = ObjectGroup(cube, timeout)
+        self._plan: LocalSavePlan | None = None
         self._buffer: HostBuffer | None = None
         self._waiting = waiting
-        self._task: Aside[Any] | None = None  # one at a time
+        self._task: BackgroundTask[Any] | None = None  # one at a time
         self._written = 0  # bytes of the save under way
         self._lock = threading.Lock()  # of what follows, which the thread uses too
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RankResult] = []
         self._protected: set[str] = set()
         self._best: int | None = None  # a step that is the best, once it is there
-        self._problem: Problem | None = None  # the first one of the last save
+        self._problem: RankFailure | None = None  # the first one of the last save
         self._broken = ""
         self._closed = False
         self._run = self._apart(self._open)
@@ -176,12 +176,12 @@ class Checkpoints:
         state |= stream_tensors(self._cube)
         job = self._stage(step, state, facts)
         waits = wait or not self.asynchronous
-        self._task = Aside(lambda: self._write(job, begin), low_priority=not waits)
+        self._task = BackgroundTask(lambda: self._write(job, begin), low_priority=not waits)
         if waits:
             self.wait()
         return perf_counter() - begin
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[RankResult]:
         """The saves that have ended since the last call, oldest first. Another rank may hear of one a step later."""
         with self._lock:
             outcomes, self._outcomes = self._outcomes, []
@@ -235,7 +235,7 @@ class Checkpoints:
     def _apart(self, action: Callable[[], T]) -> T:
         """What an action returns or raises that waits for other ranks; meanwhile this thread gives signs of life."""
         self._written = 0
-        task = self._task = Aside(action)
+        task = self._task = BackgroundTask(action)
         self.wait()
         return task.result()
 
@@ -251,14 +251,14 @@ class Checkpoints:
             raise problem
         return str(run)
 
-    def _stage(self, step: int, state: Mapping[str, Tensor], facts: dict[str, Any]) -> Job:
+    def _stage(self, step: int, state: Mapping[str, Tensor], facts: dict[str, Any]) -> SaveRequest:
         """Copies the state to host memory, by a plan that is made anew on all ranks if it no longer fits on one."""
         plan = self._plan = self._apart(lambda: self._plan_for(state))
         if self._buffer is None or self._buffer.data.numel() != plan.bytes:
             self._buffer = None  # first: two would be twice the memory
             self._buffer = HostBuffer(plan.bytes, self._cube.device)
         self._buffer.fill(plan, state)
-        return Job(
+        return SaveRequest(
             directory=self.directory,
             step=step,
             plan=plan,
@@ -269,7 +269,7 @@ class Checkpoints:
             afterwards=(self._mark_waiting, self._rotate, lambda path: folders.sweep(path.parent)),
         )
 
-    def _plan_for(self, state: Mapping[str, Tensor]) -> Plan:
+    def _plan_for(self, state: Mapping[str, Tensor]) -> LocalSavePlan:
         plan = self._plan
         if self._crew.any(plan is None or plan.signature != signature_of(state)) or plan is None:
             return make_plan(state, self._crew)
@@ -278,18 +278,18 @@ class Checkpoints:
     def _count(self, size: int) -> None:
         self._written += size
 
-    def _write(self, job: Job, begin: float) -> None:
+    def _write(self, job: SaveRequest, begin: float) -> None:
         try:
             written = write(job, self._crew)
         except Exception as error:  # a RuntimeError of the process group: a peer is gone, and with it the group
-            problem = Problem.of(self._cube.rank, error)
+            problem = RankFailure.of(self._cube.rank, error)
             what = "a rank was lost" if isinstance(error, RuntimeError) else "something went wrong"
             self._broken = f"{what} while step {job.step} was saved ({problem})"
-            written = Written(path=None, bytes=0, problems=[problem])
+            written = SaveResult(path=None, bytes=0, problems=[problem])
         self._problem = next(iter(written.problems), None)
         with self._lock:
             self._outcomes.append(
-                Outcome(
+                RankResult(
                     step=job.step,
                     path=written.path,
                     seconds=perf_counter() - begin,

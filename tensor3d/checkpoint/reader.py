@@ -38,14 +38,20 @@ from tensor3d.checkpoint.state import (
     extra_tensors,
     forget,
     forget_others,
-    make_missing,
+    init_missing_state,
     model_tensors,
     optimizer_tensors,
     remembered,
     restore_streams,
     stream_tensors,
 )
-from tensor3d.checkpoint.validation import Contents, checksum_problems, header_problems, read_contents, size_problems
+from tensor3d.checkpoint.validation import (
+    CheckpointIndex,
+    checksum_problems,
+    header_problems,
+    read_contents,
+    size_problems,
+)
 from tensor3d.distributed.cube import Cube
 from tensor3d.sharding.param_layout import local
 
@@ -55,7 +61,7 @@ from tensor3d.sharding.param_layout import local
 _ANOTHER = "It belongs to another model: resume with the recipe of its run."
 
 
-def check_optimizer(contents: Contents, optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer(contents: CheckpointIndex, optimizer: torch.optim.Optimizer) -> None:
     """Raises ValueError unless the optimiser is of the kind that was saved: its memory is of no use to another."""
     before, now = contents.progress.get("optimizer"), type(optimizer).__name__
     if before != now:
@@ -66,7 +72,7 @@ def check_optimizer(contents: Contents, optimizer: torch.optim.Optimizer) -> Non
 
 
 def check_fits(
-    contents: Contents,
+    contents: CheckpointIndex,
     state: Mapping[str, Tensor],
     kinds: tuple[str, ...],
     grows: Collection[str] = (),
@@ -95,7 +101,7 @@ def check_fits(
     return [name for name, tensor in state.items() if _grown(contents, name, tensor, grows, any_type=any_type)]
 
 
-def _grown(contents: Contents, name: str, tensor: Tensor, grows: Collection[str], *, any_type: bool) -> bool:
+def _grown(contents: CheckpointIndex, name: str, tensor: Tensor, grows: Collection[str], *, any_type: bool) -> bool:
     """Whether a tensor has more rows than are stored of it. Raises ValueError where it differs in another way."""
     before, now = contents.tensors[name], tuple(tensor.shape)
     may_grow = _parameter(name) in grows and len(now) > 0
@@ -122,7 +128,7 @@ def chosen(tensors: Mapping[str, Tensor], only: Collection[str] | None) -> dict[
     return {MODEL + name: tensors[MODEL + name] for name in only}
 
 
-def check_grows(state: Mapping[str, Tensor], grows: Collection[str]) -> None:
+def check_resizable(state: Mapping[str, Tensor], grows: Collection[str]) -> None:
     """Raises ValueError for a name that is no parameter of the model."""
     unknown = sorted(name for name in grows if MODEL + name not in state)
     if unknown:
@@ -189,7 +195,7 @@ def load(
     state = _agreed(cube, lambda: chosen(model_tensors(model), only)) | extra_tensors(extra) | streams
 
     def check_weights() -> None:
-        check_grows(state, grows)
+        check_resizable(state, grows)
         partial = only is not None
         check_fits(contents, state, (MODEL, EXTRA, RANDOM), grows, any_type=optimizer is None, partial=partial)
 
@@ -208,7 +214,7 @@ def load(
 
 
 def _optimizer_state(
-    contents: Contents, model: nn.Module, optimizer: torch.optim.Optimizer, cube: Cube, grows: Collection[str]
+    contents: CheckpointIndex, model: nn.Module, optimizer: torch.optim.Optimizer, cube: Cube, grows: Collection[str]
 ) -> dict[str, Tensor]:
     """What the optimiser remembers and the checkpoint has, made where it is missing; if it does not fit, unmade."""
     _agreed(cube, lambda: check_optimizer(contents, optimizer))
@@ -219,7 +225,7 @@ def _optimizer_state(
         check_fits(contents, state, (OPTIMIZER,), grows)
         return state
 
-    made = make_missing(model, optimizer, names)
+    made = init_missing_state(model, optimizer, names)
     try:
         return _agreed(cube, fitting)
     except ValueError:
@@ -227,7 +233,7 @@ def _optimizer_state(
         raise
 
 
-def _checked(folder: Path, cube: Cube) -> Contents:
+def _checked(folder: Path, cube: Cube) -> CheckpointIndex:
     """What a checkpoint holds, after this rank's share of its files was found to be as written."""
     contents = read_contents(folder)
     share = sorted(contents.files)[cube.rank :: cube.shape.ranks]
@@ -237,7 +243,7 @@ def _checked(folder: Path, cube: Cube) -> Contents:
     return contents
 
 
-def _read(contents: Contents, state: dict[str, Tensor], cube: Cube) -> None:
+def _read(contents: CheckpointIndex, state: dict[str, Tensor], cube: Cube) -> None:
     try:
         with _alone_without_warning():
             dcp.load(state, storage_reader=_Reader(contents), planner=_Planner(), no_dist=cube.mesh is None)
@@ -265,7 +271,7 @@ class _Planner(DefaultLoadPlanner):
 class _Reader(StorageReader):
     """Blocks out of safetensors files."""
 
-    def __init__(self, contents: Contents) -> None:
+    def __init__(self, contents: CheckpointIndex) -> None:
         self._contents = contents
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

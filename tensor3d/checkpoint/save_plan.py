@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_local_save_plan
 from torch.distributed.checkpoint.planner import SavePlan
 
-from tensor3d.checkpoint.format import Block, arrange, header_of, index_of
-from tensor3d.distributed.object_collectives import Crew
+from tensor3d.checkpoint.format import TensorBlock, arrange, header_of, index_of
+from tensor3d.distributed.object_collectives import ObjectGroup
 from tensor3d.sharding.param_layout import local
 
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LocalSavePlan:
     """What this rank writes. Good for every state with the same signature."""
 
     signature: Signature
-    blocks: Sequence[Block]
+    blocks: Sequence[TensorBlock]
     header: bytes
     index: bytes
     """The content of tensors.json, ready to be written; of rank 0."""
@@ -41,7 +41,7 @@ def signature_of(state: Mapping[str, Tensor]) -> Signature:
     )
 
 
-def make_plan(state: Mapping[str, Tensor], crew: Crew) -> Plan:
+def make_plan(state: Mapping[str, Tensor], crew: ObjectGroup) -> LocalSavePlan:
     """Plans with all ranks. Looks at no number of the state, only at its sizes and placements.
 
     Raises:
@@ -59,10 +59,10 @@ def make_plan(state: Mapping[str, Tensor], crew: Crew) -> Plan:
     mine = crew.scatter(answers)
     if isinstance(mine, ValueError):
         raise mine
-    return Plan(signature=signature_of(state), blocks=mine, header=header_of(mine), index=index)
+    return LocalSavePlan(signature=signature_of(state), blocks=mine, header=header_of(mine), index=index)
 
 
-def _divide(plans: list[SavePlan]) -> tuple[list[list[Block]], bytes]:
+def _divide(plans: list[SavePlan]) -> tuple[list[list[TensorBlock]], bytes]:
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     divided, _ = planner.create_global_plan(plans)  # also checks that the blocks make up the tensors
     return [arrange(plan.items) for plan in divided], index_of([plan.items for plan in divided])
@@ -76,7 +76,7 @@ class HostBuffer:
         self.data = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = device
 
-    def fill(self, plan: Plan, state: Mapping[str, Tensor]) -> None:
+    def fill(self, plan: LocalSavePlan, state: Mapping[str, Tensor]) -> None:
         """Copies this rank's blocks; when it returns, the tensors may change."""
         for block in plan.blocks:
             block.view(self.data).copy_(local(state[block.name]), non_blocking=True)

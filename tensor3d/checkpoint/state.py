@@ -95,7 +95,7 @@ def remembered(stored: Mapping[str, object]) -> set[str]:
     return {name.removeprefix(OPTIMIZER).rpartition(".")[0] for name in stored if name.startswith(OPTIMIZER)}
 
 
-def make_missing(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> list[Tensor]:
+def init_missing_state(model: nn.Module, optimizer: torch.optim.Optimizer, names: Collection[str]) -> list[Tensor]:
     """Makes the state of the named parameters that have none yet, by a step that changes nothing else: only they have
     a gradient, of 0, and the learning rate is 0. Returns those that have got a state, for `forget`."""
     parameters = list(_parameters(optimizer))

@@ -22,7 +22,7 @@ _ELSEWHERE = "Resume from an earlier checkpoint."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
+class StoredChunk:
     """A block of a tensor: which file has it, where it begins in the logical tensor, and how large it is."""
 
     file: str
@@ -37,7 +37,7 @@ class StoredTensor:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StoredChunk, ...]
 
     @property
     def bytes(self) -> int:
@@ -45,7 +45,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
+class CheckpointIndex:
     """A checkpoint, without the numbers in its tensors."""
 
     folder: Path
@@ -60,7 +60,7 @@ class Contents:
         return sum(file.bytes for file in self.files.values())
 
 
-def read_contents(folder: Path) -> Contents:
+def read_contents(folder: Path) -> CheckpointIndex:
     """Reads everything but the tensors.
 
     Raises:
@@ -74,10 +74,10 @@ def read_contents(folder: Path) -> Contents:
     if missing := sorted(needed - sums.keys()):
         raise DamagedError(f"{folder / CHECKSUMS} is damaged: it has no line for {', '.join(missing)}. {_ELSEWHERE}")
     _check_streams(folder / TENSORS, tensors, progress["ranks"])
-    return Contents(folder=folder, progress=progress, tensors=tensors, files=sums)
+    return CheckpointIndex(folder=folder, progress=progress, tensors=tensors, files=sums)
 
 
-def size_problems(contents: Contents) -> list[str]:
+def size_problems(contents: CheckpointIndex) -> list[str]:
     """Files that are missing, or longer or shorter than they were written."""
     problems = []
     for name, wanted in contents.files.items():
@@ -92,7 +92,7 @@ def size_problems(contents: Contents) -> list[str]:
     return problems
 
 
-def checksum_problems(contents: Contents, names: Iterable[str]) -> list[str]:
+def checksum_problems(contents: CheckpointIndex, names: Iterable[str]) -> list[str]:
     """Files whose bytes are not those that were written. Reads them whole."""
     problems = []
     for name in names:
@@ -121,7 +121,7 @@ def verify(folder: Path) -> list[str]:
     return checksum_problems(contents, contents.files) or header_problems(contents, contents.files)
 
 
-def header_problems(contents: Contents, names: Collection[str]) -> list[str]:
+def header_problems(contents: CheckpointIndex, names: Collection[str]) -> list[str]:
     """Those of the tensor files that do not hold what the list of tensors says."""
     wanted: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
     for tensor in contents.tensors.values():
@@ -184,7 +184,7 @@ def _tensor(name: str, entry: Any) -> StoredTensor:
     shape = _counts(entry["shape"])
     chunks = []
     for rank, offsets, sizes in entry["chunks"]:
-        chunk = Chunk(file=file_name(_count(rank)), offsets=_counts(offsets), sizes=_counts(sizes))
+        chunk = StoredChunk(file=file_name(_count(rank)), offsets=_counts(offsets), sizes=_counts(sizes))
         ends = [first + size for first, size in zip(chunk.offsets, chunk.sizes, strict=True)]
         if len(ends) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
             raise TypeError(f"a block of {name} lies outside of it")

@@ -15,15 +15,15 @@ import torch
 from tensor3d.checkpoint import directory as folders
 from tensor3d.checkpoint.directory import PROGRESS, SOME_SECONDS, look_again
 from tensor3d.checkpoint.format import PIECE, TENSORS, FileSum, file_name, write_checksums, write_file, write_json
-from tensor3d.checkpoint.save_plan import HostBuffer, Plan
+from tensor3d.checkpoint.save_plan import HostBuffer, LocalSavePlan
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.object_collectives import Crew
+from tensor3d.distributed.object_collectives import ObjectGroup
 
 _OWN_FACTS = ("version", "step", "ranks", "cube", "optimizer", "serial")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class RankFailure:
     """What one rank could not do."""
 
     rank: int
@@ -37,7 +37,7 @@ class Problem:
         return f"rank {self.rank}: {self.error}"
 
     @classmethod
-    def of(cls, rank: int, error: Exception) -> Problem:
+    def of(cls, rank: int, error: Exception) -> RankFailure:
         """An error of any kind: only some can be sent to other ranks."""
         if isinstance(error, OSError):
             return cls(rank=rank, error=error.with_traceback(None))
@@ -46,18 +46,18 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class SaveResult:
     """How a save ended; the same on every rank."""
 
     path: Path | None
     """The checkpoint. None: there is none, and the older ones are as they were."""
     bytes: int
-    problems: Sequence[Problem] = ()
+    problems: Sequence[RankFailure] = ()
     """With a path: the checkpoint has its name, and what followed went wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RankResult:
     """How a save ended; the same on every rank."""
 
     step: int
@@ -73,12 +73,12 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SaveRequest:
     """One checkpoint to be written."""
 
     directory: Path
     step: int
-    plan: Plan
+    plan: LocalSavePlan
     buffer: HostBuffer
     facts: dict[str, Any]
     """Of `facts_of`."""
@@ -118,19 +118,19 @@ def facts_of(cube: Cube, step: int, optimizer: torch.optim.Optimizer, progress: 
     return copy
 
 
-def write(job: Job, crew: Crew) -> Written:
+def write(job: SaveRequest, crew: ObjectGroup) -> SaveResult:
     """Writes it, together with the other ranks. What any of them cannot do ends it on all."""
     refused = crew.broadcast(_attempt(crew, lambda: folders.begin(job.partial)) if crew.rank == 0 else None)
     if refused is not None:
-        return Written(path=None, bytes=0, problems=[refused])
+        return SaveResult(path=None, bytes=0, problems=[refused])
     mine = _attempt(crew, lambda: _write_own(job, crew.rank))
     outcomes = crew.gather(mine)
     written = _finish(job, crew, outcomes) if crew.rank == 0 else None
-    result: Written = crew.broadcast(written)
+    result: SaveResult = crew.broadcast(written)
     return result
 
 
-def _write_own(job: Job, rank: int) -> FileSum:
+def _write_own(job: SaveRequest, rank: int) -> FileSum:
     path, end = job.partial / file_name(rank), monotonic() + SOME_SECONDS
     while True:
         try:
@@ -141,7 +141,7 @@ def _write_own(job: Job, rank: int) -> FileSum:
             look_again(path)
 
 
-def _pieces(job: Job) -> Iterator[memoryview]:
+def _pieces(job: SaveRequest) -> Iterator[memoryview]:
     """This rank's file, counted as it is written."""
     data = memoryview(job.buffer.data.numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
     yield memoryview(job.plan.header)
@@ -151,22 +151,22 @@ def _pieces(job: Job) -> Iterator[memoryview]:
         job.wrote(len(piece))
 
 
-def _finish(job: Job, crew: Crew, outcomes: list[FileSum | Problem]) -> Written:
+def _finish(job: SaveRequest, crew: ObjectGroup, outcomes: list[FileSum | RankFailure]) -> SaveResult:
     """On rank 0: commits what all ranks have written, or takes it away."""
-    problems = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    problems = [outcome for outcome in outcomes if isinstance(outcome, RankFailure)]
     if not problems:
         sums = {file_name(rank): each for rank, each in enumerate(outcomes) if isinstance(each, FileSum)}
         size = _attempt(crew, lambda: _commit(job, sums))
-        if not isinstance(size, Problem):
+        if not isinstance(size, RankFailure):
             ends = [_attempt(crew, lambda: folders.settle(job.final))]
             ends += [_attempt(crew, lambda each=each: each(job.final)) for each in job.afterwards]  # type: ignore[misc]
-            return Written(path=job.final, bytes=size, problems=[end for end in ends if end is not None])
+            return SaveResult(path=job.final, bytes=size, problems=[end for end in ends if end is not None])
         problems = [size]
     shutil.rmtree(job.partial, ignore_errors=True)  # what cannot be deleted now is swept up by a later save
-    return Written(path=None, bytes=0, problems=problems[:1])
+    return SaveResult(path=None, bytes=0, problems=problems[:1])
 
 
-def _commit(job: Job, sums: dict[str, FileSum]) -> int:
+def _commit(job: SaveRequest, sums: dict[str, FileSum]) -> int:
     """Bytes of the files, which have their final name now."""
     partial = job.partial
     sums[TENSORS] = write_file(partial / TENSORS, [memoryview(job.plan.index)])
@@ -177,9 +177,9 @@ def _commit(job: Job, sums: dict[str, FileSum]) -> int:
     return size
 
 
-def _attempt(crew: Crew, action: Callable[[], Any]) -> Any:
+def _attempt(crew: ObjectGroup, action: Callable[[], Any]) -> Any:
     """The result of an action, or the problem with it: the other ranks wait to hear of either."""
     try:
         return action()
     except Exception as error:
-        return Problem.of(crew.rank, error)
+        return RankFailure.of(crew.rank, error)

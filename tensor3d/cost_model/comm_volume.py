@@ -1,10 +1,10 @@
 """Bytes that one rank receives, in closed form, by axis and kind: what the counter (comm_stats.py) must show.
 
-The same formulas count collectives with `Wire(unit="calls")`.
+The same formulas count collectives with `CommModel(unit="calls")`.
 
     R rows of a plane (R = M/x for one box of M tokens), K input and N output features, H hidden size, V vocabulary
 
-All sums are for one forward and backward pass in the ring model. `Wire` holds what every formula needs.
+All sums are for one forward and backward pass in the ring model. `CommModel` holds what every formula needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Side = Literal["y", "z"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wire:
+class CommModel:
     """A cube's shape, the place of the rank that is asked about, and the sizes of what travels."""
 
     shape: CubeShape
@@ -129,7 +129,7 @@ class ProductTraffic:
     scatter_dw: Bytes
 
 
-def product_collectives(wire: Wire, rows: int, k: int, n: int, face: Side = "z") -> ProductTraffic:
+def product_collectives(wire: CommModel, rows: int, k: int, n: int, face: Side = "z") -> ProductTraffic:
     """Of one product of `tensor3d.sharding.matmul` (Bian et al. 2021, §3.1)."""
     a, c = other(face), face
     slab = chunk(n, wire.size(a), wire.index(a))  # output features of this rank's slice
@@ -147,7 +147,7 @@ def product_collectives(wire: Wire, rows: int, k: int, n: int, face: Side = "z")
 
 
 def product(
-    wire: Wire,
+    wire: CommModel,
     rows: int,
     k: int,
     n: int,
@@ -175,27 +175,27 @@ def product(
     return together([*forward, *backward])
 
 
-def layer_norm(wire: Wire, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:
+def layer_norm(wire: CommModel, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:
     """Three numbers a row forward, two back."""
     own = rows // wire.size(other(face))
     forward = wire.moved(face, "all-gather", 3 * own, wire.statistic)
     return forward if forward_only else together([forward, wire.summed((face,), 2 * own, wire.statistic)])
 
 
-def rms_norm(wire: Wire, rows: int, face: Side = "z") -> Bytes:
+def rms_norm(wire: CommModel, rows: int, face: Side = "z") -> Bytes:
     """One number a row each way."""
     own = rows // wire.size(other(face))
     return wire.summed((face,), own, wire.statistic) + wire.summed((face,), own, wire.statistic)
 
 
-def select(wire: Wire, rows: int, hidden: int, *, forward_only: bool = False) -> Bytes:
+def select(wire: CommModel, rows: int, hidden: int, *, forward_only: bool = False) -> Bytes:
     """`rows` selected of a plane on face z: a reduce-scatter forward, an all-gather back."""
     shard = rows // wire.size("y") * (hidden // wire.size("z"))
     forward = wire.moved("y", "reduce-scatter", shard, wire.compute)
     return forward if forward_only else forward + wire.moved("y", "all-gather", shard, wire.compute)
 
 
-def embedding(wire: Wire, rows: int, vocab: int, hidden: int) -> Bytes:
+def embedding(wire: CommModel, rows: int, vocab: int, hidden: int) -> Bytes:
     """The table's slab over x each way, and a lookup of all rows of the plane."""
     slab = chunk(vocab, wire.size("y"), wire.index("y"))
     shard = -(-slab // wire.size("x")) * (hidden // wire.size("z"))
@@ -203,7 +203,7 @@ def embedding(wire: Wire, rows: int, vocab: int, hidden: int) -> Bytes:
     return table + wire.moved("x", "reduce-scatter", shard, wire.gradient) + select(wire, rows, hidden)
 
 
-def turn(wire: Wire, rows: int, columns: int) -> Bytes:
+def turn(wire: CommModel, rows: int, columns: int) -> Bytes:
     """Face y to face z and back: each time the new shard less what this rank already held of it."""
     y, z = wire.size("y"), wire.size("z")
     if y * z == 1:
@@ -222,18 +222,18 @@ def _common(length: int, first: tuple[int, int], second: tuple[int, int]) -> int
     return max(0, min((i + 1) * (length // n), (j + 1) * (length // m)) - max(i * (length // n), j * (length // m)))
 
 
-def cross_entropy(wire: Wire, rows: int) -> Bytes:
+def cross_entropy(wire: CommModel, rows: int) -> Bytes:
     """Four numbers a row of face y, forward only."""
     return wire.moved("y", "all-gather", 4 * (rows // wire.size("z")), wire.statistic)
 
 
-def narrow_head(wire: Wire, rows: int, classes: int, face: Side = "y") -> Bytes:
+def narrow_head(wire: CommModel, rows: int, classes: int, face: Side = "y") -> Bytes:
     """The logits, summed over the columns axis, forward only."""
     return wire.summed((face,), rows // wire.size(other(face)) * classes, wire.statistic)
 
 
 def transformer_layer(
-    wire: Wire,
+    wire: CommModel,
     rows: int,
     hidden: int,
     inner: int,
@@ -275,7 +275,7 @@ def transformer_layer(
     return together(parts)
 
 
-def replicated_gradients(wire: Wire, on_y: int, on_z: int, matrices: int) -> Bytes:
+def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int) -> Bytes:
     """The ledger's sums at the end of a backward pass (once a step under accumulation).
 
     Args:

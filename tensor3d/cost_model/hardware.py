@@ -28,7 +28,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class LinkFit:
     """A measured collective: seconds = latency + bytes received by a rank * seconds_per_byte."""
 
     kind: Kind
@@ -67,7 +67,7 @@ class Cluster:
     """Seconds of one operator at least: what the host needs to start it."""
     overlaps: bool = True
     """Whether host, device and wire work at the same time: not where the same cores do it all."""
-    fits: tuple[Fit, ...] = ()
+    fits: tuple[LinkFit, ...] = ()
     """Measured collectives. They stand in for `inside` and `across` where members, stride and kind are the same."""
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class Cluster:
         bandwidth = min(self.inside.bandwidth if here > 1 else math.inf, self.across.bandwidth * here)
         return steps * self.across.latency, 1 / bandwidth
 
-    def _fitted(self, kind: Kind, members: int, stride: int) -> Fit | None:
+    def _fitted(self, kind: Kind, members: int, stride: int) -> LinkFit | None:
         fitting = [fit for fit in self.fits if fit.kind == kind and fit.members == members]
         return min(fitting, key=lambda fit: abs(fit.stride - stride), default=None)
 
@@ -166,7 +166,7 @@ def read_cluster(path: Path) -> Cluster:
         if not isinstance(cluster, dict) or set(cluster) - known:
             raise ValueError(f"a cluster has the fields {', '.join(sorted(known))}. Got {_told(cluster)}.")
         links = {name: Link(**cluster[name]) for name in ("inside", "across")}
-        return Cluster(**{**cluster, **links, "fits": tuple(Fit(**fit) for fit in cluster.get("fits", ()))})
+        return Cluster(**{**cluster, **links, "fits": tuple(LinkFit(**fit) for fit in cluster.get("fits", ()))})
     except (ValueError, TypeError, KeyError) as problem:
         told = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
         raise ValueError(f"{path} is no cluster: {told}") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 
 from tensor3d.cost_model.hardware import Cluster
-from tensor3d.cost_model.step_cost import Choice, Memory, PlannedModel, Recompute, StepCost
+from tensor3d.cost_model.step_cost import Memory, PlannedModel, Recompute, StepCost, StepOptions
 from tensor3d.cost_model.step_time import Overlap, StepTime, step_time
 from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
 
@@ -21,7 +21,7 @@ _DEAREST_LAST: tuple[tuple[Recompute, bool], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BoxPlan:
     """A box with the best of its placements and choices."""
 
     cost: StepCost
@@ -33,7 +33,7 @@ class Plan:
         return self.cost.wire.shape
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> StepOptions:
         return self.cost.choice
 
     @property
@@ -53,7 +53,7 @@ class Refused:
 class Search:
     """What was found, the fastest plan first."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[BoxPlan, ...]
     refused: tuple[Refused, ...]
 
 
@@ -122,7 +122,7 @@ def search(
         cost = min(costs, key=lambda each: _seconds(step_time(each, cluster, kind, overlap)))
         ways = [(way, step_time(cost, cluster, kind, overlap, placed=way)) for way in placements(shape, cluster)]
         way, time = min(ways, key=lambda each: _seconds(each[1]))
-        plans.append(Plan(cost=replace(cost, wire=replace(cost.wire, shape=way)), time=time))
+        plans.append(BoxPlan(cost=replace(cost, wire=replace(cost.wire, shape=way)), time=time))
     return Search(plans=tuple(sorted(plans, key=lambda plan: _seconds(plan.time))), refused=tuple(refused))
 
 
@@ -133,7 +133,7 @@ def _seconds(time: StepTime) -> tuple[float, float]:
 
 def _fitting(
     model: PlannedModel, shape: CubeShape, limit: float, choices: Sequence[tuple[Recompute, bool]]
-) -> Iterator[Choice]:
+) -> Iterator[StepOptions]:
     """For each way to spend memory the fewest micro-batches that fit; recomputation where nothing else does."""
     numbers, fits_so_far = model.micro_batches(shape), False
     for recompute, keep_gathered in choices:
@@ -141,7 +141,7 @@ def _fitting(
             return
 
         def fits(number: int, how: tuple[Recompute, bool] = (recompute, keep_gathered)) -> bool:
-            choice = Choice(micro_batches=number, recompute=how[0], keep_gathered=how[1])
+            choice = StepOptions(micro_batches=number, recompute=how[0], keep_gathered=how[1])
             return model.memory(shape, choice).peak <= limit
 
         # The second micro-batch also keeps the first one's gradients; further ones only make each smaller.
@@ -155,12 +155,12 @@ def _fitting(
             middle = (low + high) // 2
             low, high = (low, middle) if fits(numbers[middle]) else (middle + 1, high)
         fits_so_far = True
-        yield Choice(micro_batches=numbers[low], recompute=recompute, keep_gathered=keep_gathered)
+        yield StepOptions(micro_batches=numbers[low], recompute=recompute, keep_gathered=keep_gathered)
 
 
 def _least(model: PlannedModel, shape: CubeShape, choices: Sequence[tuple[Recompute, bool]]) -> Memory:
     number = model.micro_batches(shape)[-1]
-    every = [Choice(micro_batches=number, recompute=how, keep_gathered=kept) for how, kept in choices]
+    every = [StepOptions(micro_batches=number, recompute=how, keep_gathered=kept) for how, kept in choices]
     return min((model.memory(shape, choice) for choice in every), key=lambda memory: memory.peak)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
 
-from tensor3d.cost_model.comm_volume import Bytes, ProductTraffic, Side, Wire, other, product_collectives
+from tensor3d.cost_model.comm_volume import Bytes, CommModel, ProductTraffic, Side, other, product_collectives
 from tensor3d.distributed.cube_shape import CubeShape
 
 Recompute = Literal["none", "attention", "layer"]
@@ -49,7 +49,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class StepOptions:
     """What is free once the box is chosen."""
 
     micro_batches: int = 1
@@ -61,9 +61,9 @@ class Choice:
 class StepCost:
     """Of a whole step on the busiest rank."""
 
-    wire: Wire
+    wire: CommModel
     """The box, the rank and the sizes of what travels."""
-    choice: Choice
+    choice: StepOptions
     products: tuple[Product, ...]
     """Of a micro-batch."""
     micro: Bytes
@@ -111,10 +111,10 @@ class PlannedModel(Protocol):
     def micro_batches(self, shape: CubeShape) -> list[int]:
         """Into how many micro-batches the step can be cut there, ascending."""
 
-    def memory(self, shape: CubeShape, choice: Choice) -> Memory:
+    def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
         """Of the fullest rank."""
 
-    def cost(self, shape: CubeShape, choice: Choice) -> StepCost:
+    def cost(self, shape: CubeShape, choice: StepOptions) -> StepCost:
         """Of the busiest rank."""
 
 

@@ -3,7 +3,7 @@
 A model of a rank, not of every event: collectives on different axes do not run at the same time, and what can be hidden
 is hidden under the products alone.
 
-    "none"      every collective is waited for where it is issued, as with `Speed(overlap=False)`
+    "none"      every collective is waited for where it is issued, as with `ExecutionPolicy(overlap=False)`
     "products"  A' of the backward pass comes under the product for dA, dA leaves under that for dW, dW under all that
                 follows
     "prefetch"  W' comes under the products before it, too, as sharding/matmul.py does it from its second step on

@@ -2,30 +2,27 @@
 
 from tensor3d.data.batch import BatchLayout, Pack, PackedBatch, collate
 from tensor3d.data.dataset import PretrainingData
-from tensor3d.data.epochs import Bins, Epoch, Epochs, PackingRules
+from tensor3d.data.epochs import Epoch, Epochs, LengthBuckets, PackingRules
 from tensor3d.data.indexed_dataset import IndexedDataset, IndexedWriter
-from tensor3d.data.loader import Loader, Step, evaluation_batches
+from tensor3d.data.loader import Loader, TrainBatch, evaluation_batches
 from tensor3d.data.masking import Masked, mask_tokens, masked_count
 from tensor3d.data.sampling import Pairs, sample_pairs, sample_texts
 from tensor3d.data.segments import Segments
-from tensor3d.data.shard_exchange import Exchange, ExchangedPairs, ExchangeOptions
-from tensor3d.data.sources import Drawing, ShardedPairs, Source
+from tensor3d.data.shard_exchange import ExchangeOptions, RemotePairs, ShardExchange
+from tensor3d.data.sources import EpochSamples, SampleSource, ShardedPairs
 from tensor3d.data.special_tokens import SpecialTokens
 from tensor3d.data.step_schedule import Schedule, StepPlan
-from tensor3d.data.stored_samples import ExchangedSamples, StoredSamples, StoredShard
+from tensor3d.data.stored_samples import RemoteSamples, StoredSamples, StoredShard
 
 __all__ = [
     "BatchLayout",
-    "Bins",
-    "Drawing",
     "Epoch",
+    "EpochSamples",
     "Epochs",
-    "Exchange",
     "ExchangeOptions",
-    "ExchangedPairs",
-    "ExchangedSamples",
     "IndexedDataset",
     "IndexedWriter",
+    "LengthBuckets",
     "Loader",
     "Masked",
     "Pack",
@@ -33,15 +30,18 @@ __all__ = [
     "PackingRules",
     "Pairs",
     "PretrainingData",
+    "RemotePairs",
+    "RemoteSamples",
+    "SampleSource",
     "Schedule",
     "Segments",
+    "ShardExchange",
     "ShardedPairs",
-    "Source",
     "SpecialTokens",
-    "Step",
     "StepPlan",
     "StoredSamples",
     "StoredShard",
+    "TrainBatch",
     "collate",
     "evaluation_batches",
     "mask_tokens",

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.batches.row_queries import ChosenRows, Queries
+from tensor3d.batches.row_queries import RowIndex, RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.data.array_utils import first_rows, ranges
 
@@ -30,19 +30,19 @@ UNUSED = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ReadRows:
+class HeadRows:
     """Which rows they are, and where heads find them among these."""
 
-    chosen: ChosenRows
+    chosen: RowSelection
     masked: Tensor
     """int64 (R,): slot of each token to guess, -1 where unused."""
     first: Tensor
     """int64 (C,): slot of each sequence's [CLS], -1 where unused."""
 
-    def moved(self, function: Callable[[Tensor], Tensor], own: Queries) -> ReadRows:
+    def moved(self, function: Callable[[Tensor], Tensor], own: RowIndex) -> HeadRows:
         """The same, each tensor of it elsewhere."""
         chosen = self.chosen.moved(function, own)
-        return ReadRows(chosen=chosen, masked=function(self.masked), first=function(self.first))
+        return HeadRows(chosen=chosen, masked=function(self.masked), first=function(self.first))
 
 
 def read_rows(
@@ -55,7 +55,7 @@ def read_rows(
     y: int,
     z: int,
     slice_index: int,
-) -> ReadRows:
+) -> HeadRows:
     """Of a plane's packs.
 
     Args:
@@ -78,9 +78,9 @@ def read_rows(
                 places[which][begin : filled[which]] = i * own_slots + here + np.arange(len(chosen))
                 here += len(chosen)
     mine = rows[slice_index]
-    own = Queries.from_numbers(np.where(mine == UNUSED, UNUSED, mine - slice_index * k * capacity), "cpu")
-    return ReadRows(
-        chosen=ChosenRows(rows=torch.from_numpy(rows.reshape(-1)), own=own),
+    own = RowIndex.from_numbers(np.where(mine == UNUSED, UNUSED, mine - slice_index * k * capacity), "cpu")
+    return HeadRows(
+        chosen=RowSelection(rows=torch.from_numpy(rows.reshape(-1)), own=own),
         masked=torch.from_numpy(places[0]),
         first=torch.from_numpy(places[1]),
     )
@@ -228,7 +228,7 @@ class PackedBatch:
     """int64 (C,): plane row of each sequence's [CLS], -1 where unused."""
     next_labels: Tensor
     """int64 (C,): next-sentence label of each sequence, -100 where unused."""
-    read: ReadRows | None = None
+    read: HeadRows | None = None
     """For a model whose last layer computes only the rows that heads read."""
 
     def to(self, device: torch.device | str) -> PackedBatch:
@@ -241,7 +241,7 @@ class PackedBatch:
         sequences = Sequences(cu_seqlens=self.sequences.cu_seqlens.pin_memory(), lengths=self.sequences.lengths)
         return self._map(Tensor.pin_memory, sequences, None if self.read is None else self.read.chosen.own.pin_memory())
 
-    def _map(self, function: Callable[[Tensor], Tensor], sequences: Sequences, own: Queries | None) -> PackedBatch:
+    def _map(self, function: Callable[[Tensor], Tensor], sequences: Sequences, own: RowIndex | None) -> PackedBatch:
         names = (field.name for field in fields(self) if field.name not in ("sequences", "read"))
         read = None if self.read is None or own is None else self.read.moved(function, own)
         return PackedBatch(sequences=sequences, read=read, **{name: function(getattr(self, name)) for name in names})

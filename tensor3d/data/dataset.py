@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.batch import Pack
-from tensor3d.data.epochs import Bins, Epoch, Epochs, PackingRules
+from tensor3d.data.epochs import Epoch, Epochs, LengthBuckets, PackingRules
 from tensor3d.data.masking import MASKED_SHARE, mask_tokens, masked_count
 from tensor3d.data.segments import Segments
-from tensor3d.data.sources import Source, sequences_of
+from tensor3d.data.sources import SampleSource, sequences_of
 from tensor3d.data.special_tokens import SpecialTokens
-from tensor3d.packing import Plan
+from tensor3d.packing import PackingPlan
 
 PADDED = "padded"
 """The method of one sequence a pack."""
@@ -47,7 +47,7 @@ class PretrainingData:
 
     def __init__(
         self,
-        source: Source,
+        source: SampleSource,
         special: SpecialTokens,
         *,
         capacity: int,
@@ -57,9 +57,9 @@ class PretrainingData:
         seed: int,
         method: str = "lpfhp",
         groups: int = 1,
-        bins: Bins | None = None,
+        bins: LengthBuckets | None = None,
         plans: Path | None = None,
-        plan: Plan | None = None,
+        plan: PackingPlan | None = None,
         continuations: NDArray[np.bool_] | None = None,
     ) -> None:
         if continuations is not None and continuations.shape != (special.vocab_size,):

@@ -4,7 +4,7 @@ The length of an epoch is fixed to that of epoch 0, though another drawing packs
 of a run belongs to epoch `n // packs_per_epoch`, whatever the global batch, and a run resumes at any step without
 retracing the epochs before. Of an epoch with more packs the last ones, which are random ones, are left out; of one with
 fewer the first ones come twice. Epochs follow one another without a gap; no incomplete batch is dropped (but of bins,
-see `Bins`).
+see `LengthBuckets`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,25 @@ from numpy.typing import NDArray
 
 from tensor3d.data.array_utils import ranges
 from tensor3d.data.masking import masked_counts
-from tensor3d.data.sources import Drawing, Source
+from tensor3d.data.sources import EpochSamples, SampleSource
 from tensor3d.distributed.seeds import mix
-from tensor3d.packing import PLANNERS, Limits, Packs, Plan, StreamPacker, assign, fingerprint_of, load_plan, save_plan
+from tensor3d.packing import (
+    PLANNERS,
+    Limits,
+    PackAssignment,
+    PackingPlan,
+    StreamPacker,
+    assign,
+    fingerprint_of,
+    load_plan,
+    save_plan,
+)
 
 # --- Batches of sequences of like length, as LDDL has them: the baseline that packing is measured against -------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bins:
+class LengthBuckets:
     """Every step draws its sequences, one a pack, from one bin of lengths, and all ranks from the same one; packs are
     as long as the bin's longest sequence may be. What is left of all bins at the end is mixed, shortest first.
 
@@ -85,8 +95,8 @@ class Epoch:
     """What an epoch consists of, before any id is read."""
 
     number: int
-    drawing: Drawing
-    packs: Packs
+    drawing: EpochSamples
+    packs: PackAssignment
     """The packs of group 0, then those of group 1, and so on."""
     order: NDArray[np.int64]
     """int64 (packs_per_epoch,): the packs in the order of the run; pack `n` is one of group `n % groups`."""
@@ -134,10 +144,10 @@ class PackingRules:
     groups: int = 1
     """Consecutive shards form a group, and a pack has sequences of one group only. Groups take turns in the order of
     packs, so a global batch has the same share of each."""
-    bins: Bins | None = None
+    bins: LengthBuckets | None = None
     plans: Path | None = None
     """Folder of plan files; an epoch that has one there is not planned again."""
-    plan: Plan | None = None
+    plan: PackingPlan | None = None
     """A plan of this method that was made before; it serves every epoch and group whose lengths it holds."""
 
     def __post_init__(self) -> None:
@@ -166,13 +176,13 @@ class PackingRules:
 class Epochs:
     """The epochs of a run; the two latest are kept. Every method may be called from any thread.
 
-    Drawing may be a collective (see `ExchangedPairs`). Then only what is the same on all ranks may ask for an epoch.
+    Drawing may be a collective (see `RemotePairs`). Then only what is the same on all ranks may ask for an epoch.
 
     Raises:
         ValueError: shards that do not divide among the groups.
     """
 
-    def __init__(self, source: Source, rules: PackingRules) -> None:
+    def __init__(self, source: SampleSource, rules: PackingRules) -> None:
         if source.shards % rules.groups:
             raise ValueError(
                 f"{source.shards} shards do not divide among {rules.groups} groups. Prepare the corpus with a multiple "
@@ -207,7 +217,7 @@ class Epochs:
                 future.set_exception(error)
         return future.result()
 
-    def plan(self, number: int, group: int, lengths: NDArray[np.integer]) -> Plan:
+    def plan(self, number: int, group: int, lengths: NDArray[np.integer]) -> PackingPlan:
         """The plan of one group of an epoch, from its file where there is one."""
         rules = self.rules
         histogram = np.bincount(lengths, minlength=rules.capacity + 1)
@@ -253,7 +263,7 @@ class Epochs:
     def _draw(self, number: int) -> Epoch:
         drawing = self.source.draw(number)
         parts = [self._pack(number, group, drawing) for group in range(self.rules.groups)]
-        packs = Packs(
+        packs = PackAssignment(
             offsets=np.concatenate(([0], np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts])))),
             sequences=np.concatenate([part.sequences for part in parts]),
         )
@@ -271,7 +281,7 @@ class Epochs:
         self.source.confirm(number, epoch.digest)
         return epoch
 
-    def _pack(self, number: int, group: int, drawing: Drawing) -> Packs:
+    def _pack(self, number: int, group: int, drawing: EpochSamples) -> PackAssignment:
         """The packs of one group, with the numbers that the sequences have in the whole epoch."""
         rules = self.rules
         own = self._sequences_of(drawing, group)
@@ -281,14 +291,14 @@ class Epochs:
             packs = self._stream(lengths, rng)
         else:
             packs = assign(self.plan(number, group, lengths), lengths, rng)
-        return Packs(offsets=packs.offsets, sequences=packs.sequences + own.start)
+        return PackAssignment(offsets=packs.offsets, sequences=packs.sequences + own.start)
 
-    def _stream(self, lengths: NDArray[np.integer], rng: np.random.Generator) -> Packs:
+    def _stream(self, lengths: NDArray[np.integer], rng: np.random.Generator) -> PackAssignment:
         limits = self.rules.limits
         packer = StreamPacker(limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs)
         shuffled = rng.permutation(len(lengths))
         packs = packer.feed(lengths[shuffled].tolist()) + packer.flush()
-        return Packs(
+        return PackAssignment(
             offsets=np.concatenate(([0], np.cumsum([len(pack) for pack in packs]))),
             sequences=shuffled[np.fromiter(chain.from_iterable(packs), dtype=np.int64, count=len(lengths))],
         )
@@ -308,11 +318,11 @@ class Epochs:
         group = place % groups
         return available[first[group] + place // groups % np.array(counts)[group]]
 
-    def _sequences_of(self, drawing: Drawing, group: int) -> slice:
+    def _sequences_of(self, drawing: EpochSamples, group: int) -> slice:
         per_group = self.source.shards // self.rules.groups
         first, end = drawing.offsets[group * per_group], drawing.offsets[(group + 1) * per_group]
         return slice(int(first), int(end))
 
 
-def _holds(plan: Plan, histogram: NDArray[np.integer]) -> bool:
+def _holds(plan: PackingPlan, histogram: NDArray[np.integer]) -> bool:
     return np.array_equal(plan.histogram(), histogram)

@@ -19,7 +19,7 @@ from tensor3d.data.batch import BatchLayout, Pack, PackedBatch, collate, fit_pac
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.masking import masked_count
 from tensor3d.data.segments import Segments
-from tensor3d.data.shard_exchange import Exchange, ExchangedDrawing, Wanted
+from tensor3d.data.shard_exchange import FetchRequest, RemoteEpochSamples, ShardExchange
 from tensor3d.data.sources import sequences_of
 from tensor3d.data.step_schedule import Schedule, StepPlan
 from tensor3d.packing import Work
@@ -48,7 +48,7 @@ def settle(batch: PackedBatch) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Delivery:
+class DeviceBatch:
     """The batches of one step, under way or there."""
 
     batches: list[PackedBatch]
@@ -65,7 +65,7 @@ class Delivery:
         return self.batches
 
 
-class Courier:
+class DevicePrefetcher:
     """Sends batches to a device, from a thread of the loader; to the CPU there is no way.
 
     Args:
@@ -79,17 +79,17 @@ class Courier:
         self._device, self._prepare = device, prepare
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def send(self, batches: Sequence[PackedBatch]) -> Delivery:
+    def send(self, batches: Sequence[PackedBatch]) -> DeviceBatch:
         """Begins to copy batches in ordinary memory."""
         if self._stream is None:
-            return Delivery(batches=[batch.to(self._device) for batch in batches])
+            return DeviceBatch(batches=[batch.to(self._device) for batch in batches])
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             sent = [batch.pin_memory().to(self._device) for batch in batches]
             for batch in sent:
                 self._prepare(batch)
             copied = torch.cuda.Event()
             copied.record()
-        return Delivery(batches=sent, copied=copied)
+        return DeviceBatch(batches=sent, copied=copied)
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:
@@ -110,7 +110,7 @@ def tensors_of(value: object) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
+class TrainBatch:
     """What one rank needs for one step of the optimiser. The totals are those of the whole step, over all planes and
     micro-batches; they follow from the plan of the epoch, so no rank has to ask another."""
 
@@ -135,8 +135,8 @@ class Step:
 
 
 class _Built(NamedTuple):
-    step: Step
-    delivery: Delivery
+    step: TrainBatch
+    delivery: DeviceBatch
     """Of its batches."""
 
 
@@ -188,7 +188,7 @@ class Loader:
         lookahead: int = 2,
         device: torch.device | str = "cpu",
         work: Work | None = None,
-        exchange: Exchange | None = None,
+        exchange: ShardExchange | None = None,
         every: int = 1,
         blocks: int | None = None,
         with_read_rows: bool = False,
@@ -212,7 +212,7 @@ class Loader:
         self.schedule = Schedule(data, self.layout, global_batch=global_batch, work=work, blocks=blocks)
         self._data, self._with_read_rows = data, with_read_rows
         self._global_batch = global_batch
-        self._courier = Courier(torch.device(device))
+        self._courier = DevicePrefetcher(torch.device(device))
         self._exchange = exchange
         self._every = every
         self._first_step, self._next_step, self._end_step = start_step, start_step, end_step
@@ -228,10 +228,10 @@ class Loader:
         for _ in range(lookahead):
             self._start_next()
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[TrainBatch]:
         return self
 
-    def __next__(self) -> Step:
+    def __next__(self) -> TrainBatch:
         """The next step. What fails in the background is raised here, and closes the loader."""
         if self._closed:
             raise ValueError("the loader is closed; make another one with start_step set to the step that is wanted.")
@@ -326,7 +326,7 @@ class Loader:
                 for first in range(0, len(packs), size)
             ]
         )
-        step = Step(
+        step = TrainBatch(
             index=plan.index,
             batches=delivery.batches,
             targets=plan.targets,
@@ -351,17 +351,17 @@ class Loader:
                 packs[place] = pack
         return [pack for pack in packs if pack is not None]
 
-    def _fetch(self, exchange: Exchange, plans: Sequence[StepPlan]) -> Fetched:
+    def _fetch(self, exchange: ShardExchange, plans: Sequence[StepPlan]) -> Fetched:
         """The content of this plane's packs, in the order in which `_packs` takes them."""
         planes = [self.schedule.plane(rank, self.layout.x_index).reshape(-1) for rank in exchange.data_ranks]
         keys, wanted = [], []
         for plan in plans:
             for epoch, drawn in plan.drawn.items():
-                assert isinstance(drawn.drawing, ExchangedDrawing), "an exchange needs a source of ExchangedPairs"
+                assert isinstance(drawn.drawing, RemoteEpochSamples), "an exchange needs a source of ExchangedPairs"
                 here = [slots[plan.epochs[slots] == epoch] for slots in planes]
                 needed = [sequences_of(drawn.packs, plan.packs[slots]) for slots in here]
                 keys.append((plan.index, epoch))
-                wanted.append(Wanted(drawing=drawn.drawing, sequences=needed))
+                wanted.append(FetchRequest(drawing=drawn.drawing, sequences=needed))
         return dict(zip(keys, exchange.fetch(wanted), strict=True))
 
 
@@ -410,7 +410,7 @@ def evaluation_batches(
     packs_per_rank: int,
     device: torch.device | str = "cpu",
     with_read_rows: bool = False,
-) -> Iterator[Step]:
+) -> Iterator[TrainBatch]:
     """Every pack of the held-out data once, with the pairs and masks of epoch 0: the same each time, on any cube.
 
     Each step has one micro-batch, and the totals of that micro-batch over all planes. All batches have the shapes of
@@ -440,7 +440,7 @@ def evaluation_batches(
 
 def _steps(
     data: PretrainingData, layout: BatchLayout, device: torch.device | str, with_read_rows: bool
-) -> Iterator[Step]:
+) -> Iterator[TrainBatch]:
     epoch = data.epochs[0]
     order = np.arange(len(epoch.packs))
     for index, first in enumerate(range(0, len(order), layout.micro_batch)):
@@ -449,7 +449,7 @@ def _steps(
         packs = data.packs(0, own) + [Pack.empty()] * (layout.plane_packs - len(own))
         all_packs = order[first : first + layout.micro_batch]
         tokens = int(epoch.tokens[all_packs].sum())
-        yield Step(
+        yield TrainBatch(
             index=index,
             batches=[to_batch(packs, data, layout, with_read_rows=with_read_rows).to(device)],
             targets=int(epoch.targets[all_packs].sum()),

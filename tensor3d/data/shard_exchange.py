@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.segments import Segments, encoded_sizes
-from tensor3d.data.sources import ByShard, PairSampler, Sampler, in_order
-from tensor3d.distributed.host_all_to_all import Peers
+from tensor3d.data.sources import ConcatSamples, PairSampler, Sampler, in_order
+from tensor3d.distributed.host_all_to_all import HostAllToAll
 
 
-class ExchangedSource:
+class RemoteSource:
     """A `Source` of which each data rank reads a part: shard `s` of `S` belongs to data rank `s * data // S`.
 
     `draw` is collective: every member of `everyone` draws the same epochs in the same order.
@@ -36,7 +36,7 @@ class ExchangedSource:
         ValueError: a shard of this rank is missing, or shards that do not divide among the data ranks.
     """
 
-    def __init__(self, sampler: Sampler, everyone: Peers) -> None:
+    def __init__(self, sampler: Sampler, everyone: HostAllToAll) -> None:
         own = shards_of(sampler.shards, everyone.size, everyone.index)
         missing = [shard for shard in own if shard in sampler.missing]
         if missing:
@@ -54,17 +54,17 @@ class ExchangedSource:
     def shards(self) -> int:
         return self._sampler.shards
 
-    def draw(self, epoch: int) -> ExchangedDrawing:
+    def draw(self, epoch: int) -> RemoteEpochSamples:
         """The own shards' sequences, and everybody's lengths. PeerError where another rank could not draw its own."""
         try:
-            own = ByShard([self._sampler.draw(shard, epoch) for shard in self._own])
+            own = ConcatSamples([self._sampler.draw(shard, epoch) for shard in self._own])
         except Exception as error:
             self._everyone.abort(f"{type(error).__name__}: {error}")
             raise
         counts = self._everyone.all_gather(np.diff(own.offsets))
         lengths = self._everyone.all_gather(own.lengths.astype(self._wire))
         offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
-        return ExchangedDrawing(
+        return RemoteEpochSamples(
             lengths=np.concatenate(lengths).astype(np.int32),
             offsets=offsets,
             owners=offsets[:: len(self._own)],
@@ -83,7 +83,7 @@ class ExchangedSource:
             )
 
 
-class ExchangedPairs(ExchangedSource):
+class RemotePairs(RemoteSource):
     """Sentence pairs of which each data rank draws those of its own shards.
 
     Args:
@@ -92,13 +92,13 @@ class ExchangedPairs(ExchangedSource):
         max_length, seed, short_probability: see `ShardedPairs`.
 
     Raises:
-        ValueError: see `ExchangedSource`.
+        ValueError: see `RemoteSource`.
     """
 
     def __init__(
         self,
         shards: Sequence[IndexedDataset | None],
-        everyone: Peers,
+        everyone: HostAllToAll,
         *,
         max_length: int,
         seed: int,
@@ -120,14 +120,14 @@ def shards_of(shards: int, ranks: int, index: int) -> range:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ExchangedDrawing:
-    """A `Drawing` of which this rank can read its own shards."""
+class RemoteEpochSamples:
+    """A `EpochSamples` of which this rank can read its own shards."""
 
     lengths: NDArray[np.int32]
     offsets: NDArray[np.int64]
     owners: NDArray[np.int64]
     """int64 (data ranks + 1,): data rank `d` has the sequences `owners[d]` to `owners[d + 1] - 1`."""
-    own: ByShard
+    own: ConcatSamples
     first: int
     """Number of the first own sequence."""
 
@@ -143,10 +143,10 @@ class ExchangedDrawing:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Wanted:
+class FetchRequest:
     """What the peers need of one epoch."""
 
-    drawing: ExchangedDrawing
+    drawing: RemoteEpochSamples
     sequences: Sequence[NDArray[np.int64]]
     """int64 (sequences,) for each peer: those it needs, in the order in which it needs them."""
 
@@ -182,7 +182,7 @@ def check_within(options: ExchangeOptions, ranks: int, groups: int) -> None:
         )
 
 
-class Exchange:
+class ShardExchange:
     """Moves sequences to the ranks that need them. Every peer calls `fetch` with the same list, in the same order.
 
     Args:
@@ -198,7 +198,7 @@ class Exchange:
     seconds: float
     """Spent in `fetch`, in the background."""
 
-    def __init__(self, everyone: Peers, near: Peers | None = None, *, vocab_size: int) -> None:
+    def __init__(self, everyone: HostAllToAll, near: HostAllToAll | None = None, *, vocab_size: int) -> None:
         self.everyone, self.near = everyone, near or everyone
         self.rounds = self.received_bytes = 0
         self.seconds = 0.0
@@ -225,7 +225,7 @@ class Exchange:
         self.near.close()
         self.everyone.close()
 
-    def fetch(self, wanted: Sequence[Wanted]) -> list[Segments]:
+    def fetch(self, wanted: Sequence[FetchRequest]) -> list[Segments]:
         """What this rank wants of each, in its order."""
         start = perf_counter()
         near, me = self.near, self.near.index
@@ -261,7 +261,7 @@ class Exchange:
         self.seconds += perf_counter() - start
         return result
 
-    def _owner(self, drawing: ExchangedDrawing, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _owner(self, drawing: RemoteEpochSamples, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 (sequences,): the peer that has each."""
         owner = drawing.owner(sequences) - self._first
         outside = (owner < 0) | (owner >= self.near.size)
@@ -272,6 +272,6 @@ class Exchange:
             )
         return owner
 
-    def _kind(self, wanted: Sequence[Wanted]) -> np.dtype[np.generic]:
+    def _kind(self, wanted: Sequence[FetchRequest]) -> np.dtype[np.generic]:
         longest = max(int(want.drawing.lengths.max()) for want in wanted)
         return np.dtype(np.uint16 if max(self._vocab_size - 1, longest) < 2**16 else np.int32)

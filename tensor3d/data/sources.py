@@ -13,12 +13,12 @@ from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.sampling import Pairs, sample_pairs
 from tensor3d.data.segments import Segments
 from tensor3d.distributed.seeds import mix
-from tensor3d.packing import Packs
+from tensor3d.packing import PackAssignment
 
 _STREAM = 5
 
 
-class Drawing(Protocol):
+class EpochSamples(Protocol):
     """The sequences of an epoch, numbered from 0; those of shard 0 first, then those of shard 1, and so on."""
 
     @property
@@ -33,21 +33,21 @@ class Drawing(Protocol):
         """The content of the chosen sequences, in their order. ValueError for one that cannot be read from here."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Draws epochs. What it draws is a function of its settings and of the epoch, on any rank."""
 
     @property
     def shards(self) -> int:
         """Parts that the sequences come in, each of which lies on one disk."""
 
-    def draw(self, epoch: int) -> Drawing: ...
+    def draw(self, epoch: int) -> EpochSamples: ...
 
     def confirm(self, epoch: int, digest: str) -> None:
         """Hears what has become of an epoch, as a hash of its packs. Raises ValueError where other ranks that draw from
         this source have come to something else."""
 
 
-class ShardDrawing(Protocol):
+class ShardSamples(Protocol):
     """The sequences of one shard in an epoch, numbered from 0."""
 
     @property
@@ -72,12 +72,12 @@ class Sampler(Protocol):
     def max_length(self) -> int:
         """Tokens of a sequence, at most."""
 
-    def draw(self, shard: int, epoch: int) -> ShardDrawing:
+    def draw(self, shard: int, epoch: int) -> ShardSamples:
         """ValueError for a shard that is not here."""
 
 
 class LocalSource:
-    """A `Source` that reads all shards here.
+    """A `SampleSource` that reads all shards here.
 
     Raises:
         ValueError: no shard at all, or one that is not here.
@@ -96,9 +96,9 @@ class LocalSource:
     def shards(self) -> int:
         return self._sampler.shards
 
-    def draw(self, epoch: int) -> ByShard:
+    def draw(self, epoch: int) -> ConcatSamples:
         """The sequences of every shard."""
-        return ByShard([self._sampler.draw(shard, epoch) for shard in range(self.shards)])
+        return ConcatSamples([self._sampler.draw(shard, epoch) for shard in range(self.shards)])
 
     def confirm(self, epoch: int, digest: str) -> None:
         """Every rank draws for itself, and this one asks nobody."""
@@ -175,10 +175,10 @@ class ShardPairs:
         return self.pairs.segments(self.dataset, chosen)
 
 
-class ByShard:
-    """A `Drawing` of which every shard is at hand."""
+class ConcatSamples:
+    """A `EpochSamples` of which every shard is at hand."""
 
-    def __init__(self, shards: Sequence[ShardDrawing]) -> None:
+    def __init__(self, shards: Sequence[ShardSamples]) -> None:
         self._shards = tuple(shards)
         lengths = [shard.lengths for shard in shards]
         self.offsets = np.concatenate(([0], np.cumsum([len(of_shard) for of_shard in lengths], dtype=np.int64)))
@@ -203,6 +203,6 @@ def in_order(parts: Sequence[Segments], part_of: NDArray[np.integer]) -> Segment
     return Segments.concatenate(parts).take(place)
 
 
-def sequences_of(packs: Packs, chosen: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
+def sequences_of(packs: PackAssignment, chosen: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
     """int64 (sequences,): those of the chosen packs, pack after pack. IndexError for a pack that is not there."""
     return np.concatenate([np.empty(0, dtype=np.int64), *(packs[int(index)] for index in chosen)])

@@ -19,9 +19,9 @@ from tensor3d.data.array_utils import ranges
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.masking import StoredMasks, masked_counts
 from tensor3d.data.segments import NO_LABEL, Segments, full_lengths
-from tensor3d.data.shard_exchange import ExchangedSource
+from tensor3d.data.shard_exchange import RemoteSource
 from tensor3d.data.sources import LocalSource
-from tensor3d.distributed.host_all_to_all import Peers
+from tensor3d.distributed.host_all_to_all import HostAllToAll
 
 LABELS, MASKS = "labels.npy", "masks"
 """Ends of the names of the files beside the ids."""
@@ -146,14 +146,14 @@ class StoredSamples(LocalSource):
         super().__init__(StoredShards(shards, max_length=max_length))
 
 
-class ExchangedSamples(ExchangedSource):
-    """Stored sequences of which each data rank reads its own shards; see `ExchangedSource`.
+class RemoteSamples(RemoteSource):
+    """Stored sequences of which each data rank reads its own shards; see `RemoteSource`.
 
     Raises:
-        ValueError: stored masks, which do not travel, and what `ExchangedSource` and `StoredShards` refuse.
+        ValueError: stored masks, which do not travel, and what `RemoteSource` and `StoredShards` refuse.
     """
 
-    def __init__(self, shards: Sequence[StoredShard | None], everyone: Peers, *, max_length: int) -> None:
+    def __init__(self, shards: Sequence[StoredShard | None], everyone: HostAllToAll, *, max_length: int) -> None:
         if any(shard is not None and shard.static for shard in shards):
             raise ValueError(
                 "samples with stored masks cannot be exchanged between ranks. Prepare them with --masking dynamic, or "

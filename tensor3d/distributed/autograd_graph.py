@@ -37,7 +37,7 @@ def check_summed(part: Tensor) -> None:
         raise ValueError(
             "a mean over the rows of this rank was passed to a sum over ranks: its gradient would be too large by the "
             "number of ranks, and wrong where their numbers of rows differ. Divide the sum by the number of the whole "
-            "step: sum_copies(losses.sum() / count, ...)."
+            "step: all_reduce_replicated(losses.sum() / count, ...)."
         )
 
 

@@ -3,11 +3,11 @@
     all_gather      shard (m, ...) -> (n*m, ...)      dual: reduce_scatter
     reduce_scatter  (n*m, ...) -> sum's shard (m, ...) dual: all_gather
     all_reduce      (m, ...) -> sum (m, ...)          dual: itself, for partial sums that become copies; the identity
-                                                      where those copies are used alike (see `sum_copies`)
+                                                      where those copies are used alike (see `all_reduce_replicated`)
     all_to_all      flat blocks -> flat blocks        dual: itself with the sizes swapped
 
-Each returns a `Pending`: issue early, `wait()` at the use. On an axis of one member nothing is sent or copied. Inside
-`Traffic.dry` they are counted and send nothing; their results have the right shape alone.
+Each returns a `CommHandle`: issue early, `wait()` at the use. On an axis of one member nothing is sent or copied.
+Inside `CommCounter.dry` they are counted and send nothing; their results have the right shape alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.autograd_graph import check_summed
-from tensor3d.distributed.comm_stats import Place, Traffic
+from tensor3d.distributed.comm_stats import CommCounter, Place
 
 # torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -41,16 +41,16 @@ class Axis:
     """This rank's position among the members."""
     group: dist.ProcessGroup | None
     """None for an axis of one member."""
-    traffic: Traffic
+    traffic: CommCounter
     overlap: bool = True
-    """Whether a collective may still travel when it is returned (`tensor3d.distributed.policies.Speed`)."""
+    """Whether a collective may still travel when it is returned (`tensor3d.distributed.policies.ExecutionPolicy`)."""
 
     @property
     def size(self) -> int:
         return len(self.ranks)
 
 
-class Pending:
+class CommHandle:
     """A collective's result on its way. `wait` returns it; a second `wait` returns it again."""
 
     __slots__ = ("_dtype", "_inputs", "_place", "_result", "_rows", "_traffic", "_work")
@@ -61,7 +61,7 @@ class Pending:
         work: Any = None,
         inputs: Tensor | None = None,
         *,
-        traffic: Traffic | None = None,
+        traffic: CommCounter | None = None,
         place: Place | None = None,
     ) -> None:
         self._result = result
@@ -93,72 +93,72 @@ class Pending:
             passed.record()
         self._traffic.end_waiting(self._place, passed)
 
-    def narrowed(self, rows: int) -> Pending:
+    def narrowed(self, rows: int) -> CommHandle:
         """The same, of whose result `wait` returns the first `rows` rows alone: for shards padded to travel."""
         self._rows = rows
         return self
 
-    def converted(self, dtype: torch.dtype) -> Pending:
+    def converted(self, dtype: torch.dtype) -> CommHandle:
         """The same, whose result `wait` returns in another type than it travels in."""
         self._dtype = dtype
         return self
 
 
-def all_gather(shard: Tensor, axis: Axis) -> Pending:
+def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
     """Concatenates the members' shards along dim 0, in the order of `axis.ranks`. All shards have the same shape."""
     if axis.size == 1:
-        return Pending(shard)
+        return CommHandle(shard)
     shard = shard.contiguous()
     place = axis.traffic.add(axis.name, "all-gather", (axis.size - 1) * _bytes(shard))
     if axis.traffic.is_dry:
-        return Pending(torch.cat([shard] * axis.size))
+        return CommHandle(torch.cat([shard] * axis.size))
     result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
     work = _all_gather(result, shard, group=axis.group, async_op=True)
-    return _issued(Pending(result, work, shard, traffic=axis.traffic, place=place), axis)
+    return _issued(CommHandle(result, work, shard, traffic=axis.traffic, place=place), axis)
 
 
-def reduce_scatter(parts: Tensor, axis: Axis) -> Pending:
+def reduce_scatter(parts: Tensor, axis: Axis) -> CommHandle:
     """Sums the members' tensors and leaves member i the i-th of `axis.size` equal slices along dim 0."""
     if axis.size == 1:
-        return Pending(parts)
+        return CommHandle(parts)
     assert parts.shape[0] % axis.size == 0, f"{parts.shape[0]} rows cannot be scattered over {axis.name}={axis.size}"
     parts, rows = parts.contiguous(), parts.shape[0] // axis.size
     place = axis.traffic.add(axis.name, "reduce-scatter", (axis.size - 1) * (_bytes(parts) // axis.size))
     if axis.traffic.is_dry:
-        return Pending(parts.narrow(0, axis.index * rows, rows).clone())
+        return CommHandle(parts.narrow(0, axis.index * rows, rows).clone())
     result = parts.new_empty((rows, *parts.shape[1:]))
     work = _reduce_scatter(result, parts, group=axis.group, async_op=True)
-    return _issued(Pending(result, work, parts, traffic=axis.traffic, place=place), axis)
+    return _issued(CommHandle(result, work, parts, traffic=axis.traffic, place=place), axis)
 
 
-def all_reduce(part: Tensor, axis: Axis) -> Pending:
+def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     """Sums the members' tensors, in place where `part` is contiguous; every member gets the same sum."""
     if axis.size == 1:
-        return Pending(part)
+        return CommHandle(part)
     part = part.contiguous()
     received = 2 * (axis.size - 1) * -(-part.numel() // axis.size) * part.element_size()
     place = axis.traffic.add(axis.name, "all-reduce", received)
     if axis.traffic.is_dry:
-        return Pending(part)
+        return CommHandle(part)
     work = dist.all_reduce(part, group=axis.group, async_op=True)
-    return _issued(Pending(part, work, traffic=axis.traffic, place=place), axis)
+    return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
 
 
-def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> Pending:
+def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> CommHandle:
     """Sends `send[i]` elements of the flat `blocks` to member i and receives `receive[i]` from it, in member order."""
     if axis.size == 1:
-        return Pending(blocks)
+        return CommHandle(blocks)
     blocks = blocks.contiguous()
     received = (sum(receive) - receive[axis.index]) * blocks.element_size()
     place = axis.traffic.add(axis.name, "all-to-all", received)
     if axis.traffic.is_dry:
-        return Pending(blocks.new_zeros(sum(receive)))
+        return CommHandle(blocks.new_zeros(sum(receive)))
     result = blocks.new_empty(sum(receive))
     work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=axis.group, async_op=True)
-    return _issued(Pending(result, work, blocks, traffic=axis.traffic, place=place), axis)
+    return _issued(CommHandle(result, work, blocks, traffic=axis.traffic, place=place), axis)
 
 
-def _issued(pending: Pending, axis: Axis) -> Pending:
+def _issued(pending: CommHandle, axis: Axis) -> CommHandle:
     if not axis.overlap:
         pending.wait()
     return pending
@@ -180,7 +180,7 @@ class _SumCopies(torch.autograd.Function):
         return gradient, None
 
 
-def sum_copies(part: Tensor, axis: Axis) -> Tensor:
+def all_reduce_replicated(part: Tensor, axis: Axis) -> Tensor:
     """Differentiable sum over `axis` whose result is the same on every member and is used the same way by each.
 
     Since each copy's gradient is already the gradient of the one logical value, the backward is the identity: a second

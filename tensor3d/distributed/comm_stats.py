@@ -35,8 +35,8 @@ def bucket_elements(members: int, size: int) -> int:
 
 
 @dataclass(kw_only=True)
-class TrafficCount:
-    """What was counted between entering and leaving `Traffic.counting`."""
+class CommStats:
+    """What was counted between entering and leaving `CommCounter.counting`."""
 
     received: Counter[Key] = field(default_factory=Counter)
     """Bytes received by this rank, by (axis, kind)."""
@@ -54,14 +54,14 @@ class TrafficCount:
         return sum(self.calls.values())
 
 
-class Moment(Protocol):
+class DeviceEvent(Protocol):
     """A point in the work of a device; torch.cuda.Event is one."""
 
     def query(self) -> bool:
         """Whether it has been passed."""
 
 
-class Observer(Protocol):
+class CommObserver(Protocol):
     """Is told of every collective, where the host stands: for whoever measures them, or makes them slower."""
 
     def issued(self, place: Place) -> None:
@@ -74,31 +74,31 @@ class Observer(Protocol):
         """The host has it; on a GPU, the device will."""
 
 
-def _has_passed(moment: Moment) -> bool:
+def _has_passed(moment: DeviceEvent) -> bool:
     try:
         return moment.query()
     except RuntimeError:  # a device that has failed goes no further; its error is for the thread that works on it
         return False
 
 
-class Traffic:
+class CommCounter:
     """The counters that are counting now, and where this rank is, for whoever looks for a hang from another thread."""
 
     def __init__(self) -> None:
-        self._active: list[TrafficCount] = []
+        self._active: list[CommStats] = []
         self.issued = 0
         """Collectives of the cube that this rank has issued so far; the next one's number."""
         self._note: Callable[[str, Kind, int], None] | None = None
         self.watched = False
         """Whether somebody wants to know where a device is; noting it costs an event a collective."""
-        self.observer: Observer | None = None
+        self.observer: CommObserver | None = None
         self._waiting: Place | None = None
-        self._ahead: deque[tuple[Place, Moment]] = deque(maxlen=_AHEAD)
+        self._ahead: deque[tuple[Place, DeviceEvent]] = deque(maxlen=_AHEAD)
 
     @contextmanager
-    def counting(self) -> Iterator[TrafficCount]:
+    def counting(self) -> Iterator[CommStats]:
         """Counts every collective of the cube until the block is left. Blocks may be nested."""
-        count = TrafficCount()
+        count = CommStats()
         self._active.append(count)
         try:
             yield count
@@ -140,7 +140,7 @@ class Traffic:
         if self.observer is not None:
             self.observer.waits(place)
 
-    def end_waiting(self, place: Place, passed: Moment | None = None) -> None:
+    def end_waiting(self, place: Place, passed: DeviceEvent | None = None) -> None:
         """The host waits no more; the device does until it has passed that point."""
         self._waiting = None
         if passed is not None:

@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tensor3d.distributed import process_group
 from tensor3d.distributed.collectives import Axis
-from tensor3d.distributed.comm_stats import Traffic
+from tensor3d.distributed.comm_stats import CommCounter
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
-from tensor3d.distributed.grad_reducer import Ledger
-from tensor3d.distributed.policies import Precision, Speed
+from tensor3d.distributed.grad_reducer import GradReducer
+from tensor3d.distributed.policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.seeds import mix
-from tensor3d.distributed.weight_prefetch import Ahead
-from tensor3d.ops.compiled_regions import Regions
+from tensor3d.distributed.weight_prefetch import WeightPrefetcher
+from tensor3d.ops.compiled_regions import CompiledRegions
 
 # Sums of gradients on either face, and the plane.
 _TOGETHER: tuple[tuple[AxisName, ...], ...] = (("data", "x", "y"), ("data", "x", "z"), ("y", "z"))
@@ -55,8 +55,8 @@ class Cube:
         *,
         device: torch.device | str | None = None,
         wire: tuple[AxisName, ...] = AXES,
-        precision: Precision = Precision(),  # noqa: B008  # frozen
-        speed: Speed = Speed(),  # noqa: B008
+        precision: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008  # frozen
+        speed: ExecutionPolicy = ExecutionPolicy(),  # noqa: B008
     ) -> None:
         shape = CubeShape(x=x, y=y, z=z, data=data, wire=wire)
         connected = dist.is_available() and dist.is_initialized()
@@ -77,8 +77,8 @@ class Cube:
         *,
         rank: int,
         device: torch.device | str | None,
-        precision: Precision,
-        speed: Speed,
+        precision: MixedPrecisionPolicy,
+        speed: ExecutionPolicy,
         connected: bool = False,
     ) -> None:
         self.shape = shape
@@ -88,12 +88,14 @@ class Cube:
         self.rank = rank
         self.device = torch.device(device) if device is not None else _default_device(connected)
         self.regions = (
-            Regions(speed.compile, self.device, _told_by_all) if connected else Regions(speed.compile, self.device)
+            CompiledRegions(speed.compile, self.device, _told_by_all)
+            if connected
+            else CompiledRegions(speed.compile, self.device)
         )
         self.coordinate = shape.coordinate(rank)
-        self.traffic = Traffic()
-        self.ahead = Ahead()
-        self.ledger = Ledger(precision, at_end=self.ahead.end)
+        self.traffic = CommCounter()
+        self.ahead = WeightPrefetcher()
+        self.ledger = GradReducer(precision, at_end=self.ahead.end)
         self.seeded = False
         self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
@@ -110,8 +112,8 @@ class Cube:
     def single(
         cls,
         device: torch.device | str = "cpu",
-        precision: Precision = Precision(),  # noqa: B008
-        speed: Speed = Speed(),  # noqa: B008
+        precision: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008
+        speed: ExecutionPolicy = ExecutionPolicy(),  # noqa: B008
     ) -> Cube:
         """One device on its own, whatever process group there is: the unsharded twin of a model."""
         cube = cls.__new__(cls)
@@ -128,8 +130,8 @@ class Cube:
         *,
         wire: tuple[AxisName, ...] | None = None,
         timeout: timedelta = timedelta(minutes=10),
-        precision: Precision = Precision(),  # noqa: B008
-        speed: Speed = Speed(),  # noqa: B008
+        precision: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008
+        speed: ExecutionPolicy = ExecutionPolicy(),  # noqa: B008
     ) -> Cube:
         """Connects the processes that torchrun (or anything that sets its variables) started, and arranges them.
 
@@ -151,7 +153,7 @@ class Cube:
         cube.ranks_per_node = per_node
         return cube
 
-    def computing(self, precision: Precision | None = None, speed: Speed | None = None) -> Cube:
+    def with_policy(self, precision: MixedPrecisionPolicy | None = None, speed: ExecutionPolicy | None = None) -> Cube:
         """A cube of the same processes, groups and counters, whose layers compute in other types or another way.
 
         Args:
@@ -160,7 +162,7 @@ class Cube:
         cube = copy.copy(self)
         cube.precision = self.precision if precision is None else precision
         cube.speed = self.speed if speed is None else speed
-        cube.ahead = Ahead()
+        cube.ahead = WeightPrefetcher()
         cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end)
         cube.regions = self.regions.switched(cube.speed.compile)
         if cube.speed.overlap != self.speed.overlap:
@@ -246,7 +248,7 @@ class Cube:
         return mix(self._seed, 0, self._parameters_made)
 
     @contextmanager
-    def blank(self) -> Iterator[None]:
+    def skip_init(self) -> Iterator[None]:
         """Inside, new random matrices are left unfilled, and take no seed: for weights that are loaded right after."""
         before, self._blank[0] = self._blank[0], True
         try:
@@ -262,7 +264,7 @@ class Cube:
     # --- gradients ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def accumulating(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         """Inside, gradients that are sums over ranks wait on each rank; the next backward pass outside sends them.
 
         For gradient accumulation: wrap all micro-batches but the last. What a weight's reduce-scatter over x does for

@@ -1,7 +1,7 @@
 """The thread that tells the other ranks how far this one has come, and finds out who of them is still alive.
 
 key of the store   written by             holds
-beat/<rank>        the rank               `Beat`
+beat/<rank>        the rank               `RankStatus`
 verdict            the first to judge     who is to blame for a hang, in a sentence that all ranks adopt
 failure            the first to find it   who is to blame for a failed collective
 lookers            whoever wants to look  how many do; of many ranks only some read all the others' heartbeats
@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from tensor3d.distributed.rank_status import Beat, Process, blame
+from tensor3d.distributed.rank_status import ProcessId, RankStatus, blame
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Who is still there: members note in the job's store how far they have come, and answer when one of them asks.
@@ -29,8 +29,8 @@ from tensor3d.distributed.rank_status import Beat, Process, blame
 # stay silent are named. The first verdict is written down, and all members adopt it.
 #
 #     key of the store   written by             holds
-#     seen/<member>      the member             `Sighting`
-#     alarm              the first to fail      `Alarm`
+#     seen/<member>      the member             `MemberStatus`
+#     alarm              the first to fail      `FailureReport`
 #     verdict            the first to judge     the sentence that all of them raise
 
 GRACE = 2.0
@@ -43,7 +43,7 @@ _NAMES_AT_MOST = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class MemberStatus:
     """What a member has last noted of itself."""
 
     round: int = 0
@@ -65,7 +65,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alarm:
+class FailureReport:
     """What the first member to fail knows of it."""
 
     by: int
@@ -77,7 +77,7 @@ class Alarm:
     """Whether nothing broke and time ran out."""
 
 
-def judge(names: Sequence[str], seen: Sequence[Sighting], alarm: Alarm) -> str:
+def judge(names: Sequence[str], seen: Sequence[MemberStatus], alarm: FailureReport) -> str:
     """Names the members at fault: the silent; else who gave up; who closed early; who stayed away. `names` and `seen`
     are those of all members, by position."""
 
@@ -103,7 +103,7 @@ def judge(names: Sequence[str], seen: Sequence[Sighting], alarm: Alarm) -> str:
     return f"{witness}; no peer is missing. Look for errors of the network, or raise the timeout"
 
 
-class RollCall:
+class MembershipMonitor:
     """One member's part in the roll call: a daemon thread that writes its notes and looks for an alarm.
 
     The thread alone talks to the store, since a store whose host is stopped holds whoever asks it, for ever.
@@ -120,8 +120,8 @@ class RollCall:
         self._keys = [f"seen/{member}" for member in range(len(names))]
         self._index = index
         self._lock = threading.Lock()
-        self._state = Sighting()
-        self._alarm: Alarm | None = None
+        self._state = MemberStatus()
+        self._alarm: FailureReport | None = None
         self._closing = False
         self._lost = ""
         self._wake, self._raised, self._ended = threading.Event(), threading.Event(), threading.Event()
@@ -190,7 +190,7 @@ class RollCall:
     def _raise(self, reason: str, late: bool) -> None:
         with self._lock:
             if self._alarm is None:
-                self._alarm = Alarm(by=self._index, round=self._state.round, reason=reason, late=late)
+                self._alarm = FailureReport(by=self._index, round=self._state.round, reason=reason, late=late)
         self._wake.set()
 
     # --- the thread -----------------------------------------------------------------------------------------------
@@ -224,14 +224,14 @@ class RollCall:
 
     def _reach_verdict(self) -> str:
         """Answers the alarm, waits for the others and judges, or adopts what another has judged."""
-        alarm = Alarm(**json.loads(self._store.get(_ALARM)))
+        alarm = FailureReport(**json.loads(self._store.get(_ALARM)))
         self._write(replace(self._state, answered=True))
         start = time.monotonic()
         pause = max(POLL / 5, len(self._names) / 1000)  # everyone reads what everyone has noted
-        seen: list[Sighting] = []
+        seen: list[MemberStatus] = []
         try:
             while True:
-                seen = [Sighting(**json.loads(note)) for note in self._store.multi_get(self._keys)]
+                seen = [MemberStatus(**json.loads(note)) for note in self._store.multi_get(self._keys)]
                 if self._store.check([_JUDGEMENT]):
                     return self._store.get(_JUDGEMENT).decode()
                 if all(sighting.answered for sighting in seen) or time.monotonic() - start > GRACE:
@@ -245,7 +245,7 @@ class RollCall:
                 seen = [replace(sighting, answered=True) for sighting in seen]
             return judge(self._names, seen, alarm)
 
-    def _write(self, state: Sighting) -> None:
+    def _write(self, state: MemberStatus) -> None:
         self._store.set(self._keys[self._index], json.dumps(asdict(state)))
 
 
@@ -297,7 +297,7 @@ class Heartbeat:
         *,
         grace: float,
         clock: Callable[[], float] = time.monotonic,
-        note: Callable[[], Beat],
+        note: Callable[[], RankStatus],
         woken: Callable[[], None],
     ) -> None:
         self.interval = max(min(1.0, grace / 3), len(names) / BEATS_A_SECOND)
@@ -316,7 +316,7 @@ class Heartbeat:
         self._store, self._names, self._rank = store, tuple(names), rank
         self._keys = [f"beat/{other}" for other in range(len(names))]
         self._clock, self._note, self._woken = clock, note, woken
-        self._number, self._process = 0, Process.own()
+        self._number, self._process = 0, ProcessId.own()
         self._left: Literal["", "closed", "failed", "cut off"] = ""
         self._reason = ""
         self._looking, self._judging, self._closing = False, False, False
@@ -436,23 +436,23 @@ class Heartbeat:
         """What a rank was the first to write."""
         return self._store.compare_set(key, "", sentence).decode()
 
-    def _can_explain(self, beats: Sequence[Beat], settled: bool) -> bool:
+    def _can_explain(self, beats: Sequence[RankStatus], settled: bool) -> bool:
         """Whether someone at fault is found, or nobody will be: a process that is being killed ends its connections
         a little before itself."""
         at_fault = any(beats[rank].left == "" for rank in self._silent) or any(beat.left == "failed" for beat in beats)
         return at_fault or (settled and self._clock() - self._cut_off_at > self.grace)
 
-    def _read(self) -> list[Beat]:
+    def _read(self) -> list[RankStatus]:
         """The last heartbeat of every rank, one of number 0 where none has come yet."""
         there = list(range(len(self._keys)))
         if not self._store.check(self._keys):
             there = [rank for rank in there if self._store.check([self._keys[rank]])]
-        beats = [Beat()] * len(self._keys)
+        beats = [RankStatus()] * len(self._keys)
         for rank, text in zip(there, self._store.multi_get([self._keys[rank] for rank in there]), strict=True):
-            beats[rank] = Beat.decode(text)
+            beats[rank] = RankStatus.decode(text)
         return beats
 
-    def _listen(self, beats: Sequence[Beat]) -> bool:
+    def _listen(self, beats: Sequence[RankStatus]) -> bool:
         """Finds out who is silent. Returns whether that is known of every rank."""
         now = self._clock()
         silent: dict[int, str] = {}

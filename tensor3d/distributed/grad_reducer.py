@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tensor3d.distributed.collectives import Axis, Pending, all_reduce
+from tensor3d.distributed.collectives import Axis, CommHandle, all_reduce
 from tensor3d.distributed.comm_stats import bucket_elements
-from tensor3d.distributed.policies import Precision
+from tensor3d.distributed.policies import MixedPrecisionPolicy
 
 
 @dataclass(kw_only=True)
-class _Entry:
+class _PendingGrad:
     """One parameter's gradient on this rank: the sum of its uses so far."""
 
     parameter: nn.Parameter
@@ -37,20 +37,20 @@ class _Entry:
 
 
 @dataclass(kw_only=True)
-class _Pass:
+class _BackwardPass:
     """What one backward pass has handed in so far."""
 
-    handed: list[tuple[nn.Parameter, Tensor | Pending, Axis]] = field(default_factory=list)
-    travelling: Pending | None = None
+    handed: list[tuple[nn.Parameter, Tensor | CommHandle, Axis]] = field(default_factory=list)
+    travelling: CommHandle | None = None
 
 
-class Ledger:
-    """Collects the local gradients of backward passes. One on each cube; layers use it through `hand_in`."""
+class GradReducer:
+    """Collects the local gradients of backward passes. One on each cube; layers use it through `accumulate_grad`."""
 
     def __init__(
         self,
-        precision: Precision = Precision(),  # noqa: B008
-        relatives: WeakSet[Ledger] | None = None,
+        precision: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008
+        relatives: WeakSet[GradReducer] | None = None,
         at_end: Callable[[], None] | None = None,
     ) -> None:
         self._relatives = WeakSet() if relatives is None else relatives  # of cubes that compute on the same processes
@@ -59,8 +59,8 @@ class Ledger:
         """Called where the sums over ranks at the end of a backward pass begin and end: for whoever measures them."""
         self._at_end = at_end  # of each backward pass
         self._precision = precision
-        self._passes: dict[int, _Pass] = {}
-        self._held: dict[int, _Entry] = {}
+        self._passes: dict[int, _BackwardPass] = {}
+        self._held: dict[int, _PendingGrad] = {}
         self._holding = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,19 +71,19 @@ class Ledger:
         vars(self).update(state)
         self._relatives = WeakSet([self])
 
-    def hand_in(self, parameter: nn.Parameter, gradient: Tensor | Pending, over: Axis) -> None:
+    def accumulate_grad(self, parameter: nn.Parameter, gradient: Tensor | CommHandle, over: Axis) -> None:
         """Takes this rank's gradient of one use of `parameter`, to be summed over the ranks of `over`.
 
         Only inside a backward pass. `gradient` has the local shape of the parameter and is not written to.
         """
         task = torch._C._current_graph_task_id()
-        assert task != -1, "hand_in outside of a backward pass"
+        assert task != -1, "accumulate_grad outside of a backward pass"
         if task not in self._passes:
-            self._passes[task] = _Pass()
+            self._passes[task] = _BackwardPass()
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._close, task))
         current = self._passes[task]
         current.handed.append((parameter, gradient, over))
-        if isinstance(gradient, Pending):
+        if isinstance(gradient, CommHandle):
             # One weight's gradient travels under the next layer's products. Were all to travel until the end of the
             # pass, the gradients of whole slabs, x times this rank's share, would stay in memory for it.
             if current.travelling is not None:
@@ -100,9 +100,9 @@ class Ledger:
         """Whether gradients wait for a backward pass outside of `holding`, here or on a cube made by `computing`."""
         return any(ledger._held for ledger in self._relatives)
 
-    def relative(self, precision: Precision, at_end: Callable[[], None]) -> Ledger:
+    def relative(self, precision: MixedPrecisionPolicy, at_end: Callable[[], None]) -> GradReducer:
         """One for a cube of the same processes that computes in other types."""
-        return Ledger(precision, self._relatives, at_end)
+        return GradReducer(precision, self._relatives, at_end)
 
     def discard(self) -> None:
         """Drops gradients held back by `holding`: for a step that is given up in the middle of its accumulation."""
@@ -122,8 +122,8 @@ class Ledger:
         """The end of one backward pass."""
         if self._at_end is not None:
             self._at_end()
-        entries: dict[int, _Entry] = dict(self._held)
-        local: dict[int, _Entry] = {}
+        entries: dict[int, _PendingGrad] = dict(self._held)
+        local: dict[int, _PendingGrad] = {}
         _add_all(self._passes.pop(task).handed, entries, local)
         if self._holding:
             self._held = entries
@@ -165,7 +165,9 @@ def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:
 
 
 def _add_all(
-    handed: list[tuple[nn.Parameter, Tensor | Pending, Axis]], entries: dict[int, _Entry], local: dict[int, _Entry]
+    handed: list[tuple[nn.Parameter, Tensor | CommHandle, Axis]],
+    entries: dict[int, _PendingGrad],
+    local: dict[int, _PendingGrad],
 ) -> None:
     """Into `local` what is summed over no ranks. A function of its own: the last gradient, such as that of a table, is
     then gone before the sums take memory."""
@@ -173,19 +175,19 @@ def _add_all(
         _add(entries if over.size > 1 else local, parameter, gradient, over)
 
 
-def _add(entries: dict[int, _Entry], parameter: nn.Parameter, handed: Tensor | Pending, over: Axis) -> None:
-    owned = isinstance(handed, Pending)
-    gradient = handed.wait() if isinstance(handed, Pending) else handed
+def _add(entries: dict[int, _PendingGrad], parameter: nn.Parameter, handed: Tensor | CommHandle, over: Axis) -> None:
+    owned = isinstance(handed, CommHandle)
+    gradient = handed.wait() if isinstance(handed, CommHandle) else handed
     entry = entries.get(id(parameter))
     if entry is None:
-        entries[id(parameter)] = _Entry(parameter=parameter, gradient=gradient, over=over, owned=owned)
+        entries[id(parameter)] = _PendingGrad(parameter=parameter, gradient=gradient, over=over, owned=owned)
         return
     assert entry.over.ranks == over.ranks, f"uses of one parameter name {entry.over.name} and {over.name} for its sum"
     entry.gradient = entry.gradient.add_(gradient) if entry.owned else entry.gradient + gradient
     entry.owned = True
 
 
-def _sum_over_ranks(entries: Iterable[_Entry], precision: Precision) -> None:
+def _sum_over_ranks(entries: Iterable[_PendingGrad], precision: MixedPrecisionPolicy) -> None:
     """Sums each entry over its ranks: flat buckets, all in flight at once, in the same order on every rank."""
     together = [(group, torch.cat([entry.gradient.reshape(-1) for entry in group])) for group in _grouped(entries)]
     sums = [
@@ -206,15 +208,15 @@ def _sum_over_ranks(entries: Iterable[_Entry], precision: Precision) -> None:
             entry.owned = len(group) == 1
 
 
-def _grouped(entries: Iterable[_Entry]) -> list[list[_Entry]]:
+def _grouped(entries: Iterable[_PendingGrad]) -> list[list[_PendingGrad]]:
     """Entries of one axis, type and device together."""
-    groups: dict[tuple[str, torch.dtype, torch.device], list[_Entry]] = {}
+    groups: dict[tuple[str, torch.dtype, torch.device], list[_PendingGrad]] = {}
     for entry in entries:
         groups.setdefault((entry.over.name, entry.gradient.dtype, entry.gradient.device), []).append(entry)
     return list(groups.values())
 
 
-def _add_to_grad(entry: _Entry) -> None:
+def _add_to_grad(entry: _PendingGrad) -> None:
     parameter, gradient = entry.parameter, entry.gradient
     if parameter.grad is not None:
         # On local tensors: DTensor arithmetic on a four-axis mesh takes seconds the first time.

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AxisName
-from tensor3d.distributed.failure_detector import RollCall
+from tensor3d.distributed.failure_detector import MembershipMonitor
 
 # --- Blocks of bytes between processes over gloo, with a wait that can be broken off ----------------------------------
 
@@ -48,7 +48,7 @@ class TransferError(RuntimeError):
         """Whether nothing broke and time ran out."""
 
 
-class Links:
+class GlooLinks:
     """Connections between all members of a group, over which one thread at a time exchanges blocks.
 
     The group is a bare gloo one, unknown to `torch.distributed`'s registry: only its members make it, whatever backend
@@ -153,7 +153,7 @@ class PeerError(RuntimeError):
     """A peer died, is stopped, gave up or is out of step; the message names it. Its peers are of no more use."""
 
 
-class Peers:
+class HostAllToAll:
     """Processes that pass arrays to one another, in rounds. Made by `along`.
 
     All peers make the same calls in the same order, one at a time, each from a thread of its choice; the main thread
@@ -182,15 +182,15 @@ class Peers:
         self._names, self._name = tuple(names), names[index]
         self._closed = False
         self._failure = ""
-        self._roll: RollCall | None = None
-        self._links: Links | None = None
+        self._roll: MembershipMonitor | None = None
+        self._links: GlooLinks | None = None
         if store is not None:
             self._connect(store, timeout)
 
     @classmethod
     def along(
         cls, cube: Cube, axis: AxisName, *, within: int | None = None, timeout: timedelta = timedelta(minutes=5)
-    ) -> Peers:
+    ) -> HostAllToAll:
         """The peers of this process along an axis of the cube.
 
         Every rank of the job calls it at the same point, with the same arguments. With one member nothing is
@@ -221,14 +221,14 @@ class Peers:
 
     def _connect(self, store: Any, timeout: timedelta) -> None:
         # A connection of its own: what blocks in the main thread's, a new process group say, does not block this one.
-        roll = RollCall(dist.PrefixStore("roll call", store.clone()), self._names, self.index)
+        roll = MembershipMonitor(dist.PrefixStore("roll call", store.clone()), self._names, self.index)
         if missing := roll.muster(timeout):
             raise PeerError(f"{missing}; every rank of the job must call Peers.along at the same point.")
         self._roll = roll
         # Also when nobody closes: at exit a thread in the middle of a call to the store could not end in good order.
         weakref.finalize(self, roll.close)
         try:
-            self._links = Links(dist.PrefixStore("gloo", store), self.index, self.size, timeout)
+            self._links = GlooLinks(dist.PrefixStore("gloo", store), self.index, self.size, timeout)
         except TransferError as error:
             raise self._failed(error) from error
 
@@ -362,7 +362,7 @@ class Peers:
             self._roll.close()
             self._links.close()
 
-    def __enter__(self) -> Peers:
+    def __enter__(self) -> HostAllToAll:
         return self
 
     def __exit__(

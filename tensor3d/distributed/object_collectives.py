@@ -16,7 +16,7 @@ from tensor3d.distributed.host_all_to_all import PeerError
 # The ranks that write one checkpoint, on a process group of their own: a background thread may use it at any time.
 
 
-class Crew:
+class ObjectGroup:
     """Every rank makes one at the same point; it then makes the same calls in the same order, from one thread at a
     time. Objects travel over gloo, whatever the backend of the job; on a cube of one process nothing travels.
 
@@ -74,14 +74,14 @@ class Crew:
 T = TypeVar("T")
 
 
-def on_first_rank(cube: Cube, action: Callable[[], T]) -> T:
+def run_on_rank0(cube: Cube, action: Callable[[], T]) -> T:
     """The result of `action`, done on rank 0 alone; its ValueError or OSError is a ValueError on every rank."""
     outcome: list[Any] = [None, None]
     if cube.rank == 0:
         try:
             outcome[0] = action()
         except (ValueError, OSError) as problem:
-            outcome[1] = in_words(problem)
+            outcome[1] = format_error(problem)
     if cube.mesh is not None:
         dist.broadcast_object_list(outcome, device=cube.device)
     if outcome[1] is not None:
@@ -90,20 +90,20 @@ def on_first_rank(cube: Cube, action: Callable[[], T]) -> T:
     return result
 
 
-def on_every_rank(cube: Cube, action: Callable[[], T]) -> T:
+def run_on_all_ranks(cube: Cube, action: Callable[[], T]) -> T:
     """The result of `action`, done on each rank; the ValueError or OSError of any is a ValueError on all of them, which
     names the rank, unless all of them say the same.
 
-    The action itself must not wait for other ranks, unless by `Peers`, which end when one of them gives up.
+    The action itself must not wait for other ranks, unless by `HostAllToAll`, which end when one of them gives up.
     """
     result, problem, follows = None, None, False
     try:
         result = action()
     except (ValueError, OSError) as error:
-        problem = in_words(error)
+        problem = format_error(error)
     except PeerError as error:
-        problem, follows = in_words(error), True
-    outcomes = gathered(cube, (problem, follows))
+        problem, follows = format_error(error), True
+    outcomes = all_gather_object(cube, (problem, follows))
     failed = [(follows, rank, told) for rank, (told, follows) in enumerate(outcomes) if told is not None]
     if failed:
         _, rank, told = min(failed)  # one that failed for a reason of its own
@@ -115,9 +115,9 @@ def on_every_rank(cube: Cube, action: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # no problem, so there is a result
 
 
-def check_equal(cube: Cube, what: str, value: str) -> None:
+def check_same_on_all_ranks(cube: Cube, what: str, value: str) -> None:
     """Raises ValueError on every rank unless all ranks have the same value."""
-    values = gathered(cube, value)
+    values = all_gather_object(cube, value)
     different = [rank for rank, other in enumerate(values) if other != values[0]]
     if different:
         raise ValueError(
@@ -126,14 +126,14 @@ def check_equal(cube: Cube, what: str, value: str) -> None:
         )
 
 
-def in_words(problem: Exception) -> str:
+def format_error(problem: Exception) -> str:
     """One line for the user, also of what the operating system refuses."""
     if isinstance(problem, OSError) and problem.filename is not None:
         return f"{problem.filename} cannot be read or written: {problem.strerror}."
     return str(problem)
 
 
-def gathered(cube: Cube, value: Any) -> list[Any]:
+def all_gather_object(cube: Cube, value: Any) -> list[Any]:
     """What each rank has, by rank."""
     if cube.mesh is None:
         return [value]

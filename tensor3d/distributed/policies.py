@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class ExecutionPolicy:
     """Switches of one cube, read by all of its layers."""
 
     overlap: bool = True
@@ -28,7 +28,7 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precision:
+class MixedPrecisionPolicy:
     """Types on one cube, read by all of its layers.
 
     Weights, their gradients in `.grad`, optimiser states, LayerNorm's statistics, narrow heads and losses stay in the

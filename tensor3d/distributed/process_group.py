@@ -19,7 +19,7 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class WorkerInfo:
     """This process among those of its job, as torchrun's variables tell it. Ranks are numbered node by node."""
 
     rank: int
@@ -56,7 +56,7 @@ class Place:
         )
 
 
-def place(environment: Mapping[str, str] | None = None) -> Place | None:
+def place(environment: Mapping[str, str] | None = None) -> WorkerInfo | None:
     """Where the launcher has put this process; None where none has.
 
     Args:
@@ -78,7 +78,7 @@ def place(environment: Mapping[str, str] | None = None) -> Place | None:
         )
     if "MASTER_ADDR" not in variables:
         raise ValueError("MASTER_ADDR is not set: the host name of rank 0 is needed. torchrun sets it.")
-    return Place(
+    return WorkerInfo(
         rank=rank,
         world=world,
         local_rank=local,
@@ -110,7 +110,7 @@ def connect(
     Args:
         ranks: how many processes are needed.
         environment: instead of the process's own.
-        store: the job's, where this process is connected to it already (`Place.open_store`).
+        store: the job's, where this process is connected to it already (`WorkerInfo.open_store`).
 
     Raises:
         ValueError: a variable is missing or malformed, or `WORLD_SIZE` is not `ranks`; before connecting.

@@ -18,7 +18,7 @@ _ALL_THERE = "no rank is missing or behind. Look for errors of the network or of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class ProcessId:
     """A process, in a way that another one on the same machine can look it up."""
 
     machine: str = ""
@@ -29,7 +29,7 @@ class Process:
     """Clock ticks since the boot: a process that got the number later has another value."""
 
     @classmethod
-    def own(cls) -> Process:
+    def own(cls) -> ProcessId:
         """This process, or one that nobody can look up."""
         try:
             return cls.of(os.getpid())
@@ -37,7 +37,7 @@ class Process:
             return cls()
 
     @classmethod
-    def of(cls, number: int) -> Process:
+    def of(cls, number: int) -> ProcessId:
         """A process of this machine. Raises OSError where there is none, or no /proc."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         machine = " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
@@ -65,7 +65,7 @@ def _state(number: int) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class RankStatus:
     """One heartbeat of a rank."""
 
     number: int = 0
@@ -84,17 +84,17 @@ class Beat:
     """How it left the job, if it did: in good order, with an error of its own, or because a collective failed."""
     reason: str = ""
     """The error."""
-    process: Process = field(default_factory=Process)
+    process: ProcessId = field(default_factory=ProcessId)
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decode(cls, text: bytes) -> Beat:
+    def decode(cls, text: bytes) -> RankStatus:
         values = json.loads(text)
         waiting = values.pop("waiting")
         return cls(
-            **{**values, "process": Process(**values["process"])}, waiting=None if waiting is None else tuple(waiting)
+            **{**values, "process": ProcessId(**values["process"])}, waiting=None if waiting is None else tuple(waiting)
         )
 
     @property
@@ -133,7 +133,7 @@ def _line(frame: FrameType, number: int) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{number} in {frame.f_code.co_name}"
 
 
-def blame(names: Sequence[str], beats: Sequence[Beat], silent: Mapping[int, str]) -> str:
+def blame(names: Sequence[str], beats: Sequence[RankStatus], silent: Mapping[int, str]) -> str:
     """Names the ranks at fault: the silent; else those that failed; else those that ended, are in no collective, or
     behind. Who was cut off in a collective is the last to be blamed.
 
@@ -143,7 +143,7 @@ def blame(names: Sequence[str], beats: Sequence[Beat], silent: Mapping[int, str]
         silent: why a rank counts as dead, of those that do.
     """
 
-    def sentence(ranks: Sequence[int], what: Callable[[Beat], str]) -> str:
+    def sentence(ranks: Sequence[int], what: Callable[[RankStatus], str]) -> str:
         shown = "; ".join(f"{names[rank]} {what(beats[rank])}" for rank in ranks[:_NAMES_AT_MOST])
         more = f"; and {len(ranks) - _NAMES_AT_MOST} more" if len(ranks) > _NAMES_AT_MOST else ""
         return shown + more + _witness(names, beats, ranks)
@@ -178,22 +178,22 @@ def blame(names: Sequence[str], beats: Sequence[Beat], silent: Mapping[int, str]
     return f"{_ALL_THERE}; {names[0]}, like all others, {_alive(beats[0])}"
 
 
-def _least(ranks: Sequence[int], beats: Sequence[Beat]) -> list[int]:
+def _least(ranks: Sequence[int], beats: Sequence[RankStatus]) -> list[int]:
     """Those of the ranks that have issued the fewest collectives."""
     least = min((beats[rank].issued for rank in ranks), default=0)
     return [rank for rank in ranks if beats[rank].issued == least]
 
 
-def _ended(beat: Beat) -> str:
+def _ended(beat: RankStatus) -> str:
     return f"has ended in {beat.place}"
 
 
-def _alive(beat: Beat) -> str:
+def _alive(beat: RankStatus) -> str:
     where = beat.collective if beat.waiting else "no collective"
     return f"is alive in {where} for {beat.idle:.0f} s, {beat.issued} issued, {beat.place}"
 
 
-def _witness(names: Sequence[str], beats: Sequence[Beat], blamed: Sequence[int]) -> str:
+def _witness(names: Sequence[str], beats: Sequence[RankStatus], blamed: Sequence[int]) -> str:
     """The rank that waits in the earliest collective: the others wait for that one, or for a later one."""
     waiting = [(beat.waiting[0], rank) for rank, beat in enumerate(beats) if beat.waiting and rank not in blamed]
     if not waiting:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.failure_detector import Heartbeat
-from tensor3d.distributed.rank_status import Beat, raised_line, source_line
+from tensor3d.distributed.rank_status import RankStatus, raised_line, source_line
 from tensor3d.distributed.signals import Clock, SignalPipe
 
 PREEMPTED, HANG, ORPHANED = 75, 79, 80
@@ -45,7 +45,7 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class Watch:
+class Watchdog:
     """Watches this rank and its job, from a thread that runs while the main thread is blocked.
 
     Every rank makes one at the same time, in its main thread, and closes it when its work is done:
@@ -186,7 +186,7 @@ class Watch:
         if not self._thread.is_alive() and not (self._heartbeat and self._heartbeat.alive):
             self._signals.close()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Watchdog:
         return self
 
     def __exit__(
@@ -256,10 +256,10 @@ class Watch:
             return f"the ranks have not agreed on a step within {self._patience:g} s; {self._beat().place}"
         return ""
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> RankStatus:
         (step, doing), idle, waiting = self._at, self._clock() - self._since, self._traffic.waiting
         clear = waiting or idle < min(5.0, self._hang_after / 2)  # which needs no line
-        return Beat(
+        return RankStatus(
             step=step,
             doing=doing,
             issued=self._traffic.issued,

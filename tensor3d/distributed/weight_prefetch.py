@@ -13,7 +13,7 @@ second model, but only for what works on results of products before it. (What wa
 in memory beside the logits.) What remains are edits between two layers. One that is seen makes a gather in vain; it
 must be made on all ranks, since those without it would not gather again. All else follows from the order of the calls
 alone and never from what is still alive, so all ranks issue the same collectives in the same order; for it the weights
-of the last two passes are held (`Ahead.forget` lets them go).
+of the last two passes are held (`WeightPrefetcher.forget` lets them go).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d.distributed.autograd_graph import walk
-from tensor3d.distributed.collectives import Axis, Pending
+from tensor3d.distributed.collectives import Axis, CommHandle
 
-Start = Callable[[nn.Parameter, Axis, torch.dtype], Pending]
+Start = Callable[[nn.Parameter, Axis, torch.dtype], CommHandle]
 """Issues the gather of a weight over x, whose rows are cut over another axis, in a type."""
 Kind = Literal["product", "lookup"]
 _Key = tuple[int, bool, Kind, str, torch.dtype]
@@ -41,7 +41,7 @@ def follows(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Use:
+class _WeightUse:
     """One use of a weight in a pass."""
 
     key: _Key
@@ -57,21 +57,21 @@ class _Use:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OnTheWay:
+class _InFlight:
     key: _Key
     weight: nn.Parameter
     version: tuple[int, ...]
-    gathering: Pending
+    gathering: CommHandle
 
 
-class Ahead:
+class WeightPrefetcher:
     """The order of the uses of weights, and the one gather that is ahead of them. One on each cube."""
 
     def __init__(self) -> None:
-        self._order: list[_Use] = []
-        self._now: list[_Use] = []
+        self._order: list[_WeightUse] = []
+        self._now: list[_WeightUse] = []
         self._astray = False
-        self._on_the_way: _OnTheWay | None = None
+        self._on_the_way: _InFlight | None = None
         self.used, self.dropped = 0, 0
         """Gathers ahead of their use that were used, and those that were in vain."""
 
@@ -79,11 +79,11 @@ class Ahead:
         return {"used": self.used}  # a model that is stored takes its cube along, and no order
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(vars(Ahead()))
+        vars(self).update(vars(WeightPrefetcher()))
 
     def take(
         self, weight: nn.Parameter, block: Tensor, kind: Kind, rows: Axis, dtype: torch.dtype, after: bool, start: Start
-    ) -> Pending:
+    ) -> CommHandle:
         """The gather of `weight`: the one that is on its way, else one that is issued now.
 
         Args:
@@ -103,7 +103,7 @@ class Ahead:
             self._astray = True
         if backward:
             after = bool(self._now) and self._now[-1].is_backward
-        self._now.append(_Use(key=key, weight=weight, rows=rows, dtype=dtype, follows=after))
+        self._now.append(_WeightUse(key=key, weight=weight, rows=rows, dtype=dtype, follows=after))
         ahead = self._on_the_way
         if ahead is None:
             return start(weight, rows, dtype)
@@ -128,7 +128,7 @@ class Ahead:
         weight = following.weight
         version = _version(weight, local(weight))
         gathering = start(weight, following.rows, following.dtype)
-        self._on_the_way = _OnTheWay(key=following.key, weight=weight, version=version, gathering=gathering)
+        self._on_the_way = _InFlight(key=following.key, weight=weight, version=version, gathering=gathering)
 
     def end(self) -> None:
         """A backward pass has ended, and with it an order."""

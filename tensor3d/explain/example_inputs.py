@@ -13,8 +13,8 @@ from torch import nn
 
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
-from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D
-from tensor3d.layers.heads import NarrowHead3D
+from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
+from tensor3d.layers.heads import SmallHead3D
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
 from tensor3d.sharding.activation_layout import Face, other
@@ -67,11 +67,11 @@ def _needed(model: nn.Module) -> list[str]:
 
 def _input(module: nn.Module, rows: int, cube: Cube) -> torch.Tensor | None:
     """What goes into one of the library's layers; None for other modules."""
-    if isinstance(module, (Embedding3D, TableEmbedding3D)):
+    if isinstance(module, (Embedding3D, LookupEmbedding3D)):
         return torch.zeros(rows, dtype=torch.int64, device=cube.device)
     if isinstance(module, Linear3D):
         return _state(module, rows, module.in_features, module.reads, cube)
-    if isinstance(module, NarrowHead3D):
+    if isinstance(module, SmallHead3D):
         return _state(module, rows, module.in_features, module.face, cube)
     if isinstance(module, (LayerNorm3D, RMSNorm3D)):
         return _state(module, rows, module.hidden, module.face, cube)

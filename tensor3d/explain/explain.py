@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.comm_stats import Key
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.grad_reducer import Ledger
+from tensor3d.distributed.grad_reducer import GradReducer
 from tensor3d.explain.example_inputs import example
-from tensor3d.explain.recorder import LOSS, SHARED, Recorder, Tally, cut_off, faces_of, scalar_of
-from tensor3d.explain.report import Row, by_axis, folded, named, table
+from tensor3d.explain.recorder import LOSS, SHARED, LayerStats, Recorder, cut_off, faces_of, scalar_of
+from tensor3d.explain.report import ReportRow, by_axis, folded, named, table
 from tensor3d.sharding.param_layout import local
 
 # --- What `explain` finds, with its sums, as a table or as JSON -------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Explanation:
+class CostReport:
     """One forward and backward pass of a model on one rank. Printed, it is a table."""
 
     model: str
@@ -35,7 +35,7 @@ class Explanation:
     ranks: int
     tokens: int | None
     """Tokens of the whole cube, if they were told."""
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     """Every layer that has parameters or that sends or keeps something; then the loss and the sums of gradients."""
 
     @property
@@ -64,11 +64,11 @@ class Explanation:
         return sum(row.parameters_here for row in self.rows)
 
     @property
-    def folded(self) -> tuple[Row, ...]:
+    def folded(self) -> tuple[ReportRow, ...]:
         """The rows, with equal layers that follow each other in a stack as one."""
         return tuple(folded(self.rows))
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> ReportRow:
         """The row of one layer, by its name in `named_modules`.
 
         Raises:
@@ -118,7 +118,7 @@ def explain(
     *,
     inputs: Inputs | None = None,
     loss: Callable[[Any], Tensor] | None = None,
-) -> Explanation:
+) -> CostReport:
     """What one forward and backward pass of `model` sends and keeps on this rank, layer by layer.
 
     A dry step: the model computes with its own weights, and its collectives are counted but send nothing. So any one
@@ -167,7 +167,7 @@ def explain(
                 total = scalar_of(output, "the output") if loss is None else scalar_of(loss(output), "the loss")
             with _gradients_aside(_leaves(total)):
                 total.backward()
-    return Explanation(
+    return CostReport(
         model=type(model).__name__,
         cube=str(cube.shape),
         rank=cube.rank,
@@ -180,13 +180,13 @@ def explain(
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _layers(model: nn.Module, recorder: Recorder) -> Iterator[Row]:
+def _layers(model: nn.Module, recorder: Recorder) -> Iterator[ReportRow]:
     """The modules that have parameters, or that send or keep something."""
     counted: set[int] = set()
     for name, module in model.named_modules():
         own = [each for each in module.parameters(recurse=False) if id(each) not in counted]
         counted.update(map(id, own))
-        tally = recorder.tallies.get(name, Tally())
+        tally = recorder.tallies.get(name, LayerStats())
         told = faces_of(module)
         tally.faces = told if any(told) else tally.faces
         if any(True for _ in module.parameters(recurse=False)) or tally.forward or tally.backward or tally.saved:
@@ -199,20 +199,20 @@ def _layers(model: nn.Module, recorder: Recorder) -> Iterator[Row]:
             )
 
 
-def _beside(recorder: Recorder) -> Iterator[Row]:
+def _beside(recorder: Recorder) -> Iterator[ReportRow]:
     """What belongs to no module: the loss, and the ledger's sums of gradients, one row for each set of axes."""
     for place in (SHARED, LOSS):
-        tally = recorder.tallies.get(place, Tally())
+        tally = recorder.tallies.get(place, LayerStats())
         if tally.forward or tally.backward or tally.saved:
             yield _row(place, "", tally)
     for (axis, kind), count in sorted(recorder.sums.items()):
-        sums = Tally()
+        sums = LayerStats()
         sums.backward[axis, kind] = count
         yield _row("(sums of gradients)", f"over {axis}", sums)
 
 
-def _row(name: str, kind: str, tally: Tally, **more: Any) -> Row:
-    return Row(name=name, kind=kind, **vars(tally), **more)
+def _row(name: str, kind: str, tally: LayerStats, **more: Any) -> ReportRow:
+    return ReportRow(name=name, kind=kind, **vars(tally), **more)
 
 
 # --- what must be as before -----------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def _ledgers_aside(cubes: list[Cube], recorder: Recorder) -> Iterator[None]:
     before = [cube.ledger for cube in cubes]
     try:
         for cube in cubes:
-            cube.ledger = Ledger(cube.precision)
+            cube.ledger = GradReducer(cube.precision)
             cube.ledger.observer = recorder.sums_begin_or_end
         yield
     finally:

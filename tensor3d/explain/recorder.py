@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tensor3d.distributed.autograd_graph import walk
 from tensor3d.distributed.comm_stats import Key, Kind
 from tensor3d.explain.report import Shape
-from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D, TiedProjection3D
-from tensor3d.layers.heads import NarrowHead3D
+from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D, TiedProjection3D
+from tensor3d.layers.heads import SmallHead3D
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.sharding.activation_layout import other
 from tensor3d.sharding.layout_checks import keeps_face
@@ -132,13 +132,13 @@ def faces_of(module: nn.Module) -> tuple[str, str]:
     """
     if isinstance(module, Linear3D):
         return module.reads, other(module.face)
-    if isinstance(module, (Embedding3D, TableEmbedding3D)):
+    if isinstance(module, (Embedding3D, LookupEmbedding3D)):
         return "", "z"
     if isinstance(module, Projection3D):
         return module.reads, "y"
     if isinstance(module, TiedProjection3D):
         return "z", "y"
-    if isinstance(module, NarrowHead3D):
+    if isinstance(module, SmallHead3D):
         return module.face, ""
     face = getattr(module, "face", None)
     return (face, face) if face in ("y", "z") else ("", "")
@@ -154,7 +154,7 @@ Phase = Literal["forward", "backward", "sums"]
 
 
 @dataclass(kw_only=True)
-class Tally:
+class LayerStats:
     """What one place, a module or not, sends and keeps itself."""
 
     forward: Counter[Key] = field(default_factory=Counter)
@@ -183,7 +183,7 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, LayerStats] = {}
         self.sums: Counter[Key] = Counter()
         """Bytes that the ledger's sums of gradients receive."""
         self._model = model
@@ -208,7 +208,7 @@ class Recorder:
         self._phase = "backward"
 
     def sums_begin_or_end(self, moment: Literal["sum", "summed"]) -> None:
-        """For `Ledger.observer`."""
+        """For `GradReducer.observer`."""
         self._phase = "sums" if moment == "sum" else "backward"
 
     @contextmanager
@@ -225,7 +225,7 @@ class Recorder:
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def sent(self, axis: str, kind: Kind, received: int) -> None:
-        """For `Traffic.dry`."""
+        """For `CommCounter.dry`."""
         if self._phase == "sums":
             self.sums[axis, kind] += received
         elif self._phase == "forward":
@@ -276,8 +276,8 @@ class Recorder:
     def _place_of(self, node: Any) -> str:
         return self._places[max(0, bisect_right(self._numbers, node._sequence_nr()) - 1)]
 
-    def _tally(self, place: str) -> Tally:
-        return self.tallies.setdefault(place, Tally())
+    def _tally(self, place: str) -> LayerStats:
+        return self.tallies.setdefault(place, LayerStats())
 
 
 def _without_numbers(place: str) -> str:

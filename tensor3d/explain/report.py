@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ReportRow:
     """One layer by itself, without the layers inside it. All counts are of one rank."""
 
     name: str
@@ -88,27 +88,27 @@ class _Layer:
 
     first: int
     last: int
-    rows: list[Row]
+    rows: list[ReportRow]
 
-    def is_followed_by(self, number: int, rows: list[Row], depth: int) -> bool:
+    def is_followed_by(self, number: int, rows: list[ReportRow], depth: int) -> bool:
         if number != self.last + 1:
             return False
         return [_renamed(row, depth, "") for row in rows] == [_renamed(row, depth, "") for row in self.rows]
 
-    def folded(self, depth: int) -> list[Row]:
+    def folded(self, depth: int) -> list[ReportRow]:
         if self.first == self.last:
             return self.rows
         count, name = self.last - self.first + 1, f"{self.first}-{self.last}"
         return [replace(_renamed(row, depth, name), times=row.times * count) for row in self.rows]
 
 
-def folded(rows: Iterable[Row], depth: int = 0) -> list[Row]:
+def folded(rows: Iterable[ReportRow], depth: int = 0) -> list[ReportRow]:
     """The rows, with layers of a stack that follow each other and are equal in all but their number as one.
 
     Args:
         depth: parts of a name, between its dots, that the rows have in common.
     """
-    result: list[Row] = []
+    result: list[ReportRow] = []
     layer: _Layer | None = None
     for part, members in groupby(rows, key=lambda row: _part(row, depth)):
         group = list(members)
@@ -123,12 +123,12 @@ def folded(rows: Iterable[Row], depth: int = 0) -> list[Row]:
     return result + (layer.folded(depth) if layer else [])
 
 
-def _part(row: Row, depth: int) -> str | None:
+def _part(row: ReportRow, depth: int) -> str | None:
     parts = row.name.split(".")
     return parts[depth] if depth < len(parts) else None
 
 
-def _renamed(row: Row, depth: int, part: str) -> Row:
+def _renamed(row: ReportRow, depth: int, part: str) -> ReportRow:
     parts = row.name.split(".")
     return replace(row, name=".".join([*parts[:depth], part, *parts[depth + 1 :]]))
 
@@ -139,7 +139,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _LEFT = 4  # columns of words; those of numbers stand on the right
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[ReportRow]) -> list[str]:
     """The lines of a table of `rows`, with their sums and a legend below."""
     axes = _axes(rows)
     head = ["layer", "kind", "faces", "local shapes", "parameters", "here", *[f"over {axis}" for axis in axes], "saved"]
@@ -158,14 +158,14 @@ def amount(size: int) -> str:
     return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
-def _axes(rows: Sequence[Row]) -> list[str]:
+def _axes(rows: Sequence[ReportRow]) -> list[str]:
     """Single axes first, then those taken together, each in the cube's order."""
     found = {axis for row in rows for axis in by_axis(row.received)}
     order: list[str] = list(AXES)
     return sorted(found, key=lambda name: (name.count("+"), [order.index(part) for part in name.split("+")]))
 
 
-def _cells(row: Row, axes: list[str]) -> list[str]:
+def _cells(row: ReportRow, axes: list[str]) -> list[str]:
     received = by_axis(row.received)
     return [
         (row.name or "(the model itself)") + (f"  x{row.times}" if row.times > 1 else ""),
@@ -185,7 +185,7 @@ def _shapes(before: Shape | None, after: Shape | None) -> str:
     return " -> ".join("." if shape is None else f"({', '.join(map(str, shape))})" for shape in (before, after))
 
 
-def _totals(rows: Sequence[Row], axes: list[str]) -> list[str]:
+def _totals(rows: Sequence[ReportRow], axes: list[str]) -> list[str]:
     received: Counter[str] = Counter()
     for row in rows:
         for axis, count in by_axis(row.received).items():
@@ -205,7 +205,7 @@ def _line(cells: list[str], widths: list[int]) -> str:
     return "  ".join(columns).rstrip()
 
 
-def _legend(rows: Sequence[Row]) -> list[str]:
+def _legend(rows: Sequence[ReportRow]) -> list[str]:
     lines = [
         "parameters: elements, of the whole model and here; over <axis>: bytes that this rank receives, forward and",
         "backward; saved: bytes kept for backward, without parameters. Each row is of a layer without those inside it.",

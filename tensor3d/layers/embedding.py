@@ -16,9 +16,15 @@ from tensor3d.distributed.collectives import all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch, lies
-from tensor3d.sharding.matmul import gather_next_slab, matmul, place_in_order, scatter_slab, take_slab
-from tensor3d.sharding.param_layout import block, chunk_bounds, constant, matrix, normal, table, use, vector
-from tensor3d.sharding.redistribute import check_numbers, chosen_rows, own_rows, places_in, sums_by_row
+from tensor3d.sharding.matmul import (
+    get_gathered_weight,
+    matmul,
+    place_in_order,
+    prefetch_next_weight,
+    reduce_scatter_weight_grad,
+)
+from tensor3d.sharding.param_layout import block, chunk_bounds, constant, local_param, matrix, normal, table, vector
+from tensor3d.sharding.redistribute import check_numbers, chosen_rows, local_rows, places_in, sums_by_row
 
 
 class Embedding3D(nn.Module):
@@ -53,7 +59,7 @@ class Embedding3D(nn.Module):
         return f"{self.vocab}, {self.hidden}, ids -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
 
 
-class TableEmbedding3D(nn.Module):
+class LookupEmbedding3D(nn.Module):
     """Rows of a small table [T, H], held whole in its rows, added on face z: positions, token types. No collective.
 
     Raises:
@@ -71,10 +77,10 @@ class TableEmbedding3D(nn.Module):
     def forward(self, numbers: Tensor) -> Tensor:
         """Row numbers (M/x,) of the plane to (M/xy, H/z) on face z. A batch dim of 1 is kept."""
         if numbers.dim() == 2:
-            return in_batch(self.forward, numbers, "TableEmbedding3D")
+            return in_batch(self.forward, numbers, "LookupEmbedding3D")
         check_numbers("row numbers", numbers, self.rows, self.cube, lowest=0)
-        own = own_rows(numbers, self.cube, "z")
-        chosen = F.embedding(own, use(self.weight, table("z"), self.cube))
+        own = local_rows(numbers, self.cube, "z")
+        chosen = F.embedding(own, local_param(self.weight, table("z"), self.cube))
         return chosen.to(self.cube.precision.computed(chosen.dtype))
 
     def extra_repr(self) -> str:
@@ -118,8 +124,8 @@ class _Embedding(torch.autograd.Function):
         y, dtype = cube.axis("y"), cube.precision.computed(weight.dtype)
         # A table that does not travel is not converted: its chosen rows are.
         in_type = weight.dtype if cube.axis("x").size == 1 else dtype
-        slab = take_slab(weight, cube, y, in_type, kind="lookup", after=after).wait()
-        gather_next_slab(cube, after=after)
+        slab = get_gathered_weight(weight, cube, y, in_type, kind="lookup", after=after).wait()
+        prefetch_next_weight(cube, after=after)
         local_rows, owned = places_in(slab, ids, chunk_bounds(weight.shape[0], y.size, y.index)[0])
         ctx.save_for_backward(local_rows, owned)
         ctx.weight, ctx.cube, ctx.is_ordered, ctx.table_rows = weight, cube, True, slab.shape[0]
@@ -133,5 +139,7 @@ class _Embedding(torch.autograd.Function):
         if all(asked_for(ctx, weight)):
             local_rows, owned = ctx.saved_tensors
             sums = sums_by_row(all_gather(gradient, cube.axis("y")).wait(), local_rows, owned, ctx.table_rows)
-            cube.ledger.hand_in(weight, scatter_slab(sums, weight, cube), cube.over(*matrix("z").sum_over))
+            cube.ledger.accumulate_grad(
+                weight, reduce_scatter_weight_grad(sums, weight, cube), cube.over(*matrix("z").sum_over)
+            )
         return None, None, None, None

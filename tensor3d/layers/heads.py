@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d.distributed.collectives import all_gather, sum_copies
+from tensor3d.distributed.collectives import all_gather, all_reduce_replicated
 from tensor3d.distributed.cube import Cube
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
 from tensor3d.sharding.layout_checks import check_origin
-from tensor3d.sharding.param_layout import block, chunk_bounds, constant, copies, narrow, normal, use
+from tensor3d.sharding.param_layout import block, chunk_bounds, constant, copies, local_param, narrow, normal
 
 # --- The likeliest entries of a vocabulary whose slices lie on different ranks ----------------------------------------
 #
 # R' rows of this rank, V vocabulary, V' its slice here, k entries asked for, n members of the axis that splits it
 
 
-def likeliest(logits: Tensor, k: int, vocab: int, cube: Cube, face: Face = "y") -> tuple[Tensor, Tensor]:
+def vocab_topk(logits: Tensor, k: int, vocab: int, cube: Cube, face: Face = "y") -> tuple[Tensor, Tensor]:
     """The k entries with the largest logits of each row, largest first, and their log-probabilities. No gradient.
 
     Each member sends its own k and the logarithm of the sum of its exponentials; of equal logits the lower entry comes
@@ -42,10 +42,10 @@ def likeliest(logits: Tensor, k: int, vocab: int, cube: Cube, face: Face = "y") 
         raise ValueError(f"k must lie between 1 and the vocabulary of {vocab}. Got {k}.")
     if logits.dim() != 2 or logits.shape[1] != last - first:
         raise ValueError(
-            f"likeliest over {vocab} entries on face {face} needs logits (rows, {last - first}). Got "
+            f"vocab_topk over {vocab} entries on face {face} needs logits (rows, {last - first}). Got "
             f"{tuple(logits.shape)}."
         )
-    check_origin(logits, face, cube, "likeliest")
+    check_origin(logits, face, cube, "vocab_topk")
     wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
     values, places = _largest(wide, min(k, wide.shape[1]))
     missing = k - values.shape[1]  # a slice may be smaller than k
@@ -76,7 +76,7 @@ def _largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 # --- Heads with a handful of outputs ----------------------------------------------------------------------------------
 
 
-class NarrowHead3D(nn.Module):
+class SmallHead3D(nn.Module):
     """`x @ weight.T + bias` for few outputs (next sentence, classes, answer spans): no output columns are split.
 
     Computed in fp32 at least: the outputs are few, and what is made of them is a loss or an answer.
@@ -106,18 +106,20 @@ class NarrowHead3D(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(R', K/face) to logits (R', C), fp32 at least, the same on all members of the face's axis."""
         if x.dim() == 3:
-            return in_batch(self.forward, x, "NarrowHead3D")
+            return in_batch(self.forward, x, "SmallHead3D")
         columns = self.in_features // self.cube.axis(self.face).size
         if x.dim() != 2 or x.shape[1] != columns:
             raise ValueError(
-                f"NarrowHead3D on face {self.face} needs the local shape (rows, {columns}). Got {tuple(x.shape)}."
+                f"SmallHead3D on face {self.face} needs the local shape (rows, {columns}). Got {tuple(x.shape)}."
             )
-        check_origin(x, self.face, self.cube, f"NarrowHead3D ({self.in_features} -> {self.classes})")
+        check_origin(x, self.face, self.cube, f"SmallHead3D ({self.in_features} -> {self.classes})")
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        weight = use(self.weight, narrow(self.face), self.cube).to(x.dtype)
+        weight = local_param(self.weight, narrow(self.face), self.cube).to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            logits = sum_copies(x @ weight.t(), self.cube.axis(self.face))
-        return logits if self.bias is None else logits + use(self.bias, copies(self.face), self.cube).to(logits.dtype)
+            logits = all_reduce_replicated(x @ weight.t(), self.cube.axis(self.face))
+        if self.bias is None:
+            return logits
+        return logits + local_param(self.bias, copies(self.face), self.cube).to(logits.dtype)
 
     def extra_repr(self) -> str:
         reads = lies(self.in_features, self.face, self.cube)

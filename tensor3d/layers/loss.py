@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from tensor3d.distributed.collectives import gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.norm_kernels import widened
-from tensor3d.ops.row_chunks import are_at_hand, in_parts, rows_at_once
+from tensor3d.ops.row_chunks import chunk_rows, is_host_readable, iter_row_chunks
 from tensor3d.sharding.activation_layout import Face, check_face
 from tensor3d.sharding.layout_checks import check_origin
 from tensor3d.sharding.param_layout import chunk_bounds
@@ -38,7 +38,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
 
     Returns:
         losses (R',), 0 where the label is -100, and predictions (R',) int64; both the same on all members of the axis.
-        Sum the losses over rows with `sum_copies(..., cube.over("data", "x", other(face)))`.
+        Sum the losses over rows with `all_reduce_replicated(..., cube.over("data", "x", other(face)))`.
 
     Raises:
         ValueError: local shapes that do not fit, or (on the CPU) a label that is none; on a device its loss is nan.
@@ -52,7 +52,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
             f". Got {tuple(logits.shape)} and {tuple(labels.shape)}."
         )
     check_origin(logits, face, cube, "cross_entropy")
-    if are_at_hand(labels):
+    if is_host_readable(labels):
         wrong = labels[~_are_labels(labels, vocab)]
         if wrong.numel():
             raise ValueError(f"labels must be at least 0 and below {vocab}, or {IGNORED}. Got {int(wrong[0])}.")
@@ -71,7 +71,7 @@ class _CrossEntropy(torch.autograd.Function):
         owned = (labels >= first) & (labels < last)
         target = torch.where(owned, labels - first, 0)
         matrices = (logits, target.unsqueeze(1), owned.unsqueeze(1))
-        parts = [matrices] if _is_whole(logits, cube) else in_parts(*matrices)
+        parts = [matrices] if _is_whole(logits, cube) else iter_row_chunks(*matrices)
         of_rows = [cube.regions(_row_statistics, *part) for part in parts]
         statistics = gather_statistics(of_rows[0] if len(of_rows) == 1 else torch.cat(of_rows), axis)
         losses, place, log_sum = cube.regions(_combined, statistics, labels.unsqueeze(1), vocab)
@@ -90,7 +90,7 @@ class _CrossEntropy(torch.autograd.Function):
         if _is_whole(logits, ctx.cube):
             return ctx.cube.regions(region, logits, *columns), None, None, None, None
         result = torch.empty_like(logits)
-        for place, *part in in_parts(result, logits, *columns):
+        for place, *part in iter_row_chunks(result, logits, *columns):
             place.copy_(ctx.cube.regions(region, *part))
         return result, None, None, None, None
 
@@ -98,7 +98,7 @@ class _CrossEntropy(torch.autograd.Function):
 def _is_whole(logits: Tensor, cube: Cube) -> bool:
     """Whether all rows are taken at once: those of a device, and, if few, of a CPU; and where a compiled region lets
     nothing come and go."""
-    return cube.speed.compile or logits.device.type != "cpu" or logits.shape[0] <= rows_at_once(logits.shape[1])
+    return cube.speed.compile or logits.device.type != "cpu" or logits.shape[0] <= chunk_rows(logits.shape[1])
 
 
 # --- regions: rows of a matrix each, (R', V') or (R', 1) ------------------------------------------------------------

@@ -17,7 +17,7 @@ from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.ops.activations import Activation, biased, biased_backward
-from tensor3d.ops.dropout import draw_kept, dropped, scale_of
+from tensor3d.ops.dropout import dropped, keep_mask, scale_of
 from tensor3d.sharding.activation_layout import Face, check_divides
 from tensor3d.sharding.param_layout import local, vector
 
@@ -47,14 +47,14 @@ class _BiasActivation(torch.autograd.Function):
         cube = ctx.cube
         dx, dbias = cube.regions(biased_backward, dy, saved, local(bias), ctx.name)
         if all(asked_for(ctx, ctx.bias)):
-            cube.ledger.hand_in(ctx.bias, dbias, cube.over(*vector(ctx.face).sum_over))
+            cube.ledger.accumulate_grad(ctx.bias, dbias, cube.over(*vector(ctx.face).sum_over))
         return dx, None, None, None, None
 
 
 def add_dropped(residual: Tensor, x: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
     """residual + dropout(x) on `face`. Sends nothing; saves a byte an element."""
     check_dropout(dropout, cube)
-    return _AddDropped.apply(residual, x, draw_kept(x, dropout), dropout, cube, face)
+    return _AddDropped.apply(residual, x, keep_mask(x, dropout), dropout, cube, face)
 
 
 class _AddDropped(torch.autograd.Function):

@@ -17,7 +17,7 @@ from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, widened
 from tensor3d.ops.dropout import drop
-from tensor3d.ops.row_chunks import in_parts, together
+from tensor3d.ops.row_chunks import iter_row_chunks, together
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
 from tensor3d.sharding.layout_checks import check_origin
 from tensor3d.sharding.param_layout import constant, local, vector
@@ -156,9 +156,9 @@ class _LayerNorm(torch.autograd.Function):
         over = cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
         if needs_weight:
-            cube.ledger.hand_in(ctx.weight, product.sum(0), over)
+            cube.ledger.accumulate_grad(ctx.weight, product.sum(0), over)
         if needs_bias:
-            cube.ledger.hand_in(ctx.bias, wide_dy.sum(0), over)
+            cube.ledger.accumulate_grad(ctx.bias, wide_dy.sum(0), over)
         means = summing.wait() / (x.shape[1] * axis.size)
         dx = (wide_dy * gain).sub_(means[:, :1]).sub_(normal.mul_(means[:, 1:])).mul_(rstd)
         return dx.to(dy.dtype), None, None, None, None, None
@@ -202,9 +202,9 @@ class _LayerNormAlone(torch.autograd.Function):
         else:
             dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), _shifted(x), [x.shape[1]], mean, rstd, gain, gain, asked)
         if needs_weight:
-            ctx.cube.ledger.hand_in(ctx.weight, dgain, over)
+            ctx.cube.ledger.accumulate_grad(ctx.weight, dgain, over)
         if needs_bias:
-            ctx.cube.ledger.hand_in(ctx.bias, dshift, over)
+            ctx.cube.ledger.accumulate_grad(ctx.bias, dshift, over)
         return dx.to(dy.dtype), None, None, None, None, None
 
 
@@ -215,7 +215,7 @@ def _is_narrow(x: Tensor) -> bool:
 def _normalised_in_parts(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and mean and 1/deviation of each row."""
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    of_rows = [_normalised_part(*part, gain=gain, shift=shift, eps=eps) for part in in_parts(result, x)]
+    of_rows = [_normalised_part(*part, gain=gain, shift=shift, eps=eps) for part in iter_row_chunks(result, x)]
     mean, rstd = (torch.cat(each) for each in zip(*of_rows, strict=True))
     return result, mean, rstd
 
@@ -233,7 +233,7 @@ def _backward_in_parts(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of x, gain and shift; the last two as `asked`."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    sums = [_backward_of_part(*part, gain=gain, asked=asked) for part in in_parts(dx, dy, x, mean, rstd)]
+    sums = [_backward_of_part(*part, gain=gain, asked=asked) for part in iter_row_chunks(dx, dy, x, mean, rstd)]
     dgain, dshift = (None if each[0] is None else together(each) for each in zip(*sums, strict=True))
     return dx, dgain, dshift
 
@@ -276,7 +276,7 @@ class _RMSNorm(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             summing = all_reduce((product @ gain).unsqueeze(1), axis)
         if all(asked_for(ctx, ctx.weight)):
-            cube.ledger.hand_in(ctx.weight, product.sum(0), cube.over(*vector(ctx.face).sum_over))
+            cube.ledger.accumulate_grad(ctx.weight, product.sum(0), cube.over(*vector(ctx.face).sum_over))
         mean = summing.wait() / (x.shape[1] * axis.size)
         dx = (wide_dy * gain).sub_(normal.mul_(mean)).mul_(rrms)
         return dx.to(dy.dtype), None, None, None, None

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from tensor3d.distributed.collectives import all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
-from tensor3d.ops.dropout import draw_kept, dropped, scale_of
+from tensor3d.ops.dropout import dropped, keep_mask, scale_of
 from tensor3d.sharding.activation_layout import Face
 from tensor3d.sharding.param_layout import local, vector
 
@@ -76,7 +76,7 @@ def add_and_norm(
     Sends what `LayerNorm3D` does. Saved for backward: the sum (a single addend: itself), three numbers a row, and with
     dropout a byte an element.
     """
-    kept = draw_kept(addends[-1], dropout) if dropout else None
+    kept = keep_mask(addends[-1], dropout) if dropout else None
     return _AddAndNorm.apply(weight, bias, cube, face, eps, kept, dropout, *addends)
 
 
@@ -123,9 +123,9 @@ class _AddAndNorm(torch.autograd.Function):
             summing = all_reduce(sums, axis)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
         if needs_weight:
-            cube.ledger.hand_in(ctx.weight, dgain, over)
+            cube.ledger.accumulate_grad(ctx.weight, dgain, over)
         if needs_bias:
-            cube.ledger.hand_in(ctx.bias, dshift, over)
+            cube.ledger.accumulate_grad(ctx.bias, dshift, over)
         if axis.size > 1:
             dx, ddropped = cube.regions(norm_input, *inputs, summing.wait(), axis.size, kept, scale)
         addends = len(ctx.needs_input_grad) - 7

@@ -13,7 +13,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend
-from tensor3d.batches.row_queries import ChosenRows
+from tensor3d.batches.row_queries import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.attention import Attention3D, Recompute
@@ -136,7 +136,7 @@ class Block3D(nn.Module):
         self.mlp, self.mlp_norm = mlp, mlp_norm
         self.dropout = dropout
 
-    def forward(self, x: Tensor, sequences: Sequences, chosen: ChosenRows | None = None) -> Tensor:
+    def forward(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None = None) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
 
         Args:
@@ -150,7 +150,7 @@ class Block3D(nn.Module):
             return result
         return self._blocks(x, sequences, chosen)
 
-    def _blocks(self, x: Tensor, sequences: Sequences, chosen: ChosenRows | None) -> Tensor:
+    def _blocks(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
         if self.norm == "pre":
             x = self._added(self._kept(x, chosen), self._attend(self.attention_norm(x), sequences, chosen))
             return self._added(x, self.mlp(self.mlp_norm(x)))
@@ -176,11 +176,11 @@ class Block3D(nn.Module):
             result = norm(x + dropout(part))
         return result
 
-    def _attend(self, x: Tensor, sequences: Sequences, chosen: ChosenRows | None) -> Tensor:
+    def _attend(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
         mixed: Tensor = self.attention(x, sequences) if chosen is None else self.attention(x, sequences, chosen.own)
         return mixed
 
-    def _kept(self, x: Tensor, chosen: ChosenRows | None) -> Tensor:
+    def _kept(self, x: Tensor, chosen: RowSelection | None) -> Tensor:
         """Of the residual stream, what goes on."""
         return x if chosen is None else select(x, chosen.rows, self.dropout.cube)
 

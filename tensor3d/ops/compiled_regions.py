@@ -31,7 +31,7 @@ def _alone(own: str) -> Sequence[str]:
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"compile_threads": 1}
 
 
-class Regions:
+class CompiledRegions:
     """Runs regions, compiled or as they are written. One on each cube, used by its layers.
 
     Each is compiled at its first call, for the types and columns that it meets; the number of rows is left open.
@@ -75,9 +75,9 @@ class Regions:
                 self._made[key] = own
             return cast("R", self._made[key](*plain))
 
-    def switched(self, compiled: bool) -> Regions:
+    def switched(self, compiled: bool) -> CompiledRegions:
         """These, or new ones where they are not as told."""
-        return self if compiled == self.compiled else Regions(compiled, self._device)
+        return self if compiled == self.compiled else CompiledRegions(compiled, self._device)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_made": {}}  # a stored model takes its cube along; code is made anew

@@ -25,7 +25,7 @@ def drop(x: Tensor, p: float) -> Tensor:
 class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        kept = draw_kept(x, p)
+        kept = keep_mask(x, p)
         ctx.save_for_backward(kept)
         ctx.p, ctx.keeps_face = p, True
         return only(x, kept).mul_(gain_of(p))
@@ -36,7 +36,7 @@ class _Drop(torch.autograd.Function):
         return only(gradient, kept).mul_(gain_of(ctx.p)), None
 
 
-def draw_kept(like: Tensor, p: float) -> Tensor:
+def keep_mask(like: Tensor, p: float) -> Tensor:
     """1 where dropout leaves an element of a tensor of that shape, with a probability of 1 - p, else 0.
 
     To a multiple of 2^-16, by which `gain_of` goes, too; one of so many stays always, times 0 where p is 1. In uint8:
@@ -69,6 +69,6 @@ def scale_of(p: float, like: Tensor) -> Tensor:
 
 
 def dropped(x: Tensor, kept: Tensor, scale: Tensor | None) -> Tensor:
-    """x after dropout that leaves what is `kept` (`draw_kept`), times `scale` (`scale_of`): part of a region."""
+    """x after dropout that leaves what is `kept` (`keep_mask`), times `scale` (`scale_of`): part of a region."""
     assert scale is not None, "a mask comes with its scale"
     return (x.to(scale.dtype) * kept * scale).to(x.dtype)

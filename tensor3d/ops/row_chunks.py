@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 # --- Which tensors the host may look into -----------------------------------------------------------------------------
 
 
-def are_at_hand(tensor: Tensor) -> bool:
+def is_host_readable(tensor: Tensor) -> bool:
     """Whether the host can read its values now. On a device it would have to wait, and a fake tensor has none."""
     return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
@@ -23,14 +23,14 @@ _AT_ONCE = 2**19
 """Elements."""
 
 
-def rows_at_once(columns: int) -> int:
+def chunk_rows(columns: int) -> int:
     """How many rows of so many columns are taken at a time."""
     return max(1, _AT_ONCE // max(1, columns))
 
 
-def in_parts(*matrices: Tensor) -> list[tuple[Tensor, ...]]:
-    """Rows of each of them, in order: as many at a time as `rows_at_once` says of the first."""
-    rows = rows_at_once(matrices[0].shape[1])
+def iter_row_chunks(*matrices: Tensor) -> list[tuple[Tensor, ...]]:
+    """Rows of each of them, in order: as many at a time as `chunk_rows` says of the first."""
+    rows = chunk_rows(matrices[0].shape[1])
     return list(zip(*(each.split(rows) for each in matrices), strict=True))
 
 
@@ -40,7 +40,7 @@ def sum_of_rows(matrix: Tensor, dtype: torch.dtype) -> Tensor:
         return matrix.sum(0, dtype=dtype)
     # A sum in another type than its elements' converts all of them first on a CPU.
     wide = torch.promote_types(dtype, torch.float32)
-    return together(part.sum(0, dtype=wide) for (part,) in in_parts(matrix)).to(dtype)
+    return together(part.sum(0, dtype=wide) for (part,) in iter_row_chunks(matrix)).to(dtype)
 
 
 def together(sums: Iterable[Tensor]) -> Tensor:

@@ -1,8 +1,8 @@
 """Optimisers of logical tensors, the loss scale of fp16, and learning rates over a run."""
 
 from tensor3d.optim.adam import AdamW, decay_groups
-from tensor3d.optim.grad_scaler import LossScaler
+from tensor3d.optim.grad_scaler import GradScaler
 from tensor3d.optim.lamb import Lamb
-from tensor3d.optim.lr_schedule import LearningRate
+from tensor3d.optim.lr_schedule import LRSchedule
 
-__all__ = ["AdamW", "Lamb", "LearningRate", "LossScaler", "decay_groups"]
+__all__ = ["AdamW", "GradScaler", "LRSchedule", "Lamb", "decay_groups"]

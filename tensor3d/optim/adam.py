@@ -22,7 +22,7 @@ Groups = Iterable[nn.Parameter] | Iterable[Group]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class ParamGroupShards:
     """This rank's blocks of those parameters of a group that have a gradient, of one type. A block may be empty."""
 
     group: Group
@@ -36,7 +36,7 @@ class Blocks:
     """Scalars, fp32: steps that were done, without the skipped ones."""
 
 
-class MomentOptimizer(Optimizer):
+class ShardedAdamBase(Optimizer):
     """An optimiser with Adam's two moments, on the parameters of a cube.
 
     Kernels run on local blocks: arithmetic on DTensors of a four-axis mesh starts slowly. State lies as the parameters
@@ -86,7 +86,7 @@ class MomentOptimizer(Optimizer):
         """One step on the gradients that are there; parameters without one stay. Every rank calls it alike.
 
         Raises:
-            ValueError: gradients are still held back by `Cube.accumulating`, or `found_inf` is no scalar of fp32.
+            ValueError: gradients are still held back by `Cube.no_sync`, or `found_inf` is no scalar of fp32.
         """
         loss = None
         if closure is not None:
@@ -94,7 +94,7 @@ class MomentOptimizer(Optimizer):
                 loss = closure()
         if self.cube.ledger.holds_back:
             raise ValueError(
-                "gradients are still held back by Cube.accumulating and would be missing. Run the last micro-batch's "
+                "gradients are still held back by Cube.no_sync and would be missing. Run the last micro-batch's "
                 "backward outside of it, or give the step up with cube.ledger.discard()."
             )
         if self.found_inf is not None and (self.found_inf.dtype != torch.float32 or self.found_inf.numel() != 1):
@@ -109,10 +109,10 @@ class MomentOptimizer(Optimizer):
         return loss
 
     @abstractmethod
-    def _advance(self, work: list[Blocks]) -> None:
+    def _advance(self, work: list[ParamGroupShards]) -> None:
         """Updates weights and moments."""
 
-    def _adam(self, blocks: Blocks, into: list[Tensor], *, lr: float, weight_decay: float) -> None:
+    def _adam(self, blocks: ParamGroupShards, into: list[Tensor], *, lr: float, weight_decay: float) -> None:
         """Moves the moments, and `into` by Adam's step: torch's own kernel, in one launch for all blocks."""
         if self.found_inf is None:
             torch._foreach_add_(blocks.steps, 1)
@@ -136,7 +136,7 @@ class MomentOptimizer(Optimizer):
             found_inf=self.found_inf,
         )
 
-    def _blocks(self, group: Group) -> list[Blocks]:
+    def _blocks(self, group: Group) -> list[ParamGroupShards]:
         """One for each type: a kernel takes tensors of one type."""
         by_type: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in group["params"]:
@@ -144,12 +144,12 @@ class MomentOptimizer(Optimizer):
                 by_type.setdefault(parameter.dtype, []).append(parameter)
         return [self._of_one_type(group, parameters) for parameters in by_type.values()]
 
-    def _of_one_type(self, group: Group, parameters: list[nn.Parameter]) -> Blocks:
+    def _of_one_type(self, group: Group, parameters: list[nn.Parameter]) -> ParamGroupShards:
         for parameter in parameters:
             if not self.state[parameter]:  # a loaded state that knew nothing of it
                 self.state[parameter] = _fresh(parameter)
         states = [self.state[parameter] for parameter in parameters]
-        return Blocks(
+        return ParamGroupShards(
             group=group,
             parameters=parameters,
             weights=[local(p) for p in parameters],
@@ -198,16 +198,16 @@ def _zeros(parameter: nn.Parameter) -> Tensor:
 # --- AdamW on the cube ------------------------------------------------------------------------------------------------
 
 
-class AdamW(MomentOptimizer):
+class AdamW(ShardedAdamBase):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, Algorithm 2): torch's fused kernel on local blocks.
 
     Element by element it needs nothing of other ranks: nothing is sent. State a parameter: `step`, `exp_avg`,
     `exp_avg_sq`, named and stored as those of `torch.optim.AdamW`, whose checkpoints it reads.
 
-    Args, Raises: see `MomentOptimizer`.
+    Args, Raises: see `ShardedAdamBase`.
     """
 
-    def _advance(self, work: list[Blocks]) -> None:
+    def _advance(self, work: list[ParamGroupShards]) -> None:
         for blocks in work:
             self._adam(blocks, blocks.weights, lr=blocks.group["lr"], weight_decay=blocks.group["weight_decay"])
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.distributed.cube import Cube
 from tensor3d.sharding.layout_checks import refuse_plain
-from tensor3d.sharding.param_layout import is_counted_here, local
+from tensor3d.sharding.param_layout import local, owns_for_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, cube: C
         The norm before clipping, a scalar, the same on every rank; not finite if any gradient on any rank is not.
 
     Raises:
-        ValueError: `max_norm` is not above 0, gradients are still held back by `Cube.accumulating`, or a parameter is
+        ValueError: `max_norm` is not above 0, gradients are still held back by `Cube.no_sync`, or a parameter is
             a plain tensor on a cube of several ranks.
     """
     return clip_gradients(parameters, max_norm, cube).total
@@ -70,7 +70,7 @@ def clip_gradients(
         raise ValueError(f"max_norm must be above 0 (inf: measure only). Got {max_norm}.")
     if cube.ledger.holds_back:
         raise ValueError(
-            "gradients are still held back by Cube.accumulating and would be missing. Run the last micro-batch's "
+            "gradients are still held back by Cube.no_sync and would be missing. Run the last micro-batch's "
             "backward outside of it, or give the step up with cube.ledger.discard()."
         )
     held = [p for p in parameters if p.grad is not None]
@@ -78,7 +78,7 @@ def clip_gradients(
     gradients = [local(p.grad) for p in held if p.grad is not None]
     dtype = reduce(torch.promote_types, (gradient.dtype for gradient in gradients), torch.float32)
     parts = _norms(gradients, dtype, cube)
-    numbers = _square(parts, [is_counted_here(p, cube) for p in held]).reshape(1)
+    numbers = _square(parts, [owns_for_norm(p, cube) for p in held]).reshape(1)
     if along is not None:
         numbers = torch.cat([numbers, along.to(dtype)])
     numbers = all_reduce(numbers, cube.over("data", "x", "y", "z")).wait()

@@ -17,7 +17,7 @@ At 2**-24 a gradient of 2**39 still fits, so what is not finite then is so at an
 such steps would leave a scale of 0, from which nothing comes back. The reciprocals of both are exact."""
 
 
-class LossScaler:
+class GradScaler:
     """Multiplies the loss, so that small gradients survive fp16, and finds the largest scale that does not overflow.
 
     A step whose gradients are not finite is skipped and multiplies the scale by `backoff_factor`; `growth_interval`

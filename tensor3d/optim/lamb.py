@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.distributed.cube import Cube
-from tensor3d.optim.adam import Blocks, Groups, MomentOptimizer
-from tensor3d.sharding.param_layout import is_counted_here
+from tensor3d.optim.adam import Groups, ParamGroupShards, ShardedAdamBase
+from tensor3d.sharding.param_layout import owns_for_norm
 
 
-class Lamb(MomentOptimizer):
+class Lamb(ShardedAdamBase):
     """LAMB (You et al. 2020, arXiv 1904.00962, Algorithm 2), as NVIDIA's BERT is trained with it.
 
         m, v = moments of the gradient, as Adam's                  per element
@@ -30,7 +30,7 @@ class Lamb(MomentOptimizer):
 
     Args:
         adapt_all: also scale by the ratio where nothing decays ("NVLAMB" proper, and the paper).
-        groups, lr, betas, eps, weight_decay: see `MomentOptimizer`.
+        groups, lr, betas, eps, weight_decay: see `ShardedAdamBase`.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Lamb(MomentOptimizer):
     def __getstate__(self) -> dict[str, object]:
         return super().__getstate__() | {"adapt_all": self.adapt_all}
 
-    def _advance(self, work: list[Blocks]) -> None:
-        adapted: list[Blocks] = []
+    def _advance(self, work: list[ParamGroupShards]) -> None:
+        adapted: list[ParamGroupShards] = []
         for blocks in work:
             if blocks.group["weight_decay"] > 0 or self.adapt_all:
                 adapted.append(blocks)
@@ -64,7 +64,7 @@ class Lamb(MomentOptimizer):
             torch._foreach_mul_(directions, mine)
             self._descend(blocks, directions)
 
-    def _updates(self, blocks: Blocks) -> list[Tensor]:
+    def _updates(self, blocks: ParamGroupShards) -> list[Tensor]:
         """u of each block. Of a skipped step decay * w alone: finite, and not used."""
         updates = [torch.empty_like(weight) for weight in blocks.weights]
         torch._foreach_zero_(updates)
@@ -73,7 +73,7 @@ class Lamb(MomentOptimizer):
         torch._foreach_add_(updates, blocks.weights, alpha=blocks.group["weight_decay"])
         return updates
 
-    def _ratios(self, adapted: Sequence[Blocks], updates: Sequence[list[Tensor]]) -> list[Tensor]:
+    def _ratios(self, adapted: Sequence[ParamGroupShards], updates: Sequence[list[Tensor]]) -> list[Tensor]:
         """|w| / |u| of each logical tensor, scalars, the same on every rank."""
         parameters = [p for blocks in adapted for p in blocks.parameters]
         if not parameters:
@@ -92,10 +92,10 @@ class Lamb(MomentOptimizer):
         norms = torch._foreach_norm(blocks, 2, dtype=dtype)
         # No mask made on the host: sending it to a GPU would wait for the GPU.
         nothing = torch.zeros((), dtype=dtype, device=self.cube.device)
-        counted = (is_counted_here(parameter, self.cube) for parameter in parameters)
+        counted = (owns_for_norm(parameter, self.cube) for parameter in parameters)
         return torch.stack([n if counts else nothing for n, counts in zip(norms, counted, strict=True)]).square()
 
-    def _descend(self, blocks: Blocks, directions: list[Tensor]) -> None:
+    def _descend(self, blocks: ParamGroupShards, directions: list[Tensor]) -> None:
         """w -= lr * direction, or nothing in a skipped step: torch's kernel knows `found_inf`."""
         torch._fused_sgd_(
             blocks.weights,

@@ -10,7 +10,7 @@ Kind = Literal["linear", "polynomial", "cosine", "wsd", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningRate:
+class LRSchedule:
     """A linear rise to the peak, then a schedule. Steps count from 0; step n follows n finished ones.
 
     | kind         | after the rise, as a share of the peak                                                       |

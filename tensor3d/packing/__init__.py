@@ -1,14 +1,14 @@
 """Filling packs of one capacity with whole sequences.
 
-A planner turns a histogram of lengths into a `Plan`; `assign` puts real sequences into its packs.
+A planner turns a histogram of lengths into a `PackingPlan`; `assign` puts real sequences into its packs.
 `StreamPacker` packs sequences as they come and `pack_batch` those of one batch, without a plan.
 """
 
-from tensor3d.packing.assign import Packs, assign
+from tensor3d.packing.assign import PackAssignment, assign
 from tensor3d.packing.balance import Work, attended, deal, imbalance
 from tensor3d.packing.batch import pack_batch, pack_evenly, restore_order
 from tensor3d.packing.limits import Limits
-from tensor3d.packing.plan import LowerBound, Plan, Strategy, fingerprint_of, load_plan, save_plan
+from tensor3d.packing.plan import LowerBound, PackingPlan, PackPattern, fingerprint_of, load_plan, save_plan
 from tensor3d.packing.planners import PLANNERS, Planner, lp, lpfhp, nnlshp, padded, spfhp
 from tensor3d.packing.scaling_rules import packed_betas, packs_per_step
 from tensor3d.packing.stream import StreamPacker, pack_stream
@@ -17,10 +17,10 @@ __all__ = [
     "PLANNERS",
     "Limits",
     "LowerBound",
-    "Packs",
-    "Plan",
+    "PackAssignment",
+    "PackPattern",
+    "PackingPlan",
     "Planner",
-    "Strategy",
     "StreamPacker",
     "Work",
     "assign",

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.packing.plan import Plan
+from tensor3d.packing.plan import PackingPlan
 
 _PACKS_AT_ONCE = 2**20
 """Packs that are put in their random order together, to spare memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Packs:
+class PackAssignment:
     """Which sequences lie in which pack, as compressed rows."""
 
     offsets: NDArray[np.int64]
@@ -40,7 +40,7 @@ class Packs:
         return sums
 
 
-def assign(plan: Plan, lengths: NDArray[np.integer], rng: np.random.Generator) -> Packs:
+def assign(plan: PackingPlan, lengths: NDArray[np.integer], rng: np.random.Generator) -> PackAssignment:
     """Puts real sequences into the packs of a plan, both in random order.
 
     Args:
@@ -69,7 +69,7 @@ def assign(plan: Plan, lengths: NDArray[np.integer], rng: np.random.Generator) -
         part = slice(first, first + _PACKS_AT_ONCE)
         begin, end = offsets[first], offsets[min(part.stop, len(held))]
         sequences[begin:end] = planned[np.repeat(begins[part] - offsets[:-1][part], held[part]) + np.arange(begin, end)]
-    return Packs(offsets=offsets, sequences=sequences)
+    return PackAssignment(offsets=offsets, sequences=sequences)
 
 
 def _by_length(lengths: NDArray[np.integer], rng: np.random.Generator) -> NDArray[np.integer]:
@@ -84,7 +84,7 @@ def _by_length(lengths: NDArray[np.integer], rng: np.random.Generator) -> NDArra
     return order
 
 
-def _in_plan_order(plan: Plan, by_length: NDArray[np.integer]) -> NDArray[np.integer]:
+def _in_plan_order(plan: PackingPlan, by_length: NDArray[np.integer]) -> NDArray[np.integer]:
     """(sequences,): those of the first pack of the first strategy, of the second, and so on."""
     counts = plan.histogram()
     next_of = (np.cumsum(counts) - counts).tolist()
@@ -100,7 +100,7 @@ def _in_plan_order(plan: Plan, by_length: NDArray[np.integer]) -> NDArray[np.int
     return planned
 
 
-def _check(plan: Plan, lengths: NDArray[np.integer]) -> None:
+def _check(plan: PackingPlan, lengths: NDArray[np.integer]) -> None:
     if not np.issubdtype(lengths.dtype, np.integer):
         raise ValueError(f"lengths must be whole numbers. Got {lengths.dtype}.")
     if lengths.ndim != 1 or len(lengths) != plan.sequences:

@@ -60,7 +60,7 @@ def _search(cost: NDArray[np.float64], load: NDArray[np.float64], dealt: NDArray
     mean = float(load[judged].sum(axis=1).max()) / bins
     turn = idle = 0
     for _ in range(_PASSES):
-        heavy, light = meetings(load[judged].max(axis=0), mean, limit, turn)
+        heavy, light = exchange_schedule(load[judged].max(axis=0), mean, limit, turn)
         if not light.size or idle == _IDLE:
             return
         turn += light.size
@@ -76,7 +76,7 @@ def _search(cost: NDArray[np.float64], load: NDArray[np.float64], dealt: NDArray
         load[:, other] += lighter
 
 
-def meetings(
+def exchange_schedule(
     score: NDArray[np.float64], mean: float, limit: int, turn: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Heavy bins (h,), heaviest first, and the other bins (h, p) that each meets in this pass, all different.

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.packing.assign import Packs
+from tensor3d.packing.assign import PackAssignment
 from tensor3d.packing.limits import MAX_CAPACITY, Limits
-from tensor3d.packing.plan import Plan
+from tensor3d.packing.plan import PackingPlan
 from tensor3d.packing.planners import lpfhp
 from tensor3d.packing.stream import StreamPacker
 
@@ -32,7 +32,7 @@ def pack_batch(
     budget: int | None = None,
     costs: Sequence[int] | NDArray[np.integer] | None = None,
     multiple_of: int = 1,
-) -> Packs:
+) -> PackAssignment:
     """Packs the sequences of one batch, where there is no time for a plan and no corpus to plan for.
 
     Best fit, longest first; where that leaves something to gain (often because of `max_sequences`), also as
@@ -65,16 +65,16 @@ def pack_batch(
         if len(other) < plan.packs:
             packs = _by_lists(other)
     empty = -len(packs) % multiple_of
-    return Packs(offsets=np.pad(packs.offsets, (0, empty), mode="edge"), sequences=packs.sequences)
+    return PackAssignment(offsets=np.pad(packs.offsets, (0, empty), mode="edge"), sequences=packs.sequences)
 
 
 @overload
-def restore_order(packs: Packs, values: Tensor) -> Tensor: ...
+def restore_order(packs: PackAssignment, values: Tensor) -> Tensor: ...
 @overload
-def restore_order(packs: Packs, values: NDArray[Scalar]) -> NDArray[Scalar]: ...
+def restore_order(packs: PackAssignment, values: NDArray[Scalar]) -> NDArray[Scalar]: ...
 @overload
-def restore_order(packs: Packs, values: list[Item]) -> list[Item]: ...
-def restore_order(packs: Packs, values: Any) -> Any:
+def restore_order(packs: PackAssignment, values: list[Item]) -> list[Item]: ...
+def restore_order(packs: PackAssignment, values: Any) -> Any:
     """Puts one value a sequence, in the order of the packs, back into the order in which the sequences were given.
 
     Args:
@@ -126,17 +126,17 @@ def _pack_bound(lengths: NDArray[np.int64], limits: Limits) -> int:
     return max(-(-tokens // limits.capacity), -(-len(lengths) // limits.max_sequences), long)
 
 
-def _by_plan(plan: Plan, lengths: NDArray[np.int64]) -> Packs:
+def _by_plan(plan: PackingPlan, lengths: NDArray[np.int64]) -> PackAssignment:
     """The n-th slot of a length gets the n-th sequence of that length."""
     sizes = np.repeat([len(each.lengths) for each in plan.strategies], [each.repeat for each in plan.strategies])
     slots = np.concatenate([np.tile(each.lengths, each.repeat) for each in plan.strategies])
     sequences = np.empty(len(lengths), dtype=np.int64)
     sequences[np.argsort(slots, kind="stable")] = np.argsort(lengths, kind="stable")
-    return Packs(offsets=_offsets(sizes), sequences=sequences)
+    return PackAssignment(offsets=_offsets(sizes), sequences=sequences)
 
 
-def _by_lists(packs: list[list[int]]) -> Packs:
-    return Packs(
+def _by_lists(packs: list[list[int]]) -> PackAssignment:
+    return PackAssignment(
         offsets=_offsets(np.array([len(pack) for pack in packs])),
         sequences=np.fromiter(chain.from_iterable(packs), dtype=np.int64),
     )
@@ -155,7 +155,9 @@ _EVEN_ENOUGH = 200
 """A capacity one in this many above the bound is not worth a further attempt."""
 
 
-def pack_evenly(lengths: Sequence[int] | NDArray[np.integer], packs: int, *, multiple_of: int = 1) -> tuple[int, Packs]:
+def pack_evenly(
+    lengths: Sequence[int] | NDArray[np.integer], packs: int, *, multiple_of: int = 1
+) -> tuple[int, PackAssignment]:
     """A batch in no more than `packs` packs of the smallest capacity that is found; empty ones at the end.
 
     Where a step works on one batch at a time, as in fine-tuning and inference: each rank gets one pack, and all are as
@@ -204,7 +206,7 @@ def _capacity_bound(lengths: NDArray[np.integer], packs: int) -> int:
     return max(-(-int(lengths.sum()) // packs), int(shared.max()))
 
 
-def _least_loaded(lengths: NDArray[np.integer], packs: int) -> tuple[Packs, int]:
+def _least_loaded(lengths: NDArray[np.integer], packs: int) -> tuple[PackAssignment, int]:
     """Each sequence in the pack with the fewest tokens, longest first; and the most tokens of a pack."""
     loads = [(0, pack) for pack in range(packs)]
     members: list[list[int]] = [[] for _ in range(packs)]
@@ -216,4 +218,4 @@ def _least_loaded(lengths: NDArray[np.integer], packs: int) -> tuple[Packs, int]
     sequences = np.empty(len(lengths), dtype=np.int64)
     for (first, last), of_pack in zip(pairwise(sizes.tolist()), members, strict=True):
         sequences[first:last] = of_pack
-    return Packs(offsets=sizes, sequences=sequences), max(loads)[0]
+    return PackAssignment(offsets=sizes, sequences=sequences), max(loads)[0]

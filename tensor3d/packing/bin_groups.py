@@ -17,7 +17,7 @@ class _Filling(NamedTuple):
     cost: int
 
 
-class Shelf:
+class BinGroups:
     """Numbers of packs by filling; those that can still grow are sorted by free slots.
 
     The time depends on how many lengths and fillings there are and not on how many sequences.
@@ -115,7 +115,7 @@ class Shelf:
 
 def best_fit(counts: Mapping[int, int], limits: Limits) -> dict[tuple[int, ...], int]:
     """Packs by the lengths in them, longest first. `counts`: sequences by length, see `Limits.counts`."""
-    shelf = Shelf(limits)
+    shelf = BinGroups(limits)
     for length, count in counts.items():
         shelf.best_fit(length, count)
     return shelf.packs()

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tensor3d.packing.bin_groups import best_fit
 from tensor3d.packing.limits import Limits, require_scipy
-from tensor3d.packing.pricing import MIN_CELLS, Fills, Ints, Knapsack, fill_by_length, fill_in_budget
+from tensor3d.packing.pricing import MIN_CELLS, Ints, KnapsackSolution, KnapsackSpec, fill_by_length, fill_in_budget
 
 Floats = NDArray[np.float64]
 Column = tuple[int, ...]
@@ -50,7 +50,7 @@ _GAIN = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relaxation:
+class LPRelaxation:
     """A solution of the linear programme."""
 
     packs: float
@@ -69,7 +69,7 @@ def size_of(counts: dict[int, int], limits: Limits) -> int:
     return max(len(counts), 16) * limits.capacity * max(1, layers // 16, cells // 64)
 
 
-def solve(counts: dict[int, int], limits: Limits) -> Relaxation:
+def solve(counts: dict[int, int], limits: Limits) -> LPRelaxation:
     """Solves the programme. Deterministic: no clock, no chance.
 
     Args:
@@ -88,7 +88,7 @@ class _Generation:
     def __init__(self, counts: dict[int, int], limits: Limits) -> None:
         lengths = np.array(sorted(counts), dtype=np.int64)
         self._limits = limits
-        self._sack = Knapsack(
+        self._sack = KnapsackSpec(
             lengths=lengths,
             capacity=limits.capacity,
             depth=min(limits.max_sequences, limits.capacity // int(lengths[0])),
@@ -106,7 +106,7 @@ class _Generation:
         self._fill = fill_by_length
         """The budget is relaxed as long as that finds packs within it, which is much quicker."""
 
-    def run(self) -> Relaxation:
+    def run(self) -> LPRelaxation:
         for _ in range(_ROUNDS):
             columns = self._columns
             packs, amounts, prices = self._master.solve(columns)
@@ -123,7 +123,7 @@ class _Generation:
             for column, amount in zip(columns, amounts, strict=True)
             if amount > 0
         }
-        return Relaxation(packs=packs, amounts=used, bound=self._bound)
+        return LPRelaxation(packs=packs, amounts=used, bound=self._bound)
 
     def _is_tight(self, packs: float) -> bool:
         """Whether the bound, which is of whole packs, cannot get any better."""
@@ -144,12 +144,12 @@ class _Generation:
         self._mean = mixed
         return list(found)
 
-    def _bound_of(self, values: Ints, fills: Fills) -> int:
+    def _bound_of(self, values: Ints, fills: KnapsackSolution) -> int:
         # Python's whole numbers do not overflow.
         worth = sum(value * count for value, count in zip(values.tolist(), self._counts, strict=True))
         return -(-worth // fills.best) if fills.best else 0
 
-    def _worthy(self, fills: Fills, prices: Floats) -> list[Column]:
+    def _worthy(self, fills: KnapsackSolution, prices: Floats) -> list[Column]:
         """Those of the columns that gain at these prices and keep the budget."""
         columns = fills.columns
         # Number -1, an empty slot, reads the last entry.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.packing.column_generation import MAX_SIZE, Relaxation, size_of, solve
+from tensor3d.packing.column_generation import MAX_SIZE, LPRelaxation, size_of, solve
 from tensor3d.packing.limits import Limits, has_scipy
 
 # --- How many packs a set of sequences needs at least -----------------------------------------------------------------
@@ -39,7 +39,7 @@ def token_bound(counts: dict[int, int], limits: Limits) -> LowerBound:
     return LowerBound(packs=max(needs), kind="tokens")
 
 
-def lp_bound(counts: dict[int, int], limits: Limits, relaxation: Relaxation) -> LowerBound:
+def lp_bound(counts: dict[int, int], limits: Limits, relaxation: LPRelaxation) -> LowerBound:
     """The bound of a solution of the linear programme."""
     # The programme knows more than the token bound, but its generation may have ended early.
     return LowerBound(packs=max(relaxation.bound, token_bound(counts, limits).packs), kind="lp")
@@ -61,7 +61,7 @@ def lower_bound(histogram: NDArray[np.integer] | Sequence[int], limits: Limits) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
+class PackPattern:
     """One way to fill a pack, and how many packs are filled that way."""
 
     lengths: tuple[int, ...]
@@ -71,7 +71,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PackingPlan:
     """All packs of a set of sequences. It speaks of lengths only; `assign` chooses the sequences.
 
     Raises:
@@ -80,7 +80,7 @@ class Plan:
 
     limits: Limits
     """Of every pack."""
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[PackPattern, ...]
     known_bound: LowerBound | None = field(default=None, compare=False, repr=False)
     """The bound that a planner has found on its way; None: `lower_bound` is computed when it is asked for."""
 
@@ -95,10 +95,12 @@ class Plan:
             self.limits.check_pack(strategy.lengths)
 
     @classmethod
-    def of(cls, limits: Limits, repeats: Mapping[tuple[int, ...], int], known_bound: LowerBound | None = None) -> Plan:
+    def of(
+        cls, limits: Limits, repeats: Mapping[tuple[int, ...], int], known_bound: LowerBound | None = None
+    ) -> PackingPlan:
         """A plan of `repeats[lengths]` packs each, strategies in descending order; those of no pack are left out."""
         strategies = (
-            Strategy(lengths=lengths, repeat=repeats[lengths])
+            PackPattern(lengths=lengths, repeat=repeats[lengths])
             for lengths in sorted(repeats, reverse=True)
             if repeats[lengths]
         )
@@ -184,7 +186,7 @@ def fingerprint_of(histogram: NDArray[np.integer] | Sequence[int], limits: Limit
     return _digest({"planner": planner, "limits": _limits_to_json(limits), "counts": counts})
 
 
-def save_plan(plan: Plan, path: Path | str, fingerprint: str) -> None:
+def save_plan(plan: PackingPlan, path: Path | str, fingerprint: str) -> None:
     """Writes a plan beside `path` and renames it: the file is there whole or not at all.
 
     A bound that the planner knew goes with it; none is computed for this.
@@ -213,7 +215,7 @@ def save_plan(plan: Plan, path: Path | str, fingerprint: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def load_plan(path: Path | str, fingerprint: str) -> Plan:
+def load_plan(path: Path | str, fingerprint: str) -> PackingPlan:
     """Reads a plan that was made for `fingerprint`.
 
     Raises:
@@ -247,16 +249,16 @@ def load_plan(path: Path | str, fingerprint: str) -> Plan:
         raise ValueError(f"{path} holds no valid plan: {problem}. Delete it and plan again.") from None
 
 
-def _plan_from_json(content: dict[str, Any]) -> Plan:
+def _plan_from_json(content: dict[str, Any]) -> PackingPlan:
     limits, bound = content["limits"], content["bound"]
     numbers = [number for row in content["strategies"] for number in row]
     if not all(type(number) is int for number in [*numbers, *([] if bound is None else [bound["packs"]])]):
         raise ValueError("a length, a repeat count or its lower bound is no whole number")
     if bound is not None and (bound["packs"] < 1 or bound["kind"] not in ("lp", "tokens")):
         raise ValueError(f"{bound} is no lower bound")
-    plan = Plan(
+    plan = PackingPlan(
         limits=Limits(**{**limits, "costs": None if limits["costs"] is None else tuple(limits["costs"])}),
-        strategies=tuple(Strategy(lengths=tuple(row[1:]), repeat=row[0]) for row in content["strategies"]),
+        strategies=tuple(PackPattern(lengths=tuple(row[1:]), repeat=row[0]) for row in content["strategies"]),
         known_bound=None if bound is None else LowerBound(**bound),
     )
     if _totals(plan) != content["totals"]:
@@ -275,7 +277,7 @@ def _limits_to_json(limits: Limits) -> dict[str, Any]:
     }
 
 
-def _totals(plan: Plan) -> dict[str, int]:
+def _totals(plan: PackingPlan) -> dict[str, int]:
     return {"packs": plan.packs, "sequences": plan.sequences, "tokens": plan.tokens}
 
 

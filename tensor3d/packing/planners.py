@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.packing.bin_groups import Shelf, best_fit
+from tensor3d.packing.bin_groups import BinGroups, best_fit
 from tensor3d.packing.column_generation import MAX_SIZE, size_of, solve
 from tensor3d.packing.limits import Limits, require_scipy
-from tensor3d.packing.plan import Plan, lp_bound
+from tensor3d.packing.plan import PackingPlan, lp_bound
 
 # --- From numbers of packs that a programme wishes for to packs of the sequences that there are -----------------------
 
@@ -37,7 +37,7 @@ def round_up(wanted: Mapping[Column, int], counts: Mapping[int, int], limits: Li
     for column, packs in sorted(wanted.items(), reverse=True):
         for lengths, used in pool.take(column, packs):
             started[lengths] += used
-    shelf = Shelf(limits, started)
+    shelf = BinGroups(limits, started)
     for length, count in pool.rest().items():
         shelf.best_fit(length, count)
     return shelf.packs()
@@ -98,7 +98,7 @@ def lp(
     *,
     budget: int | None = None,
     costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> Plan:
+) -> PackingPlan:
     """Packs sequences in nearly as few packs as can be: tens above a proven bound, for millions of sequences.
 
     The linear programme of packing (see column_generation.py) is solved, and its amounts are rounded to whole
@@ -131,7 +131,7 @@ def lp(
         if sum(best.values()) > bound.packs:
             wanted = {column: math.floor(amount + rounding) for column, amount in relaxation.amounts.items()}
             best = min(best, round_up(wanted, counts, limits), key=lambda packs: sum(packs.values()))
-    return Plan.of(limits, best, bound)
+    return PackingPlan.of(limits, best, bound)
 
 
 # --- Longest-pack-first histogram packing: best fit, in one pass over the lengths -------------------------------------
@@ -144,7 +144,7 @@ def lpfhp(
     *,
     budget: int | None = None,
     costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> Plan:
+) -> PackingPlan:
     """Packs sequences by best fit, longest first (Krell et al., 2021, arXiv 2107.02027, section 3.2).
 
     Packs filled alike are moved as one group, so that the time depends on the lengths that occur and not on how many
@@ -161,7 +161,7 @@ def lpfhp(
         ValueError: see `Limits` and `Limits.counts`.
     """
     limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
-    return Plan.of(limits, best_fit(limits.counts(histogram), limits))
+    return PackingPlan.of(limits, best_fit(limits.counts(histogram), limits))
 
 
 # --- Shortest-pack-first histogram packing: worst fit, in one pass over the lengths -----------------------------------
@@ -174,7 +174,7 @@ def spfhp(
     *,
     budget: int | None = None,
     costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> Plan:
+) -> PackingPlan:
     """Packs sequences longest first, each into the pack with the most room (Krell et al., 2021, arXiv 2107.02027, 3.1).
 
     What fits nowhere begins a pack of its own, also where equal sequences could share one. As quick as `lpfhp`, and
@@ -192,10 +192,10 @@ def spfhp(
         ValueError: see `Limits` and `Limits.counts`.
     """
     limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
-    shelf = Shelf(limits)
+    shelf = BinGroups(limits)
     for length, count in limits.counts(histogram).items():
         shelf.worst_fit(length, count)
-    return Plan.of(limits, shelf.packs())
+    return PackingPlan.of(limits, shelf.packs())
 
 
 # --- All ways to fill a pack exactly ----------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def nnlshp(
     *,
     budget: int | None = None,
     costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> Plan:
+) -> PackingPlan:
     """Packs sequences by least squares over all full packs (Krell et al., 2021, arXiv 2107.02027, section 3.3).
 
     Every way to fill a pack exactly is a column; the numbers of packs, at least 0, are those that miss the histogram
@@ -287,7 +287,7 @@ def nnlshp(
         for column, repeat in zip(table[:, columns].T.tolist(), repeats, strict=True)
         if repeat
     }
-    return Plan.of(limits, round_up(packs, counts, limits))
+    return PackingPlan.of(limits, round_up(packs, counts, limits))
 
 
 def _check_size(limits: Limits) -> None:
@@ -375,7 +375,7 @@ def padded(
     *,
     budget: int | None = None,
     costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> Plan:
+) -> PackingPlan:
     """One sequence a pack, whatever else the limits allow; the rest of the pack stays empty.
 
     Args:
@@ -389,7 +389,7 @@ def padded(
         ValueError: see `Limits` and `Limits.counts`.
     """
     limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
-    return Plan.of(limits, {(length,): count for length, count in limits.counts(histogram).items()})
+    return PackingPlan.of(limits, {(length,): count for length, count in limits.counts(histogram).items()})
 
 
 # --- All planners -----------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ class Planner(Protocol):
         *,
         budget: int | None = None,
         costs: Sequence[int] | NDArray[np.integer] | None = None,
-    ) -> Plan: ...
+    ) -> PackingPlan: ...
 
 
 PLANNERS: Mapping[str, Planner] = MappingProxyType(

@@ -19,7 +19,7 @@ _NEVER = -(2**62)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Knapsack:
+class KnapsackSpec:
     """What one pack may hold."""
 
     lengths: Ints
@@ -39,7 +39,7 @@ class Knapsack:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fills:
+class KnapsackSolution:
     """What a dynamic programme has found."""
 
     best: int
@@ -48,12 +48,12 @@ class Fills:
     """(n or fewer, sequences): for each length the most valuable pack with it, as numbers of lengths; -1 is none."""
 
 
-def fill_by_length(sack: Knapsack, values: Ints) -> Fills:
+def fill_by_length(sack: KnapsackSpec, values: Ints) -> KnapsackSolution:
     """The best packs within capacity and depth; the budget is relaxed. Values at least 0."""
     return _fill_freely(sack, values) if sack.has_free_depth else _fill_to_depth(sack, values)
 
 
-def _fill_to_depth(sack: Knapsack, values: Ints) -> Fills:
+def _fill_to_depth(sack: KnapsackSpec, values: Ints) -> KnapsackSolution:
     C, lengths = sack.capacity, sack.lengths
     rooms = np.arange(C + 1)
     # Reading at `room + C - length`, every length is a shift; what would be a negative room is never chosen.
@@ -75,10 +75,10 @@ def _fill_to_depth(sack: Knapsack, values: Ints) -> Fills:
     for choice in reversed(choices[: sack.depth - 1]):
         picks.append(choice[room])
         room = room - np.where(picks[-1] < 0, 0, lengths[picks[-1]])
-    return Fills(best=int(best[C]), columns=np.stack(picks, axis=1))
+    return KnapsackSolution(best=int(best[C]), columns=np.stack(picks, axis=1))
 
 
-def _fill_freely(sack: Knapsack, values: Ints) -> Fills:
+def _fill_freely(sack: KnapsackSpec, values: Ints) -> KnapsackSolution:
     C, lengths = sack.capacity, sack.lengths
     fitting = np.searchsorted(lengths, np.arange(C + 1), side="right")
     best, choice = np.zeros(C + 1, dtype=np.int64), np.full(C + 1, -1)
@@ -94,7 +94,7 @@ def _fill_freely(sack: Knapsack, values: Ints) -> Fills:
         pick = choice[room_left]
         picks.append(pick)
         room_left = room_left - np.where(pick < 0, 0, lengths[pick])
-    return Fills(best=int(best[C]), columns=np.stack(picks[:-1], axis=1))
+    return KnapsackSolution(best=int(best[C]), columns=np.stack(picks[:-1], axis=1))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ _MAX_ENTRIES = 2**25
 """Of all layers of a table, 8 bytes each."""
 
 
-def fill_in_budget(sack: Knapsack, values: Ints) -> Fills:
+def fill_in_budget(sack: KnapsackSpec, values: Ints) -> KnapsackSolution:
     """The best packs within all limits. Values at least 0.
 
     A budget may be divided: costs are rounded down for the value of the best pack, which stays an upper bound, and up
@@ -123,10 +123,10 @@ def fill_in_budget(sack: Knapsack, values: Ints) -> Fills:
     if step == 1:
         return low
     high = _fill(sack, values, -(-sack.costs // step), sack.budget // step)
-    return Fills(best=low.best, columns=high.columns)
+    return KnapsackSolution(best=low.best, columns=high.columns)
 
 
-def _cells(sack: Knapsack) -> int:
+def _cells(sack: KnapsackSpec) -> int:
     """Steps of the budget: all, where there is time and memory for them."""
     assert sack.budget is not None
     rows = sack.capacity * (1 if sack.has_free_depth else sack.depth)
@@ -151,7 +151,7 @@ class _Step(NamedTuple):
     """Values without this sequence."""
 
 
-def _fill(sack: Knapsack, values: Ints, costs: Ints, budget: int) -> Fills:
+def _fill(sack: KnapsackSpec, values: Ints, costs: Ints, budget: int) -> KnapsackSolution:
     columns = zip(sack.lengths.tolist(), costs.tolist(), values.tolist(), strict=True)
     # What costs more than a divided budget, by rounding up, fits no pack here.
     items = [item for item in map(_Item._make, columns) if item.cost <= budget and item.value]
@@ -169,7 +169,7 @@ def _fill(sack: Knapsack, values: Ints, costs: Ints, budget: int) -> Fills:
             _Step(now=now, rest=before, without=before)
             for before, now in zip(layers[-2::-1], layers[:0:-1], strict=True)
         ]
-    return Fills(best=int(table[-1, -1]), columns=_retrace(sack, values, costs, steps, budget))
+    return KnapsackSolution(best=int(table[-1, -1]), columns=_retrace(sack, values, costs, steps, budget))
 
 
 def _free_table(items: list[_Item], nothing: Ints) -> Ints:
@@ -198,7 +198,7 @@ def _layers(items: list[_Item], nothing: Ints, depth: int) -> list[Ints]:
     return layers
 
 
-def _retrace(sack: Knapsack, values: Ints, costs: Ints, steps: Iterable[_Step], budget: int) -> Ints:
+def _retrace(sack: KnapsackSpec, values: Ints, costs: Ints, steps: Iterable[_Step], budget: int) -> Ints:
     """(n or fewer, sequences): for each length the best pack with it, one sequence a step."""
     lengths = sack.lengths
     own = np.flatnonzero(costs <= budget)

@@ -30,7 +30,7 @@ from tensor3d.packing.limits import Limits
 _NOBODY = 2**61
 
 
-class Waiting:
+class PendingQueue:
     """A stock of sequences.
 
     Args:
@@ -199,7 +199,7 @@ class StreamPacker:
         self._window = window
         # Dearest cost up to each length: a bisection finds the longest length that a rest of the budget pays.
         self._dearest = [] if self._limits.costs is None else list(accumulate(self._limits.costs, max))
-        self._waiting = Waiting(self._limits)
+        self._waiting = PendingQueue(self._limits)
         self._next = 0
         self._longest = 0
 
@@ -275,8 +275,8 @@ class StreamPacker:
             "window": self._window,
         }
 
-    def _stock_of(self, state: Mapping[str, Any]) -> tuple[Waiting, int]:
-        stock, last = Waiting(self._limits), -1
+    def _stock_of(self, state: Mapping[str, Any]) -> tuple[PendingQueue, int]:
+        stock, last = PendingQueue(self._limits), -1
         try:
             following = operator.index(state["next"])
             for number, length in state["waiting"]:

@@ -18,15 +18,15 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.optim.clip_grad import check_parameters
 from tensor3d.parallelize.layer_rules import Dropout, advice, is_on_cube, is_torchs_layer, mixes, runs_code_of
-from tensor3d.parallelize.module_copy import Workshop, hidden_parts, shell, take_hooks
-from tensor3d.parallelize.rule import Kind
+from tensor3d.parallelize.module_copy import ModuleBuilder, clone_module_shell, take_hooks, untracked_modules
+from tensor3d.parallelize.rule import ParallelRule
 from tensor3d.parallelize.state_dict import guard_loads
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which module a plan gives which kind, and what is wrong with a plan. No rank finds anything else than another.
 
 
-def assign(module: nn.Module, plan: Mapping[str, Kind]) -> dict[int, Kind]:
+def assign(module: nn.Module, plan: Mapping[str, ParallelRule]) -> dict[int, ParallelRule]:
     """The kind of each module that the plan names, by the module's `id`.
 
     Patterns are names as of `named_modules`, in which `*` stands for any characters but a dot and `**` for any; `""` is
@@ -39,7 +39,9 @@ def assign(module: nn.Module, plan: Mapping[str, Kind]) -> dict[int, Kind]:
             takes care of; one that lies on a cube already; one that keeps others where they are not found; parameters
             without values.
     """
-    if not isinstance(plan, Mapping) or not all(isinstance(p, str) and isinstance(k, Kind) for p, k in plan.items()):
+    if not isinstance(plan, Mapping) or not all(
+        isinstance(p, str) and isinstance(k, ParallelRule) for p, k in plan.items()
+    ):
         raise ValueError(f"a plan maps patterns of module names to kinds (tensor3d.parallelize.rules). Got {plan!r}.")
     _check_values(module)
     by_name = _match(module, plan)
@@ -59,14 +61,14 @@ def _check_values(module: nn.Module) -> None:
             )
 
 
-def _owners(module: nn.Module, kinds: dict[int, Kind]) -> Iterator[tuple[Kind, nn.Module]]:
+def _owners(module: nn.Module, kinds: dict[int, ParallelRule]) -> Iterator[tuple[ParallelRule, nn.Module]]:
     return ((kinds[id(each)], each) for each in module.modules() if id(each) in kinds)
 
 
-def _match(module: nn.Module, plan: Mapping[str, Kind]) -> dict[str, tuple[str, Kind]]:
+def _match(module: nn.Module, plan: Mapping[str, ParallelRule]) -> dict[str, tuple[str, ParallelRule]]:
     """Pattern and kind of each name that one matches."""
     names = [name for name, _ in module.named_modules(remove_duplicate=False)]
-    found: dict[str, tuple[str, Kind]] = {}
+    found: dict[str, tuple[str, ParallelRule]] = {}
     for pattern, kind in plan.items():
         regular = re.compile(_regular(pattern), re.DOTALL)
         # No wildcard stands for the root, whose name is empty: it would take the whole model for one of its parts.
@@ -92,7 +94,7 @@ def _regular(pattern: str) -> str:
     return "".join({"**": ".*", "*": "[^.]*"}.get(part, re.escape(part)) for part in parts)
 
 
-def _check_inside(by_name: dict[str, tuple[str, Kind]]) -> None:
+def _check_inside(by_name: dict[str, tuple[str, ParallelRule]]) -> None:
     for name, (pattern, kind) in by_name.items():
         for outer in _above(name):
             if outer not in by_name:
@@ -112,9 +114,9 @@ def _above(name: str) -> Iterator[str]:
         yield name
 
 
-def _by_module(module: nn.Module, by_name: dict[str, tuple[str, Kind]]) -> dict[int, Kind]:
-    kinds: dict[int, Kind] = {}
-    first: dict[int, tuple[str, Kind | None]] = {}
+def _by_module(module: nn.Module, by_name: dict[str, tuple[str, ParallelRule]]) -> dict[int, ParallelRule]:
+    kinds: dict[int, ParallelRule] = {}
+    first: dict[int, tuple[str, ParallelRule | None]] = {}
     for name, each in module.named_modules(remove_duplicate=False):
         kind = _kind_at(name, by_name)
         before, seen = first.setdefault(id(each), (name, kind))
@@ -129,7 +131,7 @@ def _by_module(module: nn.Module, by_name: dict[str, tuple[str, Kind]]) -> dict[
     return kinds
 
 
-def _kind_at(name: str, by_name: dict[str, tuple[str, Kind]]) -> Kind | None:
+def _kind_at(name: str, by_name: dict[str, tuple[str, ParallelRule]]) -> ParallelRule | None:
     """The kind that takes care of a name: its own, or that of a module around it."""
     if name in by_name:
         return by_name[name][1]
@@ -137,7 +139,7 @@ def _kind_at(name: str, by_name: dict[str, tuple[str, Kind]]) -> Kind | None:
     return next((kind for kind in around if kind.covers_children), None)
 
 
-def _check_left_over(module: nn.Module, kinds: dict[int, Kind], covered: set[int]) -> None:
+def _check_left_over(module: nn.Module, kinds: dict[int, ParallelRule], covered: set[int]) -> None:
     cared_for = {id(p) for _, owner in _owners(module, kinds) for p in _parameters_of(owner, kinds[id(owner)])}
     tree = {id(each) for each in module.modules()}
     open_points = []
@@ -155,14 +157,14 @@ def _check_left_over(module: nn.Module, kinds: dict[int, Kind], covered: set[int
                     f"{name!r} ({type(each).__name__}, which mixes rows or columns). {advice(each)}; or rules.keep() "
                     "where it works on what no axis cuts."
                 )
-        open_points += hidden_parts(name, each, tree)
+        open_points += untracked_modules(name, each, tree)
     if open_points:
         shown = "\n  ".join(open_points[:8])
         more = f"\n  and {len(open_points) - 8} more" if len(open_points) > 8 else ""
         raise ValueError(f"the plan does not say what becomes of these modules:\n  {shown}{more}")
 
 
-def _parameters_of(module: nn.Module, kind: Kind) -> Iterator[nn.Parameter]:
+def _parameters_of(module: nn.Module, kind: ParallelRule) -> Iterator[nn.Parameter]:
     return module.parameters(recurse=kind.covers_children)
 
 
@@ -222,7 +224,7 @@ def _fingerprint(tensor: Tensor) -> int:
 # --- `parallelize` ----------------------------------------------------------------------------------------------------
 
 
-def parallelize(module: nn.Module, cube: Cube, plan: Mapping[str, Kind]) -> nn.Module:
+def parallelize(module: nn.Module, cube: Cube, plan: Mapping[str, ParallelRule]) -> nn.Module:
     """A copy of `module` on the cube, with its weights; the original stays as it was.
 
         plan = {"embed": rules.embedding(), "layers.*.up": rules.linear("z"), "layers.*.down": rules.linear("y"),
@@ -265,9 +267,9 @@ def parallelize(module: nn.Module, cube: Cube, plan: Mapping[str, Kind]) -> nn.M
 class _Rebuild:
     """Walks down the original and makes its counterpart. A module that is met twice is made once."""
 
-    def __init__(self, cube: Cube, kinds: dict[int, Kind]) -> None:
+    def __init__(self, cube: Cube, kinds: dict[int, ParallelRule]) -> None:
         self.kinds = kinds
-        self.workshop = Workshop(cube, self.container)
+        self.workshop = ModuleBuilder(cube, self.container)
         self.made: dict[int, tuple[nn.Module, nn.Module]] = {}  # with the original, whose `id` is the key
         self.containers: list[tuple[str, nn.Module, nn.Module]] = []
 
@@ -288,7 +290,7 @@ class _Rebuild:
         return self.made[id(module)][1]
 
     def container(self, module: nn.Module, name: str) -> nn.Module:
-        made = shell(module, self.workshop)
+        made = clone_module_shell(module, self.workshop)
         for child_name, child in module._modules.items():
             inside = f"{name}.{child_name}" if name else child_name
             made._modules[child_name] = None if child is None else self.built(child, inside)

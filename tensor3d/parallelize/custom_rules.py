@@ -9,15 +9,15 @@ from typing import ClassVar
 from torch import nn
 
 from tensor3d.distributed.cube_shape import AxisName, check_axes
-from tensor3d.parallelize.module_copy import Workshop, bare, copied
-from tensor3d.parallelize.rule import Kind
-from tensor3d.parallelize.wrapped_module import Recomputed3D, on_cube
+from tensor3d.parallelize.module_copy import ModuleBuilder, copied, strip_params
+from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.wrapped_module import ReplicatedModule3D, on_cube
 from tensor3d.sharding.activation_layout import Face, check_face
 from tensor3d.sharding.param_layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wrapped(Kind):
+class Wrapped(ParallelRule):
     """Blocks are given while the module's forward runs, and where a backward pass runs any of its code again.
 
     Code around it that reads such a parameter, or calls another method that does, gets the parameter as it lies on the
@@ -28,7 +28,7 @@ class Wrapped(Kind):
 
     layouts: Mapping[str, Layout]
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_forward(module, name, self)
         held = dict(module.named_parameters(recurse=False, remove_duplicate=False))
         if held.keys() != self.layouts.keys():
@@ -42,10 +42,10 @@ class Wrapped(Kind):
         code = workshop.copy(module, name)
         for each, parameter in held.items():
             code.register_parameter(each, workshop.parameter(parameter, self.layouts[each]))
-        return on_cube(bare(code), self.layouts, workshop.cube)
+        return on_cube(strip_params(code), self.layouts, workshop.cube)
 
     @staticmethod
-    def _check_even(name: str, shape: tuple[int, ...], layout: Layout, workshop: Workshop) -> None:
+    def _check_even(name: str, shape: tuple[int, ...], layout: Layout, workshop: ModuleBuilder) -> None:
         for axis, dim in layout.cut:
             size = workshop.cube.axis(axis).size
             if dim >= len(shape) or shape[dim] % size:
@@ -56,7 +56,7 @@ class Wrapped(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replicated(Kind):
+class Replicated(ParallelRule):
     """See `rules.replicated`."""
 
     sum_over: tuple[AxisName, ...]
@@ -67,21 +67,21 @@ class Replicated(Kind):
         if self.enters is not None:
             check_face(self.enters)
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_forward(module, name, self)
         whole = Layout(sum_over=self.sum_over)
         code = copied(module, workshop, lambda parameter: workshop.parameter(parameter, whole))
         layouts = {each: whole for each, _ in code.named_parameters(remove_duplicate=False)}
-        return on_cube(bare(code), layouts, workshop.cube, self.enters)
+        return on_cube(strip_params(code), layouts, workshop.cube, self.enters)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replace(Kind):
+class Replace(ParallelRule):
     """See `rules.replace`."""
 
-    maker: Callable[[nn.Module, str, Workshop], nn.Module]
+    maker: Callable[[nn.Module, str, ModuleBuilder], nn.Module]
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         built = self.maker(module, name, workshop)
         if not isinstance(built, nn.Module):
             raise ValueError(f"what rules.replace builds for {name!r} must be an nn.Module. Got {built!r}.")
@@ -94,10 +94,10 @@ class Replace(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep(Kind):
+class Keep(ParallelRule):
     """See `rules.keep`."""
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         held = [each for each, _ in module.named_parameters()]
         if held:
             raise ValueError(
@@ -107,9 +107,9 @@ class Keep(Kind):
         return copied(module, workshop, lambda parameter: None)
 
 
-def check_forward(module: nn.Module, name: str, kind: Kind) -> None:
+def check_forward(module: nn.Module, name: str, kind: ParallelRule) -> None:
     """Raises ValueError for a module without code of its own, whose parameters are used by another's."""
-    if isinstance(module, Recomputed3D):
+    if isinstance(module, ReplicatedModule3D):
         raise ValueError(
             f"{name!r} ({type(module).__name__}) is on a cube already, and {kind} would put it there again. Begin with "
             "the original."

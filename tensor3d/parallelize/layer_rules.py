@@ -10,16 +10,16 @@ from torch.distributed.tensor import DTensor
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import Dropout3D
-from tensor3d.layers.embedding import Embedding3D, TableEmbedding3D
-from tensor3d.layers.heads import NarrowHead3D
+from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
+from tensor3d.layers.heads import SmallHead3D
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
-from tensor3d.parallelize.module_copy import Workshop
-from tensor3d.parallelize.rule import Kind
-from tensor3d.parallelize.wrapped_module import Recomputed3D
+from tensor3d.parallelize.module_copy import ModuleBuilder
+from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.wrapped_module import ReplicatedModule3D
 from tensor3d.sharding.activation_layout import Face, check_face, in_batch, lies, other
 from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
-from tensor3d.sharding.redistribute import own_rows, turn
+from tensor3d.sharding.redistribute import local_rows, redistribute
 
 # --- What to do with a module that the plan does not place, in words, and the check that a kind fits its module -------
 
@@ -68,7 +68,7 @@ def is_torchs_layer(module: nn.Module) -> bool:
 
 def is_on_cube(module: nn.Module) -> bool:
     """Whether it is a 3-D layer, code that is wrapped, or holds a parameter that lies on a cube."""
-    is_3d = isinstance(vars(module).get("cube"), Cube) or isinstance(module, Recomputed3D)
+    is_3d = isinstance(vars(module).get("cube"), Cube) or isinstance(module, ReplicatedModule3D)
     return is_3d or any(isinstance(each, DTensor) for each in module._parameters.values())
 
 
@@ -143,7 +143,7 @@ def check_parameter_names(module: nn.Module, name: str, kind: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnFace(Kind):
+class OnFace(ParallelRule):
     """A kind that is told which face its module reads."""
 
     face: Face
@@ -158,27 +158,27 @@ class Linear(OnFace):
 
     turn: bool = False
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_type(module, name, self, (nn.Linear,))
         assert isinstance(module, nn.Linear)
         make = TurnedLinear3D if self.turn else Linear3D
-        with workshop.cube.blank():
+        with workshop.cube.skip_init():
             layer = make(module.in_features, module.out_features, workshop.cube, self.face, module.bias is not None)
         return filled(layer, module, workshop, matrix(self.face), vector(other(self.face)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Projection(Kind):
+class Projection(ParallelRule):
     """See `rules.projection`."""
 
     turn: bool = False
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_type(module, name, self, (nn.Linear,))
         assert isinstance(module, nn.Linear)
         make = TurnedProjection3D if self.turn else Projection3D
         weight = workshop.parameter(module.weight, matrix("z"))
-        with workshop.cube.blank():
+        with workshop.cube.skip_init():
             layer = make(module.in_features, module.out_features, workshop.cube, module.bias is not None, weight=weight)
         return filled(layer, module, workshop, matrix("z"), vector("y"))
 
@@ -187,11 +187,11 @@ class Projection(Kind):
 class Head(OnFace):
     """See `rules.head`."""
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_type(module, name, self, (nn.Linear,))
         assert isinstance(module, nn.Linear)
-        with workshop.cube.blank():
-            layer = NarrowHead3D(
+        with workshop.cube.skip_init():
+            layer = SmallHead3D(
                 module.in_features, module.out_features, workshop.cube, self.face, module.bias is not None
             )
         return filled(layer, module, workshop, narrow(self.face), copies(self.face))
@@ -201,7 +201,7 @@ class Head(OnFace):
 class Norm(OnFace):
     """See `rules.norm`."""
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and type(module).__name__.endswith("RMSNorm"):
             check_parameter_names(module, name, self)
         else:
@@ -212,7 +212,7 @@ class Norm(OnFace):
                 f"{self} normalises over columns, with a weight of one dim. {name!r} has one of {tuple(weight.shape)}."
             )
         layer: nn.Module
-        with workshop.cube.blank():
+        with workshop.cube.skip_init():
             if isinstance(module, nn.LayerNorm):
                 has_bias = bias is not None
                 layer = LayerNorm3D(len(weight), workshop.cube, self.face, eps=module.eps, bias=has_bias)
@@ -223,13 +223,13 @@ class Norm(OnFace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedding(Kind):
+class Embedding(ParallelRule):
     """See `rules.embedding`."""
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         padding = check_embedding(module, name, self)
         vocab, hidden = module.get_parameter("weight").shape
-        with workshop.cube.blank():
+        with workshop.cube.skip_init():
             layer = (
                 Embedding3D(vocab, hidden, workshop.cube)
                 if padding is None
@@ -239,15 +239,15 @@ class Embedding(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table(Kind):
+class Table(ParallelRule):
     """See `rules.table`."""
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         padding = check_embedding(module, name, self)
         rows, hidden = module.get_parameter("weight").shape
-        with workshop.cube.blank():
+        with workshop.cube.skip_init():
             layer = (
-                TableEmbedding3D(rows, hidden, workshop.cube)
+                LookupEmbedding3D(rows, hidden, workshop.cube)
                 if padding is None
                 else PaddedTableEmbedding3D(rows, hidden, workshop.cube, padding)
             )
@@ -255,10 +255,10 @@ class Table(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropout(Kind):
+class Dropout(ParallelRule):
     """See `rules.dropout`."""
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_code(module, name, self, (nn.Dropout,))
         assert isinstance(module, nn.Dropout)
         # Where all is dropped there is no mask to draw.
@@ -268,7 +268,7 @@ class Dropout(Kind):
 
 
 def filled(
-    layer: nn.Module, module: nn.Module, workshop: Workshop, weight: Layout, bias: Layout | None = None
+    layer: nn.Module, module: nn.Module, workshop: ModuleBuilder, weight: Layout, bias: Layout | None = None
 ) -> nn.Module:
     """`layer` with the weights, the settings and the mode of the original."""
     layer.weight = workshop.parameter(module.get_parameter("weight"), weight)
@@ -287,7 +287,7 @@ def with_settings(layer: nn.Module, module: nn.Module) -> nn.Module:
     return layer
 
 
-def check_embedding(module: nn.Module, name: str, kind: Kind) -> int | None:
+def check_embedding(module: nn.Module, name: str, kind: ParallelRule) -> int | None:
     """The padding index of what must be a plain nn.Embedding. Raises ValueError for what the 3-D ones cannot do."""
     check_type(module, name, kind, (nn.Embedding,))
     assert isinstance(module, nn.Embedding)
@@ -341,7 +341,7 @@ class TurnedLinear3D(Linear3D):
         """(M/xz, K/y) on face y to the same face, (M/xz, N/y), where `face` is z; y and z swapped for face y."""
         if x.dim() == 3:
             return in_batch(self.forward, x, "Linear3D")
-        return super().forward(turn(x, self.cube, to=self.face))
+        return super().forward(redistribute(x, self.cube, to=self.face))
 
 
 class TurnedProjection3D(Projection3D):
@@ -359,7 +359,7 @@ class TurnedProjection3D(Projection3D):
         """(R/xz, H/y) on face y, to (R/xz, V/y) on the same."""
         if x.dim() == 3:
             return in_batch(self.forward, x, "Projection3D")
-        return super().forward(turn(x, self.cube, to="z"))
+        return super().forward(redistribute(x, self.cube, to="z"))
 
 
 class PaddedEmbedding3D(Embedding3D):
@@ -379,17 +379,17 @@ class PaddedEmbedding3D(Embedding3D):
         return f"{super().extra_repr()}, padding_idx={self.padding_idx}"
 
 
-class PaddedTableEmbedding3D(TableEmbedding3D):
-    """A `TableEmbedding3D` of which one row gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
+class PaddedTableEmbedding3D(LookupEmbedding3D):
+    """A `LookupEmbedding3D` of which one row gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
 
     def __init__(self, rows: int, hidden: int, cube: Cube, padding_idx: int) -> None:
         super().__init__(rows, hidden, cube)
         self.padding_idx = padding_idx
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """As `TableEmbedding3D.forward`."""
+        """As `LookupEmbedding3D.forward`."""
         if numbers.dim() == 2:
-            return in_batch(self.forward, numbers, "TableEmbedding3D")
+            return in_batch(self.forward, numbers, "LookupEmbedding3D")
         return without_gradient(super().forward(numbers), numbers, self.padding_idx, self.cube)
 
     def extra_repr(self) -> str:
@@ -398,5 +398,5 @@ class PaddedTableEmbedding3D(TableEmbedding3D):
 
 def without_gradient(found: Tensor, ids: Tensor, padding_idx: int, cube: Cube) -> Tensor:
     """`found` on face z, whose rows of `padding_idx` take no gradient back."""
-    padding = own_rows(ids, cube, "z") == padding_idx
+    padding = local_rows(ids, cube, "z") == padding_idx
     return torch.where(padding.unsqueeze(-1), found.detach(), found)

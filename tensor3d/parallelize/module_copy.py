@@ -30,7 +30,7 @@ class _Made:
     place: str
 
 
-class Workshop:
+class ModuleBuilder:
     """What a kind builds with: the cube, and parameters cut from the original's.
 
     Args:
@@ -158,7 +158,7 @@ _LISTS = (list, set, deque)
 _COPIED = (*_DICTS, *_LISTS, tuple, partial, MethodType)
 
 
-def shell(module: nn.Module, workshop: Workshop) -> nn.Module:
+def clone_module_shell(module: nn.Module, workshop: ModuleBuilder) -> nn.Module:
     """A copy of one module, with its attributes, hooks and mode, own buffers, and no parameters or modules yet."""
     made = object.__new__(type(module))
     vars(made)["_buffers"] = {
@@ -171,7 +171,7 @@ def shell(module: nn.Module, workshop: Workshop) -> nn.Module:
     return made
 
 
-def _copied_value(value: Any, module: nn.Module, made: nn.Module, workshop: Workshop) -> Any:
+def _copied_value(value: Any, module: nn.Module, made: nn.Module, workshop: ModuleBuilder) -> Any:
     """An attribute of `module` for its copy `made`: the module itself and its methods are the copy's."""
 
     def again(inner: Any) -> Any:
@@ -206,7 +206,7 @@ def _copied_value(value: Any, module: nn.Module, made: nn.Module, workshop: Work
 
 
 def copied(
-    module: nn.Module, workshop: Workshop, parameter: Callable[[nn.Parameter], nn.Parameter | None]
+    module: nn.Module, workshop: ModuleBuilder, parameter: Callable[[nn.Parameter], nn.Parameter | None]
 ) -> nn.Module:
     """A copy of a module and all inside, with `parameter(each)` for each parameter. Shared modules stay shared.
 
@@ -215,9 +215,9 @@ def copied(
     """
     tree = {id(each) for each in module.modules()}
     for name, each in module.named_modules():
-        for problem in hidden_parts(f"{workshop.place}.{name}".strip("."), each, tree):
+        for problem in untracked_modules(f"{workshop.place}.{name}".strip("."), each, tree):
             raise ValueError(problem)
-    made = {id(each): shell(each, workshop) for each in module.modules()}
+    made = {id(each): clone_module_shell(each, workshop) for each in module.modules()}
     for each in module.modules():
         copy = made[id(each)]
         copy._parameters = {name: None if p is None else parameter(p) for name, p in each._parameters.items()}
@@ -225,7 +225,7 @@ def copied(
     return made[id(module)]
 
 
-def bare(module: nn.Module) -> nn.Module:
+def strip_params(module: nn.Module) -> nn.Module:
     """`module` without its hooks, for a module inside another one that has taken them over."""
     for name, value in vars(module).items():
         if name.endswith(_HOOKS) and isinstance(value, dict):
@@ -243,7 +243,7 @@ def take_hooks(source: nn.Module, target: nn.Module) -> nn.Module:
     return target
 
 
-def hidden_parts(name: str, module: nn.Module, tree: Collection[int]) -> list[str]:
+def untracked_modules(name: str, module: nn.Module, tree: Collection[int]) -> list[str]:
     """What a copy of `module` would go on using of the original's, a sentence for each such attribute.
 
     Modules and parameters that no name of `named_modules` or `named_parameters` leads to: in lists, in partial

@@ -8,18 +8,18 @@ from typing import ClassVar
 
 from torch import nn
 
-from tensor3d.parallelize.module_copy import Workshop
+from tensor3d.parallelize.module_copy import ModuleBuilder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind(ABC):
+class ParallelRule(ABC):
     """How a module comes onto the cube. Kinds are made by the functions of `tensor3d.parallelize.rules`."""
 
     covers_children: ClassVar[bool] = True
     """Whether the kind takes the modules inside along, so that the plan says nothing of them."""
 
     @abstractmethod
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         """The module's counterpart on the workshop's cube; `module` stays as it is. `name` is for messages.
 
         Raises:

@@ -23,8 +23,8 @@ from torch import nn
 
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.parallelize import custom_rules, layer_rules
-from tensor3d.parallelize.module_copy import Workshop
-from tensor3d.parallelize.rule import Kind
+from tensor3d.parallelize.module_copy import ModuleBuilder
+from tensor3d.parallelize.rule import ParallelRule
 from tensor3d.parallelize.torch_attention import Attention, PackedRows
 from tensor3d.sharding.activation_layout import Face
 from tensor3d.sharding.param_layout import Layout
@@ -45,12 +45,12 @@ __all__ = [
 ]
 
 
-def linear(face: Face, turn: bool = False) -> Kind:
+def linear(face: Face, turn: bool = False) -> ParallelRule:
     """nn.Linear as a `Linear3D` that reads `face`. `turn`: its input arrives on the other face and is turned first."""
     return layer_rules.Linear(face=face, turn=turn)
 
 
-def projection(turn: bool = False) -> Kind:
+def projection(turn: bool = False) -> ParallelRule:
     """nn.Linear to a vocabulary as a `Projection3D`, face z to face y: odd sizes, its own weight or an embedding's.
 
     `turn`: its input arrives on face y and is turned first.
@@ -58,27 +58,27 @@ def projection(turn: bool = False) -> Kind:
     return layer_rules.Projection(turn=turn)
 
 
-def norm(face: Face) -> Kind:
+def norm(face: Face) -> ParallelRule:
     """nn.LayerNorm (with or without bias), nn.RMSNorm and classes named *RMSNorm, over the columns of `face`."""
     return layer_rules.Norm(face=face)
 
 
-def embedding() -> Kind:
+def embedding() -> ParallelRule:
     """nn.Embedding as an `Embedding3D`. The row of `padding_idx` gets no gradient from lookups, as in torch."""
     return layer_rules.Embedding()
 
 
-def table() -> Kind:
-    """nn.Embedding with few rows (positions, token types) as a `TableEmbedding3D`."""
+def table() -> ParallelRule:
+    """nn.Embedding with few rows (positions, token types) as a `LookupEmbedding3D`."""
     return layer_rules.Table()
 
 
-def head(face: Face) -> Kind:
-    """nn.Linear with a handful of outputs as a `NarrowHead3D`; computed in fp32 at least."""
+def head(face: Face) -> ParallelRule:
+    """nn.Linear with a handful of outputs as a `SmallHead3D`; computed in fp32 at least."""
     return layer_rules.Head(face=face)
 
 
-def attention(rows: PackedRows, causal: bool = False) -> Kind:
+def attention(rows: PackedRows, causal: bool = False) -> ParallelRule:
     """nn.MultiheadAttention as self-attention within the sequences that `rows` holds while the model runs.
 
     In nn.TransformerEncoderLayer it works as it is. Rows of `in_proj_weight` and `in_proj_bias` are in another order
@@ -88,12 +88,12 @@ def attention(rows: PackedRows, causal: bool = False) -> Kind:
     return Attention(rows=rows, causal=causal)
 
 
-def dropout() -> Kind:
+def dropout() -> ParallelRule:
     """nn.Dropout as `Dropout3D`; also what becomes of one that no pattern names."""
     return layer_rules.Dropout()
 
 
-def wrapped(layouts: Mapping[str, Layout]) -> Kind:
+def wrapped(layouts: Mapping[str, Layout]) -> ParallelRule:
     """The module's own code, given this rank's block of each of its own parameters, e.g. `{"gamma": vector("z")}`.
 
     For elementwise code: a LayerScale, a learned gate. Modules inside have kinds of their own. Blocks are given while
@@ -102,7 +102,7 @@ def wrapped(layouts: Mapping[str, Layout]) -> Kind:
     return custom_rules.Wrapped(layouts=dict(layouts))
 
 
-def replicated(sum_over: tuple[AxisName, ...], enters: Face | None = None) -> Kind:
+def replicated(sum_over: tuple[AxisName, ...], enters: Face | None = None) -> ParallelRule:
     """The module's own code and whole parameters on every rank, with all that lies inside.
 
     Args:
@@ -117,7 +117,7 @@ def replicated(sum_over: tuple[AxisName, ...], enters: Face | None = None) -> Ki
     return custom_rules.Replicated(sum_over=tuple(sum_over), enters=enters)
 
 
-def replace(build: Callable[[nn.Module, str, Workshop], nn.Module]) -> Kind:
+def replace(build: Callable[[nn.Module, str, ModuleBuilder], nn.Module]) -> ParallelRule:
     """What `build(module, name, workshop)` returns, for what none of the other kinds does.
 
     `workshop.cube` is the cube, and `workshop.parameter(source, layout)` makes this rank's block of one of the
@@ -127,6 +127,6 @@ def replace(build: Callable[[nn.Module, str, Workshop], nn.Module]) -> Kind:
     return custom_rules.Replace(maker=build)
 
 
-def keep() -> Kind:
+def keep() -> ParallelRule:
     """A module without parameters, copied as it is with all inside. Only needed where parallelize asks for a word."""
     return custom_rules.Keep()

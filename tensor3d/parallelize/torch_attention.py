@@ -19,8 +19,8 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.parallelize.auto.op_rules import hides_what_comes_later
 from tensor3d.parallelize.layer_rules import Linear
-from tensor3d.parallelize.module_copy import Workshop
-from tensor3d.parallelize.rule import Kind
+from tensor3d.parallelize.module_copy import ModuleBuilder
+from tensor3d.parallelize.rule import ParallelRule
 from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch, lies
 from tensor3d.sharding.matmul import matmul
 from tensor3d.sharding.param_layout import block, matrix, vector
@@ -76,13 +76,13 @@ class PackedRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Kind):
+class Attention(ParallelRule):
     """See `rules.attention`."""
 
     rows: PackedRows
     causal: bool = False
 
-    def build(self, module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         if type(module) is not nn.MultiheadAttention or "forward" in vars(module):
             raise ValueError(
                 f"{name!r} is a {type(module).__name__}, and {self} takes nn.MultiheadAttention with torch's forward. "

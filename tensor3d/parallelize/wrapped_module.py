@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
-from tensor3d.sharding.activation_layout import Face, own_block
-from tensor3d.sharding.param_layout import Layout, use
+from tensor3d.sharding.activation_layout import Face, local_block
+from tensor3d.sharding.param_layout import Layout, local_param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class _OnCube:
 
 
 def on_cube(module: nn.Module, layouts: Mapping[str, Layout], cube: Cube, enters: Face | None = None) -> nn.Module:
-    """`module` itself, now a `Wrapped3D` too: its code runs with this rank's block of each parameter.
+    """`module` itself, now a `LocalModule3D` too: its code runs with this rank's block of each parameter.
 
     All it has stays where it was: attributes, buffers, hooks, modules, and its parameters, which read as such wherever
     its forward does not run.
@@ -42,13 +42,13 @@ def on_cube(module: nn.Module, layouts: Mapping[str, Layout], cube: Cube, enters
     for name, each in module.named_modules():
         inside = {own: layouts[f"{name}.{own}"] for own in each._parameters if name and f"{name}.{own}" in layouts}
         if inside:
-            _told(each, Recomputed3D, _OnCube(code=type(each), layouts=inside, cube=cube))
-    return _told(module, Wrapped3D, _OnCube(code=type(module), layouts=dict(layouts), cube=cube, enters=enters))
+            _told(each, ReplicatedModule3D, _OnCube(code=type(each), layouts=inside, cube=cube))
+    return _told(module, LocalModule3D, _OnCube(code=type(module), layouts=dict(layouts), cube=cube, enters=enters))
 
 
 def _told(module: nn.Module, over: type[nn.Module], facts: _OnCube) -> nn.Module:
     vars(module)["_on_cube"] = facts
-    if over is Wrapped3D and "forward" in vars(module):  # put on the object itself, it would run before the class's
+    if over is LocalModule3D and "forward" in vars(module):  # put on the object itself, it would run before the class's
         vars(module)["_own_forward"] = vars(module).pop("forward")
     module.__class__ = _made(over, facts.code)  # type: ignore[arg-type]  # classes can be hashed
     return module
@@ -67,7 +67,7 @@ def _restored(over: type[nn.Module], code: type[nn.Module]) -> nn.Module:
     return made
 
 
-class Recomputed3D(nn.Module):
+class ReplicatedModule3D(nn.Module):
     """Gives code that a backward pass runs again the block of each parameter; its gradient goes to the ledger.
 
     A checkpoint that lies inside the code runs again what it was given, a method or a closure, and no forward of the
@@ -83,17 +83,17 @@ class Recomputed3D(nn.Module):
         facts = self._on_cube
         if name not in facts.layouts or torch._C._current_graph_task_id() == -1:
             return value
-        return use(value, facts.layouts[name], facts.cube)
+        return local_param(value, facts.layouts[name], facts.cube)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The made class has no place of its own to be found at.
-        over = Wrapped3D if isinstance(self, Wrapped3D) else Recomputed3D
+        over = LocalModule3D if isinstance(self, LocalModule3D) else ReplicatedModule3D
         reduced = super().__reduce_ex__(protocol)
         assert isinstance(reduced, tuple), "a module is not stored by its name"
         return (_restored, (over, self._on_cube.code), *reduced[2:])
 
 
-class Wrapped3D(Recomputed3D):
+class LocalModule3D(ReplicatedModule3D):
     """Runs a module's own code with this rank's block of each parameter; gradients go to the ledger."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ class Wrapped3D(Recomputed3D):
                 parameter = held[own]
                 if isinstance(parameter, nn.Parameter):  # or it is a block already: code that calls itself
                     if id(parameter) not in blocks:
-                        blocks[id(parameter)] = use(parameter, layout, facts.cube)
+                        blocks[id(parameter)] = local_param(parameter, layout, facts.cube)
                     swapped.append((held, own, parameter))
                     held[own] = blocks[id(parameter)]  # type: ignore[assignment]
             yield
@@ -130,7 +130,7 @@ class Wrapped3D(Recomputed3D):
                 f"{self._get_name()} enters face {face}: its result must be a tensor (..., columns) of the rows of a "
                 f"plane. Got {found}."
             )
-        block = own_block(result.flatten(0, -2), self._on_cube.cube, face)
+        block = local_block(result.flatten(0, -2), self._on_cube.cube, face)
         return block if result.dim() == 2 else block.unsqueeze(0)
 
     def _get_name(self) -> str:

@@ -59,7 +59,7 @@ def check_activation(tensor: Tensor, features: int, cube: Cube, face: Face, laye
     if tensor.dim() != 2 or tensor.shape[1] != columns:
         raise ValueError(
             f"{layer} reads face {face}: its input must have the local shape (rows, {features}/{face}) = (rows, "
-            f"{columns}). Got {tuple(tensor.shape)}. Is it on face {other(face)}? `turn` changes the face."
+            f"{columns}). Got {tuple(tensor.shape)}. Is it on face {other(face)}? `redistribute` changes the face."
         )
     rows, scatter = tensor.shape[0] * cube.axis(other(face)).size, cube.axis(face).size
     if rows % scatter:
@@ -85,7 +85,7 @@ def in_batch(layer: Callable[[Tensor], Tensor], batch: Tensor, what: str) -> Ten
     return layer(batch.squeeze(0)).unsqueeze(0)
 
 
-def own_block(matrix: Tensor, cube: Cube, face: Face) -> Tensor:
+def local_block(matrix: Tensor, cube: Cube, face: Face) -> Tensor:
     """This rank's block, on `face`, of a plane's matrix that every rank of the plane holds whole.
 
     For what comes from outside, such as patches of images or results of a layer that is not split: slices, so nothing
@@ -102,7 +102,7 @@ def own_block(matrix: Tensor, cube: Cube, face: Face) -> Tensor:
     """
     check_face(face)
     if matrix.dim() == 3:
-        return in_batch(lambda one: own_block(one, cube, face), matrix, "own_block")
+        return in_batch(lambda one: local_block(one, cube, face), matrix, "local_block")
     rows, columns = cube.axis(other(face)), cube.axis(face)
     if matrix.dim() != 2 or matrix.shape[0] % rows.size or matrix.shape[1] % columns.size:
         raise ValueError(
@@ -226,7 +226,7 @@ class _GatherPlane(torch.autograd.Function):
 def gather_rows(values: Tensor, cube: Cube, face: Face) -> Tensor:
     """What narrow heads give for the rows of a plane, (R', ...), of all its rows, (R, ...), on each of its ranks.
 
-    The members of the face's own axis must have the same values, as they have behind `NarrowHead3D`. Differentiable, as
+    The members of the face's own axis must have the same values, as they have behind `SmallHead3D`. Differentiable, as
     copies are: each rank computes the same from the result, and takes its own rows of the gradient.
 
     Elements received: `(n-1)/n` of the result forward, none backward; n members of the axis that splits the rows.

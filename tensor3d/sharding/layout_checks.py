@@ -47,8 +47,8 @@ def check_origin(tensor: Tensor, face: str, cube: Cube, reader: str) -> None:
         else:
             raise ValueError(
                 f"{reader} reads face {face}. Got what lies on face {found}: it comes from {made}. Put "
-                f'`turn(h, cube, to="{face}")` between them, or, where one of the two can, let it use the other face '
-                f'(face="{found}").'
+                f'`redistribute(h, cube, to="{face}")` between them, or, where one of the two can, let it use the '
+                f'other face (face="{found}").'
             )
     _remember(between, makers, face)
 
@@ -59,8 +59,8 @@ def refuse_plain(parameter: Tensor, cube: Cube) -> None:
         raise ValueError(
             f"a parameter of shape {tuple(parameter.shape)} is a plain tensor on {cube.shape}: its gradient would "
             "differ from rank to rank. Make it with tensor3d.constant, normal or distribute, and take it into your "
-            "arithmetic with tensor3d.use, which states over which axes its gradient is summed; in place of a layer of "
-            "torch.nn take its 3-D counterpart."
+            "arithmetic with tensor3d.local_param, which states over which axes its gradient is summed; in place of a "
+            "layer of torch.nn take its 3-D counterpart."
         )
 
 

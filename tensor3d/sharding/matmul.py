@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tensor3d.distributed.collectives import Axis, Pending, all_gather, reduce_scatter
+from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import Kind, Start, follows
@@ -47,8 +47,8 @@ def matmul(
 
     Saved for backward: the shards `a` and `weight`, never A' and W' (1/P of one device's). All gathers of a pass are
     issued together, that of the next product's W' under this product (distributed/weight_prefetch.py); the
-    reduce-scatter of dA runs under the product for dW, that of dW under the next layer's. `Speed(overlap=False)` waits
-    for each; the bits are the same.
+    reduce-scatter of dA runs under the product for dW, that of dW under the next layer's.
+    `ExecutionPolicy(overlap=False)` waits for each; the bits are the same.
 
     Args:
         a: (M/xy, K/z) on this rank; its type (`cube.precision.compute`, if that is set; inside `torch.autocast`:
@@ -87,9 +87,9 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         rows, columns = cube.axis(other(face)), cube.axis(face)
-        gathering_a, gathering_w = all_gather(a, rows), take_slab(weight, cube, rows, a.dtype, after=after)
+        gathering_a, gathering_w = all_gather(a, rows), get_gathered_weight(weight, cube, rows, a.dtype, after=after)
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
-        gather_next_slab(cube, after=after)
+        prefetch_next_weight(cube, after=after)
         shift = None if bias is None else local(bias).to(a.dtype)
         if shift is not None and columns.size == 1:
             c = torch.addmm(shift, a_full, w_full.t())  # where nothing is summed, the product itself adds it
@@ -111,21 +111,23 @@ class _Product(torch.autograd.Function):
         needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
 
         # Everything is issued before anything is waited for; the order is the same on every rank.
-        gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else Pending(dc)
+        gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else CommHandle(dc)
         saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
-        a, w = Pending(saved_a), Pending(saved_w)
+        a, w = CommHandle(saved_a), CommHandle(saved_w)
         if ctx.reshard:
-            w = take_slab(weight, cube, rows, dc.dtype) if needs_da else w
+            w = get_gathered_weight(weight, cube, rows, dc.dtype) if needs_da else w
             a = all_gather(saved_a, rows) if needs_dw else a
         if needs_db:
-            cube.ledger.hand_in(bias, sum_of_rows(dc, bias.dtype), cube.over(*vector(other(face)).sum_over))
+            cube.ledger.accumulate_grad(bias, sum_of_rows(dc, bias.dtype), cube.over(*vector(other(face)).sum_over))
         dc_full, w_full = gathering_dc.wait(), w.wait() if needs_da else None
-        gather_next_slab(cube)
+        prefetch_next_weight(cube)
 
         sending_da = reduce_scatter(dc_full @ w_full, rows) if w_full is not None else None
         if needs_dw:
             dw = dc_full.t() @ a.wait()
-            cube.ledger.hand_in(weight, scatter_slab(dw, weight, cube), cube.over(*matrix(face).sum_over))
+            cube.ledger.accumulate_grad(
+                weight, reduce_scatter_weight_grad(dw, weight, cube), cube.over(*matrix(face).sum_over)
+            )
         return sending_da.wait() if sending_da else None, None, None, None, None, None, None
 
 
@@ -135,7 +137,7 @@ class _Product(torch.autograd.Function):
 # cut off before the product: a vocabulary of 30522 has no padding logits.
 
 
-def gather_slab(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> Pending:
+def all_gather_weight(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> CommHandle:
     """Starts the gather over x of W' (N', K/z), in the type of the product and without padding."""
     block, x = local(weight).to(dtype), cube.axis("x")
     first, last = chunk_bounds(weight.shape[0], rows.size, rows.index)
@@ -144,7 +146,7 @@ def gather_slab(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> P
 
 
 def place_in_order(a: Tensor | None, cube: Cube) -> bool | None:
-    """What `take_slab` is to know of a use in a forward pass, asked outside of autograd's functions.
+    """What `get_gathered_weight` is to know of a use in a forward pass, asked outside of autograd's functions.
 
     Args:
         a: what is multiplied; None: nothing that was computed.
@@ -154,7 +156,7 @@ def place_in_order(a: Tensor | None, cube: Cube) -> bool | None:
     return a is not None and follows(a)
 
 
-def take_slab(
+def get_gathered_weight(
     weight: nn.Parameter,
     cube: Cube,
     rows: Axis,
@@ -162,7 +164,7 @@ def take_slab(
     *,
     kind: Kind = "product",
     after: bool | None = True,
-) -> Pending:
+) -> CommHandle:
     """The same, or the gather that the product before has started (distributed/weight_prefetch.py).
 
     Args:
@@ -171,25 +173,25 @@ def take_slab(
             since no backward pass follows.
     """
     if after is None or not _works_ahead(cube):
-        return gather_slab(weight, cube, rows, dtype)
+        return all_gather_weight(weight, cube, rows, dtype)
     return cube.ahead.take(weight, local(weight), kind, rows, dtype, after, _gathering(cube))
 
 
-def gather_next_slab(cube: Cube, *, after: bool | None = True) -> None:
+def prefetch_next_weight(cube: Cube, *, after: bool | None = True) -> None:
     """Starts the gather for the product after this one, to travel under what is computed now."""
     if after is not None and _works_ahead(cube):
         cube.ahead.go_on(local, _gathering(cube))
 
 
 def _gathering(cube: Cube) -> Start:
-    return lambda weight, rows, dtype: gather_slab(weight, cube, rows, dtype)
+    return lambda weight, rows, dtype: all_gather_weight(weight, cube, rows, dtype)
 
 
 def _works_ahead(cube: Cube) -> bool:
     return cube.speed.overlap and cube.axis("x").size > 1 and not cube.traffic.is_dry
 
 
-def scatter_slab(dw: Tensor, weight: Tensor, cube: Cube) -> Pending:
+def reduce_scatter_weight_grad(dw: Tensor, weight: Tensor, cube: Cube) -> CommHandle:
     """Starts the sum over x of the gradients of W'; the result has the local shape and the type of `weight`."""
     x = cube.axis("x")
     chunk = -(-dw.shape[0] // x.size)

@@ -136,7 +136,7 @@ def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:
     if not parameter.is_leaf:
         raise ValueError(
             f"a parameter of shape {shape} was computed from others, which would get no gradient. Pass the parameter "
-            "itself; for arithmetic on its values, take them by tensor3d.use."
+            "itself; for arithmetic on its values, take them by tensor3d.local_param."
         )
     if cube.mesh is None:
         return
@@ -153,7 +153,7 @@ def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:
             )
 
 
-def is_counted_here(parameter: Tensor, cube: Cube) -> bool:
+def owns_for_norm(parameter: Tensor, cube: Cube) -> bool:
     """Whether this rank is the one that stands for its block where several hold copies (norms, counts)."""
     if not isinstance(parameter, DTensor):
         return cube.rank == 0
@@ -201,7 +201,7 @@ def constant(shape: tuple[int, ...], layout: Layout, cube: Cube, value: float) -
     return _finish(torch.full(sizes, value), shape, layout, cube)
 
 
-def use(parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
+def local_param(parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
     """This rank's block of `parameter`, for use in any arithmetic; its gradient goes to the ledger.
 
     For parameters of your own: state with `layout` how the parameter is cut and over which axes its gradient is summed.
@@ -231,7 +231,7 @@ class _Use(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         if all(asked_for(ctx, ctx.parameter)):
-            ctx.cube.ledger.hand_in(ctx.parameter, gradient, ctx.cube.over(*ctx.layout.sum_over))
+            ctx.cube.ledger.accumulate_grad(ctx.parameter, gradient, ctx.cube.over(*ctx.layout.sum_over))
         return None, None, None
 
 
@@ -255,6 +255,6 @@ def _shift(part: slice, origin: int) -> slice:
 
 
 def _finish(block: Tensor, shape: tuple[int, ...], layout: Layout, cube: Cube) -> nn.Parameter:
-    cube.over(*layout.sum_over)  # see `use`
+    cube.over(*layout.sum_over)  # see `local_param`
     block = block.to(device=cube.device, dtype=torch.get_default_dtype())
     return as_parameter(block, shape, layout, cube)

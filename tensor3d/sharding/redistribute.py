@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import Axis, all_gather, all_to_all, reduce_scatter
 from tensor3d.distributed.cube import Cube
-from tensor3d.ops.row_chunks import are_at_hand
+from tensor3d.ops.row_chunks import is_host_readable
 from tensor3d.sharding.activation_layout import Face, check_face, in_batch, other
 from tensor3d.sharding.layout_checks import check_origin
 
@@ -49,7 +49,7 @@ def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor
     return _Selection.apply(tensor, rows, axis)
 
 
-def own_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
+def local_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
     """Of one value for each row of a plane (labels, positions), those of this rank's rows on `face`.
 
     Raises:
@@ -76,7 +76,7 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
         )
     if numbers.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{what} must be of type int64 or int32. Got {numbers.dtype}.")
-    if are_at_hand(numbers) and numbers.numel():  # else the loader's word is taken
+    if is_host_readable(numbers) and numbers.numel():  # else the loader's word is taken
         least, most = int(numbers.min()), int(numbers.max())
         if least < lowest or most >= below:
             raise ValueError(f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}.")
@@ -122,7 +122,7 @@ def sums_by_row(gradient: Tensor, local_rows: Tensor, owned: Tensor, table_rows:
     return table
 
 
-def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
+def redistribute(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
     """The same matrix on the other face, by one all-to-all inside the plane.
 
         from face y (R/xz, H/y)  to face z (R/xy, H/z), or back; the backward is the turn back
@@ -134,7 +134,7 @@ def turn(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
     """
     check_face(to)
     if tensor.dim() == 3:
-        return in_batch(lambda one: turn(one, cube, to), tensor, "turn")
+        return in_batch(lambda one: redistribute(one, cube, to), tensor, "turn")
     if tensor.dim() != 2:
         raise ValueError(f"only a matrix (rows, columns) can change its face. Got shape {tuple(tensor.shape)}.")
     check_origin(tensor, other(to), cube, f'turn(to="{to}")')

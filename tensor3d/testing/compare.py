@@ -16,7 +16,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import MESH_AXES, CubeShape
 from tensor3d.sharding.activation_layout import Face
 from tensor3d.sharding.param_layout import Layout, local
-from tensor3d.testing.inputs import Activation, Input, block, here
+from tensor3d.testing.inputs import Input, Sharded, block, here
 
 # --- What one device gives: parameters with values of their own, the output, and every gradient -----------------------
 
@@ -72,7 +72,7 @@ def expect(
     _check_output(output, reference, arguments)
     direction = _direction(output.detach(), loss, generator)
     output.backward(direction)
-    gradients = {input_name(i): value.grad for i, value in enumerate(arguments) if isinstance(inputs[i], Activation)}
+    gradients = {input_name(i): value.grad for i, value in enumerate(arguments) if isinstance(inputs[i], Sharded)}
     gradients |= {name: parameters[theirs].grad for name, theirs in names.items()}
     for name, gradient in gradients.items():
         _check_finite(gradient, f"gradient of {name}")
@@ -93,7 +93,7 @@ def _disturb(parameter: Tensor, generator: torch.Generator) -> None:
 
 
 def _whole(given: Input) -> Any:
-    if isinstance(given, Activation):
+    if isinstance(given, Sharded):
         return given.tensor.clone().requires_grad_()
     if isinstance(given, Sequences):
         return given
@@ -190,7 +190,7 @@ def run(
         return blocks
     output.backward(direction)
     for number, (given, leaf) in enumerate(zip(inputs, leaves, strict=True)):
-        if isinstance(given, Activation):
+        if isinstance(given, Sharded):
             where = block(given.tensor.shape, given.face, cube)
             blocks[input_name(number)] = Block(place=where, values=_grad(leaf))
     for name, parameter in parameters.items():
@@ -221,7 +221,7 @@ class _Input(torch.autograd.Function):
 
 
 def _marked(given: Input, leaf: Any) -> Any:
-    return _Input.apply(leaf.requires_grad_(), given.face) if isinstance(given, Activation) else leaf
+    return _Input.apply(leaf.requires_grad_(), given.face) if isinstance(given, Sharded) else leaf
 
 
 def _place_of(parameter: Tensor, cube: Cube) -> tuple[slice, ...]:

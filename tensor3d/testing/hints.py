@@ -27,8 +27,8 @@ from tensor3d.testing.report import Outcome, Report, largest_difference, wanted_
 
 _NEAR = 1e-4
 _REMEDY = (
-    "Divide by that of the whole step, which is the same on every rank; where labels are -100, "
-    'sum_copies((mine != -100).sum(), cube.over("data", "x", "z")), with `mine` this rank\'s labels on face y.'
+    "Divide by that of the whole step, which is the same on every rank; where labels are -100, all_reduce_replicated("
+    '(mine != -100).sum(), cube.over("data", "x", "z")), with `mine` this rank\'s labels on face y.'
 )
 
 
@@ -101,14 +101,14 @@ def crash_hint(traceback: str, shape: CubeShape, before: Sequence[Outcome], repo
     """
     if "got mixed torch.Tensor and DTensor" in traceback:
         return (
-            "a parameter was used as it is. Take it into your arithmetic with tensor3d.use(parameter, layout, cube), "
-            "which gives this rank's block and sums its gradient."
+            "a parameter was used as it is. Take it into your arithmetic with tensor3d.local_param(parameter, "
+            "layout, cube), which gives this rank's block and sums its gradient."
         )
     if "must match the size of tensor" in traceback and shape.y != shape.z and _fits_mixed_faces(before, report):
         return (
             "sizes that fit where y = z, and not here: a matrix on face y meets one on face z in elementwise "
-            "arithmetic, or a vector of the other face. Turn one of the two first (tensor3d.turn), or cut the vector "
-            "as the columns of the matrix are (tensor3d.sharding.param_layout.vector)."
+            "arithmetic, or a vector of the other face. Turn one of the two first (tensor3d.redistribute), or cut the "
+            "vector as the columns of the matrix are (tensor3d.sharding.param_layout.vector)."
         )
     return ""
 
@@ -123,7 +123,7 @@ def _fits_mixed_faces(before: Sequence[Outcome], report: Report) -> bool:
 
 
 @dataclass(frozen=True)
-class Guess:
+class BugHypothesis:
     """A mistake that would explain what was found."""
 
     kind: Literal["too often", "divided", "not summed"]
@@ -169,7 +169,7 @@ def _hint(name: str, report: Report, outcomes: Sequence[Outcome], expected: Expe
     if any(block.plain for block in blocks):
         return (
             "a plain tensor on a cube of several ranks; its gradient is this rank's own. Make it with "
-            "tensor3d.constant, normal or distribute, and read it with tensor3d.use."
+            "tensor3d.constant, normal or distribute, and read it with tensor3d.local_param."
         )
     if wanted is None:
         return (
@@ -177,9 +177,9 @@ def _hint(name: str, report: Report, outcomes: Sequence[Outcome], expected: Expe
         )
     if any(block.values is None for block in blocks):
         return (
-            "no gradient arrived. A parameter must be read with tensor3d.use or passed to a layer (its local block, "
-            "`.data` or `.detach()` are no part of the graph); a function of your own must return the gradient of "
-            "its input and hand that of its parameter to the ledger."
+            "no gradient arrived. A parameter must be read with tensor3d.local_param or passed to a layer (its local "
+            "block, `.data` or `.detach()` are no part of the graph); a function of your own must return the gradient "
+            "of its input and hand that of its parameter to the gradient reducer."
         )
     if first.shape.ranks == 1:
         return "wrong on one device already, so no sum over ranks is to blame: compare the arithmetic of the two."
@@ -192,10 +192,10 @@ def _hint(name: str, report: Report, outcomes: Sequence[Outcome], expected: Expe
     return _suspicion(name, report, outcomes)
 
 
-def _causes(name: str, outcomes: Sequence[Outcome], expected: Expected) -> list[Guess]:
+def _causes(name: str, outcomes: Sequence[Outcome], expected: Expected) -> list[BugHypothesis]:
     """The simplest guesses that explain a tensor on all cubes: of one kind, and over as many axes."""
     wanted = wanted_of(name, expected)
-    found: list[Guess] = []
+    found: list[BugHypothesis] = []
     if wanted is None:
         return found
     for guess in _guesses():
@@ -208,13 +208,13 @@ def _causes(name: str, outcomes: Sequence[Outcome], expected: Expected) -> list[
     return found
 
 
-def _guesses() -> Iterator[Guess]:
+def _guesses() -> Iterator[BugHypothesis]:
     """The simplest first."""
     for number in range(1, len(AXES) + 1):
         for axes in combinations(AXES, number):
-            yield Guess("too often", axes)
-            yield Guess("not summed", axes)
-            yield Guess("divided", axes)
+            yield BugHypothesis("too often", axes)
+            yield BugHypothesis("not summed", axes)
+            yield BugHypothesis("divided", axes)
 
 
 def _are_near(block: Block, target: Tensor) -> bool:
@@ -250,7 +250,7 @@ def _misplaced(outcome: Outcome, blocks: Sequence[Block], wanted: Tensor, return
         ):
             return (
                 f'it lies on face {elsewhere}. If that is meant, say check_layer(..., returns="{elsewhere}"); if not, '
-                f'let the last product read the other face, or end with `turn(h, cube, to="{returns}")`.'
+                f'let the last product read the other face, or end with `redistribute(h, cube, to="{returns}")`.'
             )
     for block, value in zip(blocks, values, strict=True):
         if value.shape != wanted[block.place].shape:
@@ -270,7 +270,7 @@ def _place(shape: CubeShape, rank: int, face: Face, wanted: Tensor) -> tuple[sli
     return rows, slice(*chunk_bounds(wanted.shape[1], shape.size(face), place[face]))
 
 
-def _advice(causes: Sequence[Guess], name: str, report: Report, returns: Returns) -> str:
+def _advice(causes: Sequence[BugHypothesis], name: str, report: Report, returns: Returns) -> str:
     """What to do about causes of one kind, which the cubes that ran do not tell apart."""
     if name == "output" and returns == "scalar" and causes[0].kind == "too often":
         return _loss_advice(causes, report)
@@ -278,9 +278,9 @@ def _advice(causes: Sequence[Guess], name: str, report: Report, returns: Returns
     if causes[0].kind == "not summed":
         over = _either([f"cube.over({_quoted(guess.axes)})" for guess in causes])
         return f"its sum over {axes} is missing: the parts of these ranks add up to the reference. " + (
-            f"Sum them with sum_copies(part, {over})."
+            f"Sum them with all_reduce_replicated(part, {over})."
             if name == "output"
-            else f"Read the parameter with tensor3d.use, and name {axes} in the `sum_over` of its layout."
+            else f"Read the parameter with tensor3d.local_param, and name {axes} in the `sum_over` of its layout."
             if not _is_input(name)
             else f"Its backward must add up what the members of {axes} got from their own part."
         )
@@ -293,7 +293,7 @@ def _advice(causes: Sequence[Guess], name: str, report: Report, returns: Returns
         return (
             f"{sizes} times the reference: it was summed over {axes} too often. What every member already holds whole "
             "must not be summed again; in backward that is the gradient of a result that all of them use alike "
-            "(sum_copies leaves it as it is)."
+            "(all_reduce_replicated leaves it as it is)."
         )
     return (
         f"{sizes} times the reference: it was summed over {axes} too often. Leave {axes} out of the `sum_over` of the "
@@ -302,20 +302,20 @@ def _advice(causes: Sequence[Guess], name: str, report: Report, returns: Returns
     )
 
 
-def _loss_advice(causes: Sequence[Guess], report: Report) -> str:
+def _loss_advice(causes: Sequence[BugHypothesis], report: Report) -> str:
     """A loss that is too large: added too often, or its parts were."""
     if not any(report.fails(found.tensor) for found in report.errors if found.tensor != "output"):
         sizes, axes = _either(["*".join(c.axes) for c in causes]), _either([_listed(guess.axes) for guess in causes])
         return (
             f"{sizes} times the reference, and the gradients are right: it was added over axes whose members have the "
-            f"same losses. Leave {axes} out of what is passed to sum_copies."
+            f"same losses. Leave {axes} out of what is passed to all_reduce_replicated."
         )
     rows = {"data", "x", "y"}, {"data", "x", "z"}
     likely = [guess for guess in causes if any(set(guess.axes) <= axes for axes in rows)] or causes
     return (
         f"{_either(['*'.join(guess.axes) for guess in likely])} times the reference: the loss was divided by the "
         "number of this rank's rows. Divide by the number of the whole step, which is the same on every rank: "
-        "sum_copies(losses.sum() / count, ...)."
+        "all_reduce_replicated(losses.sum() / count, ...)."
     )
 
 
@@ -341,7 +341,7 @@ def _suspicion(name: str, report: Report, outcomes: Sequence[Outcome]) -> str:
         return (
             f"{where}, and the output is right: backward leaves out what the other {members} contribute. A value that "
             "is equal on all of them, and that each uses in its own way (for its own columns), needs its gradient "
-            f"added over {over}; sum_copies does not."
+            f"added over {over}; all_reduce_replicated does not."
         )
     return (
         f"{where}. Is something that needs {group} (a mean over columns, a row of another rank) computed from this "

@@ -21,7 +21,7 @@ from tensor3d.sharding.param_layout import chunk_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Activation:
+class Sharded:
     """A full matrix (M, H) of which each rank is given its block on `face`, and whose gradient is compared."""
 
     tensor: Tensor
@@ -29,20 +29,20 @@ class Activation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerRow:
+class PerToken:
     """(M, ...): each rank is given the values of its plane's rows."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
+class Replicated:
     """Anything that every rank is given as it is."""
 
     value: Any
 
 
-def on_face(tensor: Tensor, face: Face) -> Activation:
+def on_face(tensor: Tensor, face: Face) -> Sharded:
     """An input of `check_layer` that lies on a face of its own: a full matrix (rows, columns).
 
     Raises:
@@ -54,28 +54,28 @@ def on_face(tensor: Tensor, face: Face) -> Activation:
             f"an activation is a matrix (rows, columns) of floating-point numbers. Got {_described(tensor)}. For "
             "values of rows (ids, labels) use per_row, for what every rank is to get whole use whole."
         )
-    return Activation(tensor=tensor, face=face)
+    return Sharded(tensor=tensor, face=face)
 
 
-def per_row(tensor: Tensor) -> PerRow:
+def per_row(tensor: Tensor) -> PerToken:
     """An input of `check_layer` with a value for each row, (M, ...): a rank is given those of all rows of its plane.
 
-    As `Embedding3D` takes its ids. A layer finds its own rows among them by `own_rows`.
+    As `Embedding3D` takes its ids. A layer finds its own rows among them by `local_rows`.
 
     Raises:
         ValueError: a scalar.
     """
     if tensor.dim() == 0:
         raise ValueError(f"values of rows need a dim for the rows. Got {_described(tensor)}.")
-    return PerRow(tensor=tensor)
+    return PerToken(tensor=tensor)
 
 
-def whole(value: Any) -> Whole:
+def whole(value: Any) -> Replicated:
     """An input of `check_layer` that every rank is given as it is."""
-    return Whole(value=value)
+    return Replicated(value=value)
 
 
-Input = Activation | PerRow | Whole | Sequences
+Input = Sharded | PerToken | Replicated | Sequences
 
 
 def read_inputs(inputs: Any, face: Face, dtype: torch.dtype) -> tuple[Input, ...]:
@@ -95,13 +95,13 @@ def _read(number: int, value: Any, face: Face, dtype: torch.dtype) -> Input:
                 f"input {number} is {_described(value)}, which is no activation (rows, columns). Wrap it: "
                 "per_row(...) for a value a row (ids, labels), whole(...) for what every rank is to get as it is."
             )
-        value = Activation(tensor=value, face=face)
-    if isinstance(value, Activation):
-        return Activation(tensor=value.tensor.detach().to(dtype), face=value.face)
-    if isinstance(value, PerRow):
+        value = Sharded(tensor=value, face=face)
+    if isinstance(value, Sharded):
+        return Sharded(tensor=value.tensor.detach().to(dtype), face=value.face)
+    if isinstance(value, PerToken):
         tensor = value.tensor.detach()
-        return PerRow(tensor=tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    return value if isinstance(value, (Whole, Sequences)) else Whole(value=value)
+        return PerToken(tensor=tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return value if isinstance(value, (Replicated, Sequences)) else Replicated(value=value)
 
 
 def check_inputs(inputs: Sequence[Input], shape: CubeShape, needed_rows: int, needed_columns: int) -> None:
@@ -112,16 +112,16 @@ def check_inputs(inputs: Sequence[Input], shape: CubeShape, needed_rows: int, ne
     """
     planes = shape.planes
     for number, given in enumerate(inputs):
-        if isinstance(given, (Activation, PerRow)):
+        if isinstance(given, (Sharded, PerToken)):
             high = given.tensor.shape[0]
             if high % planes or (
-                isinstance(given, Activation) and (high % (planes * shape.y) or high % (planes * shape.z))
+                isinstance(given, Sharded) and (high % (planes * shape.y) or high % (planes * shape.z))
             ):
                 raise ValueError(
                     f"input {number} has {high} rows, which cannot be spread over the cube {shape}. Give it a number "
                     f"of rows that divides by {needed_rows}: that does for all the cubes."
                 )
-        if isinstance(given, Activation) and given.tensor.shape[1] % shape.size(given.face):
+        if isinstance(given, Sharded) and given.tensor.shape[1] % shape.size(given.face):
             raise ValueError(
                 f"input {number} has {given.tensor.shape[1]} columns, which must divide by "
                 f"{given.face}={shape.size(given.face)} on the cube {shape}. {needed_columns} does for all the cubes."
@@ -133,9 +133,9 @@ def check_inputs(inputs: Sequence[Input], shape: CubeShape, needed_rows: int, ne
 
 def here(given: Input, cube: Cube) -> Any:
     """What this rank is given of an input."""
-    if isinstance(given, Activation):
+    if isinstance(given, Sharded):
         return given.tensor[block(given.tensor.shape, given.face, cube)].clone()
-    if isinstance(given, PerRow):
+    if isinstance(given, PerToken):
         planes, x = cube.shape.planes, cube.axis("x")
         return given.tensor.chunk(planes)[cube.axis("data").index * x.size + x.index]
     if isinstance(given, Sequences):

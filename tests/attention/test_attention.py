@@ -17,7 +17,7 @@ from torch import Tensor
 from tensor3d import Attention3D, Cube, Sequences, attention
 from tensor3d.attention import Backend
 from tensor3d.attention.grouped import without_cudnn
-from tensor3d.batches.length_groups import Grouping
+from tensor3d.batches.length_groups import LengthGroups
 from tensor3d.batches.length_groups import _classes as classes
 
 BACKENDS: tuple[Backend, ...] = ("reference", "grouped")
@@ -286,7 +286,7 @@ def test_the_layer_refuses_windows_and_rotary_positions_that_cannot_be() -> None
 # --- grouping ------------------------------------------------------------------------------------------------------
 
 
-def area(grouping: Grouping) -> int:
+def area(grouping: LengthGroups) -> int:
     """Score entries that are computed."""
     return sum(len(group.members) * group.length**2 for group in grouping.groups)
 

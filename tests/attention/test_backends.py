@@ -18,23 +18,32 @@ import torch
 from torch import Tensor
 
 from tensor3d import Sequences, attention
-from tensor3d.attention.backends import SUPPORT, Backend, Call, Facts, Name, Support, choose, named
+from tensor3d.attention.backends import (
+    SUPPORT,
+    AttentionArgs,
+    AttentionRequest,
+    Backend,
+    BackendSpec,
+    Name,
+    choose,
+    named,
+)
 from tensor3d.attention.flex import BLOCK, block_mask
 from tensor3d.attention.varlen import order_of, window_size
-from tensor3d.batches.row_queries import Queries
+from tensor3d.batches.row_queries import RowIndex
 
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
 LENGTHS = (5, 130, 1, 64, 1, 2, 127, 128, 33, 90)
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def cuda(dtype: torch.dtype = torch.bfloat16, **facts: Any) -> Facts:
+def cuda(dtype: torch.dtype = torch.bfloat16, **facts: Any) -> AttentionRequest:
     options: dict[str, Any] = {"device": "cuda", "dtype": dtype, "head_dim": 64, "capability": (9, 0)} | facts
-    return Facts(**options)
+    return AttentionRequest(**options)
 
 
-def cpu(dtype: torch.dtype = torch.float32, **facts: Any) -> Facts:
-    return Facts(device="cpu", dtype=dtype, head_dim=64, **facts)
+def cpu(dtype: torch.dtype = torch.float32, **facts: Any) -> AttentionRequest:
+    return AttentionRequest(device="cpu", dtype=dtype, head_dim=64, **facts)
 
 
 # --- the choice ----------------------------------------------------------------------------------------------------
@@ -59,10 +68,10 @@ def cpu(dtype: torch.dtype = torch.float32, **facts: Any) -> Facts:
         (cpu(), "grouped"),
         (cpu(torch.bfloat16), "grouped"),
         (cpu(dropout=True, causal=True, window=True, queries=True), "grouped"),
-        (Facts(device="meta", dtype=torch.float32, head_dim=3), "grouped"),
+        (AttentionRequest(device="meta", dtype=torch.float32, head_dim=3), "grouped"),
     ],
 )
-def test_auto(facts: Facts, wanted: Name) -> None:
+def test_auto(facts: AttentionRequest, wanted: Name) -> None:
     assert choose("auto", facts) == wanted
     assert choose(wanted, facts) == wanted
 
@@ -84,10 +93,12 @@ def test_auto(facts: Facts, wanted: Name) -> None:
         ("flex", cuda(torch.float64), r"not float64"),
         ("flex", cuda(head_dim=8), r"needs a head dimension of at least 16, not 8\. Take 'grouped' or 'varlen', or"),
         ("flex", cpu(), r"has no backward pass on cpu \(only under torch\.no_grad\)"),
-        ("flex", Facts(device="mps", dtype=torch.float32, head_dim=8), r"runs on cuda or cpu, not on mps"),
+        ("flex", AttentionRequest(device="mps", dtype=torch.float32, head_dim=8), r"runs on cuda or cpu, not on mps"),
     ],
 )
-def test_what_a_backend_cannot_do_is_refused_with_what_can(backend: Backend, facts: Facts, said: str) -> None:
+def test_what_a_backend_cannot_do_is_refused_with_what_can(
+    backend: Backend, facts: AttentionRequest, said: str
+) -> None:
     with pytest.raises(ValueError, match=f'"{backend}" cannot serve this call: .*{said}'):
         choose(backend, facts)
 
@@ -103,18 +114,18 @@ def test_the_function_asks() -> None:
 
 def test_facts_of_a_call() -> None:
     q = torch.zeros(4, 2, 8, requires_grad=True)
-    call = Call(sequences=Sequences.from_lengths([4]), queries=None, dropout=0.1, causal=True, window=2)
+    call = AttentionArgs(sequences=Sequences.from_lengths([4]), queries=None, dropout=0.1, causal=True, window=2)
     expected = cpu(dropout=True, causal=True, window=True, gradient=True)
-    assert Facts.of(q, q, q, call) == dataclasses.replace(expected, head_dim=8)
-    assert not Facts.of(q.detach(), q.detach(), q.detach(), call).gradient
+    assert AttentionRequest.of(q, q, q, call) == dataclasses.replace(expected, head_dim=8)
+    assert not AttentionRequest.of(q.detach(), q.detach(), q.detach(), call).gradient
     with torch.no_grad():
-        assert not Facts.of(q, q, q, call).gradient
+        assert not AttentionRequest.of(q, q, q, call).gradient
 
 
 # --- the page ------------------------------------------------------------------------------------------------------
 
 
-def cells(support: Support) -> list[str]:
+def cells(support: BackendSpec) -> list[str]:
     """A row of the table in docs/attention.md."""
     devices = "any" if support.devices is None else ", ".join(support.devices)
     types = "any" if support.types is None else ", ".join(map(named, support.types))
@@ -142,13 +153,13 @@ def test_the_page_has_the_table_of_the_code() -> None:
     [(False, None, (-1, -1)), (True, None, (-1, 0)), (False, 3, (2, 2)), (True, 3, (2, 0)), (False, 1, (0, 0))],
 )
 def test_windows_in_the_words_of_the_kernel(causal: bool, window: int | None, wanted: tuple[int, int]) -> None:
-    call = Call(sequences=Sequences.from_lengths([9]), queries=None, dropout=0, causal=causal, window=window)
+    call = AttentionArgs(sequences=Sequences.from_lengths([9]), queries=None, dropout=0, causal=causal, window=window)
     assert window_size(call) == wanted
 
 
 def test_queries_in_the_order_of_their_sequences() -> None:
     sequences = Sequences.from_lengths([3, 2, 4])
-    queries = Queries.from_numbers([8, -1, 0, 2, 8])
+    queries = RowIndex.from_numbers([8, -1, 0, 2, 8])
     order = order_of(queries, sequences)
     assert order.cu_seqlens.tolist() == [0, 2, 2, 4]
     assert order.cu_seqlens.dtype == torch.int32
@@ -174,8 +185,8 @@ def test_what_is_given_to_the_kernel(numbers: list[int] | None, monkeypatch: pyt
     module = importlib.import_module("tensor3d.attention.varlen")
     monkeypatch.setattr(module, "varlen_attn", kernel_by_hand)
     sequences = Sequences.from_lengths([3, 2, 4])
-    queries = None if numbers is None else Queries.from_numbers(numbers)
-    call = Call(sequences=sequences, queries=queries, dropout=0.0, causal=False, window=None)
+    queries = None if numbers is None else RowIndex.from_numbers(numbers)
+    call = AttentionArgs(sequences=sequences, queries=queries, dropout=0.0, causal=False, window=None)
     q, k, v, direction = drawn(sequences, queries, torch.float64)
     got = results(lambda *qkv: module.varlen(*qkv, call), q, k, v, direction)
     wanted = results(lambda *qkv: attention(*qkv, sequences, backend="reference", queries=queries), q, k, v, direction)
@@ -184,7 +195,7 @@ def test_what_is_given_to_the_kernel(numbers: list[int] | None, monkeypatch: pyt
 
 
 def drawn(
-    sequences: Sequences, queries: Queries | None, dtype: torch.dtype, device: str = "cpu", width: int = 8
+    sequences: Sequences, queries: RowIndex | None, dtype: torch.dtype, device: str = "cpu", width: int = 8
 ) -> list[Tensor]:
     """q, k, v and the direction in which the result is differentiated."""
     random = torch.Generator().manual_seed(0)
@@ -205,9 +216,9 @@ def results(run: Callable[..., Tensor], *data: Tensor) -> list[Tensor]:
 # --- flex ----------------------------------------------------------------------------------------------------------
 
 
-def some_queries(sequences: Sequences, count: int = 300) -> Queries:
+def some_queries(sequences: Sequences, count: int = 300) -> RowIndex:
     """In any order, some twice, some slots not used."""
-    return Queries.from_numbers(np.random.default_rng(1).integers(-1, sequences.rows, count))
+    return RowIndex.from_numbers(np.random.default_rng(1).integers(-1, sequences.rows, count))
 
 
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 40), (True, 9), (True, 300)])
@@ -218,7 +229,7 @@ def test_blocks_hold_all_there_is_to_see(causal: bool, window: int | None, asked
     queries = some_queries(sequences, 5 * BLOCK) if asked else None
     if queries is not None:  # one block of one long sequence, so that there is a full one
         queries.numbers[:BLOCK] = np.arange(sequences.starts[-1] + 300, sequences.starts[-1] + 300 + BLOCK)
-    call = Call(sequences=sequences, queries=queries, dropout=0, causal=causal, window=window)
+    call = AttentionArgs(sequences=sequences, queries=queries, dropout=0, causal=causal, window=window)
     mask = block_mask(call)
     rows = np.arange(sequences.rows) if queries is None else queries.numbers
     member = np.repeat(np.arange(len(sequences.lengths)), sequences.lengths)
@@ -273,7 +284,7 @@ def test_flex_is_compiled_for_each_length_and_mask(monkeypatch: pytest.MonkeyPat
         for length, causal in [*((number, False) for number in (5, 9, 130, 300, 5)), (5, True), (9, False)]:
             sequences = Sequences.from_lengths([length, 3])
             q, k, v, _ = drawn(sequences, None, torch.float32, width=16)
-            call = Call(sequences=sequences, queries=None, dropout=0.0, causal=causal, window=None)
+            call = AttentionArgs(sequences=sequences, queries=None, dropout=0.0, causal=causal, window=None)
             assert torch.allclose(
                 module.flex(q, k, v, call), attention(q, k, v, sequences, backend="reference", causal=causal), atol=1e-5
             )
@@ -338,7 +349,7 @@ def test_every_group_has_its_stream_between_fork_and_join(monkeypatch: pytest.Mo
     grouping = sequences.grouping
     count, masked = len(grouping.groups), sum(group.mask is not None for group in grouping.groups)
     assert grouping.gather is not None
-    call = Call(sequences=sequences, queries=None, dropout=0, causal=False, window=None)
+    call = AttentionArgs(sequences=sequences, queries=None, dropout=0, causal=False, window=None)
     q, k, v, _ = drawn(sequences, None, torch.float64)
     asked = list(zip(grouping.groups, zip(*module._slots(q, k, v, grouping), strict=True), strict=True))
     got = torch.cat(module._on_streams(asked, call)).index_select(0, grouping.restore)

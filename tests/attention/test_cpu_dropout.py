@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensor3d import Sequences, attention
 from tensor3d.attention.cpu import with_dropout
-from tensor3d.batches.row_queries import Queries
+from tensor3d.batches.row_queries import RowIndex
 from tools.bench.harness.memory import peak_bytes
 
 CPU = sys.modules["tensor3d.attention.cpu"]
@@ -29,13 +29,13 @@ class Draws:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[Tensor] = []
-        draw = CPU.draw_kept
+        draw = CPU.keep_mask
 
         def drawn(like: Tensor, p: float) -> Tensor:
             self.made.append(draw(like, p))
             return self.made[-1]
 
-        monkeypatch.setattr(CPU, "draw_kept", drawn)
+        monkeypatch.setattr(CPU, "keep_mask", drawn)
 
     def whole(self, q: Tensor, k: Tensor) -> Tensor:
         """(members, heads, rows of q, rows of k)"""
@@ -124,10 +124,10 @@ def test_where_all_stay_it_is_attention(
     lengths: tuple[int, ...], asked: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups, padding, windows and chosen queries: the reference without dropout, scaled."""
-    monkeypatch.setattr(CPU, "draw_kept", lambda like, _: torch.ones(like.shape, dtype=torch.uint8))
+    monkeypatch.setattr(CPU, "keep_mask", lambda like, _: torch.ones(like.shape, dtype=torch.uint8))
     torch.manual_seed(0)
     rows = sum(lengths)
-    queries = Queries.from_numbers([0, rows - 1, -1, rows // 2]) if asked else None
+    queries = RowIndex.from_numbers([0, rows - 1, -1, rows // 2]) if asked else None
     q, k, v = (
         torch.randn(n, 2, 8, dtype=torch.float64, requires_grad=True) for n in (4 if asked else rows, rows, rows)
     )

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tensor3d import Attention3D, Cube, CubeShape, gather, select
-from tensor3d.batches.padded import PaddedPacks, own_share, pack_padded
+from tensor3d.batches.padded import PaddedPacks, local_shard, pack_padded
 from tensor3d.distributed.collectives import Axis
-from tensor3d.distributed.comm_stats import Traffic
+from tensor3d.distributed.comm_stats import CommCounter
 from tensor3d.packing.batch import _capacity_bound
-from tensor3d.sharding.activation_layout import own_block
+from tensor3d.sharding.activation_layout import local_block
 from tensor3d.sharding.param_layout import chunk_bounds
 from tests.ranks import run_ranks
 from tests.twins import error, fast_alone, full, gradient_errors, make_twins, ranks_of, worst
@@ -42,7 +42,7 @@ class Place:
 
     def axis(self, name: Any) -> Axis:
         ranks = self.shape.members((name,), self.rank)
-        return Axis(name=name, ranks=ranks, index=ranks.index(self.rank), group=None, traffic=Traffic())
+        return Axis(name=name, ranks=ranks, index=ranks.index(self.rank), group=None, traffic=CommCounter())
 
 
 def places(x: int = 1, y: int = 1, z: int = 1, data: int = 1) -> list[Cube]:
@@ -180,11 +180,11 @@ def packed_against_padded(shape: Shape, capacity: int | None) -> dict[str, float
     wanted = plain_attention(cast("Attention3D", twin), theirs, mask)
     (wanted * direction).sum().backward()
 
-    ours = own_share(x, cube).clone().requires_grad_()
-    own_mask = own_share(mask, cube)
+    ours = local_shard(x, cube).clone().requires_grad_()
+    own_mask = local_shard(mask, cube)
     packs = pack_padded(own_mask.long(), own_mask, cube, capacity=capacity)
     result = packs.pad_hidden(layer(packs.shard_hidden(ours, cube), packs.sequences), cube)
-    (result * own_share(direction, cube)).sum().backward()
+    (result * local_shard(direction, cube)).sum().backward()
 
     assert ours.grad is not None
     assert theirs.grad is not None
@@ -192,8 +192,8 @@ def packed_against_padded(shape: Shape, capacity: int | None) -> dict[str, float
     if cube.plane.size > 1:
         torch.distributed.all_reduce(whole, group=cube.plane.group)
     errors = {
-        "output": error(result, own_share(wanted, cube)),
-        "input": error(whole, own_share(theirs.grad, cube)),
+        "output": error(result, local_shard(wanted, cube)),
+        "input": error(whole, local_shard(theirs.grad, cube)),
     }
     return errors | gradient_errors(layer, twin)
 
@@ -206,7 +206,7 @@ def test_packed_attention_equals_padded(shape: Shape, capacity: int | None) -> N
 
 
 def hidden_there_and_back(shape: Shape) -> float:
-    """Both faces: the shard is `own_block`'s, `gather` sees the packed matrix, and nothing is sent on the way in."""
+    """Both faces: the shard is `local_block`'s, `gather` sees the packed matrix, and nothing is sent on the way in."""
     cube, (x, mask) = Cube(*shape), padded_batch()
     packs = pack_padded(mask.long(), mask, cube)
     wanted = x * mask.unsqueeze(-1)
@@ -214,7 +214,7 @@ def hidden_there_and_back(shape: Shape) -> float:
         with cube.traffic.counting() as sent:
             shard = packs.shard_hidden(x, cube, face)
         assert sent.total_bytes == 0
-        assert torch.equal(shard, own_block(packs.pack(x), cube, face))
+        assert torch.equal(shard, local_block(packs.pack(x), cube, face))
         assert torch.equal(gather(shard, cube, face), packs.pack(x))
         assert torch.equal(packs.pad_hidden(shard, cube, face), wanted)
         assert torch.equal(packs.pad_hidden(shard.unsqueeze(0), cube, face), wanted), "with a batch dim of one"
@@ -250,16 +250,16 @@ def test_hidden_states_there_and_back() -> None:
 
 def test_own_share() -> None:
     cubes = places(x=2, y=2, data=2)
-    shares = [own_share(torch.arange(8), cube).tolist() for cube in cubes]
+    shares = [local_shard(torch.arange(8), cube).tolist() for cube in cubes]
     assert [[cube.coordinate["data"] * 2 + cube.coordinate["x"]] for cube in cubes] == [[s[0] // 2] for s in shares]
     assert sorted(map(tuple, shares)) == [pair for pair in ((0, 1), (2, 3), (4, 5), (6, 7)) for _ in range(2)]
-    assert own_share(list("abcd"), cubes[-1]) == ["d"]
+    assert local_shard(list("abcd"), cubes[-1]) == ["d"]
 
 
 @pytest.mark.parametrize("size", [7, 3, 0])
 def test_a_batch_that_does_not_divide(size: int) -> None:
     with pytest.raises(ValueError, match=rf"data=2 \* x=2 = 4 planes.* Got {size} sequences. Take a multiple of 4"):
-        own_share(torch.zeros(size, 3), places(x=2, data=2)[0])
+        local_shard(torch.zeros(size, 3), places(x=2, data=2)[0])
 
 
 @pytest.mark.parametrize(

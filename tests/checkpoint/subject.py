@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tensor3d import Cube, Embedding3D, Linear3D, TableEmbedding3D, shard, sum_copies
+from tensor3d import Cube, Embedding3D, Linear3D, LookupEmbedding3D, all_reduce_replicated, shard
 from tensor3d.checkpoint import writer
 from tensor3d.checkpoint.format import FileSum
 from tests.twins import full
@@ -25,7 +25,7 @@ class Model(torch.nn.Module):
     def __init__(self, cube: Cube, *, positions: int = 8, hidden: int = 16) -> None:
         super().__init__()
         self.tokens = Embedding3D(VOCAB, hidden, cube)
-        self.positions = TableEmbedding3D(positions, hidden, cube)
+        self.positions = LookupEmbedding3D(positions, hidden, cube)
         self.linear = Linear3D(hidden, 24, cube)
         self.register_buffer("seen", torch.tensor([3, 4]))
 
@@ -40,7 +40,7 @@ def make(shape: Shape, seed: int, **sizes: int) -> tuple[Cube, Model, torch.opti
 def step(cube: Cube, model: Model, optimizer: torch.optim.Optimizer) -> None:
     ids = torch.arange(64).chunk(cube.shape.planes)[cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]]
     x = model.tokens(ids) + model.positions(ids % 8) + shard(torch.ones(64, 16), cube, "z")
-    sum_copies(model.linear(x).square().sum(), cube.over("data", "x", "y", "z")).backward()
+    all_reduce_replicated(model.linear(x).square().sum(), cube.over("data", "x", "y", "z")).backward()
     optimizer.step()
     optimizer.zero_grad()
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tensor3d import Cube, Linear3D, checkpoint
-from tensor3d.checkpoint import Checkpoints, Outcome, writer
+from tensor3d.checkpoint import Checkpoints, RankResult, writer
 from tests.checkpoint.subject import ALONE, Shape, files_of, held_back, make, same, state, step
 from tests.ranks import run_ranks, run_survivors
 
@@ -87,7 +87,7 @@ def test_a_save_waits_for_the_one_before_and_buffers_are_used_again(tmp_path: Pa
     checkpoints.close()
 
 
-def rotated(shape: Shape, folder: Path) -> list[Outcome]:
+def rotated(shape: Shape, folder: Path) -> list[RankResult]:
     cube, model, optimizer = make(shape, seed=1)
     with Checkpoints(folder, cube, keep_last=2, keep_every=4) as checkpoints:
         for number in range(1, 8):

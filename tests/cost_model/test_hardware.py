@@ -14,8 +14,8 @@ from tensor3d.cost_model.hardware import (
     CLUSTERS,
     GPUS,
     Cluster,
-    Fit,
     Link,
+    LinkFit,
     cluster,
     cluster_of,
     gpu,
@@ -101,7 +101,7 @@ def test_the_link_inside_bounds_a_ring_that_crosses() -> None:
 
 def test_a_measured_fit_stands_in_for_the_links() -> None:
     fits = tuple(
-        Fit(kind="all-gather", members=2, stride=stride, latency=float(stride), seconds_per_byte=0.1)
+        LinkFit(kind="all-gather", members=2, stride=stride, latency=float(stride), seconds_per_byte=0.1)
         for stride in (1, 4)
     )
     measured = dataclasses.replace(PLAIN, fits=fits)
@@ -114,7 +114,7 @@ def test_a_measured_fit_stands_in_for_the_links() -> None:
 
 
 def test_a_file_gives_the_cluster_back(tmp_path: Path) -> None:
-    fit = Fit(kind="all-reduce", members=4, stride=2, latency=1.0, seconds_per_byte=2.0)
+    fit = LinkFit(kind="all-reduce", members=4, stride=2, latency=1.0, seconds_per_byte=2.0)
     wanted = dataclasses.replace(PLAIN, fits=(fit,))
     for content, told in (
         (wanted.to_json(), wanted),

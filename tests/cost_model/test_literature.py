@@ -10,16 +10,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tensor3d.cost_model.comm_volume import Wire, transformer_layer
+from tensor3d.cost_model.comm_volume import CommModel, transformer_layer
 from tensor3d.cost_model.hardware import Cluster, Link
-from tensor3d.cost_model.literature import WAYS, Encoder, KnownWay, known, timed, ways
+from tensor3d.cost_model.literature import WAYS, Method, TransformerSpec, known, timed, ways
 from tensor3d.cost_model.literature.bian2021 import REPORTED, Case, cases, report
 
 # 64 sequences of 16 tokens: every way finds its sizes divide on 8, 16 and 64 ranks.
-ENCODER = Encoder(sequences=64, length=16, hidden=64, inner=256, heads=64)
+ENCODER = TransformerSpec(sequences=64, length=16, hidden=64, inner=256, heads=64)
 MH, H2 = ENCODER.tokens * ENCODER.hidden, ENCODER.hidden**2
 # Sizes without powers of two, for three a side.
-ODD = Encoder(sequences=27, length=5, hidden=54, inner=81, heads=27)
+ODD = TransformerSpec(sequences=27, length=5, hidden=54, inner=81, heads=27)
 # One second a byte, no latency: seconds are bytes.
 UNIT = Link(latency=1e-300, bandwidth=1.0)
 WIRE = Cluster(
@@ -71,7 +71,9 @@ def test_a_layers_traffic(name: str, ranks: int, kept: bool, elements: float, ca
         ("3-D", 64, ENCODER),
     ],
 )
-def test_rows_are_corners_of_our_box(name: str, ranks: int, encoder: Encoder, kept: bool, recomputed: bool) -> None:
+def test_rows_are_corners_of_our_box(
+    name: str, ranks: int, encoder: TransformerSpec, kept: bool, recomputed: bool
+) -> None:
     """(1, P, 1), (P, 1, 1) and (p, p, p): the same elements by axis and kind as the layers of this library."""
     row = known(name, encoder, ranks, kept=kept, recomputed=recomputed)
     rows, sizes = encoder.tokens // row.box.x, (encoder.hidden, encoder.inner)
@@ -80,7 +82,7 @@ def test_rows_are_corners_of_our_box(name: str, ranks: int, encoder: Encoder, ke
     for move in row.moves:
         elements[move.axes[0], move.kind] += move.elements
         calls[move.axes[0], move.kind] += move.calls
-    one = Wire(shape=row.box, compute=1, gradient=1, parameter=1)
+    one = CommModel(shape=row.box, compute=1, gradient=1, parameter=1)
     assert elements == transformer_layer(one, rows, *sizes, norms=0, kept=kept, recomputed=recomputed)
     ours = transformer_layer(
         dataclasses.replace(one, unit="calls"), rows, *sizes, norms=0, kept=kept, recomputed=recomputed
@@ -103,7 +105,7 @@ def summa(A: np.ndarray, B: np.ndarray, q: int) -> tuple[np.ndarray, int]:
 
 
 @pytest.mark.parametrize("ranks, encoder", [(4, ENCODER), (9, ODD), (16, ENCODER)])
-def test_summa_forward_receives_what_its_row_says(ranks: int, encoder: Encoder) -> None:
+def test_summa_forward_receives_what_its_row_says(ranks: int, encoder: TransformerSpec) -> None:
     M, h, f, q = encoder.tokens, encoder.hidden, encoder.inner, math.isqrt(ranks)
     generator, total = np.random.default_rng(0), 0
     for k, n in ((h, 3 * h), (h, h), (h, f), (f, h)):
@@ -250,7 +252,7 @@ def test_the_headline_lies_between_the_cases_that_its_report_names() -> None:
 
 
 def test_every_case_of_the_headline_exists() -> None:
-    def refused(case: Case) -> list[KnownWay]:
+    def refused(case: Case) -> list[Method]:
         return [found.way for found in map(case.times, case.batches) if found.way.refused]
 
     assert [way for case in cases() for way in refused(case)] == []

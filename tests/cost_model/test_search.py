@@ -13,7 +13,7 @@ from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster, Link, cluster_of
 from tensor3d.cost_model.search import boxes, placements, search
-from tensor3d.cost_model.step_cost import Choice
+from tensor3d.cost_model.step_cost import StepOptions
 from tensor3d.cost_model.step_time import OVERLAPS, step_time
 from tensor3d.distributed.cube_shape import AXES
 
@@ -85,21 +85,21 @@ def test_the_pick_is_never_worse_than_any_other_box() -> None:
 
 def test_parts_of_the_time_add_up_and_overlap_only_hides() -> None:
     shape = CubeShape(x=2, y=2, z=2)
-    times = [step_time(BASE.cost(shape, Choice()), NODE, "bf16", overlap) for overlap in OVERLAPS]
+    times = [step_time(BASE.cost(shape, StepOptions()), NODE, "bf16", overlap) for overlap in OVERLAPS]
     for time in times:
         parts = (time.products, time.attention, time.touching, time.starting, time.exposed)
         assert time.total == pytest.approx(sum(parts))
         assert time.exposed + time.hidden == pytest.approx(sum(time.by_axis.values()))
     assert times[0].hidden == 0 < times[1].hidden < times[2].hidden
     still = dataclasses.replace(NODE, overlaps=False)
-    assert step_time(BASE.cost(shape, Choice()), still, "bf16", "prefetch").hidden == 0
+    assert step_time(BASE.cost(shape, StepOptions()), still, "bf16", "prefetch").hidden == 0
 
 
 def test_a_step_that_waits_for_the_host_is_limited_by_it() -> None:
     """However long the wire is: shortening it would not help. Collectives are started, too."""
     slow = dataclasses.replace(NODE, launch=1.0)
     shape = CubeShape(x=2, y=2, z=2)
-    cost = BASE.cost(shape, Choice())
+    cost = BASE.cost(shape, StepOptions())
     time = step_time(cost, slow, "bf16")
     assert time.limit == "starting operators"
     started = cost.operators + cost.once_operators + sum(cost.calls.values())
@@ -114,10 +114,10 @@ def test_products_take_their_flops() -> None:
     """Of a model of which nearly all is products, and with no wire, seconds are FLOPs over the rate."""
     large = BertCosts(config=PRESETS["large"], batch=Batch(packs=8))
     one = dataclasses.replace(NODE, nodes=1, per_node=1)
-    time = step_time(large.cost(CubeShape(), Choice()), one, "bf16")
+    time = step_time(large.cost(CubeShape(), StepOptions()), one, "bf16")
     assert (time.products + time.attention) * one.rate("bf16") == pytest.approx(large.model_flops(), rel=1e-3)
     assert time.exposed == 0
-    repeated = step_time(large.cost(CubeShape(), Choice(recompute="layer")), one, "bf16")
+    repeated = step_time(large.cost(CubeShape(), StepOptions(recompute="layer")), one, "bf16")
     assert 1.25 < repeated.products / time.products < 4 / 3
 
 
@@ -126,7 +126,9 @@ def test_products_are_shared_by_all_ranks(shape: CubeShape) -> None:
     """Eight ranks take an eighth of the time for the same packs."""
     large = BertCosts(config=PRESETS["large"], batch=Batch(packs=8))
     alone, together = (
-        step_time(large.cost(each, Choice()), dataclasses.replace(NODE, nodes=1, per_node=each.ranks), "bf16").products
+        step_time(
+            large.cost(each, StepOptions()), dataclasses.replace(NODE, nodes=1, per_node=each.ranks), "bf16"
+        ).products
         for each in (CubeShape(), shape)
     )
     assert together == pytest.approx(alone / 8, rel=2e-2)
@@ -183,7 +185,7 @@ def test_bad_numbers() -> None:
     with pytest.raises(ValueError, match=r"has 8 ranks, and 2x1x1 needs 2"):
         search(BASE, NODE, "bf16", shapes=[CubeShape(x=2)])
     with pytest.raises(ValueError, match=r"overlap.*'all'"):
-        step_time(BASE.cost(CubeShape(x=8), Choice()), NODE, "bf16", "all")  # type: ignore[arg-type]
+        step_time(BASE.cost(CubeShape(x=8), StepOptions()), NODE, "bf16", "all")  # type: ignore[arg-type]
 
 
 def test_corners_are_in_the_search_for_every_seed_of_the_table() -> None:
@@ -203,7 +205,7 @@ def test_corners_are_in_the_search_for_every_seed_of_the_table() -> None:
 def test_parts_of_the_time_by_hand() -> None:
     """Four micro-batches on one device: attention and what is touched come with each, the optimiser's bytes once."""
     alone = dataclasses.replace(NODE, nodes=1, per_node=1)
-    cost = BASE.cost(CubeShape(), Choice(micro_batches=4))
+    cost = BASE.cost(CubeShape(), StepOptions(micro_batches=4))
     time = step_time(cost, alone, "bf16")
     assert time.attention == pytest.approx(4 * cost.attention_flops / alone.rate("bf16"))
     assert time.touching == pytest.approx((4 * cost.touched + cost.once_touched) / 1e12)

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensor3d.data import IndexedDataset, IndexedWriter, PackedBatch, PretrainingData, ShardedPairs, SpecialTokens, Step
+from tensor3d.data import (
+    IndexedDataset,
+    IndexedWriter,
+    PackedBatch,
+    PretrainingData,
+    ShardedPairs,
+    SpecialTokens,
+    TrainBatch,
+)
 
 VOCABULARY = SpecialTokens(vocab_size=100, pad=0, cls=2, sep=3, mask=4)
 
@@ -64,7 +72,7 @@ def same_batch(left: PackedBatch, right: PackedBatch) -> bool:
     return alike and left.sequences.lengths == right.sequences.lengths
 
 
-def same_step(left: Step, right: Step) -> bool:
+def same_step(left: TrainBatch, right: TrainBatch) -> bool:
     names = ("index", "targets", "sequences", "tokens", "fill", "imbalance")
     alike = all(getattr(left, name) == getattr(right, name) for name in names)
     return alike and all(map(same_batch, left.batches, right.batches))

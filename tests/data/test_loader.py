@@ -17,8 +17,8 @@ from tensor3d.data import (
     PackedBatch,
     PretrainingData,
     Schedule,
-    Step,
     StepPlan,
+    TrainBatch,
     evaluation_batches,
 )
 from tensor3d.data.batch import IGNORED, UNUSED
@@ -45,7 +45,7 @@ def no_thread_is_left() -> Iterator[None]:
     assert set(threading.enumerate()) <= before
 
 
-def steps(data: PretrainingData, count: int, **arguments: object) -> list[Step]:
+def steps(data: PretrainingData, count: int, **arguments: object) -> list[TrainBatch]:
     with Loader(data, **{"global_batch": 16, **ONE_DEVICE, **arguments}) as loader:  # type: ignore[arg-type]
         return [next(loader) for _ in range(count)]
 
@@ -63,7 +63,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def rows_of(step: Step) -> torch.Tensor:
+def rows_of(step: TrainBatch) -> torch.Tensor:
     """(packs, capacity): the ids of a plane, over all micro-batches."""
     return torch.cat([batch.ids.view(-1, CAPACITY) for batch in step.batches])
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensor3d.data.batch import Pack, PackedBatch, collate
-from tensor3d.data.loader import Courier, Delivery, settle, tensors_of
+from tensor3d.data.loader import DeviceBatch, DevicePrefetcher, settle, tensors_of
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -58,16 +58,16 @@ def test_the_device_waits_before_anything_is_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, used: told.append((id(tensor), used)))
     one, copied = batch(4, 5), object()
     settle(one)
-    assert Delivery(batches=[one], copied=copied).take() == [one]  # type: ignore[arg-type]
+    assert DeviceBatch(batches=[one], copied=copied).take() == [one]  # type: ignore[arg-type]
     assert told[0] is copied
     assert told[1:] == [(id(tensor), stream) for tensor in tensors_of(one)]
 
 
 def test_to_the_cpu_there_is_no_way() -> None:
     one = batch(4, 5)
-    delivery = Courier(torch.device("cpu"), prepare=lambda _: pytest.fail("nothing is to be worked out ahead")).send(
-        [one]
-    )
+    delivery = DevicePrefetcher(
+        torch.device("cpu"), prepare=lambda _: pytest.fail("nothing is to be worked out ahead")
+    ).send([one])
     assert delivery.copied is None
     (taken,) = delivery.take()
     assert taken.ids is one.ids
@@ -76,7 +76,7 @@ def test_to_the_cpu_there_is_no_way() -> None:
 
 @on_gpu
 def test_copies_run_beside_the_computation() -> None:
-    courier, one = Courier(torch.device("cuda")), batch(4, 5)
+    courier, one = DevicePrefetcher(torch.device("cuda")), batch(4, 5)
     courier.send([one])  # streams and memory are made at the first time
     torch.cuda.synchronize()
     torch.cuda._sleep(4_000_000_000)  # cycles: seconds
@@ -92,7 +92,7 @@ def test_copies_run_beside_the_computation() -> None:
 
 @on_gpu
 def test_memory_in_use_is_given_to_nobody() -> None:
-    courier = Courier(torch.device("cuda"))
+    courier = DevicePrefetcher(torch.device("cuda"))
     sums, expected = [], []
     for number in range(50):
         one = batch(4, 8, first_id=100 * number)

@@ -14,9 +14,17 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d import Cube
-from tensor3d.data import Exchange, ExchangedPairs, ExchangeOptions, IndexedDataset, Loader, PretrainingData, Step
+from tensor3d.data import (
+    ExchangeOptions,
+    IndexedDataset,
+    Loader,
+    PretrainingData,
+    RemotePairs,
+    ShardExchange,
+    TrainBatch,
+)
 from tensor3d.data.shard_exchange import check_within, shards_of
-from tensor3d.distributed.host_all_to_all import PeerError, Peers
+from tensor3d.distributed.host_all_to_all import HostAllToAll, PeerError
 from tensor3d.packing import Work
 from tests.data.samples import VOCABULARY, pretraining, same_step, write_random
 from tests.ranks import run_ranks, run_survivors
@@ -50,14 +58,14 @@ def arguments(cube: Cube) -> dict[str, Any]:
     }
 
 
-def exchanged(folder: Path, cube: Cube, within: int | None, groups: int) -> tuple[PretrainingData, Exchange]:
+def exchanged(folder: Path, cube: Cube, within: int | None, groups: int) -> tuple[PretrainingData, ShardExchange]:
     """Data of which this rank opens its own shards only."""
-    everyone = Peers.along(cube, "data", timeout=LIMIT)
-    near = None if within is None else Peers.along(cube, "data", within=within, timeout=LIMIT)
+    everyone = HostAllToAll.along(cube, "data", timeout=LIMIT)
+    near = None if within is None else HostAllToAll.along(cube, "data", within=within, timeout=LIMIT)
     own = shards_of(SHARDS, everyone.size, everyone.index)
     shards = [IndexedDataset(folder / f"shard-{n}") if n in own else None for n in range(SHARDS)]
-    source = ExchangedPairs(shards, everyone, max_length=48, seed=5)
-    exchange = Exchange(everyone, near, vocab_size=VOCABULARY.vocab_size)
+    source = RemotePairs(shards, everyone, max_length=48, seed=5)
+    exchange = ShardExchange(everyone, near, vocab_size=VOCABULARY.vocab_size)
     return PretrainingData(source, VOCABULARY, **LIMITS, groups=groups), exchange
 
 
@@ -132,7 +140,7 @@ def _content(folder: Path) -> list[list[tuple[int, ...]]]:
     return content
 
 
-def sequences_in(step: Step) -> list[tuple[int, ...]]:
+def sequences_in(step: TrainBatch) -> list[tuple[int, ...]]:
     found = []
     for batch in step.batches:
         ids = batch.ids.clone()
@@ -239,9 +247,9 @@ def test_without_other_ranks_nothing_is_sent(folder: Path) -> None:
 
 def test_what_cannot_be_is_named(folder: Path) -> None:
     shards: list[IndexedDataset | None] = [IndexedDataset(folder / "shard-0"), None]
-    alone = Peers.along(Cube.single(), "data")
+    alone = HostAllToAll.along(Cube.single(), "data")
     with pytest.raises(ValueError, match=r"data rank \b0\b of \b1\b needs shards \b0\b to \b1\b of 2, and shard \b1\b"):
-        ExchangedPairs(shards, alone, max_length=48, seed=5)
+        RemotePairs(shards, alone, max_length=48, seed=5)
     with pytest.raises(ValueError, match=r"\b8\b.*data=3"):
         shards_of(8, 3, 0)
     with pytest.raises(ValueError, match=r"within.*1.*0 and None"):

@@ -12,18 +12,18 @@ import pytest
 
 from tensor3d import Cube
 from tensor3d.data import (
-    Exchange,
-    ExchangedSamples,
     IndexedWriter,
     Loader,
     PretrainingData,
+    RemoteSamples,
     Segments,
+    ShardExchange,
     StoredSamples,
     StoredShard,
 )
 from tensor3d.data.masking import masked_count
 from tensor3d.data.sources import in_order
-from tensor3d.distributed.host_all_to_all import Peers
+from tensor3d.distributed.host_all_to_all import HostAllToAll
 from tests.data.samples import VOCABULARY, files_to_open, same_step
 from tests.ranks import run_ranks
 
@@ -184,10 +184,10 @@ def _compare(folder: Path, kind: str) -> tuple[int, int]:
         "x_index": 0,
     }
     settings |= {"z_index": 0, "packs_per_rank": 2, "end_step": 6}
-    everyone = Peers.along(cube, "data", timeout=timedelta(seconds=60))
+    everyone = HostAllToAll.along(cube, "data", timeout=timedelta(seconds=60))
     own = [shard if n // 2 == everyone.index else None for n, shard in enumerate(shards)]
-    source = ExchangedSamples(own, everyone, max_length=12)
-    exchange = Exchange(everyone, vocab_size=100)
+    source = RemoteSamples(own, everyone, max_length=12)
+    exchange = ShardExchange(everyone, vocab_size=100)
     local = PretrainingData(StoredSamples(shards, max_length=12), VOCABULARY, **LIMITS)
     with Loader(local, **settings) as loader:
         wanted = list(loader)
@@ -211,7 +211,7 @@ def test_exchanged_samples_make_the_same_steps(tmp_path: Path, kind: str) -> Non
 def test_stored_masks_do_not_travel(tmp_path: Path) -> None:
     shard = stored(write_pairs(tmp_path / "shard", PAIRS[:1], [([3], [4])]), static=True)
     with pytest.raises(ValueError, match=r"stored masks.*exchanged"):
-        ExchangedSamples([shard], Peers.along(Cube(), "data"), max_length=12)
+        RemoteSamples([shard], HostAllToAll.along(Cube(), "data"), max_length=12)
 
 
 def cut(path: Path, end: int) -> None:

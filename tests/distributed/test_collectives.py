@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensor3d import Cube, sum_copies
-from tensor3d.distributed.collectives import Axis, Pending, all_gather, all_reduce, all_to_all, reduce_scatter
+from tensor3d import Cube, all_reduce_replicated
+from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, all_reduce, all_to_all, reduce_scatter
 from tensor3d.distributed.cube_shape import AxisName
 from tests.ranks import run_ranks
 
@@ -134,7 +134,7 @@ def test_an_axis_of_one_member_sends_and_copies_nothing() -> None:
         assert reduce_scatter(tensor, axis).wait() is tensor
         assert all_reduce(tensor, axis).wait() is tensor
         assert all_to_all(tensor, [8], [8], axis).wait() is tensor
-        assert sum_copies(tensor, axis) is tensor
+        assert all_reduce_replicated(tensor, axis) is tensor
     assert count.total_calls == count.total_bytes == 0
 
 
@@ -145,7 +145,7 @@ def _sum_of_copies() -> tuple[float, float, int]:
     cube = Cube(1, 2, 2)
     part, axis = of_rank(cube.rank, 5).requires_grad_(), cube.over("y", "z")
     before = part.detach().clone()
-    total = sum_copies(part, axis)
+    total = all_reduce_replicated(part, axis)
     gradient = of_rank(99, 5)
     with cube.traffic.counting() as backward:
         total.backward(gradient)
@@ -163,7 +163,7 @@ def test_sum_of_copies_has_the_identity_as_its_backward() -> None:
 
 
 def test_a_result_comes_in_the_type_that_is_asked_for_and_without_padding() -> None:
-    pending = Pending(torch.ones(4, 2, dtype=torch.bfloat16)).narrowed(3).converted(torch.float32)
+    pending = CommHandle(torch.ones(4, 2, dtype=torch.bfloat16)).narrowed(3).converted(torch.float32)
     result = pending.wait()
     assert (result.dtype, result.shape) == (torch.float32, (3, 2))
     assert pending.wait() is result

@@ -17,15 +17,15 @@ from tensor3d import (
     Face,
     LayerNorm3D,
     Linear3D,
-    NarrowHead3D,
     Sequences,
+    SmallHead3D,
     TransformerLayer3D,
     cross_entropy,
     select,
     shard,
 )
 from tensor3d.distributed.collectives import Axis, all_gather, all_reduce, all_to_all, reduce_scatter
-from tensor3d.distributed.comm_stats import Key, Kind, Traffic, TrafficCount
+from tensor3d.distributed.comm_stats import CommCounter, CommStats, Key, Kind
 from tensor3d.sharding.activation_layout import other
 from tests.ranks import run_ranks
 from tests.twins import name_of
@@ -35,7 +35,7 @@ Shape = tuple[int, int, int, int]
 # --- collectives ---------------------------------------------------------------------------------------------------
 
 
-def _counts(dtype: torch.dtype) -> tuple[TrafficCount, dict[Key, int]]:
+def _counts(dtype: torch.dtype) -> tuple[CommStats, dict[Key, int]]:
     cube = Cube(1, 4, 2)
     own, size = torch.zeros(12, 5, dtype=dtype), dtype.itemsize
     y, z, plane = cube.axis("y"), cube.axis("z"), cube.plane
@@ -65,7 +65,7 @@ def test_the_count_follows_the_ring_model(dtype: torch.dtype) -> None:
         assert count.total_calls == 6
 
 
-def _nested() -> list[tuple[TrafficCount, int]]:
+def _nested() -> list[tuple[CommStats, int]]:
     cube = Cube(1, 2, 1)
     y, own = cube.axis("y"), torch.zeros(1, dtype=torch.float32)
     all_gather(own, y).wait()
@@ -175,7 +175,7 @@ def loss_traffic(cube: Cube, M: int) -> tuple[Wanted, Wanted]:
     return forward, Wanted()
 
 
-def _layers(shape: Shape) -> list[tuple[str, TrafficCount, Wanted]]:
+def _layers(shape: Shape) -> list[tuple[str, CommStats, Wanted]]:
     cube, M, K, N, V, found = Cube(*shape), 32, 24, 40, 67, []
 
     def watch(name: str, run: Callable[[], Tensor], wanted: tuple[Wanted, Wanted]) -> None:
@@ -195,7 +195,7 @@ def _layers(shape: Shape) -> list[tuple[str, TrafficCount, Wanted]]:
         norm = LayerNorm3D(K, cube, face)
         watch(f"norm {face}", lambda: norm(x), norm_traffic(cube, face, M, K))  # noqa: B023
     ids = torch.arange(M // cube.shape.x)
-    embedding, head = Embedding3D(V, K, cube), NarrowHead3D(K, 3, cube, "y")
+    embedding, head = Embedding3D(V, K, cube), SmallHead3D(K, 3, cube, "y")
     on_z = shard(torch.randn(M * cube.shape.data, K), cube, "z").requires_grad_()
     on_y = shard(torch.randn(M * cube.shape.data, K), cube, "y")
     logits = torch.randn(len(on_y), len(torch.arange(V).chunk(cube.shape.y)[cube.coordinate["y"]]), requires_grad=True)
@@ -282,7 +282,7 @@ class _Passed:
 
 
 def test_it_is_known_which_collective_is_waited_for() -> None:
-    traffic = Traffic()
+    traffic = CommCounter()
     first, second = traffic.add("y", "all-gather", 8), traffic.add("x", "reduce-scatter", 8)
     assert traffic.waiting is None
     traffic.begin_waiting(first)

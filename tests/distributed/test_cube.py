@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, constant, local, normal, use
+from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, constant, local, local_param, normal
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName
 from tensor3d.sharding.param_layout import Layout, copies, matrix
 from tests.ranks import run_ranks
@@ -216,7 +216,7 @@ def _summed_over_nothing() -> bool:
     layout = Layout(sum_over=())
     parameter = constant((3,), layout, cube, 2.0)
     with cube.traffic.counting() as count:
-        use(parameter, layout, cube).square().sum().backward()
+        local_param(parameter, layout, cube).square().sum().backward()
     assert parameter.grad is not None
     return torch.equal(local(parameter.grad), torch.full((3,), 4.0)) and count.total_calls == 0
 

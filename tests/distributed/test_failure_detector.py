@@ -10,47 +10,51 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from tensor3d.distributed.failure_detector import GRACE, Alarm, RollCall, Sighting, judge
+from tensor3d.distributed.failure_detector import GRACE, FailureReport, MembershipMonitor, MemberStatus, judge
 
 NAMES = [f"rank {2 * i} (data {i} of 3)" for i in range(3)]
-HERE = Sighting(round=12, inside=True, answered=True)
-BROKEN = Alarm(by=0, round=12, reason="gloo: connection closed")
-LATE = Alarm(by=0, round=12, reason="it did not end within 5 s", late=True)
+HERE = MemberStatus(round=12, inside=True, answered=True)
+BROKEN = FailureReport(by=0, round=12, reason="gloo: connection closed")
+LATE = FailureReport(by=0, round=12, reason="it did not end within 5 s", late=True)
 
 
 @pytest.mark.parametrize(
     ("third", "alarm", "verdict"),
     [
         (
-            Sighting(round=12, inside=True),
+            MemberStatus(round=12, inside=True),
             BROKEN,
             "rank 4 (data 2 of 3) does not answer (dead or stopped), last seen in round 12; "
             "rank 0 (data 0 of 3) in round 12: gloo: connection closed",
         ),
-        (Sighting(), LATE, "rank 4 (data 2 of 3) does not answer (dead or stopped), last seen before round 1; rank 0"),
         (
-            Sighting(round=11, left="gave up", message="bad shard", answered=True),
+            MemberStatus(),
+            LATE,
+            "rank 4 (data 2 of 3) does not answer (dead or stopped), last seen before round 1; rank 0",
+        ),
+        (
+            MemberStatus(round=11, left="gave up", message="bad shard", answered=True),
             BROKEN,
             "rank 4 (data 2 of 3) gave up after round 11: bad shard",
         ),
         (
-            Sighting(round=11, left="closed", answered=True),
+            MemberStatus(round=11, left="closed", answered=True),
             BROKEN,
             "rank 4 (data 2 of 3) ended or closed its peers after round 11; rank 0 (data 0 of 3) in round 12",
         ),
         (
-            Sighting(round=11, answered=True),
+            MemberStatus(round=11, answered=True),
             LATE,
             "rank 4 (data 2 of 3) is alive but did not come to round 12, last seen after round 11; rank 0",
         ),
         # Busy elsewhere is no fault where something broke.
         (
-            Sighting(round=11, answered=True),
+            MemberStatus(round=11, answered=True),
             BROKEN,
             "rank 0 (data 0 of 3) in round 12: gloo: connection closed; no peer",
         ),
         # Left in good order after the round that is at stake.
-        (Sighting(round=12, left="closed", answered=True), BROKEN, "rank 0 (data 0 of 3) in round 12: gloo: "),
+        (MemberStatus(round=12, left="closed", answered=True), BROKEN, "rank 0 (data 0 of 3) in round 12: gloo: "),
         (
             HERE,
             LATE,
@@ -58,15 +62,15 @@ LATE = Alarm(by=0, round=12, reason="it did not end within 5 s", late=True)
         ),
     ],
 )
-def test_the_one_at_fault_is_named(third: Sighting, alarm: Alarm, verdict: str) -> None:
+def test_the_one_at_fault_is_named(third: MemberStatus, alarm: FailureReport, verdict: str) -> None:
     sentence = judge(NAMES, [HERE, HERE, third], alarm)
     assert sentence.startswith(verdict)
     assert "rank 2" not in sentence
 
 
 def test_silence_weighs_more_than_a_message() -> None:
-    left = Sighting(round=12, left="gave up", message="all_reduce failed", answered=True)
-    sentence = judge(NAMES, [HERE, left, Sighting(round=7, inside=True)], BROKEN)
+    left = MemberStatus(round=12, left="gave up", message="all_reduce failed", answered=True)
+    sentence = judge(NAMES, [HERE, left, MemberStatus(round=7, inside=True)], BROKEN)
     assert sentence == (
         "rank 4 (data 2 of 3) does not answer (dead or stopped), last seen in round 7; "
         "rank 2 (data 1 of 3) gave up after round 12: all_reduce failed"
@@ -75,7 +79,7 @@ def test_silence_weighs_more_than_a_message() -> None:
 
 def test_of_many_some_are_named() -> None:
     names = [f"rank {i}" for i in range(100)]
-    sentence = judge(names, [HERE] + [Sighting(round=3)] * 99, BROKEN)
+    sentence = judge(names, [HERE] + [MemberStatus(round=3)] * 99, BROKEN)
     assert sentence.count("last seen after round 3") == 8
     assert " and 91 more; rank 0 in round 12" in sentence
 
@@ -83,9 +87,9 @@ def test_of_many_some_are_named() -> None:
 # Roll calls of threads, over a store in memory.
 
 
-def roll_calls(members: int) -> tuple[dist.HashStore, list[RollCall]]:
+def roll_calls(members: int) -> tuple[dist.HashStore, list[MembershipMonitor]]:
     store = dist.HashStore()
-    rolls = [RollCall(store, NAMES[:members], index) for index in range(members)]
+    rolls = [MembershipMonitor(store, NAMES[:members], index) for index in range(members)]
     threads = [threading.Thread(target=roll.muster, args=(timedelta(seconds=5),)) for roll in rolls]
     for thread in threads:
         thread.start()
@@ -150,7 +154,7 @@ def test_closing_in_the_middle_of_a_round_is_giving_up() -> None:
 
 
 def test_who_does_not_come_is_named() -> None:
-    roll = RollCall(dist.HashStore(), NAMES, 1)
+    roll = MembershipMonitor(dist.HashStore(), NAMES, 1)
     missing = roll.muster(timedelta(seconds=0.1))
     assert missing == "rank 0 (data 0 of 3), rank 4 (data 2 of 3) did not come within 0.1 s"
     roll.close()
@@ -169,7 +173,7 @@ class Gone(dist.HashStore):
 
 def test_a_store_that_is_gone_is_said_when_something_fails_and_not_before() -> None:
     store = Gone()
-    roll = RollCall(store, NAMES[:1], 0)
+    roll = MembershipMonitor(store, NAMES[:1], 0)
     assert roll.muster(timedelta(seconds=1)) == ""
     store.gone = True
     until(lambda: not roll._thread.is_alive())

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d import Cube
-from tensor3d.distributed.host_all_to_all import PeerError, Peers
+from tensor3d.distributed.host_all_to_all import HostAllToAll, PeerError
 from tests.ranks import run_ranks, run_survivors
 
 ARRAY = np.arange(1000)
@@ -34,7 +34,7 @@ def failure(call: Callable[[], object]) -> tuple[str, float]:
 def _lost(how: signal.Signals, seconds: float) -> tuple[str, float]:
     """Rank 5 of eight in two lines is lost after its second round; rank 7 of its line is not in a round then."""
     cube = Cube(2, data=4, device="cpu")
-    with Peers.along(cube, "data", timeout=timedelta(seconds=seconds)) as peers:
+    with HostAllToAll.along(cube, "data", timeout=timedelta(seconds=seconds)) as peers:
         for _ in range(2):
             peers.all_gather(ARRAY)
         dist.barrier()
@@ -78,7 +78,7 @@ def test_a_stopped_rank_is_named_when_the_time_is_over() -> None:
 
 def _killed_inside() -> tuple[str, float]:
     """A rank dies in a round that it has entered, of which the others may have got its data already."""
-    peers = Peers.along(Cube(data=3, device="cpu"), "data", timeout=timedelta(seconds=30))
+    peers = HostAllToAll.along(Cube(data=3, device="cpu"), "data", timeout=timedelta(seconds=30))
     peers.all_gather(ARRAY)
     if peers.index == 2:
         assert peers._roll is not None
@@ -98,7 +98,7 @@ def test_the_round_in_which_it_died_is_told() -> None:
 
 def _give_up(by_error: bool) -> tuple[str, float]:
     cube = Cube(data=4, device="cpu")
-    peers = Peers.along(cube, "data", timeout=timedelta(seconds=30))
+    peers = HostAllToAll.along(cube, "data", timeout=timedelta(seconds=30))
     peers.all_gather(ARRAY)
     dist.barrier()
     if peers.index == 1:
@@ -129,8 +129,8 @@ def test_one_that_gives_up_is_named_with_its_reason(by_error: bool) -> None:
 def _absent(case: str) -> tuple[str, float]:
     cube = Cube(data=3, device="cpu")
 
-    def make() -> Peers:
-        return Peers.along(cube, "data", timeout=timedelta(seconds=2))
+    def make() -> HostAllToAll:
+        return HostAllToAll.along(cube, "data", timeout=timedelta(seconds=2))
 
     dist.barrier()
     if case == "construction":
@@ -172,7 +172,7 @@ def test_one_that_stays_away_is_named(case: str, text: str, longest: float) -> N
 
 
 def _closed_from_outside() -> tuple[str, bool]:
-    peers = Peers.along(Cube(data=2, device="cpu"), "data", timeout=timedelta(seconds=30))
+    peers = HostAllToAll.along(Cube(data=2, device="cpu"), "data", timeout=timedelta(seconds=30))
     if peers.index == 0:
         threading.Timer(0.3, peers.close).start()
     else:
@@ -200,7 +200,7 @@ def _hosted(how: signal.Signals) -> tuple[str, float]:
         store = dist.TCPStore("127.0.0.1", int(old.get("port of rank 0")), is_master=False)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
-    peers = Peers.along(Cube(data=3, device="cpu"), "data", timeout=timedelta(seconds=1.5))
+    peers = HostAllToAll.along(Cube(data=3, device="cpu"), "data", timeout=timedelta(seconds=1.5))
     peers.all_gather(ARRAY)
     if rank == 0:
         time.sleep(0.3)

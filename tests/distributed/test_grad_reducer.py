@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, distribute, local, shard, use
+from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, distribute, local, local_param, shard
 from tensor3d.sharding.param_layout import vector
 from tests.ranks import run_ranks
 from tests.tied import HIDDEN, Tied, Trial, truth
@@ -49,7 +49,7 @@ def one_graph_twice(t: Trial) -> float:
 
 
 def accumulated(t: Trial) -> float:
-    with t.cube.accumulating():
+    with t.cube.no_sync():
         for number in range(3):
             t.model(number).backward()
         assert t.cube.shape.ranks == 1 or t.model.on_y.bias.grad is None  # type: ignore[union-attr]
@@ -59,7 +59,7 @@ def accumulated(t: Trial) -> float:
 
 def accumulated_beside_a_pass_without_the_head(t: Trial) -> float:
     """What was held back for parameters that the last pass does not touch must not be forgotten."""
-    with t.cube.accumulating():
+    with t.cube.no_sync():
         t.model(0).backward()
     t.model(1, head=False).backward()
     wanted, other = truth(t.weights, 0), truth(t.weights, 1, head=False)
@@ -71,7 +71,7 @@ def accumulated_beside_a_pass_without_the_head(t: Trial) -> float:
 
 def given_up(t: Trial) -> float:
     """A step that is given up leaves nothing for the next one."""
-    with suppress(KeyError), t.cube.accumulating():
+    with suppress(KeyError), t.cube.no_sync():
         t.model(0).backward()
         raise KeyError
     t.cube.ledger.discard()
@@ -102,7 +102,7 @@ def failed_with_a_graph_already_there(t: Trial) -> float:
 
 
 def failed_while_accumulating(t: Trial) -> float:
-    with t.cube.accumulating():
+    with t.cube.no_sync():
         t.model(0).backward()
         t.fail(1)
         t.model(2).backward()
@@ -127,10 +127,10 @@ def shared_gradient(t: Trial) -> float:
     cube = t.cube
     parameter = distribute(torch.zeros(HIDDEN), vector("z"), cube)
     leaf = torch.zeros(HIDDEN // cube.shape.z, requires_grad=True)
-    with cube.accumulating():
+    with cube.no_sync():
         for _ in range(2):
-            (use(parameter, vector("z"), cube) + leaf).sum().backward()
-    (use(parameter, vector("z"), cube) + leaf).sum().backward()
+            (local_param(parameter, vector("z"), cube) + leaf).sum().backward()
+    (local_param(parameter, vector("z"), cube) + leaf).sum().backward()
     members = cube.over(*vector("z").sum_over).size
     return error(full(parameter.grad), torch.full((HIDDEN,), 3.0 * members)) + error(
         leaf.grad,  # type: ignore[arg-type]
@@ -269,7 +269,7 @@ def _sums(shape: Shape) -> list[int]:
     trial, found = Trial(shape), []
     for held in (0, 3):
         with trial.cube.traffic.counting() as count:
-            with trial.cube.accumulating():
+            with trial.cube.no_sync():
                 for number in range(held):
                     trial.model(number).backward()
             trial.model(held).backward()

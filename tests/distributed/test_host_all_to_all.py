@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tensor3d import Cube
-from tensor3d.distributed.host_all_to_all import PeerError, Peers
+from tensor3d.distributed.host_all_to_all import HostAllToAll, PeerError
 from tests.ranks import run_ranks
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "i8", "f2", "f4", "f8", "c16", "S3", "M8[s]", "i4,f8"]
@@ -25,7 +25,7 @@ SHORT = timedelta(seconds=20)
 
 def test_one_member_copies_and_needs_no_process_group() -> None:
     array = np.arange(3)
-    with Peers.along(Cube.single(), "data", within=1) as peers:
+    with HostAllToAll.along(Cube.single(), "data", within=1) as peers:
         assert (peers.index, peers.size, peers.ranks) == (0, 1, (0,))
         for received in (peers.all_to_all([array]), peers.all_gather(array, sizes=[3])):
             assert len(received) == 1
@@ -38,14 +38,14 @@ def test_one_member_copies_and_needs_no_process_group() -> None:
 
 
 def test_one_member_that_has_given_up_says_so() -> None:
-    with Peers.along(Cube.single(), "data") as peers:
+    with HostAllToAll.along(Cube.single(), "data") as peers:
         peers.abort("the disk is full")
         with pytest.raises(PeerError, match=r"^rank \b0\b \(data \b0\b of 1\).*0.*full$"):
             peers.all_gather(np.arange(3))
 
 
 def test_arguments_that_cannot_be_sent() -> None:
-    peers = Peers.along(Cube.single(), "data")
+    peers = HostAllToAll.along(Cube.single(), "data")
     array = np.arange(3)
     for parts, sizes, message in (
         ([array, array], None, "an array for each of the 1 peers is needed. Got 2"),
@@ -58,9 +58,9 @@ def test_arguments_that_cannot_be_sent() -> None:
             peers.all_to_all(parts, sizes=sizes)
     assert peers.rounds == 0
     with pytest.raises(ValueError, match=r"within.*1.*2"):
-        Peers.along(Cube.single(), "data", within=2)
+        HostAllToAll.along(Cube.single(), "data", within=2)
     with pytest.raises(ValueError, match=r"timeout must be positive\. Got 0 s"):
-        Peers.along(Cube.single(), "data", timeout=timedelta(0))
+        HostAllToAll.along(Cube.single(), "data", timeout=timedelta(0))
 
 
 # --- what arrives --------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def parcel(source: int, target: int, dtype: str, round: int = 0) -> Any:
 
 
 def _exchange(dtypes: list[str]) -> tuple[int, int]:
-    peers = Peers.along(Cube(data=4, device="cpu"), "data", timeout=SHORT)
+    peers = HostAllToAll.along(Cube(data=4, device="cpu"), "data", timeout=SHORT)
     me, everyone = peers.index, range(peers.size)
     assert (peers.ranks, me, peers.size) == ((0, 1, 2, 3), dist.get_rank(), 4)
     expected_bytes = 0
@@ -108,8 +108,8 @@ def test_uneven_and_empty_arrays_of_every_type() -> None:
 
 def _lines() -> list[list[int]]:
     cube = Cube(2, 1, 2, data=2, device="cpu")
-    along, across = Peers.along(cube, "data", timeout=SHORT), Peers.along(cube, "x", timeout=SHORT)
-    alone = Peers.along(cube, "data", within=1)
+    along, across = HostAllToAll.along(cube, "data", timeout=SHORT), HostAllToAll.along(cube, "x", timeout=SHORT)
+    alone = HostAllToAll.along(cube, "data", within=1)
     rank = np.array([cube.rank])
     assert along.ranks == cube.axis("data").ranks
     result = [np.concatenate(peers.all_gather(rank)).tolist() for peers in (along, across, alone, along)]
@@ -126,8 +126,11 @@ def test_every_line_of_the_cube_has_its_own_peers() -> None:
 def _blocks() -> list[int]:
     cube = Cube(data=4, device="cpu")
     with pytest.raises(ValueError, match=r"within.*4.*3"):
-        Peers.along(cube, "data", within=3)
-    with Peers.along(cube, "data", within=2, timeout=SHORT) as near, Peers.along(cube, "data", timeout=SHORT) as all4:
+        HostAllToAll.along(cube, "data", within=3)
+    with (
+        HostAllToAll.along(cube, "data", within=2, timeout=SHORT) as near,
+        HostAllToAll.along(cube, "data", timeout=SHORT) as all4,
+    ):
         assert near.index == cube.rank % 2
         assert near.ranks == ((0, 1) if cube.rank < 2 else (2, 3))
         assert [int(array[0]) for array in all4.all_gather(np.array([cube.rank]))] == [0, 1, 2, 3]
@@ -143,7 +146,7 @@ def test_blocks_of_an_axis_keep_to_themselves() -> None:
 
 def _beside_training(rounds: int) -> None:
     cube = Cube(1, 1, 2, data=2, device="cpu")
-    peers = Peers.along(cube, "data", timeout=SHORT)
+    peers = HostAllToAll.along(cube, "data", timeout=SHORT)
     rank = dist.get_rank()
     together = []
 
@@ -172,7 +175,7 @@ def test_rounds_in_a_thread_while_the_main_thread_trains() -> None:
 
 
 def _out_of_step(case: str) -> str:
-    peers = Peers.along(Cube(data=3, device="cpu"), "data", timeout=SHORT)
+    peers = HostAllToAll.along(Cube(data=3, device="cpu"), "data", timeout=SHORT)
     odd, array = peers.index == 1, np.arange(4, dtype=np.int32)
 
     def calls() -> None:

@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.bert import BertConfig, BertForPreTraining
-from tensor3d import Cube, Precision
-from tensor3d.data import Loader, SpecialTokens, Step
+from tensor3d import Cube, MixedPrecisionPolicy
+from tensor3d.data import Loader, SpecialTokens, TrainBatch
 from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.loader import settle
-from tensor3d.optim import AdamW, Lamb, LossScaler, decay_groups
+from tensor3d.optim import AdamW, GradScaler, Lamb, decay_groups
 from tools.bench.harness.synthetic_data import RandomPairs
 from tools.training.trainer import TrainingStep
 
@@ -86,8 +86,8 @@ def packed(*packs: Pack) -> PackedBatch:
     return collate(packs, y=1, z=1, slice_index=0, pad=0, with_read_rows=True, **limits)  # type: ignore[arg-type]
 
 
-def a_step(batches: list[PackedBatch]) -> Step:
-    return Step(
+def a_step(batches: list[PackedBatch]) -> TrainBatch:
+    return TrainBatch(
         index=0,
         batches=batches,
         targets=10,
@@ -105,7 +105,7 @@ def training(cube: Cube, *, lamb: bool = False, scaler: bool = False, **sizes: A
     config = BertConfig(**{"layers": 2, "hidden": 32, "heads": 2, "vocab": VOCAB, "positions": CAPACITY} | sizes)
     model = BertForPreTraining(config, cube, **speed).train()
     optimizer = (Lamb if lamb else AdamW)(decay_groups(model, 0.01), cube, lr=1e-3)
-    return TrainingStep(model, optimizer, LossScaler(cube) if scaler else None, cube, clip=1.0)
+    return TrainingStep(model, optimizer, GradScaler(cube) if scaler else None, cube, clip=1.0)
 
 
 def take(step: TrainingStep, batches: list[PackedBatch]) -> None:
@@ -134,7 +134,7 @@ def on_meta(*, settled: bool = True) -> list[PackedBatch]:
 )
 @pytest.mark.usefixtures("meta")
 def test_a_step_reads_nothing_and_copies_nothing(options: dict[str, Any]) -> None:
-    step = training(Cube.single("meta", precision=Precision(compute=torch.bfloat16)), **options)
+    step = training(Cube.single("meta", precision=MixedPrecisionPolicy(compute=torch.bfloat16)), **options)
     batches = on_meta()
     with watching():
         take(step, batches)
@@ -152,7 +152,7 @@ def test_batches_that_are_not_settled_are_copied_in_the_step() -> None:
 @pytest.mark.parametrize("module", ["sharding.redistribute", "layers.loss"])
 def test_checks_of_values_would_be_seen(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step, batches = training(Cube.single("meta")), on_meta()
-    monkeypatch.setattr(f"tensor3d.{module}.are_at_hand", lambda tensor: True)
+    monkeypatch.setattr(f"tensor3d.{module}.is_host_readable", lambda tensor: True)
     with pytest.raises((AssertionError, RuntimeError), match=r"waits for the device|meta"), watching():
         take(step, batches)
 
@@ -216,7 +216,7 @@ def errors_of_cuda() -> Iterator[None]:
 def test_a_step_on_a_gpu_waits_for_nothing(
     compute: torch.dtype | None, options: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    step = training(Cube.single("cuda", precision=Precision(compute=compute)), **options)
+    step = training(Cube.single("cuda", precision=MixedPrecisionPolicy(compute=compute)), **options)
     source = RandomPairs(np.bincount([5, 7, 9, 16]), 1000, special=SPECIAL, seed=0)
     data = PretrainingData(source, SPECIAL, capacity=CAPACITY, max_length=CAPACITY, max_sequences=3, seed=0)
     place = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}

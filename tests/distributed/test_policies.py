@@ -7,22 +7,22 @@ import torch
 from torch import Tensor
 
 from models.bert import BertForPreTraining
-from tensor3d import Cube, Embedding3D, LayerNorm3D, NarrowHead3D, Precision, clip_grad_norm_, constant, local
+from tensor3d import Cube, Embedding3D, LayerNorm3D, MixedPrecisionPolicy, SmallHead3D, clip_grad_norm_, constant, local
 from tensor3d.sharding.param_layout import vector
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import error, fast_alone, full, ranks_of
 
-HALF = Precision(compute=torch.bfloat16)
+HALF = MixedPrecisionPolicy(compute=torch.bfloat16)
 
 
-def _model(shape: Shape, precision: Precision) -> tuple[Cube, BertForPreTraining]:
+def _model(shape: Shape, precision: MixedPrecisionPolicy) -> tuple[Cube, BertForPreTraining]:
     cube = Cube(*shape, precision=precision)
     cube.manual_seed(2)
     return cube, BertForPreTraining(toy_config(67), cube)
 
 
-def _trained(shape: Shape, precision: Precision) -> tuple[float, dict[str, Tensor]]:
+def _trained(shape: Shape, precision: MixedPrecisionPolicy) -> tuple[float, dict[str, Tensor]]:
     cube, model = _model(shape, precision)
     packs = toy_packs(67, 8)
     types: dict[str, torch.dtype] = {}
@@ -39,8 +39,8 @@ def _trained(shape: Shape, precision: Precision) -> tuple[float, dict[str, Tenso
     return float(output.loss), {name: full(p.grad) for name, p in model.named_parameters()}
 
 
-def _errors(shape: Shape, precision: Precision) -> tuple[float, dict[str, float]]:
-    loss, gradients = _trained(shape, Precision())
+def _errors(shape: Shape, precision: MixedPrecisionPolicy) -> tuple[float, dict[str, float]]:
+    loss, gradients = _trained(shape, MixedPrecisionPolicy())
     half_loss, half = _trained(shape, precision)
     # Of the norms: single entries of a bf16 gradient are off by some percent of the largest.
     off = {name: float((half[name] - g).norm() / g.norm()) for name, g in gradients.items() if "qkv.bias" not in name}
@@ -50,15 +50,17 @@ def _errors(shape: Shape, precision: Precision) -> tuple[float, dict[str, float]
 @pytest.mark.parametrize("reduce", [None, torch.bfloat16], ids=["reduce fp32", "reduce bf16"])
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 1, 2), (2, 2, 2, 1)))
 def test_bf16_is_near_fp32(shape: Shape, reduce: torch.dtype | None) -> None:
-    for loss, off in run_ranks(ranks_of(shape), _errors, shape, Precision(compute=torch.bfloat16, reduce=reduce)):
+    for loss, off in run_ranks(
+        ranks_of(shape), _errors, shape, MixedPrecisionPolicy(compute=torch.bfloat16, reduce=reduce)
+    ):
         assert 0 < loss < 0.01, "the loss is the same to the last bit: nothing was computed in bf16"
         assert max(off.values()) < 0.06, off
 
 
 def _sums(reduce: torch.dtype | None) -> Tensor:
     """A gradient that bf16 cannot hold, summed over data: each rank has 1 + 2**-10."""
-    cube = Cube(1, 1, 1, 2, precision=Precision(reduce=reduce))
-    head = NarrowHead3D(1, 1, cube, "y", bias=False)
+    cube = Cube(1, 1, 1, 2, precision=MixedPrecisionPolicy(reduce=reduce))
+    head = SmallHead3D(1, 1, cube, "y", bias=False)
     head(torch.full((1, 1), 1 + 2.0**-10)).sum().backward()
     return full(head.weight.grad)
 
@@ -102,13 +104,13 @@ def test_one_device_computes_in_half_as_well() -> None:
 @pytest.mark.parametrize("wrong", [torch.int64, "bf16"])
 def test_what_is_no_type_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"compute.*floating-point"):
-        Precision(compute=wrong)  # type: ignore[arg-type]
+        MixedPrecisionPolicy(compute=wrong)  # type: ignore[arg-type]
 
 
 def test_autocast_leaves_narrow_heads_and_norms_alone() -> None:
     cube = Cube.single()
     cube.manual_seed(1)
-    norm, head = LayerNorm3D(32, cube), NarrowHead3D(32, 3, cube, "z", std=0.5)
+    norm, head = LayerNorm3D(32, cube), SmallHead3D(32, 3, cube, "z", std=0.5)
     x = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
     results = []
     for enabled in (False, True):
@@ -124,11 +126,11 @@ def test_autocast_leaves_narrow_heads_and_norms_alone() -> None:
 
 def test_a_cube_that_computes_in_other_types_shares_what_is_held_back() -> None:
     cube = Cube.single()
-    half = cube.computing(HALF)
-    assert (half.precision, cube.precision, half.traffic) == (HALF, Precision(), cube.traffic)
+    half = cube.with_policy(HALF)
+    assert (half.precision, cube.precision, half.traffic) == (HALF, MixedPrecisionPolicy(), cube.traffic)
     parameter = constant((2,), vector("y"), cube, 1.0)
     half.ledger._held[0] = object()  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=r"held back by Cube\.accumulating"):
+    with pytest.raises(ValueError, match=r"held back by Cube\.no_sync"):
         clip_grad_norm_([parameter], 1.0, cube)
     cube.ledger.discard()
     clip_grad_norm_([parameter], 1.0, half)

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from tensor3d.distributed import failure_detector
 from tensor3d.distributed.failure_detector import Heartbeat
-from tensor3d.distributed.rank_status import Beat, Process, blame, raised_line, source_line
+from tensor3d.distributed.rank_status import ProcessId, RankStatus, blame, raised_line, source_line
 
 NAMES = [f"rank {rank}" for rank in range(4)]
-HERE = Beat(number=9, step=12, doing="forward", issued=30, waiting=(30, "y", "all-gather"), idle=61.2)
+HERE = RankStatus(number=9, step=12, doing="forward", issued=30, waiting=(30, "y", "all-gather"), idle=61.2)
 WITNESS = "first rank 0 in collective 30 (all-gather over y), step 12, forward"
 
 
@@ -65,7 +65,7 @@ WITNESS = "first rank 0 in collective 30 (all-gather over y), step 12, forward"
         ),
     ],
 )
-def test_the_one_at_fault_is_named(last: Beat, silent: str, sentence: str) -> None:
+def test_the_one_at_fault_is_named(last: RankStatus, silent: str, sentence: str) -> None:
     assert blame(NAMES, [HERE, HERE, HERE, last], {3: silent} if silent else {}).startswith(sentence)
 
 
@@ -94,7 +94,7 @@ LOST = replace(HERE, waiting=None, line="norm.py:118 in backward", left="cut off
         (HERE, ""),
     ],
 )
-def test_the_victim_of_a_time_out_is_the_last_to_be_blamed(last: Beat, sentence: str) -> None:
+def test_the_victim_of_a_time_out_is_the_last_to_be_blamed(last: RankStatus, sentence: str) -> None:
     lost = "rank 0 lost a collective in step 12, forward, at norm.py:118 in backward: gloo: timed out; rank 2 lost "
     blamed = blame(NAMES, [LOST, HERE, LOST, last], {})
     assert blamed.startswith(sentence or lost)
@@ -118,21 +118,21 @@ def test_of_many_some_are_named() -> None:
 
 
 def test_a_beat_travels() -> None:
-    beat = replace(HERE, process=Process.own(), left="failed", reason='"quoted"\nand more')
-    assert Beat.decode(beat.encode().encode()) == beat
-    assert Beat.decode(Beat().encode().encode()) == Beat()
+    beat = replace(HERE, process=ProcessId.own(), left="failed", reason='"quoted"\nand more')
+    assert RankStatus.decode(beat.encode().encode()) == beat
+    assert RankStatus.decode(RankStatus().encode().encode()) == RankStatus()
 
 
-@pytest.mark.skipif(not Process.own().machine, reason="processes are looked up in /proc")
+@pytest.mark.skipif(not ProcessId.own().machine, reason="processes are looked up in /proc")
 def test_processes_are_looked_up() -> None:
-    here = Process.own()
+    here = ProcessId.own()
     assert here.look(here.machine) == "alive"
     assert here.look("elsewhere") == here.look("") == "unknown"
     assert replace(here, started=here.started + 1).look(here.machine) == "gone", "another process got the number"
     child = subprocess.Popen(["sleep", "60"])
     number = child.pid
     try:
-        process = Process.of(number)
+        process = ProcessId.of(number)
         assert process.number == number
         assert process.look(here.machine) == "alive"
         os.kill(number, signal.SIGSTOP)
@@ -196,7 +196,7 @@ def until(heart: Heartbeat, name: str, seconds: float = 5.0) -> str:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Process, "own", Process)
+    monkeypatch.setattr(ProcessId, "own", ProcessId)
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -206,7 +206,7 @@ def test_without_heartbeats_a_rank_is_dead_and_with_them_it_is_not() -> None:
     hearts[0].look(judge=False, anyway=True)
     time.sleep(0.6)
     assert hearts[0].broken == ""
-    store.set("beat/2", Beat(number=1).encode())
+    store.set("beat/2", RankStatus(number=1).encode())
     hearts[2]._store = dist.HashStore()  # it is heard no more
     start = time.monotonic()
     assert until(hearts[0], "broken").startswith("rank 2 does not answer (no heartbeat for 0.")
@@ -264,7 +264,7 @@ def test_a_store_that_is_gone_is_told() -> None:
 def test_many_ranks_beat_more_slowly() -> None:
     def times(ranks: int) -> tuple[float, float, float]:
         names = [f"rank {i}" for i in range(ranks)]
-        heart = Heartbeat(dist.HashStore(), names, 0, grace=3.0, note=Beat, woken=lambda: None)
+        heart = Heartbeat(dist.HashStore(), names, 0, grace=3.0, note=RankStatus, woken=lambda: None)
         return heart.interval, heart.grace, heart.deaf
 
     assert times(1024) == (1.0, 3.0, 60.0)

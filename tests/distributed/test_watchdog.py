@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tensor3d import Cube
 from tensor3d.distributed.signals import Clock
-from tensor3d.distributed.watchdog import HANG, ORPHANED, PREEMPTED, REPEAT, Watch
+from tensor3d.distributed.watchdog import HANG, ORPHANED, PREEMPTED, REPEAT, Watchdog
 from tests.watched import Job, mark, meet
 
 TERM = 128 + signal.SIGTERM
@@ -38,7 +38,7 @@ def wait_for_the_verdict(cube: Cube) -> None:
 # --- hangs --------------------------------------------------------------------------------------------------------
 
 
-def _one_sleeps(cube: Cube, watch: Watch, folder: Path) -> int:
+def _one_sleeps(cube: Cube, watch: Watchdog, folder: Path) -> int:
     watch.at(7, "forward")
     if cube.rank == 1:
         watch.at(7, "data")
@@ -64,7 +64,7 @@ def test_a_rank_outside_of_a_collective_is_named_by_all(tmp_path: Path) -> None:
     assert "in _one_sleeps; 2 wait, first rank 0 (y 0) in collective 2 (all-reduce over y), step 7, forward" in verdict
 
 
-def _one_stops(cube: Cube, watch: Watch, folder: Path) -> int:
+def _one_stops(cube: Cube, watch: Watchdog, folder: Path) -> int:
     watch.at(3, "backward")
     if cube.rank == 2:
         time.sleep(0.5)  # more than a heartbeat
@@ -81,7 +81,7 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
             assert "rank 2 (y 2) does not answer (its process is stopped), last seen in step 3, " in job.words(rank)
 
 
-def _dies_unseen(cube: Cube, watch: Watch, folder: Path) -> int:
+def _dies_unseen(cube: Cube, watch: Watchdog, folder: Path) -> int:
     watch.at(1, "forward")
     stuck()
     return 0
@@ -96,7 +96,7 @@ def test_a_death_that_breaks_nothing_ends_as_a_hang(tmp_path: Path) -> None:
         assert "rank 1 (y 1) does not answer (its process is gone), last seen in step 1, forward" in job.words(0)
 
 
-def _slow_but_alive(cube: Cube, watch: Watch, folder: Path) -> int:
+def _slow_but_alive(cube: Cube, watch: Watchdog, folder: Path) -> int:
     for step in range(5):
         watch.at(step, "forward")
         time.sleep(0.3)
@@ -111,7 +111,7 @@ def test_a_slow_job_is_left_alone(tmp_path: Path) -> None:
         assert job.words(0) == ""
 
 
-def _prepares(cube: Cube, watch: Watch, folder: Path) -> int:
+def _prepares(cube: Cube, watch: Watchdog, folder: Path) -> int:
     if cube.rank == 0:
         time.sleep(1.0)
     meet(cube)
@@ -172,7 +172,7 @@ def test_a_clock_stands_still_in_a_gap() -> None:
 # --- signals ------------------------------------------------------------------------------------------------------
 
 
-def _trains(cube: Cube, watch: Watch, folder: Path) -> int:
+def _trains(cube: Cube, watch: Watchdog, folder: Path) -> int:
     for step in range(1000):
         watch.at(step, "forward")
         time.sleep(0.02)
@@ -221,7 +221,7 @@ def test_a_death_after_the_signal_ends_the_wait_for_the_step(tmp_path: Path) -> 
         assert time.monotonic() - start < 1.0
 
 
-def _loses_a_collective(cube: Cube, watch: Watch, folder: Path) -> int:
+def _loses_a_collective(cube: Cube, watch: Watchdog, folder: Path) -> int:
     watch.at(4, "forward")
     if cube.rank == 2:
         mark(folder, 2, "is ready")
@@ -251,7 +251,7 @@ def test_a_failed_collective_names_the_dead_and_a_signal_then_ends_at_once(tmp_p
         assert sentences.pop().startswith("rank 2 (y 2) does not answer (its process is gone), last seen in step 4, f")
 
 
-def _fails(cube: Cube, watch: Watch, folder: Path) -> int:
+def _fails(cube: Cube, watch: Watchdog, folder: Path) -> int:
     watch.at(2, "data")
     if cube.rank == 1:
         watch.close("ValueError: shard 3 is damaged")
@@ -296,7 +296,7 @@ def test_without_an_agreement_patience_ends(tmp_path: Path) -> None:
         assert job.code(1, 0) is None
 
 
-def _comes_late(cube: Cube, watch: Watch, folder: Path) -> int:
+def _comes_late(cube: Cube, watch: Watchdog, folder: Path) -> int:
     watch.at(3, "data" if cube.rank == 1 else "forward")
     if cube.rank == 1:
         time.sleep(30)
@@ -365,7 +365,7 @@ def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 def test_one_process_watches_itself() -> None:
     words: list[str] = []
     codes: list[int] = []
-    with Watch(Cube.single(), hang_after=0.3, say=words.append, abort=codes.append) as watch:
+    with Watchdog(Cube.single(), hang_after=0.3, say=words.append, abort=codes.append) as watch:
         watch.at(5, "data")
         until(lambda: codes)
     assert codes == [HANG]
@@ -374,7 +374,7 @@ def test_one_process_watches_itself() -> None:
 
 def test_what_comes_before_the_first_phase_may_take_any_time() -> None:
     codes: list[int] = []
-    with Watch(Cube.single(), hang_after=0.2, say=lambda _: None, abort=codes.append) as watch:
+    with Watchdog(Cube.single(), hang_after=0.2, say=lambda _: None, abort=codes.append) as watch:
         time.sleep(0.6)
         assert codes == []
         watch.at(1, "data")
@@ -384,7 +384,7 @@ def test_what_comes_before_the_first_phase_may_take_any_time() -> None:
 def test_progress_is_a_phase_or_a_collective() -> None:
     codes: list[int] = []
     cube = Cube.single()
-    with Watch(cube, hang_after=0.5, say=lambda _: None, abort=codes.append) as watch:
+    with Watchdog(cube, hang_after=0.5, say=lambda _: None, abort=codes.append) as watch:
         for step in range(3):
             watch.at(step, "data")
             time.sleep(0.25)
@@ -398,7 +398,7 @@ def test_progress_is_a_phase_or_a_collective() -> None:
 def test_patience_is_for_what_comes_after_a_checkpoint_that_makes_progress() -> None:
     words: list[str] = []
     codes: list[int] = []
-    with Watch(Cube.single(), hang_after=0.5, patience=0.5, say=words.append, abort=codes.append) as watch:
+    with Watchdog(Cube.single(), hang_after=0.5, patience=0.5, say=words.append, abort=codes.append) as watch:
         os.kill(os.getpid(), signal.SIGTERM)
         for done in range(20):
             watch.at(1, f"checkpoint, {done} bytes")
@@ -415,7 +415,7 @@ def test_patience_is_for_what_comes_after_a_checkpoint_that_makes_progress() -> 
 def test_patience_ends_in_a_checkpoint_that_makes_none() -> None:
     words: list[str] = []
     codes: list[int] = []
-    with Watch(Cube.single(), patience=0.3, say=words.append, abort=codes.append) as watch:
+    with Watchdog(Cube.single(), patience=0.3, say=words.append, abort=codes.append) as watch:
         watch.at(1, "checkpoint, 7 bytes")
         os.kill(os.getpid(), signal.SIGTERM)
         until(lambda: codes)
@@ -436,7 +436,7 @@ def test_a_signal_sets_the_flag_and_closing_restores() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
     threads = threading.active_count()
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    with Watch(Cube.single()) as watch:
+    with Watchdog(Cube.single()) as watch:
         assert (watch.stop_flag, watch.stop_signal) == (0.0, None)
         os.kill(os.getpid(), signal.SIGUSR1)
         assert (watch.stop_flag, watch.stop_signal) == (1.0, signal.SIGUSR1)
@@ -449,7 +449,7 @@ def test_a_signal_sets_the_flag_and_closing_restores() -> None:
 
 
 def test_a_signal_to_a_forked_child_is_its_own() -> None:
-    with Watch(Cube.single()) as watch:
+    with Watchdog(Cube.single()) as watch:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, from Python 3.12 on
             child = os.fork()
@@ -466,11 +466,11 @@ def test_a_signal_to_a_forked_child_is_its_own() -> None:
 
 def test_times_must_be_positive() -> None:
     with pytest.raises(ValueError, match=r"hang_after.*0.*0"):
-        Watch(Cube.single(), hang_after=0)
+        Watchdog(Cube.single(), hang_after=0)
     with pytest.raises(ValueError, match=r"grace.*0.*-1"):
-        Watch(Cube.single(), grace=-1)
+        Watchdog(Cube.single(), grace=-1)
     with pytest.raises(ValueError, match=r"patience.*0.*nan"):
-        Watch(Cube.single(), patience=float("nan"))
+        Watchdog(Cube.single(), patience=float("nan"))
 
 
 def test_it_is_made_in_the_main_thread() -> None:
@@ -478,7 +478,7 @@ def test_it_is_made_in_the_main_thread() -> None:
 
     def make() -> None:
         try:
-            Watch(Cube.single())
+            Watchdog(Cube.single())
         except ValueError as error:
             errors.append(str(error))
 

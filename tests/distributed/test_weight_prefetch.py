@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from models.bert import BertForPreTraining
-from tensor3d import Cube, Linear3D, Speed, local, matmul, shard
+from tensor3d import Cube, ExecutionPolicy, Linear3D, local, matmul, shard
 from tensor3d.optim import AdamW
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
@@ -48,7 +48,7 @@ def _train(cube: Cube, options: dict[str, Any]) -> dict[str, Any]:
 def _both(shape: Shape, options: dict[str, Any]) -> tuple[int, int]:
     """Asserts that nothing differs, and gives what was gathered ahead: used and in vain."""
     cube = Cube(*shape)
-    off = _train(Cube(*shape, speed=Speed(overlap=False)), options)
+    off = _train(Cube(*shape, speed=ExecutionPolicy(overlap=False)), options)
     on = _train(cube, options)
     for name in ("losses", "received", "kept"):
         assert on[name] == off[name], f"{name} differ: {on[name]} with overlap, {off[name]} without"
@@ -187,7 +187,7 @@ UNSEEN: dict[str, Callable[[list[nn.Parameter]], None]] = {
 
 def _edited(moment: str, edit: str, overlap: bool) -> list[list[float]]:
     """Weights that change between passes, in ways that no counter shows: what one pass after another gives."""
-    cube = Cube(2, 1, 1, speed=Speed(overlap=overlap))
+    cube = Cube(2, 1, 1, speed=ExecutionPolicy(overlap=overlap))
     cube.manual_seed(0)
     first, second = ([Linear3D(8, 8, cube, face, bias=False) for face in ("z", "y")] for _ in range(2))
     weights = [layer.weight for layer in (*first, *second)]

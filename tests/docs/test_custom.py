@@ -206,8 +206,8 @@ def test_the_adapter_with_a_mistake_fails_as_the_page_says(folder: Path) -> None
 
 @pytest.mark.slow
 def test_the_adapter_without_its_own_function_fails_as_the_page_says(folder: Path) -> None:
-    whole = "SumGradient.apply(F.gelu(t3d.sum_copies(part, z)), z)"
-    forgotten = load_adapter(folder, "page_adapter_z", {whole: "F.gelu(t3d.sum_copies(part, z))"})
+    whole = "SumGradient.apply(F.gelu(t3d.all_reduce_replicated(part, z)), z)"
+    forgotten = load_adapter(folder, "page_adapter_z", {whole: "F.gelu(t3d.all_reduce_replicated(part, z))"})
     with pytest.raises(AssertionError) as caught:
         forgotten.test_adapter()
     assert one_line(shown("forgotten function")) in one_line(str(caught.value))

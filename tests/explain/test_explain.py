@@ -23,19 +23,19 @@ from tensor3d import (
     Embedding3D,
     LayerNorm3D,
     Linear3D,
-    NarrowHead3D,
-    Precision,
+    LookupEmbedding3D,
+    MixedPrecisionPolicy,
     RMSNorm3D,
     Sequences,
-    TableEmbedding3D,
+    SmallHead3D,
     TransformerLayer3D,
     local,
     select,
 )
 from tensor3d.cost_model import comm_volume as planned
 from tensor3d.distributed.collectives import Axis, all_gather, all_reduce, all_to_all, reduce_scatter
-from tensor3d.distributed.comm_stats import Traffic
-from tensor3d.explain import Explanation, Row, explain
+from tensor3d.distributed.comm_stats import CommCounter
+from tensor3d.explain import CostReport, ReportRow, explain
 from tensor3d.layers.linear import Projection3D
 from tests.models.kept import kept_bytes
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
@@ -58,7 +58,7 @@ def without_zeros(received: Counter[Any]) -> dict[Any, int]:
     return {key: count for key, count in received.items() if count}
 
 
-def check(what: str, explained: Explanation, model: nn.Module, cube: Cube, run: Run) -> None:
+def check(what: str, explained: CostReport, model: nn.Module, cube: Cube, run: Run) -> None:
     """`run` gives the loss of a real forward pass on all ranks: `explained` must have said what it sends and keeps."""
     losses: list[Tensor] = []
 
@@ -121,9 +121,9 @@ def _layers(shape: Shape) -> None:
 def _bert(shape: Shape) -> None:
     made: dict[str, Any]
     for made, precision in (
-        ({}, Precision()),
-        ({"recompute": "layer"}, Precision()),
-        ({"keep_gathered": True}, Precision(compute=torch.bfloat16)),
+        ({}, MixedPrecisionPolicy()),
+        ({"recompute": "layer"}, MixedPrecisionPolicy()),
+        ({"keep_gathered": True}, MixedPrecisionPolicy(compute=torch.bfloat16)),
     ):
         cube = Cube(*shape, precision=precision)
         cube.manual_seed(0)
@@ -188,8 +188,8 @@ def _alone(cube: Cube) -> list[Any]:
         LayerNorm3D(HIDDEN, cube, "y"),
         RMSNorm3D(HIDDEN, cube),
         Embedding3D(67, HIDDEN, cube),
-        TableEmbedding3D(5, HIDDEN, cube),
-        NarrowHead3D(HIDDEN, 3, cube),
+        LookupEmbedding3D(5, HIDDEN, cube),
+        SmallHead3D(HIDDEN, 3, cube),
         Projection3D(HIDDEN, 67, cube),
     ):
         row = explain(layer, TOKENS).row("")
@@ -198,10 +198,10 @@ def _alone(cube: Cube) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def charged() -> list[tuple[planned.Wire, dict[str, Any]]]:
+def charged() -> list[tuple[planned.CommModel, dict[str, Any]]]:
     """What each rank of a flat cube found, with what its closed forms need."""
     shape = CubeShape(y=2, z=4)
-    return [(planned.Wire(shape=shape, rank=rank), found) for rank, found in enumerate(run_ranks(8, _charged))]
+    return [(planned.CommModel(shape=shape, rank=rank), found) for rank, found in enumerate(run_ranks(8, _charged))]
 
 
 @pytest.mark.parametrize("recompute", ["none", "layer"])
@@ -236,8 +236,8 @@ def test_a_layer_alone_is_given_an_input_that_fits(charged: list[Any]) -> None:
             ("LayerNorm3D", planned.layer_norm(wire, TOKENS, "y"), ("y", "y"), (32, 32), (32, 32)),
             ("RMSNorm3D", planned.rms_norm(wire, TOKENS), ("z", "z"), (64, 16), (64, 16)),
             ("Embedding3D", planned.embedding(wire, TOKENS, 67, HIDDEN), ("", "z"), (128,), (64, 16)),
-            ("TableEmbedding3D", {}, ("", "z"), (128,), (64, 16)),
-            ("NarrowHead3D", planned.narrow_head(wire, TOKENS, 3), ("y", ""), (32, 32), (32, 3)),
+            ("LookupEmbedding3D", {}, ("", "z"), (128,), (64, 16)),
+            ("SmallHead3D", planned.narrow_head(wire, TOKENS, 3), ("y", ""), (32, 32), (32, 3)),
             ("Projection3D", planned.product(wire, TOKENS, HIDDEN, 67), ("z", "y"), (64, 16), (32, logits)),
         ]
 
@@ -268,7 +268,7 @@ def _left() -> None:
     cube.manual_seed(0)
     model = Noted(cube)
     x = torch.randn(32, 32, requires_grad=True)
-    with cube.accumulating():  # some gradients arrive, others are held back
+    with cube.no_sync():  # some gradients arrive, others are held back
         model(x).sum().backward()
     tensors: dict[str, Any] = {"x": x.grad, **dict(model.named_buffers())}
     tensors |= {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -307,7 +307,7 @@ def test_one_rank_alone_explains_and_leaves_no_trace() -> None:
 
 
 def test_dry_collectives_have_the_shapes_and_types_of_real_ones() -> None:
-    traffic = Traffic()
+    traffic = CommCounter()
     y = Axis(name="y", ranks=(0, 1, 2), index=1, group=None, traffic=traffic)
     own, told = torch.arange(6, dtype=torch.bfloat16).view(3, 2), []
     with traffic.counting() as outside:
@@ -421,8 +421,8 @@ def test_what_cannot_be_explained_is_refused(what: str, message: str) -> None:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def row(name: str, saved: int = 0, **more: Any) -> Row:
-    return Row(name=name, kind="Linear3D", saved=saved, **more)
+def row(name: str, saved: int = 0, **more: Any) -> ReportRow:
+    return ReportRow(name=name, kind="Linear3D", saved=saved, **more)
 
 
 def test_equal_layers_are_one_row() -> None:
@@ -434,7 +434,7 @@ def test_equal_layers_are_one_row() -> None:
         *[row(f"stages.{i}.blocks.{j}") for i in range(2) for j in range(3)],
         row("head"),
     )
-    explained = Explanation(model="Model", cube="1x1x1", rank=0, ranks=1, tokens=None, rows=rows)
+    explained = CostReport(model="Model", cube="1x1x1", rank=0, ranks=1, tokens=None, rows=rows)
     assert [(each.name, each.times) for each in explained.folded] == [
         ("embedding", 1),
         ("layers.0-11.up", 12),
@@ -459,9 +459,9 @@ def test_the_table_and_the_json_tell_the_same() -> None:
         forward=Counter({("y", "all-gather"): 1000}),
         backward=Counter({("y", "reduce-scatter"): 536, ("x", "all-gather"): 7}),
     )
-    sums = Row(name="(sums of gradients)", kind="over x+z", backward=Counter({("x+z", "all-reduce"): 2**21}))
+    sums = ReportRow(name="(sums of gradients)", kind="over x+z", backward=Counter({("x+z", "all-reduce"): 2**21}))
     rows = (layer, replace(layer, name="layers.1"), sums)
-    explained = Explanation(model="Model", cube="2x2x2", rank=3, ranks=8, tokens=512, rows=rows)
+    explained = CostReport(model="Model", cube="2x2x2", rank=3, ranks=8, tokens=512, rows=rows)
     assert str(explained).splitlines()[0] == "Model on 2x2x2, rank 3 of 8, 512 tokens: one forward and backward pass"
     lines = [line.split("  ") for line in str(explained).splitlines()[2:]]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines if line != [""]]

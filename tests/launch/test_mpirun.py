@@ -33,7 +33,7 @@ server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 link = mpi_supervisor.Link.at_desk(server, "word", {1: "node1"})
 sleeps = [sys.executable, "-I", "-c", "import time; time.sleep(60)"]
-sys.exit(mpi_supervisor.Crew(0, "node0", link, sleeps, {}).run())
+sys.exit(mpi_supervisor.MpiSupervisor(0, "node0", link, sleeps, {}).run())
 """
 # Of each rank of a job, its status by its number; a negative one is a signal.
 RANK = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensor3d import Cube, own_block
-from tensor3d.layers.heads import likeliest
+from tensor3d import Cube, local_block
+from tensor3d.layers.heads import vocab_topk
 from tensor3d.sharding.activation_layout import gather_rows
 from tensor3d.sharding.param_layout import chunk_bounds
 from tests.ranks import run_ranks
@@ -25,7 +25,7 @@ def found(vocab: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     y, z = cube.axis("y"), cube.axis("z")
     first, last = chunk_bounds(vocab, y.size, y.index)
     own = some_logits(vocab).chunk(z.size)[z.index][:, first:last]
-    ids, logs = likeliest(own, k, vocab, cube)
+    ids, logs = vocab_topk(own, k, vocab, cube)
     return gather_rows(ids, cube, "y"), gather_rows(logs, cube, "y")
 
 
@@ -41,11 +41,11 @@ def test_as_a_stable_sort_of_whole_rows(vocab: int, k: int) -> None:
 def test_what_cannot_be_is_refused() -> None:
     cube = Cube.single()
     with pytest.raises(ValueError, match=r"k must lie between 1 and the vocabulary of 5\. Got 6"):
-        likeliest(torch.zeros(2, 5), 6, 5, cube)
+        vocab_topk(torch.zeros(2, 5), 6, 5, cube)
     with pytest.raises(ValueError, match=r"needs logits \(rows, 5\)\. Got \(2, 4\)"):
-        likeliest(torch.zeros(2, 4), 1, 5, cube)
+        vocab_topk(torch.zeros(2, 4), 1, 5, cube)
     with pytest.raises(ValueError, match='face must be "y" or "z"'):
-        likeliest(torch.zeros(2, 5), 1, 5, cube, "x")  # type: ignore[arg-type]
-    on_z = own_block(torch.zeros(4, 5), cube, "z")
+        vocab_topk(torch.zeros(2, 5), 1, 5, cube, "x")  # type: ignore[arg-type]
+    on_z = local_block(torch.zeros(4, 5), cube, "z")
     with pytest.raises(ValueError, match='face must be "y" or "z"'):
         gather_rows(on_z, cube, "x")  # type: ignore[arg-type]

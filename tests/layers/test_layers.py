@@ -17,15 +17,15 @@ from tensor3d import (
     Embedding3D,
     LayerNorm3D,
     Linear3D,
-    NarrowHead3D,
+    LookupEmbedding3D,
     RMSNorm3D,
-    TableEmbedding3D,
+    SmallHead3D,
     TiedProjection3D,
     TransformerLayer3D,
+    all_reduce_replicated,
     cross_entropy,
     gather,
     shard,
-    sum_copies,
 )
 from tests.ranks import run_ranks
 from tests.twins import (
@@ -184,12 +184,12 @@ class TokenModel(nn.Module):
         super().__init__()
         self.cube, self.vocab = cube, vocab
         self.tokens = Embedding3D(vocab, 16, cube, std=0.3)
-        self.positions = TableEmbedding3D(9, 16, cube, std=0.3)
+        self.positions = LookupEmbedding3D(9, 16, cube, std=0.3)
         self.projection = TiedProjection3D(vocab, 16, cube)
         self.other_projection = TiedProjection3D(vocab, 16, cube, bias=False)
         self.turned = Linear3D(16, 16, cube, std=0.3)
-        self.head = NarrowHead3D(16, 3, cube, "y", std=0.3)
-        self.head_on_z = NarrowHead3D(16, 3, cube, "z", std=0.3)
+        self.head = SmallHead3D(16, 3, cube, "y", std=0.3)
+        self.head_on_z = SmallHead3D(16, 3, cube, "z", std=0.3)
 
     def forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Of one plane."""
@@ -201,8 +201,8 @@ class TokenModel(nn.Module):
         second, _ = cross_entropy(self.other_projection(x * x, weight), on_y, self.vocab, cube)
         narrow = F.cross_entropy(self.head(self.turned(x)), on_y % 3, reduction="sum")
         narrow_z = F.cross_entropy(self.head_on_z(x), on_z % 3, reduction="sum")
-        on_face_y = sum_copies(first.sum() + 0.5 * second.sum() + narrow, cube.over("data", "x", "z"))
-        return on_face_y + sum_copies(narrow_z, cube.over("data", "x", "y")), predictions
+        on_face_y = all_reduce_replicated(first.sum() + 0.5 * second.sum() + narrow, cube.over("data", "x", "z"))
+        return on_face_y + all_reduce_replicated(narrow_z, cube.over("data", "x", "y")), predictions
 
 
 def _tokens(vocab: int, shape: Shape, dtype: torch.dtype) -> dict[str, float]:

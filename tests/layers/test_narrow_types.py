@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensor3d import Cube, Embedding3D, LayerNorm3D, Linear3D, Precision, RMSNorm3D, cross_entropy, local
+from tensor3d import Cube, Embedding3D, LayerNorm3D, Linear3D, MixedPrecisionPolicy, RMSNorm3D, cross_entropy, local
 from tensor3d.layers.norm_kernels import combined_moments
 from tests.twins import error
 
@@ -37,7 +37,7 @@ class Operators(TorchDispatchMode):
 
 
 def half(dtype: torch.dtype = torch.bfloat16) -> Cube:
-    return Cube.single(precision=Precision(compute=dtype))
+    return Cube.single(precision=MixedPrecisionPolicy(compute=dtype))
 
 
 def test_the_product_adds_its_bias() -> None:
@@ -63,7 +63,7 @@ def test_gradients_of_a_bias_are_sums_in_fp32(rows: int) -> None:
 
 def test_a_narrow_bias_has_sums_in_fp32_too() -> None:
     """What the first rows add up to is more than fp16 has; the last ones take it back."""
-    layer = Linear3D(4, 600, Cube.single(precision=Precision(compute=torch.float32)), "z").half()
+    layer = Linear3D(4, 600, Cube.single(precision=MixedPrecisionPolicy(compute=torch.float32)), "z").half()
     result = layer(torch.zeros(4000, 4))
     above = torch.zeros(4000, 600)
     above[:800], above[1748:2548] = 90, -90

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d import Cube, Embedding3D, Linear3D, cross_entropy, gather, own_rows, shard, sum_copies
+from tensor3d import Cube, Embedding3D, Linear3D, all_reduce_replicated, cross_entropy, gather, local_rows, shard
 from tensor3d.layers.linear import Projection3D
 from tests.ranks import run_ranks
 from tests.twins import FOUR_SHAPES, TOLERANCE, compare, error, gradient_errors, make_twins, ranks_of, worst
@@ -33,8 +33,8 @@ class Tied(nn.Module):
         plane = cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
         ids, labels = (t.chunk(cube.shape.planes)[plane] for t in (ids, labels))
         logits = self.head(self.tokens(ids))
-        losses, _ = cross_entropy(logits, own_rows(labels, cube, "y"), VOCAB, cube)
-        return sum_copies(losses.sum(), cube.over("data", "x", "z"))
+        losses, _ = cross_entropy(logits, local_rows(labels, cube, "y"), VOCAB, cube)
+        return all_reduce_replicated(losses.sum(), cube.over("data", "x", "z"))
 
 
 def on_the_cube(shape: Shape, dtype: torch.dtype) -> dict[str, float]:

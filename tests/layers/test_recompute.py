@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensor3d import Cube, Sequences, TransformerLayer3D, local, shard, sum_copies
+from tensor3d import Cube, Sequences, TransformerLayer3D, all_reduce_replicated, local, shard
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
 from tests.twins import fast_alone, ranks_of
@@ -33,7 +33,7 @@ def _gradients(shape: Shape, options: dict[str, Any], norm: str) -> list[Tensor]
     layer, x, sequences = _layer(shape, options, norm)
     result = layer(x, sequences)
     after_forward = torch.get_rng_state()
-    sum_copies(result.square().sum(), layer.attention.cube.over("data", "x", "y", "z")).backward()
+    all_reduce_replicated(result.square().sum(), layer.attention.cube.over("data", "x", "y", "z")).backward()
     assert torch.equal(torch.get_rng_state(), after_forward), "what is drawn again must not move the stream"
     return [x.grad, *(local(p.grad) for p in layer.parameters())]  # type: ignore[list-item, arg-type]
 

@@ -9,10 +9,10 @@ from tensor3d import (
     Embedding3D,
     LayerNorm3D,
     Linear3D,
-    NarrowHead3D,
+    LookupEmbedding3D,
     Projection3D,
     RMSNorm3D,
-    TableEmbedding3D,
+    SmallHead3D,
     TiedProjection3D,
     explain,
 )
@@ -24,14 +24,14 @@ def printed() -> str:
     cube = Cube(1, 2, 1, 2)
     layers = {
         "embedding": Embedding3D(11, 16, cube),
-        "table": TableEmbedding3D(8, 16, cube),
+        "table": LookupEmbedding3D(8, 16, cube),
         "norm": LayerNorm3D(16, cube, "y", eps=1e-5, bias=False),
         "rms": RMSNorm3D(16, cube),
         "up": Linear3D(16, 64, cube, "z"),
         "down": Linear3D(64, 16, cube, "y", bias=False),
         "tied": TiedProjection3D(11, 16, cube),
         "projection": Projection3D(16, 11, cube),
-        "head": NarrowHead3D(16, 3, cube, "y"),
+        "head": SmallHead3D(16, 3, cube, "y"),
     }
     return repr(nn.ModuleDict(layers))
 
@@ -46,14 +46,14 @@ def test_layers_say_how_they_lie() -> None:
 EXPECTED = """\
 ModuleDict(
   (embedding): Embedding3D(11, 16, ids -> face z (M/4, 16), weight (11, 16) here (6, 16))
-  (table): TableEmbedding3D(8, 16, numbers -> face z (M/4, 16), weight (8, 16))
+  (table): LookupEmbedding3D(8, 16, numbers -> face z (M/4, 16), weight (8, 16))
   (norm): LayerNorm3D(16, face y (M/2, 8), eps=1e-05, bias=False)
   (rms): RMSNorm3D(16, face z (M/4, 16), eps=1e-06)
   (up): Linear3D(16 -> 64, face z (M/4, 16) -> face y (M/2, 32), weight (64, 16) here (32, 16))
   (down): Linear3D(64 -> 16, face y (M/2, 32) -> face z (M/4, 16), weight (16, 64) here (16, 32), bias=False)
   (tied): TiedProjection3D(16 -> 11, face z (M/4, 16) -> face y (M/2, 6))
   (projection): Projection3D(16 -> 11, face z (M/4, 16) -> face y (M/2, 6), weight (11, 16) here (6, 16))
-  (head): NarrowHead3D(16 -> 3, face y (M/2, 8) -> copies over y, weight (3, 16) here (3, 8))
+  (head): SmallHead3D(16 -> 3, face y (M/2, 8) -> copies over y, weight (3, 16) here (3, 8))
 )"""
 
 

@@ -19,8 +19,8 @@ from tensor3d import (
     Cube,
     Layout,
     Linear3D,
-    NarrowHead3D,
     Sequences,
+    SmallHead3D,
     TransformerLayer3D,
     checkpoint,
     clip_grad_norm_,
@@ -29,12 +29,12 @@ from tensor3d import (
     distribute,
     gather,
     local,
+    local_param,
+    local_rows,
     matmul,
-    own_rows,
     shard,
-    use,
 )
-from tensor3d.distributed.collectives import Pending, reduce_scatter
+from tensor3d.distributed.collectives import CommHandle, reduce_scatter
 from tensor3d.sharding.param_layout import matrix, table, vector
 from tests.ranks import run_ranks
 from tests.twins import error, full
@@ -44,7 +44,7 @@ from tests.twins import error, full
 
 def narrow_head_of_bf16(cube: Cube) -> Any:
     """Weights of fp32 serve activations of bf16; the few logits are fp32."""
-    head = NarrowHead3D(8, 3, cube, "y")
+    head = SmallHead3D(8, 3, cube, "y")
     x = torch.ones(4, 8 // cube.shape.y, dtype=torch.bfloat16)
     logits = head(x)
     logits.sum().backward()
@@ -84,7 +84,7 @@ def clipping_of_two_types(cube: Cube) -> Any:
     parameters = [constant((8,), vector("z"), cube, 1.0), constant((8,), vector("y"), cube, 1.0)]
     parameters[1] = nn.Parameter(parameters[1].detach().double())
     for parameter, face in zip(parameters, ("z", "y"), strict=True):
-        use(parameter, Layout(cut=((face, 0),), sum_over=()), cube).sum().backward()  # type: ignore[arg-type]
+        local_param(parameter, Layout(cut=((face, 0),), sum_over=()), cube).sum().backward()  # type: ignore[arg-type]
     return round(float(clip_grad_norm_(parameters, 1.0, cube)), 12)
 
 
@@ -124,7 +124,7 @@ def gradients_in_the_order_of_their_parameter(cube: Cube) -> Any:
     """A gradient that comes transposed out of autograd: fused optimisers read memory as it lies."""
     layout = Layout(cut=(("y", 1),), sum_over=())
     parameter = distribute(torch.zeros(4, 6), layout, cube)
-    block = use(parameter, layout, cube)
+    block = local_param(parameter, layout, cube)
     (block.t() * torch.arange(block.numel(), dtype=block.dtype).view(block.t().shape)).sum().backward()
     assert parameter.grad is not None
     return local(parameter.grad).stride() == local(parameter).stride()
@@ -132,10 +132,10 @@ def gradients_in_the_order_of_their_parameter(cube: Cube) -> Any:
 
 def gradients_that_travel(cube: Cube) -> Any:
     """The most slabs that wait for their reduce-scatter at any time of a pass through six layers."""
-    issued: list[Pending] = []
+    issued: list[CommHandle] = []
     most = 0
 
-    def noted(parts: Tensor, axis: Any) -> Pending:
+    def noted(parts: Tensor, axis: Any) -> CommHandle:
         nonlocal most
         pending = reduce_scatter(parts, axis)
         if axis.name == "x":
@@ -151,7 +151,7 @@ def gradients_that_travel(cube: Cube) -> Any:
 
 def clipping_what_is_held_back(cube: Cube) -> Any:
     layer = Linear3D(8, 8, cube)
-    with cube.accumulating():
+    with cube.no_sync():
         layer(torch.ones(4, 8 // cube.shape.z)).sum().backward()
     message = refusal(lambda: clip_grad_norm_(layer.parameters(), 1.0, cube))
     cube.ledger.discard()
@@ -175,14 +175,14 @@ def refusals(cube: Cube) -> list[str]:
     gain = constant((8,), vector("z"), cube, 1.0)
     twice = gain * 2
     return [
-        refusal(lambda: use(gain, vector("y"), cube)),
-        refusal(lambda: use(twice, vector("z"), cube)),  # type: ignore[arg-type]
+        refusal(lambda: local_param(gain, vector("y"), cube)),
+        refusal(lambda: local_param(twice, vector("z"), cube)),  # type: ignore[arg-type]
         refusal(lambda: matmul(square, layer.weight, cube, "y")),
         refusal(lambda: matmul(square, layer.weight, cube, "z", gain)),
         refusal(lambda: matmul(square, nn.Parameter(torch.ones(8, 8)), cube, "z")),
         refusal(lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([8, 0]), 8, cube)),
         refusal(lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([0, -1]), 8, cube)),
-        refusal(lambda: own_rows(torch.arange(5), cube)),
+        refusal(lambda: local_rows(torch.arange(5), cube)),
         refusal(lambda: Attention3D(16, 4, cube, dropout=1.5)),
     ]
 
@@ -204,7 +204,7 @@ def layouts_that_differ_in_name_alone(cube: Cube) -> Any:
     """What an axis of one member does to a parameter does not matter."""
     flat = Cube(8, 1, 1)
     parameter = distribute(torch.ones(3, 4), table("y"), flat)
-    return use(parameter, Layout(sum_over=("data", "x")), flat).shape
+    return local_param(parameter, Layout(sum_over=("data", "x")), flat).shape
 
 
 def banned_entry(cube: Cube) -> Any:
@@ -285,7 +285,7 @@ def test_misuse_is_refused_on_every_rank(results: list[dict[str, Any]]) -> None:
         (asked, gradient), (clipped, later) = (found[case.__name__] for case in TOLD[:2])
         assert "Call backward" in asked
         assert gradient is None
-        assert "held back by Cube.accumulating" in clipped
+        assert "held back by Cube.no_sync" in clipped
         assert later
         for message, part in zip(found["refusals"], REFUSALS, strict=True):
             assert part in message

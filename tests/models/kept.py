@@ -9,22 +9,22 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models.bert import BertForPreTraining
-from models.bert.cost_model.saved_activations import Load
+from models.bert.cost_model.saved_activations import MicroBatchShape
 from tensor3d import Cube, CubeShape, local
-from tensor3d.cost_model.comm_volume import Wire
+from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch
 from tests.saved_tensors import check_nothing_is_hidden
 
 
-def wire_of(cube: Cube, dtype: torch.dtype | None) -> Wire:
+def wire_of(cube: Cube, dtype: torch.dtype | None) -> CommModel:
     shape = cube.shape
     size = CubeShape(x=shape.x, y=shape.y, z=shape.z, data=shape.data)
-    return Wire(shape=size, rank=cube.rank, compute=4 if dtype is None else dtype.itemsize)
+    return CommModel(shape=size, rank=cube.rank, compute=4 if dtype is None else dtype.itemsize)
 
 
-def load_of(batch: PackedBatch) -> Load:
+def load_of(batch: PackedBatch) -> MicroBatchShape:
     slots = [tensor.shape[0] for tensor in (batch.ids, batch.masked, batch.first)]
-    return Load(rows=slots[0], masked=slots[1], first=slots[2], lengths=batch.sequences.lengths)
+    return MicroBatchShape(rows=slots[0], masked=slots[1], first=slots[2], lengths=batch.sequences.lengths)
 
 
 def kept_bytes(model: BertForPreTraining, run: Callable[[], Tensor]) -> int:

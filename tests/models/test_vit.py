@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.vit import PRESETS, Vit, VitConfig, cut_patches, pack_images
-from tensor3d import Cube, own_share
+from tensor3d import Cube, local_shard
 from tests.ranks import run_ranks
 from tests.twins import FOUR_SHAPES, error, gradient_errors, make_twins, ranks_of, worst
 
@@ -33,7 +33,7 @@ def images() -> tuple[list[Tensor], Tensor]:
 def run(model: nn.Module, cube: Cube, capacity: int | None = None) -> tuple[Tensor, Tensor]:
     """Loss and count of all images, on any cube."""
     made, labels = images()
-    batch = pack_images(own_share(made, cube), own_share(labels, cube), cube, config(), capacity)
+    batch = pack_images(local_shard(made, cube), local_shard(labels, cube), cube, config(), capacity)
     output = model(batch, len(made))
     output.loss.backward()
     return output.loss, output.correct

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tensor3d import MLP3D, Cube, LayerNorm3D, Sequences, Speed, TransformerLayer3D, gather, shard
+from tensor3d import MLP3D, Cube, ExecutionPolicy, LayerNorm3D, Sequences, TransformerLayer3D, gather, shard
 from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.layers.mlp import add_dropped
 from tensor3d.ops.activations import Activation, activated, biased_backward
-from tensor3d.ops.compiled_regions import Regions
-from tensor3d.ops.dropout import draw_kept, drop, gain_of
+from tensor3d.ops.compiled_regions import CompiledRegions
+from tensor3d.ops.dropout import drop, gain_of, keep_mask
 from tests.models.toy import sums_and_gradients
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
@@ -64,7 +64,7 @@ def _dropped(shape: Shape) -> dict[str, float]:
         full = [torch.randn(32, 24, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in (1, 2)]
         ours = [shard(each.detach(), cube, "z").clone().requires_grad_() for each in full]
         torch.manual_seed(7 + cube.rank)
-        kept = draw_kept(ours[1], 0.25)
+        kept = keep_mask(ours[1], 0.25)
         torch.manual_seed(7 + cube.rank)
         result = function(*ours)
         total = full[0] + full[1] * gather(kept.double(), cube, "z") / 0.75
@@ -197,7 +197,7 @@ def chain(x: Tensor, shift: Tensor, factor: float) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.slow  # for the seconds that a compiler takes
 def test_a_region_is_compiled_once_for_any_number_of_rows() -> None:
-    regions = Regions(True, CPU)
+    regions = CompiledRegions(True, CPU)
     shift = torch.randn(24, dtype=torch.float64)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (24, 40, 3, 2, 7, 24, 1, 0):  # of 1 and 0 as it is written
@@ -230,7 +230,7 @@ def test_another_probability_of_dropout_is_no_other_region() -> None:
     assert len(met[0]) == 4
 
 
-class Followed(Regions):
+class Followed(CompiledRegions):
     """Writes down what is called with which numbers, and with tensors of which types."""
 
     def __init__(self, calls: set[Any]) -> None:
@@ -246,7 +246,7 @@ def test_dropout_scales_in_narrow_types_as_precisely_as_torch() -> None:
     """1/(1 - p), rounded to bf16 before it multiplies, would be off by up to 0.4 % everywhere."""
     cube, x = fused(Cube.single()), torch.randn(64, 32).bfloat16()
     torch.manual_seed(1)
-    kept = draw_kept(x, 0.1)
+    kept = keep_mask(x, 0.1)
     torch.manual_seed(1)
     assert torch.equal(
         add_dropped(torch.zeros_like(x), x, 0.1, cube, "z"), (x.float() * kept * gain_of(0.1)).bfloat16()
@@ -255,7 +255,7 @@ def test_dropout_scales_in_narrow_types_as_precisely_as_torch() -> None:
 
 def test_a_break_in_a_region_is_an_error() -> None:
     with pytest.raises(Exception, match="User-inserted graph break"):
-        Regions(True, CPU)(_looks_into_it, torch.ones(4, 4))
+        CompiledRegions(True, CPU)(_looks_into_it, torch.ones(4, 4))
 
 
 def _looks_into_it(x: Tensor) -> Tensor:
@@ -265,11 +265,11 @@ def _looks_into_it(x: Tensor) -> Tensor:
 
 def test_cubes_that_compute_in_other_types_share_what_is_compiled() -> None:
     cube = Cube.single()
-    compiling = cube.computing(speed=Speed(compile=True))
+    compiling = cube.with_policy(speed=ExecutionPolicy(compile=True))
     assert not cube.regions.compiled
     assert compiling.regions.compiled
-    assert compiling.computing().regions is compiling.regions
-    assert cube.computing().regions is cube.regions
+    assert compiling.with_policy().regions is compiling.regions
+    assert cube.with_policy().regions is cube.regions
 
 
 def test_without_a_compiler_the_cube_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,10 +278,10 @@ def test_without_a_compiler_the_cube_says_what_to_install(monkeypatch: pytest.Mo
 
         raise InvalidCxxCompiler
 
-    Regions(True, CPU)
+    CompiledRegions(True, CPU)
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", refuse)
     with pytest.raises(ValueError, match=r"compile=True needs a C\+\+ compiler .* none here.* leave compile off"):
-        Cube.single(speed=Speed(compile=True))
+        Cube.single(speed=ExecutionPolicy(compile=True))
     Cube.single()
 
 
@@ -293,6 +293,6 @@ def test_what_one_rank_cannot_compile_no_rank_begins() -> None:
         return [own, "Triton"]
 
     with pytest.raises(ValueError, match=r"compile=True.*Triton.*rank 1\b"):
-        Regions(True, CPU, everyone)
-    Regions(False, CPU, everyone)
+        CompiledRegions(True, CPU, everyone)
+    CompiledRegions(False, CPU, everyone)
     assert told == [""]

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, Dropout3D
-from tensor3d.ops.dropout import draw_kept, drop, gain_of
+from tensor3d.ops.dropout import drop, gain_of, keep_mask
 
 
 def test_it_leaves_its_share() -> None:
     for p in (0.1, 0.5, 0.97):
-        kept = draw_kept(torch.empty(1001, 999), p)
+        kept = keep_mask(torch.empty(1001, 999), p)
         assert set(kept.unique().tolist()) == {0, 1}
         # Six standard deviations of a mean of so many draws.
         assert abs(kept.double().mean() - (1 - p)) < 6 * (p * (1 - p) / kept.numel()) ** 0.5
-    assert int(draw_kept(torch.empty(999), 1e-12).sum()) == 999
-    assert int(draw_kept(torch.empty(999_999), 1 - 1e-12).sum()) < 100, "one of 65,536"
+    assert int(keep_mask(torch.empty(999), 1e-12).sum()) == 999
+    assert int(keep_mask(torch.empty(999_999), 1 - 1e-12).sum()) < 100, "one of 65,536"
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.1, 0.3, 0.99, 0.9999, 1 - 1e-9])
@@ -40,7 +40,7 @@ def test_nothing_stays_of_all() -> None:
 
 def test_elements_are_drawn_each_by_itself() -> None:
     """Four elements share one random number of 64 bits: any two of them stay together no more often than others do."""
-    kept, p = draw_kept(torch.empty(250_000, 4), 0.3).double(), 0.3
+    kept, p = keep_mask(torch.empty(250_000, 4), 0.3).double(), 0.3
     deviations = (kept - (1 - p)) / (p * (1 - p)) ** 0.5
     for lag in (1, 2, 3, 4, 8):
         flat = deviations.flatten()
@@ -53,7 +53,7 @@ def test_elements_are_drawn_each_by_itself() -> None:
 def test_what_stays_is_scaled_and_so_are_gradients(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, above = torch.randn(shape).to(dtype).requires_grad_(), torch.randn(shape).to(dtype)
     torch.manual_seed(1)
-    kept = draw_kept(x, 0.3)
+    kept = keep_mask(x, 0.3)
     torch.manual_seed(1)
     result = drop(x, 0.3)
     (gradient,) = torch.autograd.grad(result, x, above)

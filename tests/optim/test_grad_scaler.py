@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tensor3d import Cube, local
-from tensor3d.optim import LossScaler
+from tensor3d.optim import GradScaler
 from tensor3d.optim.clip_grad import clip_gradients
 from tests.optim.zoo import KINDS, NoWaiting, bits, give, gradients_of, make, same
 from tests.ranks import run_ranks
@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 GOOD, BAD = torch.tensor(0.0), torch.tensor(1.0)
 
 
-def scales(scaler: LossScaler, *steps: torch.Tensor) -> list[float]:
+def scales(scaler: GradScaler, *steps: torch.Tensor) -> list[float]:
     found = []
     for found_inf in steps:
         scaler.update(found_inf)
@@ -27,22 +27,22 @@ def scales(scaler: LossScaler, *steps: torch.Tensor) -> list[float]:
 
 
 def test_it_grows_after_good_steps_in_a_row_and_falls_at_once() -> None:
-    scaler = LossScaler(Cube.single(), initial=8.0, growth_interval=2)
+    scaler = GradScaler(Cube.single(), initial=8.0, growth_interval=2)
     assert scales(scaler, GOOD, GOOD, GOOD, BAD, GOOD, GOOD, BAD, BAD) == [8, 16, 16, 8, 8, 16, 8, 4]
-    other = LossScaler(Cube.single(), initial=8.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=1)
+    other = GradScaler(Cube.single(), initial=8.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=1)
     assert scales(other, GOOD, BAD) == [24, 6]
 
 
 def test_it_stays_in_its_bounds() -> None:
-    assert scales(LossScaler(Cube.single(), initial=2.0**-23), BAD, BAD, BAD) == [2.0**-24] * 3
-    assert scales(LossScaler(Cube.single(), initial=2.0**23, growth_interval=1), GOOD, GOOD, GOOD) == [2.0**24] * 3
+    assert scales(GradScaler(Cube.single(), initial=2.0**-23), BAD, BAD, BAD) == [2.0**-24] * 3
+    assert scales(GradScaler(Cube.single(), initial=2.0**23, growth_interval=1), GOOD, GOOD, GOOD) == [2.0**24] * 3
 
 
 def test_a_scaled_loss_has_scaled_gradients() -> None:
     """A gradient of 2**-26 is 0 in fp16, and none under a scale of 2**10."""
     weight, tiny = nn.Parameter(torch.tensor(1.0)), 2.0**-26
     for initial, wanted in ((1.0, 0.0), (1024.0, tiny)):
-        scaler = LossScaler(Cube.single(), initial=initial)
+        scaler = GradScaler(Cube.single(), initial=initial)
         weight.grad = None
         scaler.scaled(weight.half().float() * tiny).backward()
         assert weight.grad is not None
@@ -50,7 +50,7 @@ def test_a_scaled_loss_has_scaled_gradients() -> None:
 
 
 def test_the_host_waits_for_nothing() -> None:
-    scaler = LossScaler(Cube.single())
+    scaler = GradScaler(Cube.single())
     loss = nn.Parameter(torch.tensor(1.0))
     with NoWaiting():
         scaler.scaled(loss)
@@ -59,10 +59,10 @@ def test_the_host_waits_for_nothing() -> None:
 
 
 def test_its_state_goes_round() -> None:
-    scaler = LossScaler(Cube.single(), initial=8.0, growth_interval=2)
+    scaler = GradScaler(Cube.single(), initial=8.0, growth_interval=2)
     scaler.update(GOOD)
     state = {name: tensor.clone() for name, tensor in scaler.state_dict().items()}
-    other = LossScaler(Cube.single(), growth_interval=2)
+    other = GradScaler(Cube.single(), growth_interval=2)
     scale = other.scale
     other.load_state_dict(state)
     assert other.scale is scale, "whoever holds the tensor must see it"
@@ -79,7 +79,7 @@ def test_its_state_goes_round() -> None:
     ],
 )
 def test_a_state_that_cannot_be_is_refused(state: dict[str, float], message: str) -> None:
-    scaler = LossScaler(Cube.single())
+    scaler = GradScaler(Cube.single())
     with pytest.raises(ValueError, match=message):
         scaler.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
     assert float(scaler.scale) == 2.0**16
@@ -98,7 +98,7 @@ def test_a_state_that_cannot_be_is_refused(state: dict[str, float], message: str
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LossScaler(Cube.single(), **options)
+        GradScaler(Cube.single(), **options)
 
 
 def _overflow(culprit: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _overflow(culprit: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in KINDS:
         cube, zoo, optimizer = make(kind, (1, 2, 2, 1))
-        scaler = LossScaler(cube, initial=8.0)
+        scaler = GradScaler(cube, initial=8.0)
         changed, seen = [], []
         for step in range(3):
             give(zoo, cube, {name: 8.0 * gradient for name, gradient in gradients_of(step).items()})

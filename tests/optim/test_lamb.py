@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, local
-from tensor3d.distributed.collectives import Axis, Pending
+from tensor3d.distributed.collectives import Axis, CommHandle
 from tensor3d.optim import Lamb, lamb
 from tests.optim.zoo import BETAS, EPS, LAYOUTS, first_values, gradients_of, make, rate, run
 from tests.ranks import run_ranks
@@ -73,7 +73,7 @@ def sums_seen() -> Iterator[list[Tensor]]:
     """What the steps inside sum over ranks: square norms of weights, then of updates, one entry a step."""
     seen, send = [], lamb.all_reduce
 
-    def watched(part: Tensor, axis: Axis) -> Pending:
+    def watched(part: Tensor, axis: Axis) -> CommHandle:
         pending = send(part, axis)
         seen.append(pending.wait().clone())
         return pending
@@ -87,7 +87,7 @@ def _sound_and_broken(shape: Shape) -> tuple[dict[str, float], dict[str, float],
     torch.set_default_dtype(torch.float64)
     sound = {f"adapt_all={flag}": max(_errors(shape, flag).values()) for flag in (False, True)}
     empty = any(local(p).numel() == 0 for p in make("lamb", shape)[1].parameters())
-    defects: dict[str, Any] = {"all_reduce": lambda part, axis: Pending(part), "is_counted_here": lambda *_: True}
+    defects: dict[str, Any] = {"all_reduce": lambda part, axis: CommHandle(part), "owns_for_norm": lambda *_: True}
     broken = {}
     for name, defect in defects.items() if shape == (2, 2, 2, 1) else ():
         with mock.patch(f"tensor3d.optim.lamb.{name}", defect):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tensor3d.optim import LearningRate
+from tensor3d.optim import LRSchedule
 
 
-def make(**options: Any) -> LearningRate:
+def make(**options: Any) -> LRSchedule:
     """With a peak of 2, 10 steps, and a linear rate, unless told otherwise."""
     values: dict[str, Any] = {"kind": "linear", "lr": 2.0, "steps": 10}
-    return LearningRate(**(values | options))
+    return LRSchedule(**(values | options))
 
 
 def rates(kind: str, **options: Any) -> list[float]:
@@ -26,7 +26,7 @@ def test_linear_is_what_it_always_was() -> None:
     for steps in (1, 2, 7, 300, 7038):
         for share in (0.0, 0.1, 0.2843, 0.999):
             warmup, peak = max(1, round(share * steps)), 2e-3 / 3
-            schedule = LearningRate(kind="linear", lr=peak, steps=steps, warmup_steps=warmup)
+            schedule = LRSchedule(kind="linear", lr=peak, steps=steps, warmup_steps=warmup)
             for step in range(steps + 3):
                 wanted = peak * max(0.0, steps - step) / max(1, steps - warmup)
                 if step < warmup:
@@ -59,7 +59,7 @@ def test_a_floor_is_a_share_of_the_peak() -> None:
 def test_the_polynomial_counts_from_the_begin_of_the_run() -> None:
     """Phase 1 of BERT-large with LAMB: warm-up of 28.43 %, then down from 84.6 % of the peak, as the reference does."""
     steps, warmup = 7038, round(0.2843 * 7038)
-    schedule = LearningRate(kind="polynomial", lr=6e-3, steps=steps, warmup_steps=warmup, power=0.5)
+    schedule = LRSchedule(kind="polynomial", lr=6e-3, steps=steps, warmup_steps=warmup, power=0.5)
     assert warmup == 2001
     assert schedule.at(0) == pytest.approx(6e-3 / 2001)
     assert schedule.at(warmup - 1) == 6e-3
@@ -98,4 +98,4 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 
 def test_there_is_no_step_before_the_first() -> None:
     with pytest.raises(ValueError, match=r"step.*0.*-1"):
-        LearningRate(kind="constant", lr=1.0, steps=10).at(-1)
+        LRSchedule(kind="constant", lr=1.0, steps=10).at(-1)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.tensor import DTensor
 
 from tensor3d import local
-from tensor3d.optim import LossScaler
+from tensor3d.optim import GradScaler
 from tests.optim.zoo import BETAS, EPS, KINDS, Zoo, bits, make, rate, run, same
 from tests.ranks import run_ranks
 from tests.twins import error, full
@@ -75,7 +75,7 @@ def test_a_parameter_that_a_loaded_state_lacks_starts_anew(kind: str) -> None:
 # torch.distributed.checkpoint
 
 
-def state_of(zoo: Zoo, optimizer: Any, scaler: LossScaler) -> dict[str, Any]:
+def state_of(zoo: Zoo, optimizer: Any, scaler: GradScaler) -> dict[str, Any]:
     weights, moments = get_state_dict(zoo, optimizer)
     return {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
 
@@ -86,7 +86,7 @@ def _written(shape: Shape, folder: Path) -> dict[str, list[Tensor]]:
     results = {}
     for kind in KINDS:
         cube, zoo, optimizer = make(kind, shape)
-        scaler = LossScaler(cube, initial=4.0)
+        scaler = GradScaler(cube, initial=4.0)
         first = bits(zoo, optimizer)
         dcp.save(state_of(zoo, optimizer, scaler), checkpoint_id=folder / kind / "first")
         assert same(bits(zoo, optimizer), first), "a look changed it"
@@ -107,7 +107,7 @@ def _read(shape: Shape, folder: Path) -> dict[tuple[str, str], tuple[list[Tensor
         cube, zoo, optimizer = make(kind, shape)
         for parameter in zoo.parameters():
             local(parameter.detach()).fill_(9.0)
-        scaler = LossScaler(cube)
+        scaler = GradScaler(cube)
         state = state_of(zoo, optimizer, scaler)
         dcp.load(state, checkpoint_id=folder / kind / name)
         set_state_dict(zoo, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

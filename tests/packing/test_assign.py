@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tensor3d.packing import Packs, assign, lpfhp
+from tensor3d.packing import PackAssignment, assign, lpfhp
 
 
 def test_sequences_of_a_small_plan_by_hand() -> None:
@@ -65,7 +65,7 @@ def test_more_packs_than_are_ordered_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_packs_outside_are_refused() -> None:
-    packs = Packs(offsets=np.array([0, 2]), sequences=np.array([1, 0]))
+    packs = PackAssignment(offsets=np.array([0, 2]), sequences=np.array([1, 0]))
     assert packs[0].tolist() == [1, 0]
     for index in (-1, 1):
         with pytest.raises(IndexError, match=f"pack {index} of 1"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tensor3d.packing.balance import Method, Work, deal, imbalance, meetings
+from tensor3d.packing.balance import Method, Work, deal, exchange_schedule, imbalance
 
 METHODS: tuple[Method, ...] = get_args(Method)
 
@@ -65,7 +65,7 @@ def test_heavy_bins_meet_others_in_every_pass() -> None:
     score = np.array([9.0, 5, 10, *[5.0] * 9])
     met = []
     for turn in (0, 8):
-        heavy, light = meetings(score, mean=5.75, limit=8, turn=turn)  # above 5.75 + 0.75 * 4.25
+        heavy, light = exchange_schedule(score, mean=5.75, limit=8, turn=turn)  # above 5.75 + 0.75 * 4.25
         assert heavy.tolist() == [2, 0]
         assert light.shape == (2, 4)
         assert len(set(light.ravel().tolist())) == 8

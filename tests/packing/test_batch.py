@@ -16,7 +16,7 @@ from torch import Tensor
 from models.bert import BertForPreTraining
 from tensor3d import Cube, gather, select
 from tensor3d.data import Pack
-from tensor3d.packing import Packs, lpfhp, pack_batch, restore_order
+from tensor3d.packing import PackAssignment, lpfhp, pack_batch, restore_order
 from tests.models.toy import CAPACITY, MAX_SEQUENCES, Shape, lay, toy_config
 from tests.ranks import run_ranks
 from tests.twins import error, make_twins, name_of, ranks_of
@@ -24,7 +24,7 @@ from tests.twins import error, make_twins, name_of, ranks_of
 VOCAB = 67
 
 
-def contents(packs: Packs) -> list[list[int]]:
+def contents(packs: PackAssignment) -> list[list[int]]:
     return [packs[i].tolist() for i in range(len(packs))]
 
 
@@ -57,9 +57,11 @@ def test_empty_packs_fill_up_to_a_multiple() -> None:
 
 
 def test_totals_of_packs_that_are_empty_anywhere() -> None:
-    packs = Packs(offsets=np.array([0, 0, 2, 2, 3, 3]), sequences=np.array([2, 0, 1]))
+    packs = PackAssignment(offsets=np.array([0, 0, 2, 2, 3, 3]), sequences=np.array([2, 0, 1]))
     assert packs.totals(np.array([5, 7, 11])).tolist() == [0, 16, 0, 7, 0]
-    assert Packs(offsets=np.array([0, 0]), sequences=np.array([], dtype=np.int64)).totals(np.array([])).tolist() == [0]
+    assert PackAssignment(offsets=np.array([0, 0]), sequences=np.array([], dtype=np.int64)).totals(
+        np.array([])
+    ).tolist() == [0]
 
 
 # --- properties ----------------------------------------------------------------------------------------------------

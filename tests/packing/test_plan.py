@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor3d.packing import Limits, LowerBound, Plan, Strategy, lpfhp
+from tensor3d.packing import Limits, LowerBound, PackingPlan, PackPattern, lpfhp
 from tensor3d.packing.plan import token_bound
 
 LIMITS = Limits(capacity=10, max_sequences=3, budget=4, costs=(0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2))
 
 
-def plan(*strategies: tuple[int, ...], limits: Limits = LIMITS) -> Plan:
+def plan(*strategies: tuple[int, ...], limits: Limits = LIMITS) -> PackingPlan:
     """Each strategy: repeat, then lengths."""
-    return Plan(limits=limits, strategies=tuple(Strategy(repeat=row[0], lengths=row[1:]) for row in strategies))
+    return PackingPlan(
+        limits=limits, strategies=tuple(PackPattern(repeat=row[0], lengths=row[1:]) for row in strategies)
+    )
 
 
 def test_what_a_plan_counts() -> None:
@@ -28,9 +30,9 @@ def test_what_a_plan_counts() -> None:
 
 
 def test_plans_are_equal_by_what_they_hold() -> None:
-    made = Plan.of(LIMITS, {(2, 1): 4, (6, 4): 1, (5,): 0})
+    made = PackingPlan.of(LIMITS, {(2, 1): 4, (6, 4): 1, (5,): 0})
     assert made == plan((1, 6, 4), (4, 2, 1))
-    assert made == Plan.of(LIMITS, {(6, 4): 1, (2, 1): 4}, LowerBound(packs=3, kind="lp"))
+    assert made == PackingPlan.of(LIMITS, {(6, 4): 1, (2, 1): 4}, LowerBound(packs=3, kind="lp"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor3d.packing import Limits, Plan, fingerprint_of, load_plan, lp, lpfhp, save_plan
+from tensor3d.packing import Limits, PackingPlan, fingerprint_of, load_plan, lp, lpfhp, save_plan
 from tensor3d.packing import plan as files
 
 HISTOGRAM = np.bincount([7, 6, 4, 4, 3, 3, 2])
@@ -195,5 +195,5 @@ def test_plans_with_millions_of_packs_are_small_files(path: Path) -> None:
     plan = lpfhp(counts, 128, 8)
     save_plan(plan, path, fingerprint_of(counts, plan.limits, "lpfhp"))
     assert path.stat().st_size < 20_000
-    read: Plan = load_plan(path, fingerprint_of(counts, plan.limits, "lpfhp"))
+    read: PackingPlan = load_plan(path, fingerprint_of(counts, plan.limits, "lpfhp"))
     assert read == plan

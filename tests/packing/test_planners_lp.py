@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from tensor3d.packing import Limits, LowerBound, Plan, lp, lpfhp, nnlshp, padded
+from tensor3d.packing import Limits, LowerBound, PackingPlan, lp, lpfhp, nnlshp, padded
 from tensor3d.packing.column_generation import MAX_SIZE, follows, size_of, solve
 from tests.packing.cases import Problem, fewest_packs, problems, web_pages
 
 MASKED = tuple(max(1, round(0.15 * length)) for length in range(513))
 
 
-def packs(plan: Plan) -> dict[tuple[int, ...], int]:
+def packs(plan: PackingPlan) -> dict[tuple[int, ...], int]:
     return {strategy.lengths: strategy.repeat for strategy in plan.strategies}
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor3d.packing import LowerBound, Plan, Strategy, lpfhp
+from tensor3d.packing import LowerBound, PackingPlan, PackPattern, lpfhp
 
 
 def histogram(*lengths: int) -> np.ndarray:
     return np.bincount(lengths)
 
 
-def packs(plan: Plan) -> dict[tuple[int, ...], int]:
+def packs(plan: PackingPlan) -> dict[tuple[int, ...], int]:
     return {strategy.lengths: strategy.repeat for strategy in plan.strategies}
 
 
 def test_a_small_set_by_hand() -> None:
     plan = lpfhp(histogram(6, 6, 4, 3, 1), 10, max_sequences=3)
-    assert plan.strategies == (Strategy(lengths=(6, 4), repeat=1), Strategy(lengths=(6, 3, 1), repeat=1))
+    assert plan.strategies == (PackPattern(lengths=(6, 4), repeat=1), PackPattern(lengths=(6, 3, 1), repeat=1))
     assert (plan.packs, plan.sequences, plan.tokens) == (2, 5, 20)
     assert (plan.efficiency, plan.packing_factor) == (1.0, 2.5)
     assert plan.lower_bound == LowerBound(packs=2, kind="lp")

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from tensor3d.packing import pricing
 from tensor3d.packing.planners import count_partitions, partitions
-from tensor3d.packing.pricing import Fills, Knapsack, fill_by_length, fill_in_budget
+from tensor3d.packing.pricing import KnapsackSolution, KnapsackSpec, fill_by_length, fill_in_budget
 
 
 @st.composite
-def sacks(draw: st.DrawFn, *, scale: int = 1) -> tuple[Knapsack, np.ndarray]:
+def sacks(draw: st.DrawFn, *, scale: int = 1) -> tuple[KnapsackSpec, np.ndarray]:
     """A knapsack and the values of its lengths; costs and budget are multiples of `scale`, or one more."""
     capacity = draw(st.integers(1, 12))
     lengths = sorted(draw(st.sets(st.integers(1, capacity), min_size=1, max_size=5)))
     costs = [scale * draw(st.integers(0, 4)) + draw(st.integers(0, 1)) for _ in lengths]
-    sack = Knapsack(
+    sack = KnapsackSpec(
         lengths=np.array(lengths),
         capacity=capacity,
         depth=draw(st.integers(1, 6)),
@@ -30,7 +30,7 @@ def sacks(draw: st.DrawFn, *, scale: int = 1) -> tuple[Knapsack, np.ndarray]:
     return sack, np.array([draw(st.integers(0, 9)) for _ in lengths])
 
 
-def every_pack(sack: Knapsack, budget: int | None) -> list[tuple[int, ...]]:
+def every_pack(sack: KnapsackSpec, budget: int | None) -> list[tuple[int, ...]]:
     return [
         pack
         for size in range(min(sack.depth, sack.capacity) + 1)
@@ -40,7 +40,9 @@ def every_pack(sack: Knapsack, budget: int | None) -> list[tuple[int, ...]]:
     ]
 
 
-def check_packs(sack: Knapsack, values: np.ndarray, fills: Fills, budget: int | None, *, exact: bool) -> None:
+def check_packs(
+    sack: KnapsackSpec, values: np.ndarray, fills: KnapsackSolution, budget: int | None, *, exact: bool
+) -> None:
     packs = every_pack(sack, budget)
     worth = {pack: int(values[list(pack)].sum()) for pack in packs}
     if exact:
@@ -55,19 +57,19 @@ def check_packs(sack: Knapsack, values: np.ndarray, fills: Fills, budget: int | 
 
 
 @given(sacks())
-def test_capacity_and_depth(case: tuple[Knapsack, np.ndarray]) -> None:
+def test_capacity_and_depth(case: tuple[KnapsackSpec, np.ndarray]) -> None:
     sack, values = case
     check_packs(sack, values, fill_by_length(sack, values), None, exact=True)
 
 
 @given(sacks())
-def test_a_small_budget_is_exact(case: tuple[Knapsack, np.ndarray]) -> None:
+def test_a_small_budget_is_exact(case: tuple[KnapsackSpec, np.ndarray]) -> None:
     sack, values = case
     check_packs(sack, values, fill_in_budget(sack, values), sack.budget, exact=True)
 
 
 @given(sacks(scale=11))
-def test_a_divided_budget_gives_a_bound_and_packs_within_it(case: tuple[Knapsack, np.ndarray]) -> None:
+def test_a_divided_budget_gives_a_bound_and_packs_within_it(case: tuple[KnapsackSpec, np.ndarray]) -> None:
     sack, values = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pricing, "MIN_CELLS", 5)
@@ -88,7 +90,7 @@ def test_a_divided_budget_gives_a_bound_and_packs_within_it(case: tuple[Knapsack
 )
 def test_a_budget_is_divided_where_tables_would_be_large(lengths: int, depth: int, budget: int, cells: int) -> None:
     kinds = np.arange(1, 1 + lengths)
-    sack = Knapsack(lengths=kinds, capacity=247, depth=depth, costs=kinds, budget=budget)
+    sack = KnapsackSpec(lengths=kinds, capacity=247, depth=depth, costs=kinds, budget=budget)
     assert pricing._cells(sack) == cells
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tensor3d import Cube, Linear3D, gather, shard
-from tensor3d.parallelize import Workshop, parallelize, rules
+from tensor3d.parallelize import ModuleBuilder, parallelize, rules
 from tensor3d.sharding.param_layout import local, matrix
 from tests.parallelize.foreign import Scale
 from tests.ranks import run_ranks
@@ -33,7 +33,7 @@ class Fused(nn.Module):
 
 
 class Split(nn.Module):
-    def __init__(self, fused: nn.Module, workshop: Workshop, of_kinds: bool) -> None:
+    def __init__(self, fused: nn.Module, workshop: ModuleBuilder, of_kinds: bool) -> None:
         super().__init__()
         self.parts = nn.ModuleList()
         for i in range(3):
@@ -76,7 +76,7 @@ def test_a_fused_weight_may_be_split_on_ranks() -> None:
 
 def _temporary_sources(cube: Cube) -> bool:
     """Whether each of many tensors that live for one call, and may lie where the last one did, gives its own."""
-    workshop = Workshop(cube, lambda module, _: module)
+    workshop = ModuleBuilder(cube, lambda module, _: module)
     parameters = [workshop.parameter(torch.full((4, 4), float(i)), matrix("z")) for i in range(20)]
     buffers = [workshop.buffer(torch.full((4,), float(i))) for i in range(20)]
     first = [local(each.detach()).flatten()[0].item() for each in (*parameters, *buffers)]
@@ -88,7 +88,7 @@ def test_tensors_that_live_for_one_call_are_told_apart() -> None:
 
 
 def test_modules_that_live_for_one_call_are_told_apart() -> None:
-    def build(module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         return nn.Sequential(*(workshop.copy(nn.Sequential(nn.Dropout(i / 20)), name) for i in range(20)))
 
     model = parallelize(nn.Sequential(nn.GELU()), SINGLE, {"0": rules.replace(build)})
@@ -96,7 +96,7 @@ def test_modules_that_live_for_one_call_are_told_apart() -> None:
 
 
 def test_the_same_view_of_a_tied_weight_stays_tied() -> None:
-    def build(module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         layer = Linear3D(8, 8, workshop.cube, "z", bias=False)
         layer.weight = workshop.parameter(module.get_parameter("weight").t(), matrix("z"))
         return layer

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d import Cube, Layout, Linear3D, gather, sum_copies
-from tensor3d.parallelize import PackedRows, Workshop, full_state_dict, parallelize, rules
+from tensor3d import Cube, Layout, Linear3D, all_reduce_replicated, gather
+from tensor3d.parallelize import ModuleBuilder, PackedRows, full_state_dict, parallelize, rules
 from tensor3d.sharding.param_layout import local, vector
 from tests.parallelize.foreign import (
     HIDDEN,
@@ -107,7 +107,7 @@ def gather_rows(logits: Tensor, cube: Cube) -> Tensor:
     over = cube.over("data", "x", "y")
     parts = [torch.zeros_like(logits)] * over.size
     parts[over.index] = logits
-    return sum_copies(torch.cat(parts), over)
+    return all_reduce_replicated(torch.cat(parts), over)
 
 
 def _both(shape: Shape) -> dict[str, float]:
@@ -212,7 +212,7 @@ def test_a_copy_of_wrapped_code_is_on_its_own() -> None:
 def test_weights_arrive_under_blank_too_and_no_seed_is_taken() -> None:
     original, cube = nn.Linear(4, 4), Cube.single()
     cube.manual_seed(3)
-    with cube.blank():
+    with cube.skip_init():
         model = parallelize(original, cube, {"": rules.linear("z")})
     assert torch.equal(model.weight, original.weight)
     seed = cube.next_seed()
@@ -250,7 +250,7 @@ def test_a_rank_holds_its_blocks_and_no_more() -> None:
 
 
 def test_replace_builds_with_the_workshop() -> None:
-    def build(module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         assert name == "0"
         return rules.linear("z").build(module, name, workshop)
 

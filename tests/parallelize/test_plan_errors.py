@@ -221,7 +221,7 @@ def test_every_rank_raises_the_same_error_and_none_hangs() -> None:
     assert "is a plain tensor" in later["plain"]
     assert "cube.manual_seed" in later["unseeded"]
     assert "reads face z" in later["faces"]
-    assert "turn" in later["faces"]
+    assert "redistribute" in later["faces"]
 
 
 def test_a_list_of_open_modules_is_cut_short() -> None:

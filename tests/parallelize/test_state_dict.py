@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d import Cube, Sequences
-from tensor3d.parallelize import PackedRows, Workshop, full_state_dict, parallelize, rules
+from tensor3d.parallelize import ModuleBuilder, PackedRows, full_state_dict, parallelize, rules
 from tensor3d.parallelize.layer_rules import Linear
 from tensor3d.parallelize.state_dict import load_full_state_dict
 from tensor3d.sharding.param_layout import vector
@@ -176,7 +176,7 @@ def test_a_models_own_state_loads_as_ever() -> None:
 
 
 def test_a_layer_that_a_builder_put_deeper_is_guarded_too() -> None:
-    def build(module: nn.Module, name: str, workshop: Workshop) -> nn.Module:
+    def build(module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         return nn.Sequential(Linear(face="z").build(module, name, workshop))
 
     model = parallelize(nn.Linear(4, 4), SINGLE, {"": rules.replace(build)})

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, Face, gather, shard
-from tensor3d.sharding.activation_layout import check_activation, check_divides, check_face, other, own_block
+from tensor3d.sharding.activation_layout import check_activation, check_divides, check_face, local_block, other
 from tests.ranks import run_ranks
 from tests.twins import SHAPES, name_of, ranks_of
 
@@ -110,7 +110,7 @@ def own_blocks(shape: tuple[int, int, int, int]) -> None:
     cube = Cube(*shape)
     plane = torch.arange(16.0 * 8).view(16, 8).requires_grad_()
     for face in FACES:
-        block = own_block(plane, cube, face)
+        block = local_block(plane, cube, face)
         whole = gather(block.detach(), cube, face)
         assert torch.equal(whole, plane.detach().repeat(cube.shape.planes, 1))
         plane.grad = None
@@ -118,7 +118,7 @@ def own_blocks(shape: tuple[int, int, int, int]) -> None:
         assert plane.grad is not None
         assert int(plane.grad.sum()) == block.numel()  # of its own block alone
     with pytest.raises(ValueError, match=r"plane's.*y=2"):
-        own_block(plane[:15], cube, "z")
+        local_block(plane[:15], cube, "z")
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2, 1), (1, 2, 4, 1)], ids=name_of)

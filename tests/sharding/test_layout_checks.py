@@ -15,23 +15,23 @@ from tensor3d import (
     Embedding3D,
     LayerNorm3D,
     Linear3D,
-    NarrowHead3D,
-    Precision,
+    LookupEmbedding3D,
+    MixedPrecisionPolicy,
     RMSNorm3D,
-    TableEmbedding3D,
+    SmallHead3D,
     TransformerLayer3D,
+    all_reduce_replicated,
     attention,
     constant,
     cross_entropy,
     gather,
-    own_block,
-    own_rows,
+    local_block,
+    local_param,
+    local_rows,
     pack_padded,
+    redistribute,
     select,
     shard,
-    sum_copies,
-    turn,
-    use,
 )
 from tensor3d.batches.sequences import Sequences
 from tensor3d.sharding.layout_checks import check_origin
@@ -77,16 +77,16 @@ def norm_on_the_wrong_face(cube: Cube) -> None:
 
 
 def head_on_the_wrong_face(cube: Cube) -> None:
-    NarrowHead3D(HIDDEN, 2, cube, "y")(on_z(cube))
+    SmallHead3D(HIDDEN, 2, cube, "y")(on_z(cube))
 
 
 def loss_of_what_was_turned(cube: Cube) -> None:
-    logits = turn(on_y(cube), cube, to="z")
+    logits = redistribute(on_y(cube), cube, to="z")
     cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64), HIDDEN, cube, "y")
 
 
 def turn_to_where_it_is(cube: Cube) -> None:
-    turn(on_z(cube), cube, to="z")
+    redistribute(on_z(cube), cube, to="z")
 
 
 def selected_from_the_wrong_face(cube: Cube) -> None:
@@ -99,11 +99,11 @@ def gathered_from_the_wrong_face(cube: Cube) -> None:
 
 def parameter_of_the_other_face(cube: Cube) -> None:
     scale = constant((HIDDEN,), vector("y"), cube, 1.0)
-    LayerNorm3D(HIDDEN, cube, "z")(on_z(cube) * use(scale, vector("y"), cube))
+    LayerNorm3D(HIDDEN, cube, "z")(on_z(cube) * local_param(scale, vector("y"), cube))
 
 
 def table_on_the_other_face(cube: Cube) -> None:
-    table = TableEmbedding3D(5, HIDDEN, cube)
+    table = LookupEmbedding3D(5, HIDDEN, cube)
     LayerNorm3D(HIDDEN, cube, "y")(on_y(cube) + table(torch.zeros(ROWS // cube.shape.planes, dtype=torch.int64)))
 
 
@@ -133,7 +133,7 @@ def refusal(mistake: Callable[[Cube], None], cube: Cube) -> str:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_wrong_face_is_found_on_one_device(mistake: Callable[[Cube], None]) -> None:
-    assert "turn(h, cube, to=" in refusal(mistake, Cube(1, 1, 1))
+    assert "redistribute(h, cube, to=" in refusal(mistake, Cube(1, 1, 1))
 
 
 def refused_everywhere() -> list[tuple[str, int]]:
@@ -154,8 +154,8 @@ def test_the_message_names_both_ends_and_the_remedy() -> None:
     message = refusal(two_readers_of_z, Cube(1, 1, 1))
     assert message == (
         "the product with a weight of shape (16, 16) reads face z. Got what lies on face y: it comes from a product "
-        'with a weight of shape (16, 16). Put `turn(h, cube, to="z")` between them, or, where one of the two can, let '
-        'it use the other face (face="y").'
+        'with a weight of shape (16, 16). Put `redistribute(h, cube, to="z")` between them, or, where one of the two '
+        'can, let it use the other face (face="y").'
     )
 
 
@@ -167,8 +167,8 @@ def test_right_models_pass_with_residuals_attention_and_recomputation() -> None:
         for norm in ("pre", "post"):
             layer = TransformerLayer3D(HIDDEN, 2, cube, norm=norm, recompute=recompute)  # type: ignore[arg-type]
             h = layer(h, Sequences.from_lengths([20, 12]))
-    back = turn(turn(h, cube, to="y"), cube, to="z")
-    loss = sum_copies(NarrowHead3D(HIDDEN, 3, cube, "z")(back).sum() / ROWS, cube.over("data", "x", "y"))
+    back = redistribute(redistribute(h, cube, to="y"), cube, to="z")
+    loss = all_reduce_replicated(SmallHead3D(HIDDEN, 3, cube, "z")(back).sum() / ROWS, cube.over("data", "x", "y"))
     loss.backward()
     assert loss.isfinite()
 
@@ -217,7 +217,7 @@ def streams(cube: Cube) -> tuple[Tensor, Tensor]:
 
 
 def scalar_on_both(cube: Cube) -> tuple[Tensor, Tensor]:
-    scale = use(constant((1,), copies("z"), cube, 0.5), copies("z"), cube).exp()
+    scale = local_param(constant((1,), copies("z"), cube, 0.5), copies("z"), cube).exp()
     z, y = streams(cube)
     return z * scale, y * scale
 
@@ -231,13 +231,13 @@ def condition_on_both(cube: Cube) -> tuple[Tensor, Tensor]:
 def blocks_on_both(cube: Cube) -> tuple[Tensor, Tensor]:
     plane = torch.randn(ROWS // cube.shape.planes, HIDDEN, requires_grad=True) * 2
     z, y = streams(cube)
-    return z + own_block(plane, cube, "z"), y + own_block(plane, cube, "y")
+    return z + local_block(plane, cube, "z"), y + local_block(plane, cube, "y")
 
 
 def gates_on_both(cube: Cube) -> tuple[Tensor, Tensor]:
     gates = torch.randn(ROWS // cube.shape.planes, requires_grad=True).sigmoid()
     z, y = streams(cube)
-    return z * own_rows(gates, cube, "z")[:, None], y * own_rows(gates, cube, "y")[:, None]
+    return z * local_rows(gates, cube, "z")[:, None], y * local_rows(gates, cube, "y")[:, None]
 
 
 def read_all() -> None:
@@ -270,11 +270,11 @@ def test_a_deep_side_branch_hides_nothing() -> None:
 
 def test_results_may_be_changed_in_place_on_one_device_too() -> None:
     cube = Cube(1, 1, 1)
-    loss = sum_copies(on_z(cube).sum(), cube.over("data", "x", "y"))
+    loss = all_reduce_replicated(on_z(cube).sum(), cube.over("data", "x", "y"))
     loss /= 3
-    head = NarrowHead3D(HIDDEN, 2, cube, "z", bias=False)
+    head = SmallHead3D(HIDDEN, 2, cube, "z", bias=False)
     logits = head(on_z(cube)).masked_fill_(torch.zeros(ROWS, 2, dtype=torch.bool), 1.0)
-    turned = turn(on_z(cube), cube, to="y").mul_(2)
+    turned = redistribute(on_z(cube), cube, to="y").mul_(2)
     (loss + logits.sum() + turned.sum()).backward()
     assert head.weight.grad is not None
 
@@ -317,10 +317,10 @@ def test_padded_results_come_from_the_face_that_is_named() -> None:
 def test_a_blank_cube_shares_its_mood_with_those_that_compute_in_other_types() -> None:
     cube = Cube(1, 1, 1)
     cube.manual_seed(1)
-    half = cube.computing(Precision(compute=torch.bfloat16))
-    with cube.blank():
+    half = cube.with_policy(MixedPrecisionPolicy(compute=torch.bfloat16))
+    with cube.skip_init():
         assert half.is_blank
-        inside = cube.computing(Precision(compute=torch.bfloat16))
+        inside = cube.with_policy(MixedPrecisionPolicy(compute=torch.bfloat16))
     assert not half.is_blank
     assert float(Linear3D(64, 64, inside).weight.detach().std()) < 0.1
 
@@ -370,14 +370,14 @@ def test_a_plain_parameter_is_found_at_the_first_forward() -> None:
 )
 def test_a_sum_over_ranks_refuses_means(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     cube = Cube(1, 1, 1)
-    logits, labels = NarrowHead3D(HIDDEN, 3, cube, "z")(on_z(cube)), torch.zeros(ROWS, dtype=torch.int64)
+    logits, labels = SmallHead3D(HIDDEN, 3, cube, "z")(on_z(cube)), torch.zeros(ROWS, dtype=torch.int64)
     over = cube.over("data", "x", "y")
     with pytest.raises(ValueError, match=r"mean over the rows.*sum over ranks"):
-        sum_copies(loss(logits, labels), over)
-    sum_copies(F.cross_entropy(logits, labels, reduction="sum") / ROWS, over)
-    sum_copies(F.cross_entropy(logits, labels) * ROWS / ROWS, over)  # who scales it, knows
-    sum_copies(torch.addcmul(logits.sum(), logits[0, 0], logits.mean()), over)
-    sum_copies(logits.sum().mean(), over)  # of one number
+        all_reduce_replicated(loss(logits, labels), over)
+    all_reduce_replicated(F.cross_entropy(logits, labels, reduction="sum") / ROWS, over)
+    all_reduce_replicated(F.cross_entropy(logits, labels) * ROWS / ROWS, over)  # who scales it, knows
+    all_reduce_replicated(torch.addcmul(logits.sum(), logits[0, 0], logits.mean()), over)
+    all_reduce_replicated(logits.sum().mean(), over)  # of one number
 
 
 # --- a batch dim of one ------------------------------------------------------------------------------------------
@@ -387,18 +387,21 @@ def batched_equals_plain() -> None:
     cube = Cube(1, 2, 2)
     cube.manual_seed(5)
     ids = torch.arange(ROWS) % 11
-    embedding, table = Embedding3D(11, HIDDEN, cube), TableEmbedding3D(11, HIDDEN, cube)
+    embedding, table = Embedding3D(11, HIDDEN, cube), LookupEmbedding3D(11, HIDDEN, cube)
     h = embedding(ids)
     same = [(embedding(ids[None]), h), (table(ids[None]), table(ids))]
     for layer in (
         Linear3D(HIDDEN, 2 * HIDDEN, cube, "z"),
         LayerNorm3D(HIDDEN, cube),
         RMSNorm3D(HIDDEN, cube),
-        NarrowHead3D(HIDDEN, 2, cube, "z"),
+        SmallHead3D(HIDDEN, 2, cube, "z"),
     ):
         same.append((layer(h[None]), layer(h)))
     rows = torch.arange(8)
-    same += [(turn(h[None], cube, to="y"), turn(h, cube, to="y")), (select(h[None], rows, cube), select(h, rows, cube))]
+    same += [
+        (redistribute(h[None], cube, to="y"), redistribute(h, cube, to="y")),
+        (select(h[None], rows, cube), select(h, rows, cube)),
+    ]
     for batched, plain in same:
         assert torch.equal(batched, plain[None])
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tensor3d import Cube, Layout, check_parameters, clip_grad_norm_, constant, distribute, local, normal, use
+from tensor3d import Cube, Layout, check_parameters, clip_grad_norm_, constant, distribute, local, local_param, normal
 from tensor3d.sharding.param_layout import as_parameter, copies, matrix, narrow, table, vector
 from tests.ranks import run_ranks
 from tests.twins import full, name_of, ranks_of
@@ -144,10 +144,10 @@ def _own_arithmetic(shape: Shape) -> dict[str, float]:
     x = torch.randn(32, 24, generator=generator, dtype=torch.float64)
     rows = x.chunk(cube.shape.planes)[cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]]
     own = rows.chunk(cube.shape.y)[cube.coordinate["y"]].chunk(cube.shape.z, 1)[cube.coordinate["z"]]
-    (own * use(gate, vector("z"), cube)).square().sum().backward()
+    (own * local_param(gate, vector("z"), cube)).square().sum().backward()
     # Beside a head whose logits are copies over z, the row sums stand in for the logits.
     logits = rows.chunk(cube.shape.y)[cube.coordinate["y"]].sum(1)
-    (logits / use(temperature, copies("z"), cube)).square().sum().backward()
+    (logits / local_param(temperature, copies("z"), cube)).square().sum().backward()
     wanted_gate = 2 * x.square().sum(0) * torch.linspace(1, 2, 24, dtype=torch.float64)
     wanted_temperature = -2 * x.sum(1).square().sum() / 27
     return {
@@ -168,7 +168,7 @@ def _plain() -> list[str]:
     plain.grad = torch.ones(3)
     fine = constant((4,), vector("y"), cube, 1.0)
     for check in (
-        lambda: use(plain, vector("y"), cube),
+        lambda: local_param(plain, vector("y"), cube),
         lambda: clip_grad_norm_([plain], 1.0, cube),
         lambda: check_parameters([fine, plain], cube),
     ):
@@ -189,7 +189,7 @@ def test_a_plain_parameter_is_refused_on_every_rank() -> None:
 
 def test_a_plain_parameter_serves_on_one_device() -> None:
     cube, plain = Cube.single(), nn.Parameter(torch.ones(3))
-    use(plain, vector("y"), cube).sum().backward()
+    local_param(plain, vector("y"), cube).sum().backward()
     assert torch.equal(plain.grad, torch.ones(3))  # type: ignore[arg-type]
     assert float(clip_grad_norm_([plain], 10.0, cube)) == pytest.approx(3**0.5)
     assert not isinstance(as_parameter(torch.ones(2), (2,), vector("y"), cube), DTensor)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensor3d import Cube, Embedding3D, Face, TableEmbedding3D, gather, select, shard, turn
-from tensor3d.distributed.comm_stats import TrafficCount
+from tensor3d import Cube, Embedding3D, Face, LookupEmbedding3D, gather, redistribute, select, shard
+from tensor3d.distributed.comm_stats import CommStats
 from tensor3d.sharding.activation_layout import other
 from tests.ranks import run_ranks
 from tests.twins import name_of, ranks_of
@@ -111,7 +111,7 @@ def test_bad_lists_are_refused_on_every_rank() -> None:
 
 def _bad_ids() -> list[str]:
     cube, messages = Cube(1, 2, 2), []
-    embedding, table = Embedding3D(9, 4, cube), TableEmbedding3D(9, 4, cube)
+    embedding, table = Embedding3D(9, 4, cube), LookupEmbedding3D(9, 4, cube)
     for module, ids in ((embedding, [0, 9]), (embedding, [-2, 0]), (table, [8, 9]), (table, [-1, 0])):
         try:
             module(torch.tensor(ids))
@@ -137,19 +137,19 @@ def test_bad_ids_are_refused_on_every_rank() -> None:
 # --- turn ----------------------------------------------------------------------------------------------------------
 
 
-def _turn(shape: Shape) -> list[tuple[str, dict[str, float], TrafficCount, int]]:
+def _turn(shape: Shape) -> list[tuple[str, dict[str, float], CommStats, int]]:
     cube, full, direction = Cube(*shape), matrix(3), matrix(4)
-    found: list[tuple[str, dict[str, float], TrafficCount, int]] = []
+    found: list[tuple[str, dict[str, float], CommStats, int]] = []
     for face in FACES:
         source = shard(full, cube, face).requires_grad_()
         wanted = shard(full, cube, other(face))
         with cube.traffic.counting() as count:
-            result = turn(source, cube, other(face))
+            result = redistribute(source, cube, other(face))
         result.backward(shard(direction, cube, other(face)))
         errors = {
             "forward": float((result.detach() - wanted).abs().max()),
             "backward": float((source.grad - shard(direction, cube, face)).abs().max()),  # type: ignore[operator]
-            "back again": float((turn(result, cube, face) - source).detach().abs().max()),
+            "back again": float((redistribute(result, cube, face) - source).detach().abs().max()),
         }
         found.append((face, errors, count, 8 * arriving(cube, face)))
     return found
@@ -179,7 +179,7 @@ def test_turn_moves_to_the_other_face(shape: Shape) -> None:
 def test_turn_on_one_device_sends_nothing() -> None:
     cube, x = Cube.single(), torch.randn(3, 5, requires_grad=True)
     with cube.traffic.counting() as count:
-        turned = turn(x, cube, "z")
+        turned = redistribute(x, cube, "z")
     turned.sum().backward()
     assert count.total_calls == 0
     assert torch.equal(turned, x)
@@ -191,7 +191,7 @@ def _bad_turns() -> list[str]:
     # On face y the shards of a plane's (16, 24) are (4, 12).
     for size, to in (((3, 12), "z"), ((4, 9), "z"), ((2, 12), "z"), ((4, 12), "x"), ((48,), "z")):
         try:
-            turn(torch.zeros(size), cube, to)  # type: ignore[arg-type]
+            redistribute(torch.zeros(size), cube, to)  # type: ignore[arg-type]
             messages.append(f"{size} was turned")
         except ValueError as refusal:
             messages.append(str(refusal))

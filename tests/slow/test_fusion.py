@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.bert import BertForPreTraining
-from tensor3d import Cube, LayerNorm3D, Precision, Speed, cross_entropy, explain
+from tensor3d import Cube, ExecutionPolicy, LayerNorm3D, MixedPrecisionPolicy, cross_entropy, explain
 from tensor3d.layers.loss import _row_statistics
 from tensor3d.ops.activations import biased_backward
-from tensor3d.ops.dropout import draw_kept, gain_of
+from tensor3d.ops.dropout import gain_of, keep_mask
 from tests.models.toy import lay, sums_and_gradients, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import error, name_of, ranks_of
@@ -48,7 +48,7 @@ PAIRS = [
 def test_a_compiled_loss_and_norm_equal_torchs() -> None:
     """In fp64; all layers, types and cubes are compared in the slow tier."""
     torch.manual_seed(1)
-    cube = Cube.single(speed=Speed(compile=True))
+    cube = Cube.single(speed=ExecutionPolicy(compile=True))
     logits, labels = torch.randn(6, 11, dtype=torch.float64), torch.tensor([3, -100, 0, 10, 5, 5])
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     losses, predictions = cross_entropy(ours, labels, 11, cube)
@@ -70,13 +70,13 @@ def test_a_compiled_loss_and_norm_equal_torchs() -> None:
 
 
 def test_another_probability_of_dropout_compiles_nothing_anew() -> None:
-    cube = Cube.single(speed=Speed(compile=True))
+    cube = Cube.single(speed=ExecutionPolicy(compile=True))
     layer, x = LayerNorm3D(24, cube), torch.randn(2, 8, 24)
     counts = []
     for p in (0.1, 0.2, 0.3):
         own = x.clone().requires_grad_()
         torch.manual_seed(1)
-        kept = draw_kept(x[1], p)
+        kept = keep_mask(x[1], p)
         torch.manual_seed(1)
         result = layer(*own, dropout=p)
         result.square().sum().backward()
@@ -91,7 +91,7 @@ def test_another_probability_of_dropout_compiles_nothing_anew() -> None:
 
 def test_compiled_regions_of_infinite_numbers_give_what_the_eager_ones_do() -> None:
     """A slice of -inf, and an infinite gradient of relu."""
-    cube, eager = Cube.single(speed=Speed(compile=True)), Cube.single()
+    cube, eager = Cube.single(speed=ExecutionPolicy(compile=True)), Cube.single()
     logits, found = torch.randn(4, 9), []
     logits[:, 3:] = -math.inf
     for each in (cube, eager):
@@ -110,8 +110,8 @@ def test_compiled_regions_of_infinite_numbers_give_what_the_eager_ones_do() -> N
 
 def _errors(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     torch.set_default_dtype(torch.float64 if dtype == torch.float64 else torch.float32)
-    cube = Cube(*shape, precision=Precision(compute=dtype if dtype == torch.bfloat16 else None))
-    compiling = cube.computing(speed=Speed(compile=True))
+    cube = Cube(*shape, precision=MixedPrecisionPolicy(compute=dtype if dtype == torch.bfloat16 else None))
+    compiling = cube.with_policy(speed=ExecutionPolicy(compile=True))
     compiling.regions.with_activations = True  # as on a GPU
     errors: dict[str, float] = {}
     for case in CASES if dtype == torch.float64 else CASES[:1]:
@@ -130,7 +130,7 @@ def test_compiled_models_equal_eager_ones(shape: Shape, dtype: torch.dtype) -> N
 
 def _compilations(shape: Shape) -> list[int]:
     """How often something was compiled, after each of several steps of other packs, dropout in all of them."""
-    cube = Cube(*shape, speed=Speed(compile=True))
+    cube = Cube(*shape, speed=ExecutionPolicy(compile=True))
     cube.manual_seed(3)
     config = toy_config(67, dropout=0.1)
     model, counts = BertForPreTraining(config, cube), []
@@ -159,7 +159,7 @@ def test_other_numbers_of_rows_compile_nothing_anew(shape: Shape) -> None:
 
 def test_a_compiling_model_is_explained() -> None:
     """Modules that somebody follows are called as ever, so every module is found."""
-    cubes = (Cube.single(speed=Speed(compile=True)), Cube.single())
+    cubes = (Cube.single(speed=ExecutionPolicy(compile=True)), Cube.single())
     ours, eager = (explain(BertForPreTraining(toy_config(67, dropout=0.1), cube), tokens=192) for cube in cubes)
     # A number a row more in each of six norms: docs/compile.md.
     assert 0 < ours.saved - eager.saved <= 6 * 4 * 192

@@ -15,21 +15,21 @@ from tests.ranks import run_ranks
 from tests.twins import error, full
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import BatchRecipe, DataRecipe, ModelRecipe, OptimizerRecipe, Recipe, RunRecipe
-from tools.training.data import Feed
+from tools.training.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from tools.training.data import TrainData
 from tools.training.trainer import Trainer
 
 CHAIN = ("2x2x2", "1x1x1", "1x4x2", "2x2x1 x2")  # the last with two copies
 STEPS = 10  # on each cube
 
 
-def recipe_of(kind: str) -> Recipe:
-    return Recipe(
-        data=DataRecipe(vocab_size=301, capacity=64, max_length=64),
-        model=ModelRecipe(layers=2, hidden=64, heads=8, inner=96, dropout=0.0, attention_dropout=0.0, std=0.1),
-        optimizer=OptimizerRecipe(kind=kind, lr=3e-3, warmup=0.1),  # type: ignore[arg-type]
-        batch=BatchRecipe(global_batch=8),
-        run=RunRecipe(steps=STEPS * len(CHAIN), evaluate_every=0),
+def recipe_of(kind: str) -> TrainConfig:
+    return TrainConfig(
+        data=DataConfig(vocab_size=301, capacity=64, max_length=64),
+        model=ModelConfig(layers=2, hidden=64, heads=8, inner=96, dropout=0.0, attention_dropout=0.0, std=0.1),
+        optimizer=OptimizerConfig(kind=kind, lr=3e-3, warmup=0.1),  # type: ignore[arg-type]
+        batch=BatchConfig(global_batch=8),
+        run=RunConfig(steps=STEPS * len(CHAIN), evaluate_every=0),
     )
 
 
@@ -40,7 +40,7 @@ def trained(shape: str, kind: str, corpus_folder: Path, run: Path, first: int, l
     box = CubeShape.parse(sizes, int(copies or 1))
     cube = Cube(box.x, box.y, box.z, box.data)
     corpus, recipe = open_corpus(corpus_folder), recipe_of(kind)
-    with Feed.of_corpus(recipe, cube, corpus) as feed:
+    with TrainData.of_corpus(recipe, cube, corpus) as feed:
         trainer = Trainer(recipe, cube, feed, corpus)
         found = checkpoint.latest(run)
         if found is not None:

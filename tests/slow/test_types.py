@@ -31,13 +31,13 @@ class Model(nn.Module):
 
     def forward(self, ids: Tensor, labels: Tensor, sequences: t3d.Sequences, count: int) -> Tensor:
         h: Tensor = self.layer(self.embed(ids), sequences)
-        logits: Tensor = self.project(h * t3d.use(self.scale, vector("z"), self.cube))
-        losses, _ = t3d.cross_entropy(logits, t3d.own_rows(labels, self.cube), 11, self.cube)
-        return t3d.sum_copies(losses.sum() / count, self.cube.over("data", "x", "z"))
+        logits: Tensor = self.project(h * t3d.local_param(self.scale, vector("z"), self.cube))
+        losses, _ = t3d.cross_entropy(logits, t3d.local_rows(labels, self.cube), 11, self.cube)
+        return t3d.all_reduce_replicated(losses.sum() / count, self.cube.over("data", "x", "z"))
 
 
 def step(cube: t3d.Cube, padded: Tensor, mask: Tensor) -> float:
-    packs = t3d.pack_padded(t3d.own_share(padded, cube), t3d.own_share(mask, cube), cube)
+    packs = t3d.pack_padded(t3d.local_shard(padded, cube), t3d.local_shard(mask, cube), cube)
     model = Model(cube)
     loss: Tensor = model(packs.ids, packs.ids, packs.sequences, 64)
     norm = t3d.clip_grad_norm_(model.parameters(), 1.0, cube)
@@ -60,7 +60,7 @@ answers = run_ranks(8, step)
 MISTAKES = {
     't3d.Linear3D(16, 16, t3d.Cube(), face="x")': "[arg-type]",
     "t3d.Embedding3D(11, 16)": "[call-arg]",
-    't3d.turn(torch.zeros(2), t3d.Cube(), to="z") + "text"': "[operator]",
+    't3d.redistribute(torch.zeros(2), t3d.Cube(), to="z") + "text"': "[operator]",
     "t3d.rules.linear(3)": "[arg-type]",
     't3d.Cube().over("w")': "[arg-type]",
     "t3d.pack_padded(torch.zeros(2), None)": "[call-arg]",

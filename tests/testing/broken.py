@@ -7,7 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensor3d import Cube, Layout, Linear3D, constant, cross_entropy, local, normal, own_rows, sum_copies, use
+from tensor3d import (
+    Cube,
+    Layout,
+    Linear3D,
+    all_reduce_replicated,
+    constant,
+    cross_entropy,
+    local,
+    local_param,
+    local_rows,
+    normal,
+)
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.sharding.param_layout import copies, narrow, vector
 
@@ -32,7 +43,7 @@ class Scale3D(nn.Module):
         self.gain = constant((hidden,), self.layout, cube, 1.0)
 
     def forward(self, h: Tensor) -> Tensor:
-        return h * use(self.gain, self.layout, self.cube)
+        return h * local_param(self.gain, self.layout, self.cube)
 
 
 class DetachedScale3D(Scale3D):
@@ -64,11 +75,11 @@ class Head3D(nn.Module):
         self.bias = constant((classes,), self.layout, cube, 0.0)
 
     def forward(self, h: Tensor) -> Tensor:
-        logits = self.joined(h @ use(self.weight, narrow("z"), self.cube).t())
-        return logits + use(self.bias, self.layout, self.cube)
+        logits = self.joined(h @ local_param(self.weight, narrow("z"), self.cube).t())
+        return logits + local_param(self.bias, self.layout, self.cube)
 
     def joined(self, part: Tensor) -> Tensor:
-        return sum_copies(part, self.cube.axis("z"))
+        return all_reduce_replicated(part, self.cube.axis("z"))
 
 
 class ForgetfulHead3D(Head3D):
@@ -131,18 +142,18 @@ class Loss3D(nn.Module):
         self.project = Linear3D(hidden, vocab, cube)
 
     def forward(self, h: Tensor, labels: Tensor) -> Tensor:
-        losses, _ = cross_entropy(self.project(h), own_rows(labels, self.cube), self.vocab, self.cube)
+        losses, _ = cross_entropy(self.project(h), local_rows(labels, self.cube), self.vocab, self.cube)
         return self.reduced(losses, len(labels) * self.cube.shape.planes)
 
     def reduced(self, losses: Tensor, rows: int) -> Tensor:
-        return sum_copies(losses.sum() / rows, self.cube.over("data", "x", "z"))
+        return all_reduce_replicated(losses.sum() / rows, self.cube.over("data", "x", "z"))
 
 
 class LocalMeanLoss3D(Loss3D):
     """Divides by the number of this rank's rows."""
 
     def reduced(self, losses: Tensor, rows: int) -> Tensor:
-        return sum_copies(losses.sum() / len(losses), self.cube.over("data", "x", "z"))
+        return all_reduce_replicated(losses.sum() / len(losses), self.cube.over("data", "x", "z"))
 
 
 class OwnRowsLoss3D(Loss3D):
@@ -156,15 +167,15 @@ class CountedLoss3D(Loss3D):
     """Right where rows with label -100 do not count."""
 
     def forward(self, h: Tensor, labels: Tensor) -> Tensor:
-        mine = own_rows(labels, self.cube)
+        mine = local_rows(labels, self.cube)
         losses, _ = cross_entropy(self.project(h), mine, self.vocab, self.cube)
         return self.added(losses.sum() / self.count(mine, labels))
 
     def count(self, mine: Tensor, labels: Tensor) -> Tensor:
-        return sum_copies((mine != -100).sum(), self.cube.over("data", "x", "z"))
+        return all_reduce_replicated((mine != -100).sum(), self.cube.over("data", "x", "z"))
 
     def added(self, part: Tensor) -> Tensor:
-        return sum_copies(part, self.cube.over("data", "x", "z"))
+        return all_reduce_replicated(part, self.cube.over("data", "x", "z"))
 
 
 class OwnCountLoss3D(CountedLoss3D):
@@ -185,7 +196,7 @@ class TwiceAddedLoss3D(CountedLoss3D):
     """Adds over y too, whose members have the same losses."""
 
     def added(self, part: Tensor) -> Tensor:
-        return sum_copies(part, self.cube.over("data", "x", "y", "z"))
+        return all_reduce_replicated(part, self.cube.over("data", "x", "y", "z"))
 
 
 class Gated(nn.Module):

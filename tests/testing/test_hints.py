@@ -56,7 +56,7 @@ def test_a_result_that_was_not_summed_is_named() -> None:
     layer = partial(broken.ForgetfulHead3D, HIDDEN, 3)
     text = message(partial(_without_bias, layer), partial(nn.Linear, HIDDEN, 3, bias=False), matrix(), returns="rows-z")
     assert "its sum over z is missing" in hint(text, "output")
-    assert 'sum_copies(part, cube.over("z"))' in hint(text, "output")
+    assert 'all_reduce_replicated(part, cube.over("z"))' in hint(text, "output")
 
 
 def _without_bias(layer: Callable[[Cube], nn.Module], cube: Cube) -> nn.Module:
@@ -84,7 +84,7 @@ def test_faces_mixed_in_arithmetic_are_named_where_only_numbers_and_where_sizes_
 
 def test_a_parameter_without_use_is_named() -> None:
     text = message(partial(broken.UnusedScale3D, HIDDEN), partial(broken.Scale, HIDDEN), matrix(), cubes=TWO[1:])
-    assert "HINT a parameter was used as it is. Take it into your arithmetic with tensor3d.use" in text
+    assert "HINT a parameter was used as it is. Take it into your arithmetic with tensor3d.local_param" in text
 
 
 def test_a_wrong_face_is_named() -> None:
@@ -125,7 +125,7 @@ def test_axes_that_explain_a_factor_alike_are_all_named() -> None:
 
 def test_a_parameter_that_gets_no_gradient_is_named() -> None:
     text = message(partial(broken.DetachedScale3D, HIDDEN), partial(broken.Scale, HIDDEN), matrix())
-    assert "no gradient arrived. A parameter must be read with tensor3d.use" in hint(text, "gain")
+    assert "no gradient arrived. A parameter must be read with tensor3d.local_param" in hint(text, "gain")
     assert "2x2x2" not in text, "one device was enough"
 
 

@@ -23,7 +23,7 @@ def test_a_loss_divided_by_the_local_count_is_named() -> None:
     text = message(layer, reference, inputs, returns="scalar")
     assert hint(text, "output").startswith("x*z times the reference: the loss was divided by the number of this rank's")
     text = message(partial(broken.OwnRowsLoss3D, HIDDEN, 4), reference, inputs, returns="scalar")
-    assert 'Sum them with sum_copies(part, cube.over("x", "z"))' in hint(text, "output")
+    assert 'Sum them with all_reduce_replicated(part, cube.over("x", "z"))' in hint(text, "output")
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from tensor3d import Cube, CubeShape, TrafficCount
-from tensor3d.data import Step
+from tensor3d import CommStats, Cube, CubeShape
+from tensor3d.data import TrainBatch
 from tests.tools.runs import arguments
 from tools import pretrain
 from tools.training import loop, trainer
-from tools.training.config import read_recipe
+from tools.training.config import read_config
 from tools.training.metrics import StepMetrics
-from tools.training.profiling import Lap
-from tools.training.trainer import Numbers, OnItsWay, Taken, Trainer
+from tools.training.profiling import StepTimes
+from tools.training.trainer import AsyncScalars, PendingStep, StepScalars, Trainer
 
 FLOPS = 48e12  # of the made-up step, on all ranks together
-NUMBERS = Numbers(
+NUMBERS = StepScalars(
     loss=7.5,
     masked_lm_loss=7.0,
     next_sentence_loss=0.5,
@@ -53,10 +53,10 @@ class At:
 def metrics(monkeypatch: pytest.MonkeyPatch) -> StepMetrics:
     """Of a step of 3 s and 6,000 tokens on 4 ranks whose peak is 10 TFLOP/s each."""
     monkeypatch.setattr(trainer, "step_flops", lambda config, step, read_rows_only: FLOPS)
-    lap = Lap(
+    lap = StepTimes(
         ("data", "forward", "backward", "gradient_sum", "optimizer"), [At(t) for t in (0.0, 0.25, 1.0, 2.5, 2.75, 3.0)]
     )
-    step = Step(
+    step = TrainBatch(
         index=6,
         batches=[],
         targets=120,
@@ -67,16 +67,16 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> StepMetrics:
         fill=0.9375,
         imbalance=1.5,
     )
-    traffic = TrafficCount(
+    traffic = CommStats(
         received=Counter({("y", "all-gather"): 1000, ("x", "all-gather"): 24}), calls=Counter({("y", "all-gather"): 5})
     )
-    taken = Taken(
+    taken = PendingStep(
         step=step,
         learning_rate=1e-3,
         lap=lap,
         traffic=traffic,
         norm=None,  # type: ignore[arg-type]
-        numbers=OnItsWay(torch.tensor(NUMBERS, dtype=torch.float64)),
+        numbers=AsyncScalars(torch.tensor(NUMBERS, dtype=torch.float64)),
         stall=0.125,
     )
     of_a_run: Any = SimpleNamespace(
@@ -126,7 +126,7 @@ def test_a_run_tells_the_same_of_a_real_step(recipe: Path, tmp_path: Path) -> No
     assert pretrain.main(arguments(recipe, tmp_path / "run", *more)) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
-    settings = read_recipe(recipe)
+    settings = read_config(recipe)
     slots = settings.batch.global_batch * settings.data.capacity
     assert len(steps) == 2
     for step in steps:

@@ -22,8 +22,8 @@ from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
 from tools.corpus.quick.corpus_info import CorpusInfo
-from tools.training.arguments import newest
-from tools.training.config import OptimizerRecipe, read_recipe
+from tools.training.arguments import latest_checkpoint
+from tools.training.config import OptimizerConfig, read_config
 from tools.training.factory import learning_rate, make_optimizer
 from tools.training.metrics import StepMetrics, summary
 
@@ -280,7 +280,7 @@ def test_ctrl_c_is_one_line_and_a_run_can_be_resumed_by_its_folder(recipe: Path,
     assert "tools.pretrain: stopped." in log.read_text()
     assert "Traceback" not in log.read_text()
     assert {1, 2, 3, 4, 5} <= set(losses(run))
-    assert newest(run) == newest(run / "checkpoints")
+    assert latest_checkpoint(run) == latest_checkpoint(run / "checkpoints")
 
 
 def test_a_folder_that_is_no_checkpoint(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,7 +328,7 @@ def test_every_rank_refuses_and_none_hangs(recipe: Path, tmp_path: Path) -> None
 
 
 def test_learning_rate_rises_and_falls_linearly() -> None:
-    rates = learning_rate(OptimizerRecipe(lr=1.0, warmup=0.2), steps=10)
+    rates = learning_rate(OptimizerConfig(lr=1.0, warmup=0.2), steps=10)
     assert [rates.at(step) for step in range(10)] == pytest.approx(
         [0.5, 1.0, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
     )
@@ -343,10 +343,10 @@ def test_the_summary_says_on_which_side_of_the_entropy_the_loss_is() -> None:
 
 
 def test_no_decay_for_vectors(recipe: Path) -> None:
-    config = read_recipe(recipe).model.config(read_recipe(recipe).data)
+    config = read_config(recipe).model.config(read_config(recipe).data)
     cube = Cube.single()
     model = BertForPreTraining(config, cube)
-    decayed, spared = make_optimizer(model, OptimizerRecipe(), cube, (0.9, 0.99)).param_groups
+    decayed, spared = make_optimizer(model, OptimizerConfig(), cube, (0.9, 0.99)).param_groups
     assert decayed["betas"] == (0.9, 0.99)
     assert {p.dim() for p in decayed["params"]} == {2}
     assert {p.dim() for p in spared["params"]} == {1}

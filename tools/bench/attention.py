@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d import Sequences, attention
-from tensor3d.attention.backends import SUPPORT, Facts, Name
+from tensor3d.attention.backends import SUPPORT, AttentionRequest, Name
 from tensor3d.data import SpecialTokens
 from tensor3d.distributed import process_group
 from tools.bench.harness.command import Subcommand
-from tools.bench.harness.processes import in_turns, using_threads
+from tools.bench.harness.processes import interleave, using_threads
 from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, exponential_histogram
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.packing.histogram import read_histogram
 
 PADDED, FULL = "padded", "full"
@@ -81,7 +81,7 @@ class AttentionCommand(Subcommand):
         print(f"{machine}\n{len(lengths)} sequences of {sum(lengths)} tokens in all, lengths: {source}")
         print(f"{self.heads} heads of {self.head_dim}, {self.type}, dropout {self.dropout:g}")
         print(f"{threads} threads, {self.rounds} rounds")
-        print("\n".join(aligned(HEADER, [row(each) for each in results])))
+        print("\n".join(format_table(HEADER, [row(each) for each in results])))
         if self.output is not None:
             options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
             content = {
@@ -113,7 +113,7 @@ class AttentionCommand(Subcommand):
         names = list(dict.fromkeys(self.backends.split(",")))
         device = _device()
         capability = torch.cuda.get_device_capability() if device == "cuda" else None
-        facts = Facts(
+        facts = AttentionRequest(
             device=device,
             dtype=_TYPES[self.type],
             head_dim=self.head_dim,
@@ -185,7 +185,7 @@ def measure(command: AttentionCommand, names: Sequence[Name], lengths: list[int]
         list(passes.values())[i]()
         return clock() - before
 
-    taken = in_turns(list(passes), command.rounds + 1, turn)
+    taken = interleave(list(passes), command.rounds + 1, turn)
     seconds = {name: each[1:] for name, each in zip(passes, taken, strict=True)}
     predicted = [each / (whole * longest**2) * squares for each in seconds[FULL]]
     grouped = sequences.grouping

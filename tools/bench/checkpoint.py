@@ -21,13 +21,13 @@ from tqdm import tqdm
 
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
-from tensor3d.checkpoint import Checkpoints, Outcome
+from tensor3d.checkpoint import Checkpoints, RankResult
 from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.distributed import process_group
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.processes import LocalGroup
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 
 # --- A training on one rank that is saved while somebody holds a watch ------------------------------------------------
 
@@ -96,7 +96,7 @@ class SavingTrial:
         """Saves and trains on until all ranks have heard that it is complete."""
         blocked = self._save(wait=False)
         steps: list[float] = []
-        outcomes: list[Outcome] = []
+        outcomes: list[RankResult] = []
         while not self._everywhere(bool(outcomes)):
             steps.append(self._train())
             outcomes += self._checkpoints.finished()
@@ -110,7 +110,7 @@ class SavingTrial:
             dist.barrier()  # so that none counts waiting for another's step
         return self._checkpoints.save(self._step, self._model, self._optimizer, {"benchmark": True}, wait=wait)
 
-    def _ended(self) -> Outcome:
+    def _ended(self) -> RankResult:
         return _good(self._checkpoints.finished())
 
     def _everywhere(self, flag: bool) -> bool:
@@ -132,7 +132,7 @@ class SavingTrial:
         return perf_counter() - begin
 
 
-def _good(outcomes: Sequence[Outcome]) -> Outcome:
+def _good(outcomes: Sequence[RankResult]) -> RankResult:
     outcome = outcomes[0]
     if outcome.error is not None:
         raise OSError(f"step {outcome.step} was not saved: {outcome.error}")
@@ -209,7 +209,7 @@ class CheckpointCommand(Subcommand):
         with tempfile.TemporaryDirectory(prefix="tensor3d-", dir=self.directory, ignore_cleanup_errors=True) as folder:
             result = measure(self, shape, config, Path(folder))
         print(f"{machine}\n{result.parameters:,} parameters on {shape}, {self.rounds} saves of each kind")
-        print("\n".join(aligned(HEADER, rows(result))))
+        print("\n".join(format_table(HEADER, rows(result))))
         print(verdict(result))
         if self.output is not None:
             head = heading(arguments, machine)

@@ -17,11 +17,11 @@ import numpy as np
 import torch.distributed as dist
 
 from tensor3d import CubeShape
-from tensor3d.cost_model.hardware import Cluster, Fit, Link
+from tensor3d.cost_model.hardware import Cluster, Link, LinkFit
 from tensor3d.distributed.comm_stats import Kind
 from tools.bench.harness.command import Subcommand
-from tools.bench.harness.processes import Part, check_world, in_turns, start
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.bench.harness.processes import CubeHandle, check_world, interleave, start
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.doctor.collective_timing import CollectingTrial, Rates, Series, combined
 
 # --- A straight line through measured times ---------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def make_cluster(
     )
 
 
-def pooled(found: Sequence[SeriesFigures]) -> list[Fit]:
+def pooled(found: Sequence[SeriesFigures]) -> list[LinkFit]:
     """One fit for each kind, number of members and stride, through the times of all groups that have them."""
     points: dict[tuple[int, int, Kind], list[PointFigures]] = {}
     for each in found:
@@ -146,7 +146,7 @@ def pooled(found: Sequence[SeriesFigures]) -> list[Fit]:
     for (members, stride, kind), mine in sorted(points.items()):
         line = _line(mine)
         fits.append(
-            Fit(
+            LinkFit(
                 kind=kind,
                 members=members,
                 stride=stride,
@@ -262,7 +262,9 @@ class CollectivesCommand(Subcommand):
         check_output(self.output)
         return shapes
 
-    def measure(self, parts: Sequence[Part[CollectingTrial]], *, shown: bool) -> tuple[list[SeriesFigures], Rates]:
+    def measure(
+        self, parts: Sequence[CubeHandle[CollectingTrial]], *, shown: bool
+    ) -> tuple[list[SeriesFigures], Rates]:
         """All turns of all cubes; computing has its turns among them."""
         types, products = self.types.split(","), _numbers(self.products)
         counts = [self._counts(part) for part in parts]
@@ -275,7 +277,7 @@ class CollectivesCommand(Subcommand):
             by_rank = parts[i].call(CollectingTrial.turn, counts[i])
             return [statistics.fmean(seconds) for seconds in zip(*by_rank, strict=True)]
 
-        turns = in_turns([*(str(part.shape) for part in parts), "computing"], self.rounds, turn, shown=shown)
+        turns = interleave([*(str(part.shape) for part in parts), "computing"], self.rounds, turn, shown=shown)
         found = [
             figures
             for part, calls, mine in zip(parts, counts, turns[:-1], strict=True)
@@ -283,7 +285,7 @@ class CollectivesCommand(Subcommand):
         ]
         return found, combined(rates)
 
-    def _counts(self, part: Part[CollectingTrial]) -> list[int]:
+    def _counts(self, part: CubeHandle[CollectingTrial]) -> list[int]:
         """Calls of each point in a turn, from how long one took."""
         points = part.call(CollectingTrial.get_points)[0]
         once = part.call(CollectingTrial.turn, [1] * len(points))
@@ -326,7 +328,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def figures_of(
-    part: Part[CollectingTrial], calls: Sequence[int], rounds: Sequence[Sequence[float]]
+    part: CubeHandle[CollectingTrial], calls: Sequence[int], rounds: Sequence[Sequence[float]]
 ) -> list[SeriesFigures]:
     """The series of one cube.
 
@@ -369,9 +371,9 @@ def row(each: SeriesFigures) -> list[str]:
 def report(machine: Machine, found: Sequence[SeriesFigures], rates: Rates, cluster: Cluster) -> None:
     """The tables on the screen."""
     print(machine)
-    print("\n".join(aligned(HEADER, [row(each) for each in found])))
+    print("\n".join(format_table(HEADER, [row(each) for each in found])))
     rows = [[f"products of {each.n}³, {each.type}", f"{each.flops / 1e9:.1f} GFLOP/s"] for each in rates.products]
     rows += [[f"sums of {each.size / 2**20:.0f} MiB", f"{each.bandwidth / 1e9:.2f} GB/s"] for each in rates.sums]
     rows.append(["a small operator", f"{rates.launch * 1e6:.1f} us"])
-    print("\n".join(aligned(["of each rank, when all are at work", ""], rows)))
+    print("\n".join(format_table(["of each rank, when all are at work", ""], rows)))
     print(f"{cluster.nodes} x {cluster.per_node} ranks, {len(cluster.fits)} fits", flush=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.bert import PRESETS, BertConfig, BertForPreTraining
-from tensor3d import Cube, CubeShape, LayerNorm3D, Precision, Speed, constant, cross_entropy
+from tensor3d import Cube, CubeShape, ExecutionPolicy, LayerNorm3D, MixedPrecisionPolicy, constant, cross_entropy
 from tensor3d.distributed import process_group
 from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
 from tensor3d.ops.activations import activated
@@ -29,11 +29,11 @@ from tensor3d.ops.dropout import drop
 from tensor3d.sharding.param_layout import local, vector
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.memory import counting_kept, peak_on
-from tools.bench.harness.processes import check_world, in_turns, start
+from tools.bench.harness.processes import check_world, interleave, start
 from tools.bench.step import deal
-from tools.bench.vs_pytorch.trial import Contender, Work, make_ours, packed_batch
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
-from tools.training.config import read_recipe
+from tools.bench.vs_pytorch.trial import Implementation, Work, make_ours, packed_batch
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.training.config import read_config
 
 # --- What a rank does for `bench compile`: the same model eager and compiled, in the same process, in turns -----------
 
@@ -47,7 +47,7 @@ COMPUTE: dict[Type, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 def cube_of(cube: Cube, case: Case) -> Cube:
     """The same processes, computing in that type and way."""
     kind, side = case
-    return cube.computing(Precision(compute=COMPUTE[kind]), Speed(compile=side == "compiled"))
+    return cube.with_policy(MixedPrecisionPolicy(compute=COMPUTE[kind]), ExecutionPolicy(compile=side == "compiled"))
 
 
 def lock_bars_here() -> None:
@@ -88,7 +88,7 @@ class CompileTrial:
     def __init__(self, cube: Cube, work: Work, types: Sequence[Type], warmup: int) -> None:
         lock_bars_here()
         self._cube, self._work = cube, work
-        self._cases: dict[Case, Contender] = {}
+        self._cases: dict[Case, Implementation] = {}
         self._facts: dict[Case, Facts] = {}
         for case in [(kind, side) for kind in types for side in SIDES]:
             self._cases[case], self._facts[case] = self._begun(case, warmup)
@@ -103,7 +103,7 @@ class CompileTrial:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _begun(self, case: Case, warmup: int) -> tuple[Contender, Facts]:
+    def _begun(self, case: Case, warmup: int) -> tuple[Implementation, Facts]:
         own = cube_of(self._cube, case)
         contender = make_ours(self._work, own)
         loss = self._loss(contender, own)
@@ -123,7 +123,7 @@ class CompileTrial:
         )
         return contender, facts
 
-    def _loss(self, contender: Contender, cube: Cube) -> float:
+    def _loss(self, contender: Implementation, cube: Cube) -> float:
         model, work = contender.model, self._work
         assert isinstance(model, BertForPreTraining)
         model.eval()
@@ -132,7 +132,7 @@ class CompileTrial:
         model.train()
         return float(output.loss)
 
-    def _step(self, contender: Contender) -> float:
+    def _step(self, contender: Implementation) -> float:
         if dist.is_initialized():
             dist.barrier()
         begin = now(self._cube.device)
@@ -498,7 +498,7 @@ class CompileCommand(Subcommand):
         """The model's sizes."""
         found = PRESETS[self.preset]
         if self.recipe is not None:
-            recipe = read_recipe(self.recipe)
+            recipe = read_config(self.recipe)
             found = recipe.model.config(recipe.data)
         dropout = found.dropout if self.dropout is None else self.dropout
         positions = max(found.positions, self.length)
@@ -539,7 +539,7 @@ class CompileCommand(Subcommand):
                 # Asked for here: when the stack is left, nobody has a rank any more.
                 shown = not dist.is_initialized() or dist.get_rank() == 0
                 names = [f"{shape}, {kind}, {side}" for kind, side in cases]
-                turns = in_turns(
+                turns = interleave(
                     names,
                     len(counts),
                     lambda i, n, part=part: part.call(CompileTrial.turn, cases[i], counts[n]),  # type: ignore[misc]
@@ -555,7 +555,7 @@ class CompileCommand(Subcommand):
         with ExitStack() as stack:
             part = start([CubeShape()], partial(RegionTrial, work=work, types=types), stack)[0]
             facts = part.call(RegionTrial.get_facts)[0]
-            turns = in_turns(
+            turns = interleave(
                 [f"{name}, {kind}, {side}" for name, (kind, side) in facts],
                 len(counts),
                 lambda i, n: part.call(RegionTrial.turn, *list(facts)[i], counts[n])[0],
@@ -579,9 +579,9 @@ class CompileCommand(Subcommand):
             f"{self.sequences} sequences of {self.length} tokens; {self.steps} steps of each side in "
             f"{len(deal(self.steps, self.rounds))} rounds; ratios are compiled over eager"
         )
-        print("\n".join(aligned(HEADER, [row(each) for each in steps])))
+        print("\n".join(format_table(HEADER, [row(each) for each in steps])))
         if regions:
-            print("\n".join(aligned(REGION_HEADER, [region_row(each) for each in regions])))
+            print("\n".join(format_table(REGION_HEADER, [region_row(each) for each in regions])))
         if self.output is not None:
             content = {
                 **heading(arguments, machine),

@@ -32,8 +32,8 @@ from tools.bench.harness.step_trial import (
     start,
 )
 from tools.bench.shard_exchange import corpus_feed
-from tools.common.machine import Machine, aligned
-from tools.training.config import Recipe
+from tools.common.machine import Machine, format_table
+from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
 EXCHANGED = "exchanged"
@@ -68,7 +68,7 @@ class LossCommand(RecipeCommand):
         results = [figures(mode, curves[mode], self.last) for mode in modes]
         verdict = compare(results)
         print(f"{machine}\n{self.recipe}: {settings.run.steps} steps from seeds {self.seeds}")
-        print("\n".join(aligned(header(seeds, self.last), [row(mode) for mode in results])))
+        print("\n".join(format_table(header(seeds, self.last), [row(mode) for mode in results])))
         print(verdict)
         if self.plot is not None:
             draw(curves, self.plot)
@@ -88,7 +88,7 @@ class LossCommand(RecipeCommand):
         sys.stdout.flush()
         return 0 if verdict.agree else 1
 
-    def check(self, arguments: Sequence[str]) -> tuple[list[str], list[int], Recipe]:
+    def check(self, arguments: Sequence[str]) -> tuple[list[str], list[int], TrainConfig]:
         """Modes, seeds and the recipe of all modes. Raises ValueError for what can be seen before any process."""
         self.check_call(arguments, "last")
         modes = list(dict.fromkeys(self.modes.split(",")))
@@ -117,7 +117,7 @@ def check_plot(path: Path | None) -> None:
         raise ValueError(f"--plot must be a file in a folder that exists. Got {path}.")
 
 
-def comparable(recipe: Recipe) -> Recipe:
+def comparable(recipe: TrainConfig) -> TrainConfig:
     """The recipe with as many sequences in a step in every mode, from the same two shards."""
     return dataclasses.replace(
         recipe,
@@ -127,7 +127,7 @@ def comparable(recipe: Recipe) -> Recipe:
     )
 
 
-def train(settings: Recipe, corpus: Path, modes: Sequence[str], seeds: Sequence[int]) -> Curves:
+def train(settings: TrainConfig, corpus: Path, modes: Sequence[str], seeds: Sequence[int]) -> Curves:
     """All runs, one after another, each in processes of its own, so that all memory is given back."""
     curves: dict[str, list[list[StepMetrics]]] = {mode: [] for mode in modes}
     cuda = torch.cuda.device_count() >= (_DATA_RANKS if EXCHANGED in modes else 1)
@@ -140,7 +140,7 @@ def train(settings: Recipe, corpus: Path, modes: Sequence[str], seeds: Sequence[
     return curves
 
 
-def train_one(recipe: Recipe, corpus: Path, mode: str, bar: tqdm, *, cuda: bool) -> list[StepMetrics]:
+def train_one(recipe: TrainConfig, corpus: Path, mode: str, bar: tqdm, *, cuda: bool) -> list[StepMetrics]:
     """One run of a mode."""
     if mode == EXCHANGED:
         return to_the_end(recipe, corpus, CubeShape(data=_DATA_RANKS), bar, options=ExchangeOptions(), cuda=cuda)
@@ -148,7 +148,7 @@ def train_one(recipe: Recipe, corpus: Path, mode: str, bar: tqdm, *, cuda: bool)
 
 
 def to_the_end(
-    recipe: Recipe,
+    recipe: TrainConfig,
     corpus: Path,
     shape: CubeShape,
     bar: tqdm,

@@ -16,7 +16,7 @@ from typing import Literal
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.memory import TreeMemory
 from tools.bench.harness.synthetic_data import write_dump, write_jsonl
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class CorpusCommand(Subcommand):
             inputs = self.input or (self._generate(folder),)
             measured = [measure(step, size_of(path), folder / out) for step, path, out in self._steps(folder, inputs)]
         print(f"{machine}\n")
-        print("\n".join(aligned(HEADER, [row(step) for step in measured])))
+        print("\n".join(format_table(HEADER, [row(step) for step in measured])))
         if self.output is not None:
             head = heading(arguments, machine)
             write_json(self.output, head | {"steps": [dataclasses.asdict(step) for step in measured]})

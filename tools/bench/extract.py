@@ -19,7 +19,7 @@ import tyro
 
 from tools.bench.harness.command import Subcommand
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.corpus.pipeline import read_manifest
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ class ExtractCommand(Subcommand):
         machine = Machine.here()
         figures = measure(self.input, self.workers or usable_cores(), self.rounds)
         print(f"{machine}\n{sentence(figures)}")
-        print("\n".join(aligned(HEADER, rows(figures))), flush=True)
+        print("\n".join(format_table(HEADER, rows(figures))), flush=True)
         if self.output is not None:
             content = {
                 **heading(arguments, machine),

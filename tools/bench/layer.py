@@ -21,17 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tensor3d import Cube, CubeShape, Precision, Sequences, TransformerLayer3D, matmul, normal, shard
-from tensor3d.cost_model.comm_volume import Bytes, Wire, product, replicated_gradients, transformer_layer
+from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, Sequences, TransformerLayer3D, matmul, normal, shard
+from tensor3d.cost_model.comm_volume import Bytes, CommModel, product, replicated_gradients, transformer_layer
 from tensor3d.distributed.seeds import mix
 from tensor3d.layers.attention import Recompute
 from tensor3d.sharding.activation_layout import Face, other
-from tensor3d.sharding.param_layout import is_counted_here, local, matrix
+from tensor3d.sharding.param_layout import local, matrix, owns_for_norm
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.memory import peak_on
-from tools.bench.harness.processes import Part, check_world, in_turns, start
+from tools.bench.harness.processes import CubeHandle, check_world, interleave, start
 from tools.bench.step import deal
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What `bench matmul` and `bench layer` run: a product and a transformer layer of given sizes, the same on any cube.
@@ -42,7 +42,7 @@ _SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class Workload:
     """Something that runs forward and backward on a cube, as one rank has it."""
 
     forward: Callable[[Tensor], Tensor]
@@ -51,7 +51,7 @@ class Subject:
     arriving: Tensor
     """Gradient of the result's shard."""
     parameters: tuple[nn.Parameter, ...]
-    closed_form: Callable[[Wire], Bytes]
+    closed_form: Callable[[CommModel], Bytes]
     """What a forward and backward pass sends."""
 
 
@@ -78,16 +78,16 @@ class Product:
         _check_divides(shape, "--inputs", self.k, columns)
         _check_divides(shape, "--outputs", self.n, rows)
 
-    def __call__(self, cube: Cube) -> Subject:
+    def __call__(self, cube: Cube) -> Workload:
         cube.manual_seed(_SEED)
         face, kept = self.face, self.keep_gathered
         weight = normal((self.n, self.k), matrix(face), cube, self.k**-0.5)
 
-        def closed_form(wire: Wire) -> Bytes:
+        def closed_form(wire: CommModel) -> Bytes:
             sent = product(wire, self.rows // cube.shape.planes, self.k, self.n, face, kept=kept)
             return sent + replicated_gradients(wire, 0, 0, local(weight).numel())
 
-        return Subject(
+        return Workload(
             forward=lambda a: matmul(a, weight, cube, face, reshard_after_forward=not kept),
             inputs=_random(self.rows, self.k, cube, face, 1).requires_grad_(),
             arriving=_random(self.rows, self.n, cube, other(face), 2),
@@ -128,7 +128,7 @@ class Layer:
         _check_divides(shape, "--sequences", self.sequences, shape.planes * shape.z)
         _check_divides(shape, "--sequences times --length", self.rows, shape.planes * math.lcm(shape.y, shape.z))
 
-    def __call__(self, cube: Cube) -> Subject:
+    def __call__(self, cube: Cube) -> Workload:
         cube.manual_seed(_SEED)
         layer = TransformerLayer3D(
             self.hidden,
@@ -142,7 +142,7 @@ class Layer:
         sequences = Sequences.from_lengths([self.length] * mine, cube.device)
         parameters = tuple(layer.parameters())
 
-        def closed_form(wire: Wire) -> Bytes:
+        def closed_form(wire: CommModel) -> Bytes:
             plane = self.rows // cube.shape.planes
             recomputed = self.recompute == "layer"
             sent = transformer_layer(
@@ -153,7 +153,7 @@ class Layer:
             matrices = sum(local(weight).numel() for weight in parameters if weight.dim() > 1)
             return sent + replicated_gradients(wire, on_y, on_z, matrices)
 
-        return Subject(
+        return Workload(
             forward=lambda x: layer(x, sequences),
             inputs=_random(self.rows, self.hidden, cube, "z", 1).requires_grad_(),
             arriving=_random(self.rows, self.hidden, cube, "z", 2),
@@ -216,8 +216,8 @@ class PassTrial:
         warmup: passes at the start, at least 1.
     """
 
-    def __init__(self, cube: Cube, make: Callable[[Cube], Subject], compute: torch.dtype | None, warmup: int) -> None:
-        self._cube = cube.computing(Precision(compute=compute))
+    def __init__(self, cube: Cube, make: Callable[[Cube], Workload], compute: torch.dtype | None, warmup: int) -> None:
+        self._cube = cube.with_policy(MixedPrecisionPolicy(compute=compute))
         self._subject = make(self._cube)
         for _ in range(warmup):
             self._pass()
@@ -291,14 +291,14 @@ class PassTrial:
         gradients = 0.0
         for parameter in subject.parameters:
             assert parameter.grad is not None
-            if is_counted_here(parameter, self._cube):
+            if owns_for_norm(parameter, self._cube):
                 gradients += _square(local(parameter.grad))
         return _square(result.detach()), _square(subject.inputs.grad), gradients
 
-    def _wire(self, unit: Literal["bytes", "calls"]) -> Wire:
+    def _wire(self, unit: Literal["bytes", "calls"]) -> CommModel:
         parameter = self._subject.parameters[0].dtype
         precision = self._cube.precision
-        return Wire(
+        return CommModel(
             shape=self._cube.shape,
             rank=self._cube.rank,
             compute=precision.computed(parameter).itemsize,
@@ -536,10 +536,10 @@ class PassCommand(Subcommand):
         check_output(self.output)
         return shapes
 
-    def measure(self, parts: Sequence[Part[PassTrial]], *, shown: bool) -> list[PassFigures]:
+    def measure(self, parts: Sequence[CubeHandle[PassTrial]], *, shown: bool) -> list[PassFigures]:
         counts = deal(self.passes, self.rounds)
         names = [str(part.shape) for part in parts]
-        turns = in_turns(names, len(counts), lambda i, n: parts[i].call(PassTrial.turn, counts[n]), shown=shown)
+        turns = interleave(names, len(counts), lambda i, n: parts[i].call(PassTrial.turn, counts[n]), shown=shown)
         flops = self.subject().flops
         return [
             figures(part.shape, mine, part.call(PassTrial.get_facts), turns[0], flops)
@@ -558,7 +558,7 @@ class PassCommand(Subcommand):
     def report(self, results: Sequence[PassFigures], machine: Machine, arguments: Sequence[str]) -> None:
         """The table on the screen, and the JSON file."""
         print(f"{machine}\n{self.subject()}, {self.type}")
-        print("\n".join(aligned(HEADER, [row(cube) for cube in results])))
+        print("\n".join(format_table(HEADER, [row(cube) for cube in results])))
         if len(results) > 1:
             print(
                 f"largest relative difference of sums of squares: {difference(results):.1e}, "

@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
-from tensor3d import Cube, CubeShape, Speed, local
+from tensor3d import Cube, CubeShape, ExecutionPolicy, local
 from tensor3d.distributed.comm_stats import Place
 from tools.bench.harness.command import Sizes, Subcommand
 from tools.bench.harness.memory import counting_kept, peak_on
-from tools.bench.harness.processes import Part, check_world, in_turns, start
+from tools.bench.harness.processes import CubeHandle, check_world, interleave, start
 from tools.bench.step import deal
-from tools.bench.vs_pytorch.trial import Contender, Work, make_ours
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.bench.vs_pytorch.trial import Implementation, Work, make_ours
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 
 # --- What one step of a rank was, collective by collective, and how long it would take on a slower wire ---------------
 
@@ -157,8 +157,8 @@ class OverlapTrial:
 
     def __init__(self, cube: Cube, work: Work, warmup: int, latencies: Sequence[float]) -> None:
         self._cube, self._latencies = cube, tuple(latencies)
-        cubes = {"overlap": cube, "none": cube.computing(speed=Speed(overlap=False))}
-        self._sides: dict[Side, Contender] = {side: make_ours(work, cubes[side]) for side in SIDES}
+        cubes = {"overlap": cube, "none": cube.with_policy(speed=ExecutionPolicy(overlap=False))}
+        self._sides: dict[Side, Implementation] = {side: make_ours(work, cubes[side]) for side in SIDES}
         self._losses: dict[Side, list[float]] = {side: [] for side in SIDES}
         for side in SIDES:
             for _ in range(warmup):
@@ -304,7 +304,7 @@ class OverlapCommand(Sizes, Subcommand):
         return shape, sorted(set(latencies))
 
     def measure(
-        self, part: Part[OverlapTrial], latencies: Sequence[float], *, shown: bool
+        self, part: CubeHandle[OverlapTrial], latencies: Sequence[float], *, shown: bool
     ) -> tuple[list[LatencyFigures], list[dict[Side, Facts]]]:
         counts = deal(self.steps, self.rounds)
         cases = [(latency, side) for latency in latencies for side in SIDES]
@@ -314,7 +314,7 @@ class OverlapCommand(Sizes, Subcommand):
             return part.call(OverlapTrial.turn, side, counts[number], latency)
 
         names = [f"{latency * 1e3:g} ms, {side}" for latency, side in cases]
-        turns = dict(zip(cases, in_turns(names, len(counts), turn, shown=shown), strict=True))
+        turns = dict(zip(cases, interleave(names, len(counts), turn, shown=shown), strict=True))
         facts = part.call(OverlapTrial.get_facts)
         base = {side: turns[0.0, side] for side in SIDES}
         found = [
@@ -336,8 +336,10 @@ class OverlapCommand(Sizes, Subcommand):
             f"{self.vocab}, {self.sequences} sequences of {self.length} tokens; {self.steps} steps of each in "
             f"{len(deal(self.steps, self.rounds))} rounds"
         )
-        print("\n".join(aligned(HEADER, [row(latency) for latency in results])))
-        print("\n".join(aligned(FACTS_HEADER, [facts_row(side, [rank[side] for rank in facts]) for side in SIDES])))
+        print("\n".join(format_table(HEADER, [row(latency) for latency in results])))
+        print(
+            "\n".join(format_table(FACTS_HEADER, [facts_row(side, [rank[side] for rank in facts]) for side in SIDES]))
+        )
         verdict = "the same bits" if all(rank[side].same_bits for rank in facts for side in SIDES) else "DIFFERENT"
         print(f"weights after all steps: {verdict}")
         if self.output is not None:

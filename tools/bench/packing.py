@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tensor3d.packing import PLANNERS, Plan, assign, lpfhp
+from tensor3d.packing import PLANNERS, PackingPlan, assign, lpfhp
 from tensor3d.packing.planners import count_partitions
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.memory import PeakMemory
 from tools.bench.harness.synthetic_data import Case, draw_case, exponential_histogram, faults
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 
 _CAPACITY = 512
 _MOST_PARTITIONS = 20_000
@@ -58,7 +58,7 @@ class PackingCommand(Subcommand):
         print(machine, flush=True)
         results, problems = check_planners(self.histograms, self.seed)
         if results:
-            print("\n".join(aligned(HEADER, [row(figures) for figures in results])), flush=True)
+            print("\n".join(format_table(HEADER, [row(figures) for figures in results])), flush=True)
         dealt = [measure_apart(count) for count in (self.sequences, 10 * self.sequences) if count]
         for figures in dealt:
             print(sentence(figures), flush=True)
@@ -133,7 +133,7 @@ def check_planners(histograms: int, seed: int) -> tuple[list[PlannerFigures], li
 
 def try_all(case: Case) -> dict[str, Trial]:
     """Every planner on one case. The bound is that of `lp`, which knows the best one."""
-    plans: dict[str, tuple[Plan, float]] = {}
+    plans: dict[str, tuple[PackingPlan, float]] = {}
     for name, planner in PLANNERS.items():
         if name == "nnlshp" and _partitions(case) > _MOST_PARTITIONS:
             continue

@@ -33,11 +33,11 @@ from tools.bench.harness.step_trial import (
 )
 from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, exponential_histogram
 from tools.bench.step import deal
-from tools.common.machine import Machine, aligned
+from tools.common.machine import Machine, format_table
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.packing.histogram import read_histogram
-from tools.training.config import Recipe
-from tools.training.data import Feed
+from tools.training.config import TrainConfig
+from tools.training.data import TrainData
 
 MODES = (PACKED, PADDED, BINNED)
 _SKIP = 1  # the first step of a turn: others had the caches before it
@@ -75,7 +75,7 @@ class PaddingCommand(RecipeCommand):
         ]
         print(f"{machine}\n{self.recipe}, lengths: {source}")
         print(f"{self.steps} steps of each mode in {len(deal(self.steps, self.rounds))} rounds")
-        print("\n".join(aligned(HEADER, [row(figure) for figure in results])))
+        print("\n".join(format_table(HEADER, [row(figure) for figure in results])))
         self.write(
             arguments,
             machine,
@@ -150,7 +150,7 @@ class ModeFigures:
     """Every step, by round."""
 
 
-def check_bins(recipe: Recipe, shape: CubeShape) -> None:
+def check_bins(recipe: TrainConfig, shape: CubeShape) -> None:
     """Raises ValueError where the rows of the shortest bin do not divide among the members of y."""
     sizes = (shape.data, shape.x, shape.y, shape.z)
     k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
@@ -161,14 +161,14 @@ def check_bins(recipe: Recipe, shape: CubeShape) -> None:
         raise ValueError(f"cube {shape}, binned with data.bin_width={width}: {problem}") from None
 
 
-def random_feed(recipe: Recipe, cube: Cube, *, histogram: NDArray[np.int64], sequences: int) -> Feed:
+def random_feed(recipe: TrainConfig, cube: Cube, *, histogram: NDArray[np.int64], sequences: int) -> TrainData:
     special = special_tokens(recipe.data.vocab_size)
     source = RandomPairs(histogram, sequences, special=special, seed=recipe.run.seed)
-    return Feed(recipe, cube, source, special)
+    return TrainData(recipe, cube, source, special)
 
 
 def measure(
-    command: PaddingCommand, shape: CubeShape, recipes: Mapping[str, Recipe], histogram: NDArray[np.int64]
+    command: PaddingCommand, shape: CubeShape, recipes: Mapping[str, TrainConfig], histogram: NDArray[np.int64]
 ) -> list[ModeFigures]:
     """All modes on one cube, in turns."""
     make_feed = partial(random_feed, histogram=histogram, sequences=command.sequences)

@@ -17,8 +17,8 @@ from tensor3d import CubeShape
 from tools import pretrain
 from tools.bench.convergence import check_plot, draw, to_the_end
 from tools.bench.harness.step_trial import RecipeCommand, check_cube
-from tools.common.machine import Machine, aligned
-from tools.training.config import Recipe
+from tools.common.machine import Machine, format_table
+from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
 Type = Literal["fp32", "bf16", "fp16"]
@@ -54,7 +54,7 @@ class PrecisionCommand(RecipeCommand):
         results = compare(curves, self.last)
         agree = all(result.difference <= self.tolerance for result in results)
         print(f"{machine}\n{self.recipe}: {settings.run.steps} steps on {shape}, means of the last {self.last}")
-        print("\n".join(aligned(HEADER, [row(result) for result in results])))
+        print("\n".join(format_table(HEADER, [row(result) for result in results])))
         print(verdict(results, self.tolerance))
         if self.plot is not None:
             draw({name: [run] for name, run in curves.items()}, self.plot)
@@ -76,7 +76,7 @@ class PrecisionCommand(RecipeCommand):
         sys.stdout.flush()
         return 0 if agree else 1
 
-    def check(self, arguments: Sequence[str]) -> tuple[list[Type], CubeShape, Recipe]:
+    def check(self, arguments: Sequence[str]) -> tuple[list[Type], CubeShape, TrainConfig]:
         """What to train. Raises ValueError for what can be seen before any process."""
         self.check_call(arguments, "last")
         names = list(dict.fromkeys(text.strip() for text in self.precisions.split(",")))
@@ -96,12 +96,14 @@ class PrecisionCommand(RecipeCommand):
         return cast("list[Type]", sorted(names, key=lambda name: name != REFERENCE)), shape, settings
 
 
-def in_precision(recipe: Recipe, precision: Type) -> Recipe:
+def in_precision(recipe: TrainConfig, precision: Type) -> TrainConfig:
     """The recipe, computed in that type; what it says of the type in which gradients travel stays."""
     return dataclasses.replace(recipe, precision=dataclasses.replace(recipe.precision, compute=precision))
 
 
-def train(settings: Recipe, corpus: Path, precisions: Sequence[Type], shape: CubeShape) -> dict[str, list[StepMetrics]]:
+def train(
+    settings: TrainConfig, corpus: Path, precisions: Sequence[Type], shape: CubeShape
+) -> dict[str, list[StepMetrics]]:
     """The steps of all runs, one run after another, each in processes of its own."""
     curves: dict[str, list[StepMetrics]] = {}
     with tqdm(total=len(precisions) * settings.run.steps, unit="step", disable=None) as bar:

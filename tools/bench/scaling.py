@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed import process_group
-from tensor3d.distributed.object_collectives import on_first_rank
+from tensor3d.distributed.object_collectives import run_on_rank0
 from tools import pretrain
 from tools.bench.harness.command import recipe_among
-from tools.bench.harness.processes import Group, LocalGroup, World, disconnect
+from tools.bench.harness.processes import Group, LocalGroup, TorchrunGroup, disconnect
 from tools.bench.harness.scaling_plots import KINDS, check_picture, draw, kinds_of, save_picture
 from tools.bench.harness.step_trial import (
     LOSS_TOLERANCE,
@@ -34,8 +34,8 @@ from tools.bench.harness.step_trial import (
 )
 from tools.bench.step import deal, measure
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output
-from tools.training.config import Recipe
+from tools.common.machine import Machine, check_output, format_table
+from tools.training.config import TrainConfig
 
 # --- The figures of `bench strong` and `bench weak`: those of a step on each box, and how it scales -------------------
 
@@ -158,7 +158,7 @@ class BoxTrials:
         warmup: steps of each at the start, at least 1.
     """
 
-    def __init__(self, cube: Cube, recipe: Recipe, corpus: Path, warmup: int, shapes: Sequence[CubeShape]) -> None:
+    def __init__(self, cube: Cube, recipe: TrainConfig, corpus: Path, warmup: int, shapes: Sequence[CubeShape]) -> None:
         peaks = cube.shape.ranks <= _PROFILED
         self._trials = [StepTrial(_cube(shape, cube), recipe, corpus, warmup, peaks=peaks) for shape in shapes]
 
@@ -204,7 +204,7 @@ class Task:
     """What is measured on one number of ranks."""
 
     ranks: int
-    recipe: Recipe
+    recipe: TrainConfig
     shapes: tuple[CubeShape, ...]
 
 
@@ -250,7 +250,7 @@ class ScalingCommand(RecipeCommand):
     """PNG file of time, traffic and memory against ranks."""
 
     @abstractmethod
-    def grown(self, ranks: int) -> Recipe:
+    def grown(self, ranks: int) -> TrainConfig:
         """The recipe for so many ranks. Raises ValueError where it cannot grow so."""
 
     @abstractmethod
@@ -343,7 +343,7 @@ class ScalingCommand(RecipeCommand):
                 skipped.append(Skipped(ranks=shape.ranks, box=str(shape), reason=reason))
         return fitting, skipped
 
-    def training(self, settings: Recipe) -> pretrain.Command:
+    def training(self, settings: TrainConfig) -> pretrain.Command:
         return self.as_training(settings, corpus=self.corpus)
 
     def has_dropout(self) -> bool:
@@ -388,10 +388,10 @@ class ScalingCommand(RecipeCommand):
 
         def prepared(cube: Cube) -> BoxTrials:
             training = self.training(self.settings)
-            on_first_rank(cube, lambda: pretrain.prepare_corpus(training, shown=cube.rank == 0))
+            run_on_rank0(cube, lambda: pretrain.prepare_corpus(training, shown=cube.rank == 0))
             return make(cube)
 
-        return World(task.shapes[0], prepared)
+        return TorchrunGroup(task.shapes[0], prepared)
 
     # --- what comes out ---------------------------------------------------------------------------------------------
 
@@ -405,7 +405,7 @@ class ScalingCommand(RecipeCommand):
             f"{self.recipe}: {self.steps} steps a box in {min(self.rounds, self.steps)} rounds, after {self.warmup} to "
             f"warm up; efficiency is to {base.step.name}"
         )
-        print("\n".join(aligned(HEADER, [row(point, base) for point in points])))
+        print("\n".join(format_table(HEADER, [row(point, base) for point in points])))
         for each in skipped:
             print(each)
         if self.has_dropout():
@@ -427,7 +427,7 @@ class ScalingCommand(RecipeCommand):
 class StrongCommand(ScalingCommand):
     """Time the same training step on more and more ranks, split in every known way."""
 
-    def grown(self, ranks: int) -> Recipe:
+    def grown(self, ranks: int) -> TrainConfig:
         return self.settings
 
     def same_work(self, points: Sequence[Point]) -> list[list[Point]]:
@@ -443,7 +443,7 @@ class WeakCommand(ScalingCommand):
     largest number with m*m dividing P, and the global batch by P/(m*m): the parameters, and so the products a rank
     computes, grow P times altogether."""
 
-    def grown(self, ranks: int) -> Recipe:
+    def grown(self, ranks: int) -> TrainConfig:
         recipe = self.settings
         if self.grow == "tokens":
             return _larger(recipe, batch=ranks)
@@ -455,7 +455,7 @@ class WeakCommand(ScalingCommand):
         return [[point for point in points if point.step.ranks == number] for number in numbers]
 
 
-def _larger(recipe: Recipe, *, batch: int, width: int = 1) -> Recipe:
+def _larger(recipe: TrainConfig, *, batch: int, width: int = 1) -> TrainConfig:
     model, config = recipe.model, recipe.model.config(recipe.data)
     if width > 1:
         inner = None if model.inner is None else model.inner * width

@@ -27,10 +27,10 @@ from tools.bench.harness.step_trial import (
     training_seconds,
 )
 from tools.bench.step import deal
-from tools.common.machine import Machine, aligned
+from tools.common.machine import Machine, format_table
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import Recipe
-from tools.training.data import Feed
+from tools.training.config import TrainConfig
+from tools.training.data import TrainData
 from tools.training.metrics import StepMetrics
 
 # --- The feed of a training that notes what its exchange of sequences brings ------------------------------------------
@@ -47,8 +47,8 @@ class RankExchange:
     """In the background."""
 
 
-def corpus_feed(recipe: Recipe, cube: Cube, *, corpus: Path, options: ExchangeOptions | None) -> Feed:
-    return Feed.of_corpus(recipe, cube, open_corpus(corpus), options)
+def corpus_feed(recipe: TrainConfig, cube: Cube, *, corpus: Path, options: ExchangeOptions | None) -> TrainData:
+    return TrainData.of_corpus(recipe, cube, open_corpus(corpus), options)
 
 
 def exchanged(training: Training) -> RankExchange:
@@ -93,7 +93,7 @@ class ExchangeCommand(RecipeCommand):
         results, difference = measure(self, shape, settings, pretrain.corpus_folder(reading), counts)
         print(f"{machine}\n{self.recipe} on {shape}, {settings.data.shards} shards, {shape.ranks} processes")
         print(f"{sum(counts)} steps of each group in {len(counts)} rounds, after {self.skip} at the begin of each")
-        print("\n".join(aligned(HEADER, [row(group) for group in results])))
+        print("\n".join(format_table(HEADER, [row(group) for group in results])))
         well, verdict = judge(difference, settings, self.moves_packs)
         print(f"{waiting(*results)}\n{verdict}")
         content: dict[str, Any] = {"results": [dataclasses.asdict(group) for group in results]}
@@ -114,7 +114,7 @@ class ExchangeCommand(RecipeCommand):
         """Steps of a turn that may have been built while the other group had its turn, and two more."""
         return 2 * self.every + 2
 
-    def check(self, arguments: Sequence[str]) -> tuple[CubeShape, Recipe, list[int]]:
+    def check(self, arguments: Sequence[str]) -> tuple[CubeShape, TrainConfig, list[int]]:
         """Cube, recipe and the steps of each round. Raises ValueError for what can be seen before any process."""
         self.check_call(arguments, "rounds")
         shape = CubeShape.parse(self.cube, self.data_parallel)
@@ -167,7 +167,7 @@ class GroupFigures:
 
 
 def measure(
-    command: ExchangeCommand, shape: CubeShape, settings: Recipe, corpus: Path, counts: Sequence[int]
+    command: ExchangeCommand, shape: CubeShape, settings: TrainConfig, corpus: Path, counts: Sequence[int]
 ) -> tuple[list[GroupFigures], float]:
     """Both groups, in turns, and the largest relative difference between their losses: of all steps, or of the first
     one where packs lie on other ranks, since rounding then grows from step to step."""
@@ -200,7 +200,7 @@ def loss_difference(mine: Sequence[TrainingTurn], theirs: Sequence[TrainingTurn]
     return max(abs(a - b) / abs(a) for a, b in pairs)
 
 
-def judge(difference: float, settings: Recipe, moved: bool) -> tuple[bool, str]:
+def judge(difference: float, settings: TrainConfig, moved: bool) -> tuple[bool, str]:
     """Whether the groups computed the same, and in words.
 
     Args:

@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed import process_group
-from tensor3d.distributed.object_collectives import on_first_rank
+from tensor3d.distributed.object_collectives import run_on_rank0
 from tools import pretrain
 from tools.bench.harness.command import Subcommand, recipe_among
-from tools.bench.harness.processes import Group, LocalGroup, World, disconnect
+from tools.bench.harness.processes import Group, LocalGroup, TorchrunGroup, disconnect
 from tools.bench.harness.step_trial import (
     HEADER,
     LOSS_TOLERANCE,
@@ -33,8 +33,8 @@ from tools.bench.harness.step_trial import (
     row,
 )
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
-from tools.training.config import Recipe, read_recipe
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.training.config import TrainConfig, read_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +59,14 @@ class StepCommand(Subcommand):
     """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY."""
     output: Path | None = None
     """JSON file for all figures."""
-    settings: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
     """The recipe's values, each of which can be given here."""
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
         path = recipe_among(arguments)
         # Without a recipe tyro says what is missing, or prints the help.
-        return cls(recipe=tyro.MISSING, settings=Recipe() if path is None else read_recipe(path))
+        return cls(recipe=tyro.MISSING, settings=TrainConfig() if path is None else read_config(path))
 
     def run(self, arguments: Sequence[str]) -> int:
         if self.recipe != recipe_among(arguments):
@@ -152,13 +152,13 @@ def join_world(command: StepCommand, shapes: Sequence[CubeShape], stack: ExitSta
     def make(cube: Cube) -> StepTrial:
         training = as_training(command, cube.shape)
         shown = cube.rank == 0
-        on_first_rank(cube, lambda: pretrain.prepare_corpus(training, shown=shown))
+        run_on_rank0(cube, lambda: pretrain.prepare_corpus(training, shown=shown))
         return StepTrial(cube, command.settings, pretrain.corpus_folder(training), command.warmup)
 
     stack.callback(disconnect)
     groups: list[Group[StepTrial]] = []
     for shape in shapes:
-        group = World(shape, make)
+        group = TorchrunGroup(shape, make)
         stack.callback(group.close)
         groups.append(group)
     return groups
@@ -210,7 +210,7 @@ def report(command: StepCommand, results: Sequence[CubeFigures], machine: Machin
         f"{command.recipe}: {command.steps} steps a cube in {min(command.rounds, command.steps)} rounds, "
         f"after {command.warmup} to warm up"
     )
-    print("\n".join(aligned(HEADER, [row(cube) for cube in results])))
+    print("\n".join(format_table(HEADER, [row(cube) for cube in results])))
     difference = loss_difference(results)
     if has_dropout(command):
         print("first losses are not compared: dropout differs from cube to cube (0 compares them)")

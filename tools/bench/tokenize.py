@@ -19,7 +19,7 @@ import tyro
 from tensor3d.data import IndexedDataset
 from tools.bench.harness.command import Subcommand
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.corpus.pipeline import local_team
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenize.documents import document_files, parse_text, ranges_of, read_lines
@@ -71,7 +71,7 @@ class TokenizeCommand(Subcommand):
         machine = Machine.here()
         print(f"{machine}\n{len(sentences):,} sentences, {size / 1e6:.1f} MB", flush=True)
         figures = measure(self, library, sentences, size)
-        print("\n".join(aligned(HEADER, rows(figures))), flush=True)
+        print("\n".join(format_table(HEADER, rows(figures))), flush=True)
         if self.output is not None:
             content = {
                 **heading(arguments, machine),

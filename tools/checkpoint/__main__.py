@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import tyro
 
 from tensor3d import checkpoint
-from tensor3d.checkpoint import Contents, StoredTensor
-from tools.common.machine import aligned
+from tensor3d.checkpoint import CheckpointIndex, StoredTensor
+from tools.common.machine import format_table
 
 # --- What a checkpoint holds, for people and for programs -------------------------------------------------------------
 
@@ -39,7 +39,7 @@ def found(folder: Path, *, every: bool) -> list[Path]:
     return there if every else there[-1:]
 
 
-def as_text(contents: Contents) -> str:
+def as_text(contents: CheckpointIndex) -> str:
     """Facts, totals by kind, and every tensor."""
     progress = contents.progress
     lines = [
@@ -50,12 +50,12 @@ def as_text(contents: Contents) -> str:
     known = {"step", "cube", "ranks", "optimizer", "version", "serial"}
     lines += [f"  {name}: {json.dumps(value)}" for name, value in progress.items() if name not in known]
     rows = [(kind, f"{tensors}", f"{numbers:,}", f"{size:,}") for kind, tensors, numbers, size in totals(contents)]
-    lines += ["", *aligned(("kind", "tensors", "numbers", "bytes"), rows), ""]
+    lines += ["", *format_table(("kind", "tensors", "numbers", "bytes"), rows), ""]
     table = [_row(tensor) for tensor in _sorted(contents)]
-    return "\n".join([*lines, *aligned(("tensor", "shape", "type", "bytes", "blocks"), table)])
+    return "\n".join([*lines, *format_table(("tensor", "shape", "type", "bytes", "blocks"), table)])
 
 
-def as_json(contents: Contents) -> dict[str, Any]:
+def as_json(contents: CheckpointIndex) -> dict[str, Any]:
     """The same, as an object for JSON."""
     return {
         "folder": str(contents.folder),
@@ -78,7 +78,7 @@ def as_json(contents: Contents) -> dict[str, Any]:
     }
 
 
-def totals(contents: Contents) -> list[tuple[str, int, int, int]]:
+def totals(contents: CheckpointIndex) -> list[tuple[str, int, int, int]]:
     """Of each kind that there is: tensors, numbers in them, bytes."""
     result = []
     for kind in KINDS:
@@ -88,7 +88,7 @@ def totals(contents: Contents) -> list[tuple[str, int, int, int]]:
     return result
 
 
-def _sorted(contents: Contents) -> Sequence[StoredTensor]:
+def _sorted(contents: CheckpointIndex) -> Sequence[StoredTensor]:
     """By kind, then as they were stored."""
     tensors: Iterable[StoredTensor] = contents.tensors.values()
     return sorted(tensors, key=lambda tensor: KINDS.index(_kind(tensor)) if _kind(tensor) in KINDS else len(KINDS))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed.host_all_to_all import PeerError
-from tensor3d.distributed.object_collectives import in_words
+from tensor3d.distributed.object_collectives import format_error
 from tensor3d.distributed.process_group import is_launched
 
 # --- From one command to a cube of processes --------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def cube_of(shape: CubeShape) -> Iterator[Cube]:
 # --- How a command ends -----------------------------------------------------------------------------------------------
 
 
-def guarded(name: str, action: Callable[[], int]) -> int:
+def run_main(name: str, action: Callable[[], int]) -> int:
     """The exit status of `action`; 2 for bad input or a file that cannot be read or written, 1 where another rank died
     (one message on standard error each), 130 after Ctrl-C.
 
@@ -56,7 +56,7 @@ def guarded(name: str, action: Callable[[], int]) -> int:
     try:
         return action()
     except (ValueError, FloatingPointError, OSError) as problem:
-        print(f"{name}: {in_words(problem)}", file=sys.stderr, flush=True)
+        print(f"{name}: {format_error(problem)}", file=sys.stderr, flush=True)
         return 2
     except PeerError as problem:
         print(f"{name}: {problem}", file=sys.stderr, flush=True)

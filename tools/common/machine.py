@@ -58,7 +58,7 @@ class Machine:
         return ", ".join(parts)
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A table as lines: the first column on the left, numbers on the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     return [

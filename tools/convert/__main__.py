@@ -18,13 +18,13 @@ import tyro
 from torch import nn
 
 from models.bert.config import BertConfig
-from models.bert.huggingface import Filled, Weights, export_huggingface, open_weights, write_model_json
+from models.bert.huggingface import LoadReport, WeightSource, export_huggingface, open_weights, write_model_json
 from models.bert.huggingface.param_names import BUFFERS
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.model import BertModel, MaskedLMHead, Pooler
-from tensor3d import Cube, CubeShape, Dropout3D, NarrowHead3D, checkpoint
-from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
-from tools.common.cli import check_started, cube_of, guarded
+from tensor3d import Cube, CubeShape, Dropout3D, SmallHead3D, checkpoint
+from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tools.common.cli import check_started, cube_of, run_main
 from tools.corpus.quick.prepare import draft_of
 from tools.corpus.tokenizers.export import write_tokenizer
 from tools.corpus.tokenizers.huggingface import OF_TOKENIZERS, find_tokenizer
@@ -66,9 +66,9 @@ def new_folder(folder: Path, cube: Cube) -> Iterator[Path]:
     with ExitStack() as stack:  # of the first rank
         if cube.rank == 0:
             stack.enter_context(_ended_by_sigterm())
-        draft = on_first_rank(cube, lambda: stack.enter_context(draft_of(place)))
+        draft = run_on_rank0(cube, lambda: stack.enter_context(draft_of(place)))
         yield draft
-        on_first_rank(cube, lambda: publish(draft))
+        run_on_rank0(cube, lambda: publish(draft))
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 # --- An encoder with whichever heads a folder has: what is converted, and computes nothing ----------------------------
 
 
-class Parts(nn.Module):
+class EncoderWithHeads(nn.Module):
     """Modules under the names that they have in the models of `models.bert`; weights are unfilled.
 
     Args:
@@ -107,27 +107,29 @@ class Parts(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.cube = config, cube
-        with cube.blank():
+        with cube.skip_init():
             self.bert = BertModel(config, cube)
             if "pooler" in heads:
                 self.pooler = Pooler(config, cube)
             if "masked_lm" in heads:
                 self.masked_lm = MaskedLMHead(config, cube)
             if "next_sentence" in heads:
-                self.next_sentence = NarrowHead3D(config.hidden, 2, cube, "y", std=config.std)
+                self.next_sentence = SmallHead3D(config.hidden, 2, cube, "y", std=config.std)
             if "classifier" in heads:
                 self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
-                self.classifier = NarrowHead3D(config.hidden, outputs, cube, "y", std=config.std)
+                self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
             if "answers" in heads:
-                self.answers = NarrowHead3D(config.hidden, 2, cube, "z", std=config.std)
+                self.answers = SmallHead3D(config.hidden, 2, cube, "z", std=config.std)
 
 
-def parts_of(weights: Weights, cube: Cube, heads: Collection[str] | None = None) -> tuple[Parts, Filled]:
+def parts_of(
+    weights: WeightSource, cube: Cube, heads: Collection[str] | None = None
+) -> tuple[EncoderWithHeads, LoadReport]:
     """What a folder has, in fp32, on a cube: all, or the encoder with these heads. Every rank calls it; errors are
-    those of `Weights.fill`."""
+    those of `WeightSource.fill`."""
     outputs, dropout = weights.outputs or 0, weights.facts.get("classifier_dropout")
     cube.manual_seed(0)  # which dropout asks for, though nothing is drawn
-    model = Parts(weights.config, weights.heads if heads is None else heads, outputs, cube, dropout=dropout)
+    model = EncoderWithHeads(weights.config, weights.heads if heads is None else heads, outputs, cube, dropout=dropout)
     return model, weights.fill(model, cube)
 
 
@@ -194,17 +196,17 @@ class FromHuggingFace:
 
     def convert(self, cube: Cube) -> None:
         """The same, on processes that are connected."""
-        weights = on_every_rank(cube, lambda: open_weights(self.source))
-        heads = on_every_rank(cube, lambda: self.chosen(weights))
+        weights = run_on_all_ranks(cube, lambda: open_weights(self.source))
+        heads = run_on_all_ranks(cube, lambda: self.chosen(weights))
         model, filled = parts_of(weights, cube, heads)
         with new_folder(self.output, cube) as draft:
-            on_first_rank(cube, lambda: self._begin(draft))
+            run_on_rank0(cube, lambda: self._begin(draft))
             _save(draft, model, cube)
-            on_first_rank(cube, lambda: _describe(draft, weights, heads))
+            run_on_rank0(cube, lambda: _describe(draft, weights, heads))
         if cube.rank == 0:
             print(_report(self, weights, filled, model))
 
-    def chosen(self, weights: Weights) -> tuple[str, ...]:
+    def chosen(self, weights: WeightSource) -> tuple[str, ...]:
         """The heads to take over. Raises ValueError for one that is not there."""
         if self.heads is None:
             return weights.heads
@@ -225,13 +227,13 @@ def check_is_library(folder: Path) -> None:
         raise ValueError(f"{folder} has no {CONFIG}: it is no Hugging Face folder. Name one, with all of its files.")
 
 
-def _save(draft: Path, model: Parts, cube: Cube) -> None:
+def _save(draft: Path, model: EncoderWithHeads, cube: Cube) -> None:
     # A checkpoint names an optimiser; this one remembers nothing.
     nothing = torch.optim.SGD(model.parameters(), lr=1.0)
     checkpoint.save(draft / CHECKPOINTS, 0, model, nothing, cube, {"source": "from-hf"})
 
 
-def _describe(draft: Path, weights: Weights, heads: tuple[str, ...]) -> None:
+def _describe(draft: Path, weights: WeightSource, heads: tuple[str, ...]) -> None:
     facts = {**weights.facts, "source": str(weights.folder), "max_length": weights.config.positions}
     classifies, answers = "classifier" in heads, "answers" in heads
     write_model_json(
@@ -244,7 +246,7 @@ def _describe(draft: Path, weights: Weights, heads: tuple[str, ...]) -> None:
     )
 
 
-def _report(command: FromHuggingFace, weights: Weights, filled: Filled, model: Parts) -> str:
+def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport, model: EncoderWithHeads) -> str:
     config, tokenizer = weights.config, tokenizer_of(command.output)
     read = find_tokenizer(command.source).in_words()
     numbers = sum(parameter.numel() for parameter in model.parameters())
@@ -317,9 +319,9 @@ class ToHuggingFace:
 
     def convert(self, cube: Cube) -> None:
         """The same, on processes that are connected."""
-        weights = on_every_rank(cube, lambda: open_weights(self.source))
+        weights = run_on_all_ranks(cube, lambda: open_weights(self.source))
         model, _ = parts_of(weights, cube)
-        pad = on_every_rank(cube, lambda: tokenizer_of(self.source)).special.pad
+        pad = run_on_all_ranks(cube, lambda: tokenizer_of(self.source)).special.pad
         with new_folder(self.output, cube) as draft:
             written = export_huggingface(
                 model,
@@ -332,7 +334,7 @@ class ToHuggingFace:
                 dtype=self.dtype or _type_of(weights),
                 types=weights.facts.get("types") if self.dtype is None else None,
             )
-            tokenizer = on_first_rank(
+            tokenizer = run_on_rank0(
                 cube, lambda: write_tokenizer(self.source, draft, max_length=weights.config.positions)
             )
         if cube.rank == 0:
@@ -341,7 +343,7 @@ class ToHuggingFace:
             print("\n".join(table([*rows, ("written", str(self.output))])))
 
 
-def _type_of(weights: Weights) -> DType:
+def _type_of(weights: WeightSource) -> DType:
     """That of the imported file; fp64 has become fp32 on the way in."""
     types: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16"}
     return types.get(str(weights.facts.get("dtype")), "fp32")
@@ -369,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_started(command.shape, "tools.convert", arguments)
         return command.run()
 
-    return guarded("tools.convert", run)
+    return run_main("tools.convert", run)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data import ExchangedPairs, ShardedPairs, Source, SpecialTokens
-from tensor3d.data.stored_samples import ExchangedSamples, StoredSamples
-from tensor3d.distributed.host_all_to_all import Peers
-from tensor3d.packing import Plan
+from tensor3d.data import RemotePairs, SampleSource, ShardedPairs, SpecialTokens
+from tensor3d.data.stored_samples import RemoteSamples, StoredSamples
+from tensor3d.distributed.host_all_to_all import HostAllToAll
+from tensor3d.packing import PackingPlan
 from tools.corpus.pipeline.step import STEP
 from tools.corpus.quick.corpus_info import Corpus, CorpusInfo, load_corpus, read_info
 from tools.corpus.samples.document_runs import TOKENIZER
@@ -74,17 +74,19 @@ class TrainingCorpus(Protocol):
     def missing(self) -> Sequence[int]:
         """Shards that are not on this machine."""
 
-    def plan(self, method: str) -> Plan | None:
+    def plan(self, method: str) -> PackingPlan | None:
         """Of the packs of an epoch, if it was made before by this method."""
 
     @property
     def continuations(self) -> NDArray[np.bool_] | None:
         """bool (vocab_size,), True for a piece that goes on a word, where words are masked whole."""
 
-    def training(self, *, max_length: int, seed: int, short_probability: float, everyone: Peers | None) -> Source:
+    def training(
+        self, *, max_length: int, seed: int, short_probability: float, everyone: HostAllToAll | None
+    ) -> SampleSource:
         """The training sequences: all read here, or by exchange with `everyone` along the data axis."""
 
-    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> Source:
+    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> SampleSource:
         """The held-out sequences."""
 
 
@@ -117,13 +119,15 @@ class DocumentCorpus:
     def continuations(self) -> None:
         return None
 
-    def training(self, *, max_length: int, seed: int, short_probability: float, everyone: Peers | None) -> Source:
+    def training(
+        self, *, max_length: int, seed: int, short_probability: float, everyone: HostAllToAll | None
+    ) -> SampleSource:
         drawing = {"max_length": max_length, "seed": seed}
         if everyone is not None:
-            return ExchangedPairs(self.corpus.train, everyone, short_probability=short_probability, **drawing)
+            return RemotePairs(self.corpus.train, everyone, short_probability=short_probability, **drawing)
         return ShardedPairs(self.corpus.train, short_probability=short_probability, **drawing)
 
-    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> Source:
+    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> SampleSource:
         documents = [self.corpus.held_out]
         return ShardedPairs(documents, max_length=max_length, seed=seed, short_probability=short_probability)
 
@@ -198,19 +202,21 @@ class SampledCorpus:
     def missing(self) -> list[int]:
         return [number for number, shard in enumerate(self.samples.shards) if shard is None]
 
-    def plan(self, method: str) -> Plan | None:
+    def plan(self, method: str) -> PackingPlan | None:
         return self.samples.plan() if method == self.samples.packing else None
 
     @property
     def continuations(self) -> NDArray[np.bool_] | None:
         return self.samples.continuations
 
-    def training(self, *, max_length: int, seed: int, short_probability: float, everyone: Peers | None) -> Source:
+    def training(
+        self, *, max_length: int, seed: int, short_probability: float, everyone: HostAllToAll | None
+    ) -> SampleSource:
         if everyone is not None:
-            return ExchangedSamples(self.samples.shards, everyone, max_length=max_length)
+            return RemoteSamples(self.samples.shards, everyone, max_length=max_length)
         return StoredSamples(self.samples.shards, max_length=max_length)
 
-    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> Source:
+    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> SampleSource:
         return StoredSamples([self.samples.held_out], max_length=max_length)
 
 

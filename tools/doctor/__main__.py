@@ -36,16 +36,16 @@ import tyro
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed import process_group
 from tensor3d.distributed.cube_shape import AxisName
-from tensor3d.distributed.process_group import Place
-from tensor3d.distributed.watchdog import Watch
-from tools.common.cli import guarded
+from tensor3d.distributed.process_group import WorkerInfo
+from tensor3d.distributed.watchdog import Watchdog
+from tools.common.cli import run_main
 from tools.common.machine import check_output
 from tools.doctor import network
 from tools.doctor.checks import SEEN, Checks
-from tools.doctor.collective_checks import Effort, Wires, figures, product_seconds, slowest_axis
+from tools.doctor.collective_checks import CollectiveChecks, TimingBudget, figures, product_seconds, slowest_axis
 from tools.doctor.report import NAME, Report
-from tools.doctor.rules import NOT_READY, Finding, Names, NotReadyError, ending_on_sigterm, judge_products
-from tools.doctor.store_rounds import Board, Verdict
+from tools.doctor.rules import NOT_READY, Finding, MemberNames, NotReadyError, ending_on_sigterm, judge_products
+from tools.doctor.store_rounds import RoundResult, StoreRounds
 
 # --- The checks that need a process group: collectives and products, under a watch that names who goes silent ---------
 
@@ -53,7 +53,7 @@ _HEARD = 2.0
 """Seconds that the host of the store stays after a hang, so that the others adopt the verdict that is in it."""
 
 
-def connect(board: Board, place: Place, shape: CubeShape, store: dist.Store, wait: float) -> Cube:
+def connect(board: StoreRounds, place: WorkerInfo, shape: CubeShape, store: dist.Store, wait: float) -> Cube:
     """The cube, as training connects it; ends the process where that takes too long.
 
     Raises:
@@ -76,26 +76,28 @@ def connect(board: Board, place: Place, shape: CubeShape, store: dist.Store, wai
     return cube
 
 
-def measure(board: Board, place: Place | None, cube: Cube, effort: Effort, report: Report, wait: float) -> None:
+def measure(
+    board: StoreRounds, place: WorkerInfo | None, cube: Cube, effort: TimingBudget, report: Report, wait: float
+) -> None:
     """Results, times and speeds of all ranks. Raises NotReadyError on every rank where a result is wrong."""
     with _watched(board, place, cube, wait) as note:
         note("making groups")
-        wires = Wires(cube, effort)
+        wires = CollectiveChecks(cube, effort)
         note("checking collectives")
         faults = wires.check()
-        board.decide("collectives", faults, lambda of_ranks: Verdict(findings=_wrong(of_ranks)))
+        board.decide("collectives", faults, lambda of_ranks: RoundResult(findings=_wrong(of_ranks)))
         seconds = wires.measure(note) if wires.points else []
         note("computing a product")
         together = dist.barrier if cube.mesh is not None else lambda: None
         product = product_seconds(cube.device, effort.product_seconds, together)
 
-        def judge(times: list[Any]) -> Verdict:
+        def judge(times: list[Any]) -> RoundResult:
             per_node = place.per_node if place is not None else 1
             report.cube = f"cube {cube.shape}, wire {','.join(cube.shape.wire)}"
             report.wires = figures(cube.shape, per_node, effort.sizes, [each["wires"] for each in times])
             report.advice = slowest_axis(cube.shape, per_node, report.wires)
             report.products = [each["product"] for each in times]
-            return Verdict(findings=judge_products(report.products, board.names))
+            return RoundResult(findings=judge_products(report.products, board.names))
 
         board.decide("times", {"wires": seconds, "product": product}, judge)
 
@@ -109,7 +111,7 @@ def _wrong(faults: list[list[str]]) -> list[Finding]:
 
 
 @contextmanager
-def _watched(board: Board, place: Place | None, cube: Cube, wait: float) -> Iterator[Callable[[str], None]]:
+def _watched(board: StoreRounds, place: WorkerInfo | None, cube: Cube, wait: float) -> Iterator[Callable[[str], None]]:
     """Inside, a rank that makes no progress for `wait` seconds ends all of them with one message that names it. Yields
     what notes the progress of this one."""
 
@@ -121,7 +123,7 @@ def _watched(board: Board, place: Place | None, cube: Cube, wait: float) -> Iter
         _leave(place)
 
     steps = iter(range(1, 1_000_000))
-    with Watch(cube, hang_after=wait, say=say, abort=abort) as watch:
+    with Watchdog(cube, hang_after=wait, say=say, abort=abort) as watch:
         # There is nothing to save: a signal ends this process as it would any other.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -134,7 +136,7 @@ def _watched(board: Board, place: Place | None, cube: Cube, wait: float) -> Iter
 
 
 @contextmanager
-def _limited(board: Board, place: Place, wait: float) -> Iterator[None]:
+def _limited(board: StoreRounds, place: WorkerInfo, wait: float) -> Iterator[None]:
     """Inside, time runs out after `wait` seconds: gloo and NCCL would say only that a connection was not made."""
 
     def expire() -> None:
@@ -164,7 +166,7 @@ def _connected(rank: int) -> str:
     return f"connected/{rank}"
 
 
-def _leave(place: Place | None) -> None:
+def _leave(place: WorkerInfo | None) -> None:
     """Ends this process at once: its main thread is in the middle of a collective."""
     if place is not None and place.rank == 0 and not place.hosted:
         time.sleep(_HEARD)
@@ -204,7 +206,7 @@ class DoctorCommand:
     output: Path | None = None
     """JSON file for all that is found and measured, written by rank 0."""
 
-    def shape(self, place: Place) -> CubeShape:
+    def shape(self, place: WorkerInfo) -> CubeShape:
         """The cube, laid on the nodes. Raises ValueError for what can be seen before any rank is connected."""
         if not (math.isfinite(self.wait) and self.wait > 0):
             raise ValueError(f"--wait must be a number of seconds above 0. Got {self.wait}.")
@@ -228,12 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 where training would start, warnings or not; 2 for a finding that prevents it or a bad call, on
     every rank; 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    return guarded(NAME, lambda: run(arguments))
+    return run_main(NAME, lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> int:
     place = process_group.place()
-    own = place or Place(rank=0, world=1, local_rank=0, per_node=1, address="", port=0, hosted=False)
+    own = place or WorkerInfo(rank=0, world=1, local_rank=0, per_node=1, address="", port=0, hosted=False)
     try:
         # A bad call is the same on all ranks: told by the first.
         with contextlib.redirect_stderr(io.StringIO()) if own.rank else contextlib.nullcontext():
@@ -252,15 +254,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def examine(
-    command: DoctorCommand, shape: CubeShape, place: Place, *, launched: bool, arguments: Sequence[str]
+    command: DoctorCommand, shape: CubeShape, place: WorkerInfo, *, launched: bool, arguments: Sequence[str]
 ) -> None:
     """All checks. Raises NotReadyError, on every rank, where training would not start."""
-    effort = Effort.quick() if command.quick else Effort()
+    effort = TimingBudget.quick() if command.quick else TimingBudget()
     report = Report(arguments=arguments, output=command.output)
     raw = open_store(command, place, report) if launched else None
-    board = Board(
+    board = StoreRounds(
         dist.PrefixStore("tensor3d/doctor", raw) if raw is not None else None,
-        names=Names(kind="rank", per_node=place.per_node),
+        names=MemberNames(kind="rank", per_node=place.per_node),
         member=place.rank,
         members=place.world,
         wait=command.wait,
@@ -292,7 +294,7 @@ def examine(
         raise
 
 
-def open_store(command: DoctorCommand, place: Place, report: Report) -> dist.Store:
+def open_store(command: DoctorCommand, place: WorkerInfo, report: Report) -> dist.Store:
     """The job's store. Raises NotReadyError where it is not to be had, told by the first rank of each node."""
     timeout = network.seconds(command.wait)
     try:
@@ -308,7 +310,7 @@ def open_store(command: DoctorCommand, place: Place, report: Report) -> dist.Sto
         raise
 
 
-def _speaks(place: Place) -> bool:
+def _speaks(place: WorkerInfo) -> bool:
     """Whether this rank tells what ranks without a store cannot agree upon: one a node, and on node 0, where rank 0 may
     be what is missing, any."""
     return place.local_rank == 0 or place.node == 0

@@ -14,12 +14,21 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tensor3d.distributed.object_collectives import in_words
-from tensor3d.distributed.process_group import Place
+from tensor3d.distributed.object_collectives import format_error
+from tensor3d.distributed.process_group import WorkerInfo
 from tools.doctor.facts import NodeFacts, versions
 from tools.doctor.report import Report
-from tools.doctor.rules import Finding, Names, judge_calls, judge_clocks, judge_nodes, judge_versions, odd_ones, who_has
-from tools.doctor.store_rounds import Board, Verdict
+from tools.doctor.rules import (
+    Finding,
+    MemberNames,
+    judge_calls,
+    judge_clocks,
+    judge_nodes,
+    judge_versions,
+    odd_ones,
+    who_has,
+)
+from tools.doctor.store_rounds import RoundResult, StoreRounds
 
 # --- Whether a folder is the same place for all nodes, and each of them can write there -------------------------------
 
@@ -47,7 +56,7 @@ def state_of(folder: Path) -> State:
     return {"folder": str(folder), "base": str(base), "error": error}
 
 
-def judge_states(states: Sequence[Sequence[State]], names: Names) -> list[Finding]:
+def judge_states(states: Sequence[Sequence[State]], names: MemberNames) -> list[Finding]:
     """What nodes say of the same folders.
 
     Args:
@@ -94,7 +103,7 @@ def probes(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
             try:
                 path.write_text(word)
             except OSError as error:
-                problem = in_words(error)
+                problem = format_error(error)
         yield word, problem
     finally:
         for path in made:
@@ -116,7 +125,7 @@ def sees(folders: Sequence[Path], word: str, wait: float) -> list[bool]:
     return [path.exists() for path in paths]
 
 
-def judge_seen(seen: Sequence[Sequence[bool]], folders: Sequence[Path], names: Names) -> list[Finding]:
+def judge_seen(seen: Sequence[Sequence[bool]], folders: Sequence[Path], names: MemberNames) -> list[Finding]:
     """Findings for folders in which nodes do not see what node 0 has written there; `seen` by node and folder."""
     found = []
     for folder, of_nodes in zip(folders, zip(*seen, strict=True), strict=True):
@@ -172,11 +181,11 @@ class Checks:
         report: filled on rank 0.
     """
 
-    def __init__(self, board: Board, place: Place, report: Report) -> None:
+    def __init__(self, board: StoreRounds, place: WorkerInfo, report: Report) -> None:
         self._board, self._place, self._report = board, place, report
         self._leads = place.local_rank == 0
         self._nodes: list[int] = []
-        self._names = Names(kind="node")
+        self._names = MemberNames(kind="node")
 
     def run(
         self,
@@ -205,19 +214,19 @@ class Checks:
             self.clocks(trips)
 
     def versions(self, call: str, recipe: Path | None) -> None:
-        def judge(reports: list[Any]) -> Verdict:
+        def judge(reports: list[Any]) -> RoundResult:
             names = self._board.names
             self._report.versions = reports[0]["versions"]
             found = judge_calls([report["call"] for report in reports], names)
-            return Verdict(findings=found + judge_versions([report["versions"] for report in reports], names))
+            return RoundResult(findings=found + judge_versions([report["versions"] for report in reports], names))
 
         self._board.decide("versions", {"call": call, "versions": versions(recipe)}, judge)
 
     def nodes(self, gpu: bool) -> None:
-        def judge(reports: list[Any]) -> Verdict:
+        def judge(reports: list[Any]) -> RoundResult:
             nodes = [NodeFacts.from_json(report) for report in reports if report is not None]
             leaders = [rank for rank, report in enumerate(reports) if report is not None]
-            names = Names(kind="node", hosts=tuple(node.host for node in nodes))
+            names = MemberNames(kind="node", hosts=tuple(node.host for node in nodes))
             self._report.nodes = nodes
             found = judge_nodes(nodes, names, gpu=gpu)
             # Ranks are numbered node by node, as the placement of axes takes for granted.
@@ -231,33 +240,33 @@ class Checks:
                         )
                     )
                 first += here
-            return Verdict(findings=found, data={"leaders": leaders, "hosts": names.hosts})
+            return RoundResult(findings=found, data={"leaders": leaders, "hosts": names.hosts})
 
         own = dataclasses.asdict(NodeFacts.here(self._place.per_node)) if self._leads else None
         told = self._board.decide("nodes", own, judge)
-        self._nodes, self._names = told["leaders"], Names(kind="node", hosts=tuple(told["hosts"]))
+        self._nodes, self._names = told["leaders"], MemberNames(kind="node", hosts=tuple(told["hosts"]))
 
     def folders(self, folders: Sequence[Path], seen_within: float) -> None:
         self._board.decide(
             "directories",
             [state_of(folder) for folder in folders] if self._leads else None,
-            lambda states: Verdict(findings=judge_states(_of_leaders(states), self._names)),
+            lambda states: RoundResult(findings=judge_states(_of_leaders(states), self._names)),
         )
         if self._place.rank == 0:
             with probes(folders) as (word, problem):
                 found = [Finding(text=problem)] if problem else []
-                self._board.decide("writing into directories", None, lambda _: Verdict(findings=found, data=word))
+                self._board.decide("writing into directories", None, lambda _: RoundResult(findings=found, data=word))
                 self._same_place(folders, word, seen_within)
             self._report.directories = list(folders)
         else:
-            word = self._board.decide("writing into directories", None, lambda _: Verdict())
+            word = self._board.decide("writing into directories", None, lambda _: RoundResult())
             self._same_place(folders, word, seen_within)
 
     def _same_place(self, folders: Sequence[Path], word: str, seen_within: float) -> None:
         self._board.decide(
             "reading from directories",
             sees(folders, word, seen_within) if self._leads else None,
-            lambda seen: Verdict(findings=judge_seen(_of_leaders(seen), folders, self._names)),
+            lambda seen: RoundResult(findings=judge_seen(_of_leaders(seen), folders, self._names)),
         )
 
     def clocks(self, trips: int) -> None:
@@ -272,9 +281,9 @@ class Checks:
         except RuntimeError as error:  # time has run out, or the store is gone
             problem.append(Finding(text=f"clocks could not be compared: {str(error).splitlines()[0]}"))
 
-        def judge(_: list[Any]) -> Verdict:
+        def judge(_: list[Any]) -> RoundResult:
             self._report.clocks = offsets
-            return Verdict(findings=[*problem, *judge_clocks(offsets, self._names)])
+            return RoundResult(findings=[*problem, *judge_clocks(offsets, self._names)])
 
         self._board.decide("clocks", None, judge)
 

@@ -63,7 +63,7 @@ _SLOWER = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class TimingBudget:
     """How much is measured."""
 
     sizes: tuple[int, ...] = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
@@ -80,10 +80,10 @@ class Effort:
     """For all rounds, about: on slow wires there are fewer calls."""
 
     @classmethod
-    def quick(cls) -> Effort:
+    def quick(cls) -> TimingBudget:
         return cls(sizes=(1 << 10, 1 << 18), rounds=3, calls=3, product_seconds=0.1, trips=3, seconds=6.0)
 
-    def within(self, once: float) -> Effort:
+    def within(self, once: float) -> TimingBudget:
         """As much of it as there is time for.
 
         Args:
@@ -107,10 +107,10 @@ def series_for(shape: CubeShape) -> list[Series]:
     return found
 
 
-class Wires(CollectingTrial):
+class CollectiveChecks(CollectingTrial):
     """The collectives of one rank."""
 
-    def __init__(self, cube: Cube, effort: Effort) -> None:
+    def __init__(self, cube: Cube, effort: TimingBudget) -> None:
         super().__init__(cube, effort.sizes, series_for(cube.shape))
         self._effort = effort
 
@@ -175,7 +175,7 @@ def figures(
 
     Args:
         shape: of the cube, with its wire.
-        sizes: of `Effort`.
+        sizes: of `TimingBudget`.
         seconds: by rank and point.
     """
     found, series = [], series_for(shape)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tensor3d import Cube, CubeShape
-from tensor3d.distributed.collectives import Axis, Pending, all_gather, all_reduce, all_to_all, reduce_scatter
+from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, all_reduce, all_to_all, reduce_scatter
 from tensor3d.distributed.comm_stats import Kind
 from tensor3d.distributed.cube_shape import AXES, AxisName
 
@@ -315,7 +315,7 @@ class CollectingTrial:
         return point.elements * (1 if point.series.kind == "all-gather" else point.series.members)
 
 
-def _issue(point: Point, tensor: Tensor, axis: Axis) -> Pending:
+def _issue(point: Point, tensor: Tensor, axis: Axis) -> CommHandle:
     match point.series.kind:
         case "all-gather":
             return all_gather(tensor, axis)

@@ -21,14 +21,14 @@ from typing import Any
 import torch.distributed as dist
 import tyro
 
-from tools.common.cli import guarded
+from tools.common.cli import run_main
 from tools.doctor.checks import judge_states, state_of
 from tools.doctor.facts import NodeFacts, versions
 from tools.doctor.network import address_of, in_use, is_own, open_within, reach, seconds
 from tools.doctor.rules import (
     NOT_READY,
     Finding,
-    Names,
+    MemberNames,
     NotReadyError,
     as_lines,
     count,
@@ -37,7 +37,7 @@ from tools.doctor.rules import (
     judge_nodes,
     judge_versions,
 )
-from tools.doctor.store_rounds import Board, Verdict
+from tools.doctor.store_rounds import RoundResult, StoreRounds
 
 NAME = "tools.doctor.nodes"
 
@@ -84,7 +84,7 @@ class NodesCommand:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status, the same on all nodes that come: 0 where all have come and are alike, else 2; 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    return guarded(NAME, lambda: run(arguments))
+    return run_main(NAME, lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -101,9 +101,9 @@ def run(arguments: Sequence[str]) -> int:
 def call_roll(command: NodesCommand, host: str, port: int) -> None:
     """All checks. Raises NotReadyError, on every node that came, where training should not be started."""
     first = command.node_rank == 0
-    named = Names(kind="node", hosts=tuple(command.hosts.split(",")) if command.hosts else ())
+    named = MemberNames(kind="node", hosts=tuple(command.hosts.split(",")) if command.hosts else ())
     store = open_store(command, host, port)
-    board = Board(
+    board = StoreRounds(
         dist.PrefixStore("tensor3d/nodes", store),
         names=named,
         member=command.node_rank,
@@ -125,22 +125,22 @@ def call_roll(command: NodesCommand, host: str, port: int) -> None:
         board.leave(host=first)
 
 
-def compare(command: NodesCommand, board: Board, host: str) -> None:
+def compare(command: NodesCommand, board: StoreRounds, host: str) -> None:
     """The rounds. Raises NotReadyError at the first that finds something."""
     board.meet(socket.gethostname(), lambda: own_ports(command, host))
 
-    def judge(reports: list[Any]) -> Verdict:
+    def judge(reports: list[Any]) -> RoundResult:
         names = board.names
         found = judge_calls([report["call"] for report in reports], names)
-        return Verdict(findings=found + judge_versions([report["versions"] for report in reports], names))
+        return RoundResult(findings=found + judge_versions([report["versions"] for report in reports], names))
 
     call = f"--nodes {command.nodes}, {count(len(command.directory), 'directory')}"
     board.decide("versions", {"call": call, "versions": versions(command.recipe)}, judge)
 
-    def judge_machines(reports: list[Any]) -> Verdict:
+    def judge_machines(reports: list[Any]) -> RoundResult:
         names = board.names
         found = judge_nodes([NodeFacts.from_json(report["node"]) for report in reports], names)
-        return Verdict(findings=found + judge_states([report["directories"] for report in reports], names))
+        return RoundResult(findings=found + judge_states([report["directories"] for report in reports], names))
 
     own = NodeFacts.here(command.per_node)
     folders = [state_of(folder) for folder in command.directory]

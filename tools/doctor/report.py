@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tools.common.machine import aligned, write_json
+from tools.common.machine import format_table, write_json
 from tools.doctor.collective_checks import HEADER, WireFigures, as_json
 from tools.doctor.facts import NodeFacts
 from tools.doctor.rules import Finding, as_lines, count, numbers
@@ -57,7 +57,7 @@ class Report:
         lines += [f"directory {path}: the same place on all nodes, writable" for path in self.directories]
         if self.wires:
             lines += ["", f"{self.cube}, all groups at once, the slowest group of each:"]
-            lines += aligned(HEADER, [figures.row() for figures in self.wires])
+            lines += format_table(HEADER, [figures.row() for figures in self.wires])
         lines += [self.advice] if self.advice else []
         self.write()
         print("\n".join([*lines, "", f"ready: {count(ranks, 'rank')} on {count(len(nodes), 'node')}"]), flush=True)
@@ -99,7 +99,7 @@ class Report:
                 ]
             )
             first += node.ranks
-        return aligned(_NODES, rows)
+        return format_table(_NODES, rows)
 
 
 def _gpus(node: NodeFacts) -> str:

@@ -41,7 +41,7 @@ class NotReadyError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Names:
+class MemberNames:
     """Names the members of a roll: ranks, or nodes.
 
     Args:
@@ -132,7 +132,7 @@ SLOW = 2.0
 """Times the median that a rank may take for the same product."""
 
 
-def who_has(values: Sequence[V], names: Names, show: Callable[[V], str] = str) -> str:
+def who_has(values: Sequence[V], names: MemberNames, show: Callable[[V], str] = str) -> str:
     """`2.13.0 on rank 0 (a), 2.12.1 on ranks 1-2 (b)`."""
     holders: dict[V, list[int]] = {}
     for member, value in enumerate(values):
@@ -147,7 +147,7 @@ def odd_ones(values: Sequence[object]) -> tuple[int, ...]:
     return tuple(member for member, value in enumerate(values) if value != usual)
 
 
-def judge_versions(reports: Sequence[Mapping[str, str]], names: Names) -> list[Finding]:
+def judge_versions(reports: Sequence[Mapping[str, str]], names: MemberNames) -> list[Finding]:
     """A finding for each version, source or file that is not the same on all members."""
     found = []
     for what in dict.fromkeys(name for report in reports for name in report):
@@ -165,7 +165,7 @@ def judge_versions(reports: Sequence[Mapping[str, str]], names: Names) -> list[F
     return found
 
 
-def judge_calls(calls: Sequence[str], names: Names) -> list[Finding]:
+def judge_calls(calls: Sequence[str], names: MemberNames) -> list[Finding]:
     """A finding where the members were not called alike."""
     if len(set(calls)) == 1:
         return []
@@ -173,7 +173,7 @@ def judge_calls(calls: Sequence[str], names: Names) -> list[Finding]:
     return [Finding(text=text, about=odd_ones(calls))]
 
 
-def judge_nodes(nodes: Sequence[NodeFacts], names: Names, *, gpu: bool = False) -> list[Finding]:
+def judge_nodes(nodes: Sequence[NodeFacts], names: MemberNames, *, gpu: bool = False) -> list[Finding]:
     """What keeps nodes from working together: numbers of ranks and GPUs, GPUs that cannot be used, addresses.
 
     Args:
@@ -210,7 +210,7 @@ def judge_nodes(nodes: Sequence[NodeFacts], names: Names, *, gpu: bool = False) 
     return found + judge_addresses(nodes, names)
 
 
-def judge_addresses(nodes: Sequence[NodeFacts], names: Names) -> list[Finding]:
+def judge_addresses(nodes: Sequence[NodeFacts], names: MemberNames) -> list[Finding]:
     """Findings for nodes at which others would look for them in vain: gloo tells its address to the others."""
     found = []
     several = len({node.host for node in nodes}) > 1
@@ -233,7 +233,7 @@ def judge_addresses(nodes: Sequence[NodeFacts], names: Names) -> list[Finding]:
     return found
 
 
-def judge_clocks(offsets: Mapping[int, tuple[float, float]], names: Names) -> list[Finding]:
+def judge_clocks(offsets: Mapping[int, tuple[float, float]], names: MemberNames) -> list[Finding]:
     """Warnings for nodes whose clock is off.
 
     Args:
@@ -251,7 +251,7 @@ def judge_clocks(offsets: Mapping[int, tuple[float, float]], names: Names) -> li
     ]
 
 
-def judge_products(seconds: Sequence[float], names: Names) -> list[Finding]:
+def judge_products(seconds: Sequence[float], names: MemberNames) -> list[Finding]:
     """A warning for ranks that are slow at a product that all of them computed at the same time."""
     median = statistics.median(seconds)
     slow = [rank for rank, taken in enumerate(seconds) if taken > SLOW * median]

@@ -5,7 +5,7 @@ Nothing here needs a process group: these are the checks of what a process group
 
     key                      written by   holds
     ROUND/<member>           the member   what it knows
-    ROUND/verdict            member 0     `Verdict`
+    ROUND/verdict            member 0     `RoundResult`
     told                     whoever      counts those who want to tell that member 0 is silent: the first one does
     left                     the members  counts those who have read the last verdict
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tools.doctor.rules import Finding, Names, NotReadyError
+from tools.doctor.rules import Finding, MemberNames, NotReadyError
 
 MARGIN = 10.0
 """Seconds that member 0 has to judge, beyond those in which the others may come."""
@@ -35,7 +35,7 @@ MEETING = "meeting"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RoundResult:
     """What member 0 makes of a round."""
 
     findings: Sequence[Finding] = ()
@@ -43,7 +43,7 @@ class Verdict:
     """JSON-able; for all members."""
 
 
-class Board:
+class StoreRounds:
     """One member's part.
 
     Args:
@@ -61,7 +61,7 @@ class Board:
         self,
         store: dist.Store | None,
         *,
-        names: Names,
+        names: MemberNames,
         member: int,
         members: int,
         wait: float,
@@ -87,10 +87,10 @@ class Board:
         Raises:
             NotReadyError: as `decide`.
         """
-        hosts = self.decide(MEETING, host, lambda hosts: Verdict(findings=judge(), data=hosts))
+        hosts = self.decide(MEETING, host, lambda hosts: RoundResult(findings=judge(), data=hosts))
         self.names = dataclasses.replace(self.names, hosts=tuple(hosts))
 
-    def decide(self, round: str, own: Any, judge: Callable[[list[Any]], Verdict]) -> Any:
+    def decide(self, round: str, own: Any, judge: Callable[[list[Any]], RoundResult]) -> Any:
         """The data of the verdict, on every member.
 
         Args:
@@ -149,7 +149,7 @@ class Board:
 
     # --- member 0 -------------------------------------------------------------------------------------------------
 
-    def _judged(self, round: str, judge: Callable[[list[Any]], Verdict]) -> Verdict:
+    def _judged(self, round: str, judge: Callable[[list[Any]], RoundResult]) -> RoundResult:
         assert self.store is not None
         keys = [f"{round}/{member}" for member in range(self.members)]
         missing: list[int] = []
@@ -163,12 +163,12 @@ class Board:
         self._came = self.members - len(missing)
         try:
             verdict = (
-                Verdict(findings=[self._absent(round, missing)])
+                RoundResult(findings=[self._absent(round, missing)])
                 if missing
                 else judge([json.loads(text) for text in self.store.multi_get(keys)])
             )
         except (ValueError, OSError) as error:
-            verdict = Verdict(findings=[Finding(text=str(error), about=(0,))])
+            verdict = RoundResult(findings=[Finding(text=str(error), about=(0,))])
         if verdict.findings:
             self._say(verdict.findings)
         self.store.set(f"{round}/verdict", json.dumps(dataclasses.asdict(verdict)))
@@ -193,7 +193,7 @@ class Board:
 
     # --- the others -----------------------------------------------------------------------------------------------
 
-    def _read_verdict(self, round: str) -> Verdict:
+    def _read_verdict(self, round: str) -> RoundResult:
         assert self.store is not None
         patience = self._wait + MARGIN
         deadline, begun = time.monotonic() + patience, False
@@ -201,7 +201,7 @@ class Board:
             if self.store.check([f"{round}/verdict"]):
                 text = json.loads(self.store.get(f"{round}/verdict"))
                 found = [Finding(**{**each, "about": tuple(each["about"])}) for each in text["findings"]]
-                return Verdict(findings=found, data=text["data"])
+                return RoundResult(findings=found, data=text["data"])
             if not begun and self.store.check([f"{round}/0"]):
                 begun, deadline = True, time.monotonic() + patience  # it now waits for others, as long as this one has
             if time.monotonic() > deadline:

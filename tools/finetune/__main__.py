@@ -11,20 +11,20 @@ from typing import Annotated, Any, Union
 import tyro
 
 from tensor3d import Cube
-from tools.common.cli import check_started, cube_of, guarded
+from tools.common.cli import check_started, cube_of, run_main
 from tools.corpus.tokenizers import Tokenizer
-from tools.finetune.config import FinetuneRecipe
+from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
 from tools.finetune.job import FinetuneCommand, recipe_among
 from tools.finetune.qa_task import AnswerData, AnswerTask
 from tools.finetune.seed_sweep import finetune
-from tools.finetune.tasks import ClassifyTask, RegressTask, Task
+from tools.finetune.tasks import ClassifyTask, FinetuneTask, RegressTask
 
 # --- `classify` and `regress` as commands -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRecipe(FinetuneRecipe):
+class TextConfig(FinetuneConfig):
     """A recipe of classification or regression."""
 
     data: TextData = field(default_factory=TextData)
@@ -32,15 +32,15 @@ class TextRecipe(FinetuneRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class _TextCommand(FinetuneCommand):
-    settings: Annotated[TextRecipe, tyro.conf.arg(name="")] = field(default_factory=TextRecipe)
+    settings: Annotated[TextConfig, tyro.conf.arg(name="")] = field(default_factory=TextConfig)
     """The recipe's values, each of which can be given here."""
 
     @classmethod
-    def recipe_class(cls) -> type[FinetuneRecipe]:
-        return TextRecipe
+    def recipe_class(cls) -> type[FinetuneConfig]:
+        return TextConfig
 
     @property
-    def sections(self) -> TextRecipe:
+    def sections(self) -> TextConfig:
         return self.settings
 
     @property
@@ -57,7 +57,7 @@ class ClassifyCommand(_TextCommand):
 
     task = "classify"
 
-    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> Task:
+    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
         return ClassifyTask(self.settings.data, self.settings, tokenizer, cube)
 
 
@@ -67,7 +67,7 @@ class RegressCommand(_TextCommand):
 
     task = "regress"
 
-    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> Task:
+    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
         return RegressTask(self.settings.data, self.settings, tokenizer, cube)
 
 
@@ -75,7 +75,7 @@ class RegressCommand(_TextCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerRecipe(FinetuneRecipe):
+class AnswerConfig(FinetuneConfig):
     """A recipe of question answering."""
 
     data: AnswerData = field(default_factory=AnswerData)
@@ -87,15 +87,15 @@ class AnswerCommand(FinetuneCommand):
 
     task = "answer"
 
-    settings: Annotated[AnswerRecipe, tyro.conf.arg(name="")] = field(default_factory=AnswerRecipe)
+    settings: Annotated[AnswerConfig, tyro.conf.arg(name="")] = field(default_factory=AnswerConfig)
     """The recipe's values, each of which can be given here."""
 
     @classmethod
-    def recipe_class(cls) -> type[FinetuneRecipe]:
-        return AnswerRecipe
+    def recipe_class(cls) -> type[FinetuneConfig]:
+        return AnswerConfig
 
     @property
-    def sections(self) -> AnswerRecipe:
+    def sections(self) -> AnswerConfig:
         return self.settings
 
     @property
@@ -105,7 +105,7 @@ class AnswerCommand(FinetuneCommand):
     def inputs(self) -> Sequence[Path]:
         return self.settings.data.files()
 
-    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> Task:
+    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
         return AnswerTask(self.settings.data, self.settings, tokenizer, cube)
 
 
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finetune(command, cube)
         return 0
 
-    return guarded("tools.finetune", run)
+    return run_main("tools.finetune", run)
 
 
 def parse(arguments: Sequence[str]) -> FinetuneCommand:

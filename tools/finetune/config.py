@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from models.bert import PRESETS, BertConfig
-from tools.training.config import OptimizerRecipe, PrecisionRecipe, from_table
+from tools.training.config import OptimizerConfig, PrecisionConfig, from_table
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-R = TypeVar("R", bound="FinetuneRecipe")
+R = TypeVar("R", bound="FinetuneConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class ModelSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSection(OptimizerRecipe):
+class OptimizerSection(OptimizerConfig):
     """The optimiser of pre-training, with a learning rate for weights that are good already."""
 
     lr: float = 5e-5
@@ -105,7 +105,7 @@ class RunSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneRecipe:
+class FinetuneConfig:
     """The sections that all tasks share; a task adds `data`.
 
     Raises:
@@ -114,7 +114,7 @@ class FinetuneRecipe:
 
     model: ModelSection = field(default_factory=lambda: ModelSection(vocab="embedded"))
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
-    precision: PrecisionRecipe = field(default_factory=PrecisionRecipe)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     run: RunSection = field(default_factory=RunSection)
 
     def __post_init__(self) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from models.bert.text_batches import Text
+from models.bert.text_batches import EncodedText
 from tools.corpus.quick.text_sources import EmbeddedSource, read_lines
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import Tokenizer
-from tools.predict.text_encoder import Reader, TooLong
+from tools.predict.text_encoder import TextEncoder, TooLong
 
 # --- Rows of TSV, CSV and JSON lines, with the place of each for messages ---------------------------------------------
 
@@ -269,7 +269,7 @@ class TextData:
 class Labelled:
     """The texts of one file, as the model reads them."""
 
-    texts: list[Text]
+    texts: list[EncodedText]
     ids: list[str]
     labels: list[str | None]
     """As they stand there; None where there is none."""
@@ -292,7 +292,7 @@ def read_part(data: TextData, part: str, tokenizer: Tokenizer) -> Labelled:
         ValueError: naming the file and the line; see `read_rows`. Also a text with nothing in it, and names that would
             break the predictions: with a tab or line end in them, or there twice.
     """
-    reader = Reader(tokenizer, data.max_length, data.too_long)
+    reader = TextEncoder(tokenizer, data.max_length, data.too_long)
     columns = _columns(data, part)
     skip = data.bad == "skip" and part != "test"
     found = list(_rows(data, part, columns, skip=skip))
@@ -300,7 +300,7 @@ def read_part(data: TextData, part: str, tokenizer: Tokenizer) -> Labelled:
     if not rows:
         raise ValueError(f"{getattr(data, part)} has no row. Give a file with at least one.")
     pairs = columns["text_b"] is not None
-    texts: list[Text] = []
+    texts: list[EncodedText] = []
     for start in range(0, len(rows), _PART):
         texts += _encoded(reader, rows[start : start + _PART], columns, pairs)
 
@@ -361,7 +361,9 @@ def _rows(data: TextData, part: str, columns: dict[str, Column | None], *, skip:
     return read_rows(Path(name), needed, format=data.format, header=header, quotes=data.quotes, skip=skip)
 
 
-def _encoded(reader: Reader, rows: Sequence[Row], columns: dict[str, Column | None], pairs: bool) -> list[Text]:
+def _encoded(
+    reader: TextEncoder, rows: Sequence[Row], columns: dict[str, Column | None], pairs: bool
+) -> list[EncodedText]:
     firsts = _ids(reader.tokenizer, rows, columns["text"])
     seconds = _ids(reader.tokenizer, rows, columns["text_b"]) if pairs else [None] * len(rows)
     texts = []

@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from models.bert import PRESETS, BertConfig
-from models.bert.huggingface import Weights, open_weights
+from models.bert.huggingface import WeightSource, open_weights
 from tensor3d import Cube
-from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
+from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import Kind
@@ -26,11 +26,11 @@ _KINDS: dict[str, Kind] = {".txt": "wordpiece", ".json": "json", ".model": "sent
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Start:
+class InitModel:
     """Where a seed begins. The same on every rank."""
 
     config: BertConfig
-    weights: Weights | None
+    weights: WeightSource | None
     """None: random ones."""
     tokenizer: Tokenizer
     tokenizer_folder: Path
@@ -48,7 +48,7 @@ class Start:
             write_json(folder / HUGGINGFACE / CONFIG, kept)
 
 
-def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube) -> Start:
+def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube) -> InitModel:
     """Every rank calls it.
 
     Args:
@@ -61,19 +61,19 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube) -
     """
     if model.start_from is not None:
         folder = Path(model.start_from)
-        weights = on_every_rank(cube, lambda: open_weights(folder))
-        tokenizer = on_every_rank(cube, lambda: tokenizer_of(folder))
-        start = Start(
+        weights = run_on_all_ranks(cube, lambda: open_weights(folder))
+        tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
+        start = InitModel(
             config=model.changed(weights.config), weights=weights, tokenizer=tokenizer, tokenizer_folder=folder
         )
     else:
         folder = output / TOKENIZER
-        on_first_rank(cube, lambda: _install(model, folder))
-        tokenizer = on_every_rank(cube, lambda: load_tokenizer(folder))
+        run_on_rank0(cube, lambda: _install(model, folder))
+        tokenizer = run_on_all_ranks(cube, lambda: load_tokenizer(folder))
         config = dataclasses.replace(
             PRESETS[model.preset], vocab=tokenizer.vocab_size, positions=max_length, std=model.std
         )
-        start = Start(config=model.changed(config), weights=None, tokenizer=tokenizer, tokenizer_folder=folder)
+        start = InitModel(config=model.changed(config), weights=None, tokenizer=tokenizer, tokenizer_folder=folder)
     if start.config.encoder == "classic" and start.config.positions < max_length:
         raise ValueError(
             f"data.max_length={max_length} is more than the {start.config.positions} positions of the model in "

@@ -14,7 +14,7 @@ import tyro
 
 from models.bert.huggingface import model_folder_of, open_weights
 from models.bert.huggingface.config import CONFIG
-from models.bert.huggingface.from_pretrained import OwnWeights
+from models.bert.huggingface.from_pretrained import CheckpointWeights
 from models.bert.huggingface.reader import file_tensors
 from tensor3d import Cube, CubeShape
 from tensor3d.checkpoint.format import CHECKSUMS
@@ -22,14 +22,14 @@ from tools.corpus.pipeline import draft
 from tools.corpus.quick.text_sources import hash_files
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.model_dir import MODEL, TOKENIZER, tokenizers_in
-from tools.finetune.config import FinetuneRecipe, ModelSection, read_recipe
+from tools.finetune.config import FinetuneConfig, ModelSection, read_recipe
 from tools.finetune.data import EMBEDDED
-from tools.finetune.tasks import Task
+from tools.finetune.tasks import FinetuneTask
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneCommand(ABC):
-    """Fine-tunes a model for one task. Subclasses add `settings`, a `FinetuneRecipe` with their own section `data`."""
+    """Fine-tunes a model for one task. Subclasses add `settings`, a `FinetuneConfig` with their own section `data`."""
 
     task: ClassVar[str]
     """Its name on the command line."""
@@ -46,7 +46,7 @@ class FinetuneCommand(ABC):
 
     @classmethod
     @abstractmethod
-    def recipe_class(cls) -> type[FinetuneRecipe]: ...
+    def recipe_class(cls) -> type[FinetuneConfig]: ...
 
     @property
     @abstractmethod
@@ -63,7 +63,7 @@ class FinetuneCommand(ABC):
         """The files that the task reads: their content is part of the settings."""
 
     @abstractmethod
-    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> Task:
+    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
         """Reads the files, on every rank.
 
         Raises:
@@ -182,7 +182,7 @@ def _check_outside(folder: Path, named: Sequence[Path]) -> None:
 
 def _chosen(folder: Path) -> Path:
     weights = open_weights(folder)
-    return weights.checkpoint if isinstance(weights, OwnWeights) else folder
+    return weights.checkpoint if isinstance(weights, CheckpointWeights) else folder
 
 
 def _settings(command: FinetuneCommand, source: Path | None) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from models.bert import BertConfig
 from models.bert.tasks import BertForQuestionAnswering
-from models.bert.text_batches import LaidTexts
+from models.bert.text_batches import TextBatch
 from tensor3d import Cube
 from tensor3d.data.batch import IGNORED
-from tensor3d.distributed.object_collectives import on_first_rank
+from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.corpus.tokenizers import Tokenizer
-from tools.finetune.config import FinetuneRecipe
+from tools.finetune.config import FinetuneConfig
 from tools.finetune.tasks import Evaluation, Example, TaskFacts
 from tools.squad.dataset import Bad, Question, Questions, read_questions, subset, write_answers
 from tools.squad.decode import Choice, all_logits, choose
@@ -201,8 +201,8 @@ class AnswerTask:
     name, unit = "answer", "windows"
     truncated = 0  # contexts are read whole, in windows
 
-    def __init__(self, data: AnswerData, recipe: FinetuneRecipe, tokenizer: Tokenizer, cube: Cube) -> None:
-        parts = on_first_rank(cube, lambda: read_parts(data, tokenizer, progress=True))
+    def __init__(self, data: AnswerData, recipe: FinetuneConfig, tokenizer: Tokenizer, cube: Cube) -> None:
+        parts = run_on_rank0(cube, lambda: read_parts(data, tokenizer, progress=True))
         self.notes = parts.report
         self._settings = data.settings(no_answer=parts.train.impossible)
         self._find_threshold = parts.train.impossible and data.null_threshold is None
@@ -220,7 +220,7 @@ class AnswerTask:
             config, cube, recompute=self._options.recompute, keep_gathered=self._options.keep_gathered
         )
 
-    def loss(self, model: BertForQuestionAnswering, laid: LaidTexts, examples: Sequence[Example], texts: int) -> Tensor:
+    def loss(self, model: BertForQuestionAnswering, laid: TextBatch, examples: Sequence[Example], texts: int) -> Tensor:
         targets = torch.from_numpy(np.stack([example.target for example in examples]))
         starts, ends = (laid.spread(side, IGNORED) for side in targets.unbind(1))
         loss: Tensor = model(laid, starts, ends, texts)
@@ -239,7 +239,7 @@ class AnswerTask:
         best thresholds on dev; "f1" and "exact" have the threshold of the recipe, or without one that of the best
         "f1" ("exact", where `best` is about that)."""
         logits = self.outputs(model, "dev")
-        metrics, settings = on_first_rank(self._cube, lambda: self._measured(logits))
+        metrics, settings = run_on_rank0(self._cube, lambda: self._measured(logits))
         return Evaluation(metrics=metrics, outputs={"dev": logits}, facts={FACTS: dataclasses.asdict(settings)})
 
     def write_predictions(self, best: Evaluation, folder: Path) -> list[Path]:
@@ -254,7 +254,7 @@ class AnswerTask:
                 files += write_answers(folder, part.questions, choices, settings, "" if name == "dev" else f"{name}-")
             return files
 
-        return on_first_rank(self._cube, written)
+        return run_on_rank0(self._cube, written)
 
     def facts(self) -> TaskFacts:
         settings = dataclasses.asdict(self._settings)

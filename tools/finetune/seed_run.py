@@ -26,21 +26,21 @@ from tqdm import tqdm
 from models.bert.huggingface import HEADS, write_model_json
 from tensor3d import checkpoint
 from tensor3d.checkpoint import Checkpoints
-from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
+from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS
-from tools.finetune.init_model import Start
+from tools.finetune.init_model import InitModel
 from tools.finetune.job import write_json
 from tools.finetune.tasks import Evaluation
-from tools.finetune.trainer import Taken, Trainer, count_steps, steps_of
+from tools.finetune.trainer import PendingStep, Trainer, count_steps, steps_of
 from tools.training.factory import make_optimizer
-from tools.training.metrics.jsonl import JOURNAL, Journal
+from tools.training.metrics.jsonl import JOURNAL, JsonlLogger
 
 RESULT, PREDICTIONS = "result.json", "predictions"
 _SMOOTH = 0.95  # of the loss that the bar shows
 
 
 @dataclass
-class Course:
+class SeedProgress:
     """What has happened so far."""
 
     seconds: float = 0.0
@@ -70,13 +70,13 @@ class SeedRun:
         folder: of the seed, made anew.
     """
 
-    def __init__(self, trainer: Trainer, start: Start, seed: int, folder: Path) -> None:
+    def __init__(self, trainer: Trainer, start: InitModel, seed: int, folder: Path) -> None:
         self._trainer, self._start, self._seed, self._folder = trainer, start, seed, folder
         self._cube, self._task, self._run = trainer.cube, trainer.task, trainer.recipe.run
         examples = len(self._task.train)
         self._steps = count_steps(examples, self._run.batch, self._run.epochs)
         self._every = self._run.evaluate_every or -(-examples // self._run.batch)
-        self._course = Course()
+        self._course = SeedProgress()
 
     def result(self) -> dict[str, Any]:
         """Trains, evaluates, predicts. What result.json says.
@@ -85,11 +85,11 @@ class SeedRun:
             FloatingPointError: a loss that is not finite, naming the step; on every rank.
             OSError, ValueError: a file cannot be written; on every rank.
         """
-        on_first_rank(self._cube, self._begin)
+        run_on_rank0(self._cube, self._begin)
         self._train()
         course, best = self._course, self._complete()
         files = self._task.write_predictions(best, self._folder / PREDICTIONS)
-        on_first_rank(self._cube, lambda: self._describe(best.facts))
+        run_on_rank0(self._cube, lambda: self._describe(best.facts))
         result = {
             "seed": self._seed,
             "cube": str(self._cube.shape),
@@ -101,7 +101,7 @@ class SeedRun:
             "tokens_per_second": round(course.tokens / course.seconds, 1),
             "predictions": [str(path.relative_to(self._folder)) for path in files],
         }
-        on_first_rank(self._cube, lambda: write_json(self._folder / RESULT, result))
+        run_on_rank0(self._cube, lambda: write_json(self._folder / RESULT, result))
         return result
 
     def _begin(self) -> None:
@@ -137,14 +137,14 @@ class SeedRun:
 
     def _train(self) -> None:
         first = self._cube.rank == 0
-        journal: Journal | None = None
+        journal: JsonlLogger | None = None
 
         def open_journal() -> None:
             nonlocal journal
-            journal = stack.enter_context(closing(Journal(self._folder / JOURNAL, first_step=0)))
+            journal = stack.enter_context(closing(JsonlLogger(self._folder / JOURNAL, first_step=0)))
 
         with ExitStack() as stack:
-            on_first_rank(self._cube, open_journal)
+            run_on_rank0(self._cube, open_journal)
             checkpoints = stack.enter_context(
                 Checkpoints(self._folder / CHECKPOINTS, self._cube, keep_last=1, asynchronous=False)
             )
@@ -155,11 +155,11 @@ class SeedRun:
                 if not self._evaluate(number, checkpoints, bar, journal):
                     break
 
-    def _advance(self, bar: tqdm, journal: Journal | None) -> Iterator[int]:
+    def _advance(self, bar: tqdm, journal: JsonlLogger | None) -> Iterator[int]:
         """Takes the steps; yields the number of each after which to evaluate. A step is told when the next one is on
         its way, so that the host works ahead of the device."""
         train, run, course = self._task.train, self._run, self._course
-        before: Taken | None = None
+        before: PendingStep | None = None
         course.since = time.perf_counter()
         for number, places in enumerate(steps_of(len(train), run.batch, self._seed, run.epochs), start=1):
             taken = self._trainer.take(number, [train[place] for place in places])
@@ -173,7 +173,7 @@ class SeedRun:
                 yield number
                 course.since = time.perf_counter()
 
-    def _tell(self, taken: Taken, bar: tqdm, journal: Journal | None) -> None:
+    def _tell(self, taken: PendingStep, bar: tqdm, journal: JsonlLogger | None) -> None:
         course, loss = self._course, taken.loss.item()
         if not math.isfinite(loss):
             optimizer = self._trainer.recipe.optimizer
@@ -199,7 +199,7 @@ class SeedRun:
         }
         _write(journal, "step", record, bar)
 
-    def _evaluate(self, step: int, checkpoints: Checkpoints, bar: tqdm, journal: Journal | None) -> bool:
+    def _evaluate(self, step: int, checkpoints: Checkpoints, bar: tqdm, journal: JsonlLogger | None) -> bool:
         """Keeps the weights if they are the best so far. Whether to go on."""
         course, trainer = self._course, self._trainer
         evaluation = self._evaluated(step)
@@ -215,7 +215,7 @@ class SeedRun:
             # A new optimiser remembers nothing: what is kept is to be used, not to be trained on from this very step.
             weights_alone = make_optimizer(trainer.model, trainer.recipe.optimizer, self._cube, (0.0, 0.0))
             checkpoints.save(step, trainer.model, weights_alone, {"seed": self._seed, "metrics": metrics})
-            on_every_rank(self._cube, lambda: _check_saved(checkpoints))
+            run_on_all_ranks(self._cube, lambda: _check_saved(checkpoints))
         else:
             course.waited += 1
         return not 0 < self._run.patience <= course.waited
@@ -239,7 +239,7 @@ def _check_saved(checkpoints: Checkpoints) -> None:
             raise OSError(outcome.error)
 
 
-def _write(journal: Journal | None, kind: str, record: dict[str, Any], bar: tqdm) -> None:
+def _write(journal: JsonlLogger | None, kind: str, record: dict[str, Any], bar: tqdm) -> None:
     """A journal that cannot be written ends no training: the other ranks would wait for this one."""
     if journal is not None:
         try:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from tensor3d import Cube
-from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
-from tools.finetune.init_model import Start, open_start
+from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tools.finetune.init_model import InitModel, open_start
 from tools.finetune.job import FinetuneCommand, claim, release, write_json
 from tools.finetune.metrics import summary
 from tools.finetune.seed_run import RESULT, SeedRun
-from tools.finetune.tasks import Task
+from tools.finetune.tasks import FinetuneTask
 from tools.finetune.trainer import Trainer, count_steps
 from tools.training.factory import precision
 
@@ -34,12 +34,12 @@ def finetune(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
     recipe, folder = command.sections, command.folder
     if cube.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if recipe.precision.tf32 else "highest")
-    cube = cube.computing(precision(recipe.precision))
+    cube = cube.with_policy(precision(recipe.precision))
     # Every seed begins with the same weights, also where a run that goes on writes newer ones meanwhile.
-    source = on_first_rank(cube, lambda: claim(command))
+    source = run_on_rank0(cube, lambda: claim(command))
     try:
         start = open_start(dataclasses.replace(recipe.model, start_from=source), command.max_length, folder, cube)
-        task = on_every_rank(cube, lambda: command.make_task(start.tokenizer, cube))
+        task = run_on_all_ranks(cube, lambda: command.make_task(start.tokenizer, cube))
     except BaseException:
         release(folder)  # on every rank: one that ends may take the others with it
         raise
@@ -47,7 +47,7 @@ def finetune(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
         _tell(task)
     results = [_seed_result(command, task, start, cube, seed) for seed in recipe.run.seeds]
     found = _together(results, task.best)
-    on_first_rank(cube, lambda: write_json(folder / RESULTS, found))
+    run_on_rank0(cube, lambda: write_json(folder / RESULTS, found))
     if cube.rank == 0:
         best = folder / found["best"]
         told = [f"best      {best}", f"results   {folder / RESULTS}", f"next      {_next(task, best)}"]
@@ -69,9 +69,11 @@ def table(results: dict[str, Any], unit: str = "texts") -> str:
     return "\n".join(lines)
 
 
-def _seed_result(command: FinetuneCommand, task: Task, start: Start, cube: Cube, seed: int) -> dict[str, Any]:
+def _seed_result(
+    command: FinetuneCommand, task: FinetuneTask, start: InitModel, cube: Cube, seed: int
+) -> dict[str, Any]:
     recipe, folder = command.sections, command.folder / f"seed-{seed}"
-    done: dict[str, Any] | None = on_first_rank(cube, lambda: _read_result(folder / RESULT))
+    done: dict[str, Any] | None = run_on_rank0(cube, lambda: _read_result(folder / RESULT))
     if done is not None:
         if cube.rank == 0:
             print(f"seed {seed} is done already: {folder}", file=sys.stderr)
@@ -83,7 +85,7 @@ def _seed_result(command: FinetuneCommand, task: Task, start: Start, cube: Cube,
     return SeedRun(trainer, start, seed, folder).result()
 
 
-def _tell(task: Task) -> None:
+def _tell(task: FinetuneTask) -> None:
     for line in task.notes:
         print(line, file=sys.stderr)
     if task.truncated:
@@ -91,7 +93,7 @@ def _tell(task: Task) -> None:
     sys.stderr.flush()
 
 
-def _announce(task: Task, trainer: Trainer, steps: int, seed: int, *, first: bool) -> None:
+def _announce(task: FinetuneTask, trainer: Trainer, steps: int, seed: int, *, first: bool) -> None:
     if first:
         tokens = sum(len(example.text.ids) for example in task.train)
         print(f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {steps} steps", file=sys.stderr)
@@ -99,7 +101,7 @@ def _announce(task: Task, trainer: Trainer, steps: int, seed: int, *, first: boo
         print(trainer.filled.in_words(), file=sys.stderr)
 
 
-def _next(task: Task, folder: Path) -> str:
+def _next(task: FinetuneTask, folder: Path) -> str:
     """A command that asks the model."""
     name, more = task.name if task.name == "answer" else "classify", '"TEXT"'
     if name == "answer":

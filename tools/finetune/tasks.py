@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from models.bert import BertConfig
 from models.bert.tasks import BertForSequenceClassification, class_logits
-from models.bert.text_batches import LaidTexts, Text
+from models.bert.text_batches import EncodedText, TextBatch
 from tensor3d import Cube
 from tensor3d.data.batch import IGNORED
-from tensor3d.distributed.object_collectives import on_first_rank
+from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.batching import split
 from tools.corpus.pipeline import draft
 from tools.corpus.tokenizers import Tokenizer
-from tools.finetune.config import FinetuneRecipe
+from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import Labelled, TextData, read_part
 from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics, number_metrics
 
@@ -34,7 +34,7 @@ from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics,
 class Example:
     """A text to train on."""
 
-    text: Text
+    text: EncodedText
     target: Any
     """What the task wants to hear of it."""
 
@@ -62,7 +62,7 @@ class Evaluation:
     """What was found on dev and is needed to use the model, instead of the same names in `TaskFacts.more`."""
 
 
-class Task(Protocol):
+class FinetuneTask(Protocol):
     """Texts with targets, the model that learns them, and how good it is.
 
     Every rank has the same task and makes the same calls in the same order. A task does not change.
@@ -103,7 +103,7 @@ class Task(Protocol):
         """The model, with its head, not yet filled with pre-trained weights."""
         ...
 
-    def loss(self, model: Any, laid: LaidTexts, examples: Sequence[Example], texts: int) -> Tensor:
+    def loss(self, model: Any, laid: TextBatch, examples: Sequence[Example], texts: int) -> Tensor:
         """The loss of a micro-batch as its part of a step, the same on every rank.
 
         Args:
@@ -140,7 +140,7 @@ _TEST = "test_"
 class _Part:
     """Texts to predict, with their targets if these are known."""
 
-    texts: Sequence[Text]
+    texts: Sequence[EncodedText]
     ids: Sequence[str]
     targets: NDArray[np.generic] | None
 
@@ -160,7 +160,7 @@ class _TextTask(ABC):
     unit = "texts"
     metrics: tuple[str, ...]
 
-    def __init__(self, data: TextData, recipe: FinetuneRecipe, tokenizer: Tokenizer, cube: Cube) -> None:
+    def __init__(self, data: TextData, recipe: FinetuneConfig, tokenizer: Tokenizer, cube: Cube) -> None:
         metric = recipe.run.metric or self.metrics[0]
         if metric not in self.metrics:
             raise ValueError(f"run.metric of {self.name} is one of {', '.join(self.metrics)}. Got {metric!r}.")
@@ -217,7 +217,7 @@ class _TextTask(ABC):
         )
 
     def loss(
-        self, model: BertForSequenceClassification, laid: LaidTexts, examples: Sequence[Example], texts: int
+        self, model: BertForSequenceClassification, laid: TextBatch, examples: Sequence[Example], texts: int
     ) -> Tensor:
         targets = torch.tensor(np.array([example.target for example in examples]))
         fill = torch.nan if targets.is_floating_point() else IGNORED
@@ -244,7 +244,7 @@ class _TextTask(ABC):
             said = zip(part.ids, best.outputs[name], strict=True)
             lines = [f"{row}\t{self._in_words(value)}" for row, value in said]
             written.append(folder / f"{name}.tsv")
-            on_first_rank(self._cube, partial(_write, written[-1], lines))
+            run_on_rank0(self._cube, partial(_write, written[-1], lines))
         return written
 
     def outputs(self, model: BertForSequenceClassification, part: str) -> NDArray[Any]:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from models.bert import BertConfig
-from models.bert.huggingface import Filled, Weights
-from models.bert.text_batches import lay_texts
+from models.bert.huggingface import LoadReport, WeightSource
+from models.bert.text_batches import collate_texts
 from tensor3d import Cube, check_parameters, clip_gradients
 from tensor3d.data.array_utils import random_bits
 from tensor3d.distributed.seeds import mix
 from tools.common.batching import split
-from tools.finetune.config import FinetuneRecipe
-from tools.finetune.tasks import Example, Task
+from tools.finetune.config import FinetuneConfig
+from tools.finetune.tasks import Example, FinetuneTask
 from tools.training.factory import learning_rate, make_optimizer, make_scaler
 
 # --- Which texts meet in a step: the same ones on any cube ------------------------------------------------------------
@@ -48,7 +48,7 @@ def count_steps(examples: int, batch: int, epochs: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Taken:
+class PendingStep:
     """A step that the device may still be at."""
 
     step: int
@@ -77,11 +77,11 @@ class Trainer:
 
     def __init__(
         self,
-        task: Task,
-        recipe: FinetuneRecipe,
+        task: FinetuneTask,
+        recipe: FinetuneConfig,
         cube: Cube,
         config: BertConfig,
-        weights: Weights | None,
+        weights: WeightSource | None,
         *,
         seed: int,
         steps: int,
@@ -89,7 +89,7 @@ class Trainer:
         self.task, self.recipe, self.cube = task, recipe, cube
         cube.manual_seed(seed)
         self.model: nn.Module = task.make_model(config, cube)
-        self.filled: Filled | None = None if weights is None else _for_task(weights, task).fill(self.model, cube)
+        self.filled: LoadReport | None = None if weights is None else _for_task(weights, task).fill(self.model, cube)
         """What of the model came from the weights."""
         check_parameters(self.model.parameters(), cube)
         betas = (recipe.optimizer.beta1, recipe.optimizer.beta2)
@@ -99,7 +99,7 @@ class Trainer:
         self._slots = recipe.run.tokens_per_rank * cube.shape.ranks
         self.model.train()
 
-    def take(self, step: int, examples: Sequence[Example]) -> Taken:
+    def take(self, step: int, examples: Sequence[Example]) -> PendingStep:
         """Does a step, from 1, with these examples; the host does not wait for the device."""
         rate = self._rate.at(step - 1)
         for group in self.optimizer.param_groups:
@@ -113,7 +113,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         if self._scaler is not None:
             self._scaler.update(norm.found_inf)
-        return Taken(
+        return PendingStep(
             step=step,
             loss=loss,
             gradient_norm=norm.total,
@@ -129,15 +129,15 @@ class Trainer:
         total = torch.zeros((), device=self.cube.device)
         for number, part in enumerate(parts, start=1):
             own = examples[part]
-            laid = lay_texts([example.text for example in own], self.cube, alone=padded)
+            laid = collate_texts([example.text for example in own], self.cube, alone=padded)
             loss = self.task.loss(self.model, laid, own, len(examples))
             total = total + loss.detach()
-            with nullcontext() if number == len(parts) else self.cube.accumulating():
+            with nullcontext() if number == len(parts) else self.cube.no_sync():
                 (loss if self._scaler is None else self._scaler.scaled(loss)).backward()
         return total
 
 
-def _for_task(weights: Weights, task: Task) -> Weights:
+def _for_task(weights: WeightSource, task: FinetuneTask) -> WeightSource:
     """Without the head of another task: one that knows other classes is of no use, and may have another size."""
     facts = task.facts()
     if (weights.problem, weights.labels) == (facts.problem, facts.labels):

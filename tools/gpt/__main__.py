@@ -8,7 +8,7 @@ from typing import Annotated, Union
 
 import tyro
 
-from tools.common.cli import check_started, guarded
+from tools.common.cli import check_started, run_main
 from tools.gpt.generate import GenerateCommand
 from tools.gpt.train import TrainCommand
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_started(command.shape, "tools.gpt", arguments)
         return command.run()
 
-    return guarded("tools.gpt", run)
+    return run_main("tools.gpt", run)
 
 
 if __name__ == "__main__":

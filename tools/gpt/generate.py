@@ -9,7 +9,7 @@ import tyro
 
 from models.gpt import Gpt, Sampling, generate
 from tensor3d import Cube, CubeShape, checkpoint
-from tensor3d.distributed.object_collectives import on_every_rank
+from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.common.cli import cube_of
 from tools.corpus.quick.sentencepiece_tokenizer import CLS, SEP, load_tokenizer
 from tools.gpt import train as run_folder
@@ -64,10 +64,10 @@ class GenerateCommand:
 def _continued(command: GenerateCommand, cube: Cube) -> str:
     """Prompt and continuation, the same on every rank."""
     folder = command.run_folder
-    config = on_every_rank(cube, lambda: run_folder.read_config(folder))
-    tokenizer = on_every_rank(cube, lambda: load_tokenizer(folder / run_folder.TOKENIZER))
-    weights = on_every_rank(cube, lambda: run_folder.newest_weights(folder))
-    with cube.blank():
+    config = run_on_all_ranks(cube, lambda: run_folder.read_config(folder))
+    tokenizer = run_on_all_ranks(cube, lambda: load_tokenizer(folder / run_folder.TOKENIZER))
+    weights = run_on_all_ranks(cube, lambda: run_folder.newest_weights(folder))
+    with cube.skip_init():
         model = Gpt(config, cube)
     checkpoint.load(weights, model, None, cube)
     prompt = [CLS, *tokenizer.encode(command.prompt)]

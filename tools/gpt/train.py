@@ -23,13 +23,13 @@ from models.gpt.batch import Text
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
 from tensor3d.data import IndexedDataset, SpecialTokens
 from tensor3d.data.batch import check_rows, fit_packs_per_rank
-from tensor3d.distributed.object_collectives import on_every_rank, on_first_rank
-from tensor3d.optim import AdamW, LearningRate, decay_groups
+from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
 from tools.common.cli import cube_of
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
 from tools.corpus.quick.prepare import prepare
-from tools.training.metrics.jsonl import JOURNAL, Journal
+from tools.training.metrics.jsonl import JOURNAL, JsonlLogger
 
 # --- From a corpus to the packs of training steps, the same on every rank ---------------------------------------------
 
@@ -170,9 +170,9 @@ class TrainCommand:
         )
 
     @property
-    def learning_rate(self) -> LearningRate:
+    def learning_rate(self) -> LRSchedule:
         warmup = max(1, self.steps // 10)
-        return LearningRate(kind="cosine", lr=self.lr, steps=self.steps, warmup_steps=warmup, floor=0.1)
+        return LRSchedule(kind="cosine", lr=self.lr, steps=self.steps, warmup_steps=warmup, floor=0.1)
 
     def check(self) -> None:
         """Raises ValueError for what can be seen before any process is connected."""
@@ -194,7 +194,7 @@ class TrainCommand:
         """Trains, on every rank. The exit status."""
         with cube_of(self.shape) as cube:
             corpus = _corpus(self, cube)
-            on_first_rank(cube, lambda: _begin(self, corpus))
+            run_on_rank0(cube, lambda: _begin(self, corpus))
             _train(self, cube, corpus)
         return 0
 
@@ -202,10 +202,10 @@ class TrainCommand:
 def _corpus(command: TrainCommand, cube: Cube) -> Corpus:
     default = Path("runs/corpora") / f"{Path(command.source).stem}-{command.vocab_size}"
     folder = command.corpus or default
-    on_first_rank(
+    run_on_rank0(
         cube, lambda: prepare(command.source, folder, vocab_size=command.vocab_size, progress=sys.stderr.isatty())
     )
-    return on_every_rank(cube, lambda: load_corpus(folder))
+    return run_on_all_ranks(cube, lambda: load_corpus(folder))
 
 
 def _begin(command: TrainCommand, corpus: Corpus) -> None:
@@ -219,7 +219,7 @@ def _train(command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
     model = Gpt(command.config, cube)
     optimizer = AdamW(decay_groups(model, _WEIGHT_DECAY), cube, lr=command.lr, betas=_BETAS)
     first = cube.rank == 0
-    journal = Journal(command.output / JOURNAL, first_step=0) if first else None
+    journal = JsonlLogger(command.output / JOURNAL, first_step=0) if first else None
     losses = []
     for step, loss in _steps(command, model, optimizer, corpus):
         losses.append(loss)

@@ -17,14 +17,14 @@ from tqdm import tqdm
 from tensor3d.data.masking import masked_counts
 from tensor3d.packing import PLANNERS, Limits, StreamPacker, fingerprint_of, save_plan
 from tools.packing.balance import BalanceCommand
-from tools.packing.histogram import Source
+from tools.packing.histogram import HistogramSource
 from tools.packing.report import ReportCommand
 
 # --- `python -m tools.packing plan`: one plan, made once and kept as a file -------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanCommand(Source):
+class PlanCommand(HistogramSource):
     """Make a plan and write it to a file, which is read again only for the same lengths, limits and method."""
 
     output: Path
@@ -63,7 +63,7 @@ _CHUNK = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamCommand(Source):
+class StreamCommand(HistogramSource):
     """Draw sequences with the lengths of a histogram, pack them as they come, and show how full the packs are."""
 
     max_sequences: int | None = None

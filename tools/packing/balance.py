@@ -17,10 +17,10 @@ from tqdm import tqdm
 
 from models.bert import PRESETS
 from models.bert.cost_model.flops import work
-from tensor3d.packing import PLANNERS, Plan
+from tensor3d.packing import PLANNERS, PackingPlan
 from tensor3d.packing.balance import Method, Work, deal, imbalance
-from tools.common.machine import aligned
-from tools.packing.histogram import Source
+from tools.common.machine import format_table
+from tools.packing.histogram import HistogramSource
 
 METHODS: tuple[Method, ...] = get_args(Method)
 Even = Literal["both", "flops", "tokens"]
@@ -52,7 +52,7 @@ class BalanceFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalanceCommand(Source):
+class BalanceCommand(HistogramSource):
     """Compare how evenly sequences or packs can be dealt to ranks, each method on the same random batches."""
 
     packed: bool = True
@@ -141,7 +141,7 @@ def draw_sequences(histogram: NDArray[np.int64]) -> Draw:
     return draw
 
 
-def draw_packs(plan: Plan) -> Draw:
+def draw_packs(plan: PackingPlan) -> Draw:
     """Packs of the plan, each as often as the plan has it."""
     share = np.array([strategy.repeat for strategy in plan.strategies]) / plan.packs
     tokens = np.array([sum(strategy.lengths) for strategy in plan.strategies])
@@ -215,7 +215,7 @@ def tables(figures: Sequence[BalanceFigures], batches: int) -> list[str]:
         for each in figures:
             rows.setdefault(f"{each.ranks} x {each.per_rank}", []).append(cell(each))
         lines += ["", title] if lines else [title]
-        lines += aligned([f"ranks x {unit}", *METHODS], [[name, *cells] for name, cells in rows.items()])
+        lines += format_table([f"ranks x {unit}", *METHODS], [[name, *cells] for name, cells in rows.items()])
     return lines
 
 

@@ -20,7 +20,7 @@ _LARGEST = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class HistogramSource:
     """Where a command takes its lengths from. A base of the commands' options."""
 
     histogram: Path | None = None

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tensor3d.packing import PLANNERS, LowerBound, Plan, Planner
-from tools.packing.histogram import Source
+from tensor3d.packing import PLANNERS, LowerBound, PackingPlan, Planner
+from tools.packing.histogram import HistogramSource
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def measure(
     rows = []
     with tqdm(total=len(depths) * len(planners), disable=None, file=sys.stderr, leave=False) as progress:
         for depth in depths:
-            timed: dict[str, tuple[Plan, float]] = {}
+            timed: dict[str, tuple[PackingPlan, float]] = {}
             refusals: dict[str, ValueError] = {}
             for name, planner in planners.items():
                 progress.set_description(f"{name}, {limit_text(depth)} sequences a pack")
@@ -103,7 +103,7 @@ def limit_text(depth: int | None) -> str:
     return "any" if depth is None else str(depth)
 
 
-def _rows(timed: Mapping[str, tuple[Plan, float]], depth: int | None) -> Iterator[Row]:
+def _rows(timed: Mapping[str, tuple[PackingPlan, float]], depth: int | None) -> Iterator[Row]:
     bound = _bound([plan for plan, _ in timed.values()])
     for name, (plan, seconds) in timed.items():
         yield Row(
@@ -118,7 +118,7 @@ def _rows(timed: Mapping[str, tuple[Plan, float]], depth: int | None) -> Iterato
         )
 
 
-def _bound(plans: Sequence[Plan]) -> LowerBound:
+def _bound(plans: Sequence[PackingPlan]) -> LowerBound:
     """The bound of plans for the same sequences and limits: one that a planner found on its way costs nothing."""
     known = [plan.known_bound for plan in plans if plan.known_bound is not None]
     return max(known, key=lambda bound: bound.packs) if known else plans[0].lower_bound
@@ -128,7 +128,7 @@ def _bound(plans: Sequence[Plan]) -> LowerBound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(Source):
+class ReportCommand(HistogramSource):
     """Plan with every method and show how full the packs are, how long it took, and what no plan can beat."""
 
     method: str = ALL

@@ -15,16 +15,16 @@ from models.bert.cost_model.step_cost import BYTES, Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster, Link, cluster_of, read_cluster
 from tensor3d.cost_model.hardware import cluster as ready_made
-from tensor3d.cost_model.literature import Encoder, Timed, timed, ways
+from tensor3d.cost_model.literature import MethodTime, TransformerSpec, timed, ways
 from tensor3d.cost_model.literature.bian2021 import report as headline
-from tensor3d.cost_model.search import Plan, Search, search
+from tensor3d.cost_model.search import BoxPlan, Search, search
 from tensor3d.cost_model.step_time import Overlap
-from tools.common.cli import guarded
-from tools.common.machine import aligned, check_output, write_json
+from tools.common.cli import run_main
+from tools.common.machine import check_output, format_table, write_json
 from tools.plan import tables
 from tools.plan.dry_run import model_of
 from tools.plan.tables import kind_of
-from tools.training.config import PrecisionRecipe
+from tools.training.config import PrecisionConfig
 
 DEFAULT_GPU = "H100"
 _MOST_RANKS = 2**20
@@ -256,7 +256,7 @@ def _resized(cluster: Cluster, ranks: int) -> Cluster:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 where no box holds the model; 2 for a bad call."""
     command = tyro.cli(PlanCommand, args=arguments, prog="python -m tools.plan")
-    return guarded("tools.plan", lambda: run(command))
+    return run_main("tools.plan", lambda: run(command))
 
 
 def run(command: PlanCommand) -> int:
@@ -331,10 +331,10 @@ def plan_sizes(command: PlanCommand) -> int:
     return 0 if any(point.found.plans for point in points.values()) else 1
 
 
-def known_ways(costs: BertCosts, cluster: Cluster, overlap: Overlap) -> list[Timed]:
+def known_ways(costs: BertCosts, cluster: Cluster, overlap: Overlap) -> list[MethodTime]:
     """The analytic rows for the same layers and the same batch, all ranks split that way."""
     config, batch = costs.config, costs.batch
-    encoder = Encoder(
+    encoder = TransformerSpec(
         sequences=batch.tokens // batch.lengths[0],
         length=batch.lengths[0],
         hidden=config.hidden,
@@ -365,7 +365,7 @@ def as_json(found: Search, cluster: Cluster, costs: BertCosts) -> dict[str, Any]
     }
 
 
-def _plan(plan: Plan, cluster: Cluster, costs: BertCosts) -> dict[str, Any]:
+def _plan(plan: BoxPlan, cluster: Cluster, costs: BertCosts) -> dict[str, Any]:
     shape = plan.shape
     traffic, calls = plan.cost.traffic, plan.cost.calls
     return {
@@ -407,7 +407,7 @@ def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts) -> Searc
     )
 
 
-def count_beside(plan: Plan, costs: BertCosts) -> int:
+def count_beside(plan: BoxPlan, costs: BertCosts) -> int:
     """The dry run of the plan's rank 0; 1 unless it counts what was predicted."""
     from tools.plan.dry_run import dry_beside_prediction  # a training step, of which planning needs nothing
 
@@ -417,14 +417,14 @@ def count_beside(plan: Plan, costs: BertCosts) -> int:
         plan.shape,
         costs.batch.load(plan.shape, choice.micro_batches),
         micro_batches=choice.micro_batches,
-        types=PrecisionRecipe(compute=costs.compute, reduce=costs.reduce),  # type: ignore[arg-type]
+        types=PrecisionConfig(compute=costs.compute, reduce=costs.reduce),  # type: ignore[arg-type]
         optimizer=costs.optimizer,
         recompute=choice.recompute,
         keep_gathered=choice.keep_gathered,
     )
     rows = [(each.what, f"{each.predicted:,}", f"{each.counted:,}", f"{each.ratio:.4g}") for each in found]
     print(f"a step of rank 0 of {plan.shape}, run without its memory and its peers (as on a CPU):")
-    print("\n".join(aligned(("", "predicted", "counted", "ratio"), rows)))
+    print("\n".join(format_table(("", "predicted", "counted", "ratio"), rows)))
     if all(each.ratio == 1 or (each.what == "peak" and 0.9 <= each.ratio <= 1.1) for each in found):
         return 0
     print("tools.plan: the formulas do not say what the model does; please report it", file=sys.stderr)

@@ -14,10 +14,10 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster
-from tensor3d.cost_model.step_cost import Choice
+from tensor3d.cost_model.step_cost import StepOptions
 from tensor3d.cost_model.step_time import Overlap, step_time
-from tools.common.machine import aligned
-from tools.training.config import Recipe, SpeedRecipe, from_table
+from tools.common.machine import format_table
+from tools.training.config import SpeedConfig, TrainConfig, from_table
 from tools.training.estimate import expect
 
 CLEAR = 1.15
@@ -66,7 +66,7 @@ def check(path: Path, cluster: Cluster) -> Check:
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        recipe, results = from_table(Recipe, content["recipe"]), content["results"]
+        recipe, results = from_table(TrainConfig, content["recipe"]), content["results"]
         measured = [
             (CubeShape.parse(each["cube"], each["data_parallel"]), float(each["seconds_median"])) for each in results
         ]
@@ -79,7 +79,7 @@ def check(path: Path, cluster: Cluster) -> Check:
     return Check(name=path.stem, pairs=tuple(pairs))
 
 
-def _check_known(speed: SpeedRecipe, path: Path) -> None:
+def _check_known(speed: SpeedConfig, path: Path) -> None:
     """Raises ValueError for steps that do other work than the planner counts."""
     for name in ("read_rows_only", "compile"):
         if getattr(speed, name):
@@ -90,11 +90,11 @@ def _check_known(speed: SpeedRecipe, path: Path) -> None:
     if speed.attention == "reference":
         raise ValueError(
             f"{path} was measured with speed.attention = 'reference', which computes all pairs of rows. Measure with "
-            f"{SpeedRecipe().attention!r}, or check another file."
+            f"{SpeedConfig().attention!r}, or check another file."
         )
 
 
-def predicted(recipe: Recipe, shape: CubeShape, cluster: Cluster) -> float:
+def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
     """Seconds of a step of the recipe."""
     expected = expect(recipe, shape)
     packs_of_a_plane = expected.packs // (shape.planes * expected.micro_batches)
@@ -111,7 +111,7 @@ def predicted(recipe: Recipe, shape: CubeShape, cluster: Cluster) -> float:
         optimizer=recipe.optimizer.kind,
         device="cpu",
     )
-    choice = Choice(
+    choice = StepOptions(
         micro_batches=expected.micro_batches,
         recompute=recipe.model.recompute,
         keep_gathered=recipe.model.keep_gathered,
@@ -136,7 +136,7 @@ def report(checks: Sequence[Check]) -> list[str]:
         right, apart = each.clear
         lines += [
             f"{each.name}:",
-            *aligned(("box", "measured ms", "predicted ms", "error"), rows),
+            *format_table(("box", "measured ms", "predicted ms", "error"), rows),
             f"Spearman's rank correlation {each.rank_correlation:.2f}; of {apart} pairs that differ by more than "
             f"{CLEAR - 1:.0%}, {right} in the right order",
             "",

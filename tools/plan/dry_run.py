@@ -31,13 +31,13 @@ from models.bert import PRESETS, BertConfig, BertForPreTraining
 from models.bert.cost_model.comm_volume import step_traffic
 from models.bert.cost_model.param_shapes import held, parameters
 from models.bert.cost_model.peak_memory import StepMemory, step_memory
-from models.bert.cost_model.saved_activations import Load
-from tensor3d import Cube, CubeShape, Sequences, TrafficCount, local
-from tensor3d.cost_model.comm_volume import Bytes, Wire
-from tensor3d.data import PackedBatch, Step
+from models.bert.cost_model.saved_activations import MicroBatchShape
+from tensor3d import CommStats, Cube, CubeShape, Sequences, local
+from tensor3d.cost_model.comm_volume import Bytes, CommModel
+from tensor3d.data import PackedBatch, TrainBatch
 from tensor3d.layers.attention import Recompute
-from tensor3d.optim import AdamW, Lamb, LossScaler
-from tools.training.config import OptimizerRecipe, PrecisionRecipe
+from tensor3d.optim import AdamW, GradScaler, Lamb
+from tools.training.config import OptimizerConfig, PrecisionConfig
 from tools.training.factory import TYPES, make_optimizer, precision
 from tools.training.trainer import TrainingStep
 
@@ -114,11 +114,11 @@ class Dry:
 def dry_step(
     config: BertConfig,
     shape: CubeShape,
-    load: Load,
+    load: MicroBatchShape,
     *,
     rank: int = 0,
     micro_batches: int = 1,
-    types: PrecisionRecipe = PrecisionRecipe(),  # noqa: B008  # frozen
+    types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
     optimizer: Literal["adamw", "lamb"] = "adamw",
     recompute: Recompute = "none",
     keep_gathered: bool = False,
@@ -150,12 +150,12 @@ def dry_step(
         sequences = Sequences.from_lengths(load.lengths)
         places = list(_places(sequences, config))
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
-            with cube.blank():
+            with cube.skip_init():
                 model = BertForPreTraining(config, cube, recompute=recompute, keep_gathered=keep_gathered)
-            stepping = make_optimizer(model, OptimizerRecipe(kind=optimizer), cube, betas=(0.9, 0.999))
+            stepping = make_optimizer(model, OptimizerConfig(kind=optimizer), cube, betas=(0.9, 0.999))
             for place in places:
                 live.follow(place)
-            scaler = LossScaler(cube) if types.compute == "fp16" else None
+            scaler = GradScaler(cube) if types.compute == "fp16" else None
             step = TrainingStep(model, stepping, scaler, cube, clip=1.0)
             batch = _batch(load, sequences)
             with cube.traffic.counting() as count:
@@ -202,7 +202,7 @@ def _places(sequences: Sequences, config: BertConfig) -> Iterator[Tensor]:
         yield sequences.positions
 
 
-def _batch(load: Load, sequences: Sequences) -> PackedBatch:
+def _batch(load: MicroBatchShape, sequences: Sequences) -> PackedBatch:
     """Of these sizes; what stands in it, nobody can read."""
 
     def numbers(count: int) -> Tensor:
@@ -223,14 +223,14 @@ def _batch(load: Load, sequences: Sequences) -> PackedBatch:
 def _take(step: TrainingStep, batches: list[PackedBatch]) -> None:
     step.stopwatch.begin()
     lengths = np.zeros(1, dtype=np.int64)
-    one = Step(index=0, batches=batches, targets=1, sequences=1, tokens=1, squares=1, lengths=lengths, fill=1.0)
+    one = TrainBatch(index=0, batches=batches, targets=1, sequences=1, tokens=1, squares=1, lengths=lengths, fill=1.0)
     step.take(one, learning_rate=1e-3, stall=0.0)
 
 
 class _Noted:
     """Hooks on a model and its optimiser that note what can be seen only in the middle of a step."""
 
-    def __init__(self, model: nn.Module, optimizer: AdamW | Lamb, count: TrafficCount) -> None:
+    def __init__(self, model: nn.Module, optimizer: AdamW | Lamb, count: CommStats) -> None:
         self.before: list[tuple[Bytes, Bytes]] = []
         """Bytes and collectives so far, at the begin of each micro-batch."""
         self.gradients = 0
@@ -242,7 +242,7 @@ class _Noted:
         model.register_forward_hook(lambda *_: self._end(), always_call=True)  # hooks of autograd must not stay
         optimizer.register_step_pre_hook(lambda *_: self._note_gradients(model))
 
-    def _begin(self, count: TrafficCount) -> None:
+    def _begin(self, count: CommStats) -> None:
         self.before.append((Counter(count.received), Counter(count.calls)))
         if len(self.before) == 1:
             self._keeping.__enter__()
@@ -304,11 +304,11 @@ class Comparison:
 def dry_beside_prediction(
     config: BertConfig,
     shape: CubeShape,
-    load: Load,
+    load: MicroBatchShape,
     *,
     rank: int = 0,
     micro_batches: int = 1,
-    types: PrecisionRecipe = PrecisionRecipe(),  # noqa: B008  # frozen
+    types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
     optimizer: Literal["adamw", "lamb"] = "adamw",
     recompute: Recompute = "none",
     keep_gathered: bool = False,
@@ -325,7 +325,9 @@ def dry_beside_prediction(
         recompute=recompute,
         keep_gathered=keep_gathered,
     )
-    wire = Wire(shape=shape, rank=rank, compute=TYPES[types.compute].itemsize, gradient=TYPES[types.reduce].itemsize)
+    wire = CommModel(
+        shape=shape, rank=rank, compute=TYPES[types.compute].itemsize, gradient=TYPES[types.reduce].itemsize
+    )
     memory = step_memory(
         config,
         wire,

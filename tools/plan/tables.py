@@ -12,10 +12,10 @@ from models.bert.cost_model.step_cost import BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.cost_model.hardware import Cluster
-from tensor3d.cost_model.literature import Timed
-from tensor3d.cost_model.search import Plan, Refused, Search
+from tensor3d.cost_model.literature import MethodTime
+from tensor3d.cost_model.search import BoxPlan, Refused, Search
 from tensor3d.distributed.cube_shape import AXES
-from tools.common.machine import aligned
+from tools.common.machine import format_table
 from tools.plan.dry_run import parameters_of
 from tools.training.estimate import in_bytes, in_time
 
@@ -36,9 +36,9 @@ def kind_of(shape: CubeShape) -> str:
     return ONE if x == 1 and 1 in (y, z) else OTHER
 
 
-def best_of_kinds(plans: Iterable[Plan]) -> dict[str, Plan]:
+def best_of_kinds(plans: Iterable[BoxPlan]) -> dict[str, BoxPlan]:
     """The fastest plan of each kind that has one, in the order of `KINDS`."""
-    found: dict[str, Plan] = {}
+    found: dict[str, BoxPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.time.total):
         found.setdefault(kind_of(plan.shape), plan)
     return {kind: found[kind] for kind in KINDS if kind in found}
@@ -62,7 +62,7 @@ def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
     ]
 
 
-def row(plan: Plan, cluster: Cluster, compute: str) -> tuple[str, ...]:
+def row(plan: BoxPlan, cluster: Cluster, compute: str) -> tuple[str, ...]:
     """Under `HEADER`."""
     return (
         str(plan.shape),
@@ -78,11 +78,11 @@ def row(plan: Plan, cluster: Cluster, compute: str) -> tuple[str, ...]:
     )
 
 
-def table(plans: Iterable[Plan], cluster: Cluster, compute: str) -> list[str]:
-    return aligned(HEADER, [row(plan, cluster, compute) for plan in plans])
+def table(plans: Iterable[BoxPlan], cluster: Cluster, compute: str) -> list[str]:
+    return format_table(HEADER, [row(plan, cluster, compute) for plan in plans])
 
 
-def mfu(plan: Plan, cluster: Cluster, compute: str) -> float:
+def mfu(plan: BoxPlan, cluster: Cluster, compute: str) -> float:
     """Model FLOPs a second over the peak of all ranks."""
     return plan.cost.model_flops / plan.time.total / (cluster.flops[compute] * cluster.ranks)
 
@@ -98,14 +98,14 @@ def inside(shape: CubeShape, cluster: Cluster) -> str:
     return ", ".join(found) or "nothing"
 
 
-def spent(plan: Plan) -> str:
+def spent(plan: BoxPlan) -> str:
     """What memory is spent on, or saved by."""
     if plan.choice.recompute != "none":
         return f"recompute {plan.choice.recompute}"
     return "kept gathers" if plan.choice.keep_gathered else "shards alone"
 
 
-def details(plan: Plan, cluster: Cluster) -> list[str]:
+def details(plan: BoxPlan, cluster: Cluster) -> list[str]:
     """Memory by kind, traffic by axis and link, time by part."""
     memory, time, shape = plan.cost.memory, plan.time, plan.shape
     lines = [
@@ -141,7 +141,7 @@ def details(plan: Plan, cluster: Cluster) -> list[str]:
         (axis, in_bytes(size), f"{calls[axis]:,}", _link(shape, axis, cluster), in_time(time.by_axis[axis]))
         for axis, size in sorted(traffic.items(), key=lambda pair: -pair[1])
     ]
-    return lines + [f"  {line}" for line in (aligned(header, rows) if rows else ["no wire: one rank"])]
+    return lines + [f"  {line}" for line in (format_table(header, rows) if rows else ["no wire: one rank"])]
 
 
 def reason(search: Search) -> list[str]:
@@ -162,7 +162,7 @@ def refusals(refused: Sequence[Refused], *, every: bool) -> list[str]:
     return [f"{count:,} boxes {sort} (--all names them)" for sort, count in sorts.most_common()]
 
 
-def known_table(rows: Sequence[Timed]) -> list[str]:
+def known_table(rows: Sequence[MethodTime]) -> list[str]:
     """The papers' ways."""
     held = ("weights a rank", "kept a layer")
     header = ("way", "layers a step", "products", "wire seen", "elements received a layer", *held, "source")
@@ -181,10 +181,10 @@ def known_table(rows: Sequence[Timed]) -> list[str]:
         )
         for each in rows
     ]
-    return aligned(header, shown)
+    return format_table(header, shown)
 
 
-def _more(plan: Plan, best: Plan) -> str:
+def _more(plan: BoxPlan, best: BoxPlan) -> str:
     ratio = plan.time.total / best.time.total
     parts = {
         "the wire": plan.time.exposed - best.time.exposed,
@@ -234,7 +234,7 @@ class Point:
     found: Search
 
     @property
-    def best(self) -> dict[str, Plan]:
+    def best(self) -> dict[str, BoxPlan]:
         """By kind."""
         return best_of_kinds(self.found.plans)
 
@@ -280,7 +280,7 @@ def sweep_table(points: Mapping[int, Point], compute: str) -> list[str]:
         place = inside(pick.shape, point.cluster)
         told = (spent(pick), in_time(pick.time.total), f"{share:.1%}", pick.time.limit)
         rows.append((f"{ranks:,}", str(pick.shape), place, *told, *others))
-    return aligned(SWEEP_HEADER, rows)
+    return format_table(SWEEP_HEADER, rows)
 
 
 def told(found: Sequence[Crossing]) -> list[str]:

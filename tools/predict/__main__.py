@@ -14,14 +14,14 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 import tyro
 
 from models.bert.tasks import Pooling
-from tensor3d import Cube, CubeShape, Precision
-from tensor3d.distributed.object_collectives import on_first_rank
-from tools.common.cli import check_started, cube_of, guarded
+from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
+from tensor3d.distributed.object_collectives import run_on_rank0
+from tools.common.cli import check_started, cube_of, run_main
 from tools.common.files import draft
-from tools.predict.inputs import Fields, Problem, Query, query_of
-from tools.predict.outputs import ArrayOutput, JsonOutput, Outcome, Output, ReadableOutput, Written
+from tools.predict.inputs import Fields, InputProblem, Query, query_of
+from tools.predict.outputs import ArrayOutput, JsonOutput, Outcome, OutputProgress, ReadableOutput, ResultWriter
 from tools.predict.predictor import OnError, Predictor, StopError, load
-from tools.predict.stream import IDLE, Block, Given, Source, Streamed, Tally, blocks_of
+from tools.predict.stream import IDLE, Block, ListInput, Source, StreamInput, StreamStats, blocks_of
 from tools.predict.tasks import TaskName
 from tools.predict.text_encoder import TooLong
 from tools.training.factory import TYPES
@@ -107,26 +107,26 @@ class PredictCommand:
     def run(self) -> int:
         """Computes on every rank; the first one reads and writes. The exit status."""
         with cube_of(self.shape) as cube, ExitStack() as files:
-            on_first_rank(cube, self._check_output)  # better now than after the work
+            run_on_rank0(cube, self._check_output)  # better now than after the work
             predictor = load(
                 self.model,
                 self.task,
-                cube=cube.computing(Precision(compute=TYPES[self.compute])),
+                cube=cube.with_policy(MixedPrecisionPolicy(compute=TYPES[self.compute])),
                 max_length=self.max_length,
                 too_long=self.too_long,
                 batch_tokens=self.batch_tokens,
                 **self.options,
             )
-            opened: list[tuple[Source, Output]] = []
-            on_first_rank(cube, lambda: opened.append(self._open(files, predictor, cube)))
-            source, written = (opened[0][0], Written(opened[0][1])) if opened else (None, Written(None))
-            tally = Tally(predictor, is_shown=cube.rank == 0 and (self.progress or sys.stderr.isatty()))
+            opened: list[tuple[Source, ResultWriter]] = []
+            run_on_rank0(cube, lambda: opened.append(self._open(files, predictor, cube)))
+            source, written = (opened[0][0], OutputProgress(opened[0][1])) if opened else (None, OutputProgress(None))
+            tally = StreamStats(predictor, is_shown=cube.rank == 0 and (self.progress or sys.stderr.isatty()))
             with tally.bar:
                 for block in blocks_of(source, written, cube):
                     for batch in self._outcomes(predictor, block):
                         written.write(batch)
                         tally.add(batch)
-                        if on_first_rank(cube, written.is_over):
+                        if run_on_rank0(cube, written.is_over):
                             break
 
             def finish() -> None:
@@ -134,7 +134,7 @@ class PredictCommand:
                 written.is_over()
                 files.close()
 
-            on_first_rank(cube, finish)
+            run_on_rank0(cube, finish)
             if cube.rank == 0:
                 print(f"tools.predict: {tally.in_words()}", file=sys.stderr, flush=True)
             if written.is_closed:
@@ -153,16 +153,16 @@ class PredictCommand:
                 "go on."
             ) from None
 
-    def _open(self, files: ExitStack, predictor: Predictor[Any], cube: Cube) -> tuple[Source, Output]:
+    def _open(self, files: ExitStack, predictor: Predictor[Any], cube: Cube) -> tuple[Source, ResultWriter]:
         """Input and output. Raises OSError, ValueError."""
         fields = predictor.task.fields
         if self.texts:
-            return Given(self._given(fields)), self._output(files, predictor)
+            return ListInput(self._given(fields)), self._output(files, predictor)
         if self.file is None or self.file == _STDIN:
             file = sys.stdin.buffer
         else:
             file = files.enter_context(self.file.open("rb"))
-        source = Streamed(
+        source = StreamInput(
             file,
             fields,
             size=predictor.block_bytes,
@@ -172,7 +172,7 @@ class PredictCommand:
         )
         return source, self._output(files, predictor)
 
-    def _given(self, fields: Fields) -> list[Query | Problem]:
+    def _given(self, fields: Fields) -> list[Query | InputProblem]:
         items: list[str | dict[str, str]] = list(self.texts)
         if self.two_by_two and fields.second is None:
             raise ValueError(f"--pairs: only {fields.in_words} is read. {fields.reason} Leave out --pairs.")
@@ -182,7 +182,7 @@ class PredictCommand:
             items = [{fields.first: a, fields.second: b} for a, b in zip(firsts, seconds, strict=True)]
         return [query_of(item, fields, number) for number, item in enumerate(items, start=1)]
 
-    def _output(self, files: ExitStack, predictor: Predictor[Any]) -> Output:
+    def _output(self, files: ExitStack, predictor: Predictor[Any]) -> ResultWriter:
         if self.output is not None:
             return JsonOutput(files.enter_context(draft(self.output)))
         if self.texts and not self.json:
@@ -272,7 +272,7 @@ class EmbedCommand(PredictCommand):
         if self.output_format == "npy" and self.output is None:
             raise ValueError("--output-format npy needs a file. Give --output FILE.npy.")
 
-    def _output(self, files: ExitStack, predictor: Predictor[Any]) -> Output:
+    def _output(self, files: ExitStack, predictor: Predictor[Any]) -> ResultWriter:
         if self.output_format == "npy" and self.output is not None:
             columns = predictor.task.config.hidden
             return ArrayOutput(files.enter_context(draft(self.output)), columns)
@@ -305,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_started(command.shape, "tools.predict", arguments)
         return command.run()
 
-    return guarded("tools.predict", run)
+    return run_main("tools.predict", run)
 
 
 if __name__ == "__main__":

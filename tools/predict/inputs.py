@@ -20,7 +20,7 @@ _CHUNK = 1 << 16
 _AHEAD = 8  # chunks
 
 
-class Lines:
+class LineReader:
     """Lines of a file or pipe, read by a thread, which waits when it is some chunks ahead.
 
     Args:
@@ -143,7 +143,7 @@ class Query:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class InputProblem:
     """What stands in the place of a query, or of a result, that cannot be."""
 
     where: str
@@ -155,7 +155,7 @@ class Problem:
         return f"{self.where}: {self.error}"
 
 
-def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: str = "text") -> Query | Problem:
+def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: str = "text") -> Query | InputProblem:
     """A query, or why there is none.
 
     Args:
@@ -164,8 +164,8 @@ def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: s
     """
     where = f"{word} {number}"
 
-    def problem(error: str, name: Any = None) -> Problem:
-        return Problem(where=where, number=number, error=error, id=name)
+    def problem(error: str, name: Any = None) -> InputProblem:
+        return InputProblem(where=where, number=number, error=error, id=name)
 
     told = f"{fields.reason} " if fields.reason else ""
     if isinstance(item, str):
@@ -195,12 +195,12 @@ def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: s
     return Query(where=where, number=number, first=str(first), second=second, id=name)
 
 
-def query_of_line(line: bytes, fields: Fields, number: int, *, is_plain: bool) -> Query | Problem:
+def query_of_line(line: bytes, fields: Fields, number: int, *, is_plain: bool) -> Query | InputProblem:
     """A query of a line of JSON, or, where `is_plain`, of a line that is a text itself."""
     where = f"line {number}"
 
-    def problem(error: str) -> Problem:
-        return Problem(where=where, number=number, error=error)
+    def problem(error: str) -> InputProblem:
+        return InputProblem(where=where, number=number, error=error)
 
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")

@@ -9,13 +9,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tools.predict.inputs import Problem, Query
+from tools.predict.inputs import InputProblem, Query
 from tools.predict.results import Embedded, Result
 
-Outcome = tuple[Query | Problem, Result | Problem]
+Outcome = tuple[Query | InputProblem, Result | InputProblem]
 
 
-class Output(ABC):
+class ResultWriter(ABC):
     """What a batch's results are written to."""
 
     @abstractmethod
@@ -27,7 +27,7 @@ class Output(ABC):
         return
 
 
-class JsonOutput(Output):
+class JsonOutput(ResultWriter):
     """An object a line."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -38,9 +38,9 @@ class JsonOutput(Output):
         self._file.flush()
 
 
-def _json_line(query: Query | Problem, result: Result | Problem) -> str:
+def _json_line(query: Query | InputProblem, result: Result | InputProblem) -> str:
     named = {} if query.id is None else {"id": query.id}
-    if isinstance(result, Problem):
+    if isinstance(result, InputProblem):
         return json.dumps({**named, "line": result.number, "error": result.error}, ensure_ascii=False) + "\n"
     return json.dumps({**named, **result.as_json()}, ensure_ascii=False) + "\n"
 
@@ -50,7 +50,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-class ReadableOutput(Output):
+class ReadableOutput(ResultWriter):
     """Some lines for each text, with the text above them where there are several."""
 
     def __init__(self, file: BinaryIO, *, with_text: bool) -> None:
@@ -59,12 +59,12 @@ class ReadableOutput(Output):
     def write(self, batch: Sequence[Outcome]) -> None:
         for query, result in batch:
             head = [f"> {query.first}"] if self._with_text and isinstance(query, Query) else []
-            lines = [str(result)] if isinstance(result, Problem) else result.in_words()
+            lines = [str(result)] if isinstance(result, InputProblem) else result.in_words()
             self._file.write(_encoded("\n".join([*head, *lines]) + "\n"))
         self._file.flush()
 
 
-class ArrayOutput(Output):
+class ArrayOutput(ResultWriter):
     """A .npy file, float32 (texts, H), written row by row; a text with a problem is a row of nan.
 
     Args:
@@ -93,10 +93,10 @@ class ArrayOutput(Output):
         np.lib.format.write_array_header_1_0(self._file, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
 
-class Written:
+class OutputProgress:
     """The output of the first rank; on others, nothing. What goes wrong waits until all ranks can hear of it."""
 
-    def __init__(self, output: Output | None) -> None:
+    def __init__(self, output: ResultWriter | None) -> None:
         self._output = output
         self._problem: OSError | None = None
         self.is_closed = False
@@ -114,7 +114,7 @@ class Written:
             raise self._problem
         return self.is_closed
 
-    def _try(self, action: Callable[[Output], None]) -> None:
+    def _try(self, action: Callable[[ResultWriter], None]) -> None:
         if self._output is None or self.is_closed or self._problem is not None:
             return
         try:

@@ -13,15 +13,15 @@ import numpy as np
 from models.bert.model import BertForPreTraining, BertModel
 from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification, Pooling
 from tensor3d import Cube
-from tensor3d.distributed.object_collectives import on_every_rank
+from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.corpus.tokenizers.model_dir import tokenizer_of
-from tools.predict.inputs import Problem, Query, query_of
+from tools.predict.inputs import InputProblem, Query, query_of
 from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Valued
-from tools.predict.tasks import Classify, ClassProblem, Embed, FillMask, Ready, Task, TaskName, names_of
-from tools.predict.text_encoder import Reader, TooLong
+from tools.predict.tasks import Classify, ClassProblem, Embed, FillMask, PredictTask, Ready, TaskName, names_of
+from tools.predict.text_encoder import TextEncoder, TooLong
 
 if TYPE_CHECKING:
-    from models.bert.huggingface import Weights
+    from models.bert.huggingface import WeightSource
 
 
 OnError = Literal["stop", "skip"]
@@ -50,7 +50,7 @@ class Predictor(Generic[R]):
         ValueError: batch_tokens below 1.
     """
 
-    def __init__(self, task: Task[Any, R], batch_tokens: int) -> None:
+    def __init__(self, task: PredictTask[Any, R], batch_tokens: int) -> None:
         if batch_tokens < 1:
             raise ValueError(f"batch_tokens must be at least 1. Got {batch_tokens}.")
         self.task, self.batch_tokens = task, batch_tokens
@@ -89,12 +89,12 @@ class Predictor(Generic[R]):
         for block in self._blocks(items):
             for batch in self.outcomes(block):
                 for _, result in batch:
-                    assert not isinstance(result, Problem), "a problem stops"
+                    assert not isinstance(result, InputProblem), "a problem stops"
                     yield result
 
     def outcomes(
-        self, queries: Sequence[Query | Problem], on_error: OnError = "stop"
-    ) -> Iterator[list[tuple[Query | Problem, R | Problem]]]:
+        self, queries: Sequence[Query | InputProblem], on_error: OnError = "stop"
+    ) -> Iterator[list[tuple[Query | InputProblem, R | InputProblem]]]:
         """The results of queries, in their order, batch by batch.
 
         Args:
@@ -108,27 +108,27 @@ class Predictor(Generic[R]):
         ready = [next(found) if isinstance(query, Query) else query for query in queries]
         stop = None
         if on_error == "stop":
-            stop = next((number for number, one in enumerate(ready) if isinstance(one, Problem)), None)
+            stop = next((number for number, one in enumerate(ready) if isinstance(one, InputProblem)), None)
         sizes = [one.tokens if isinstance(one, Ready) else 0 for one in ready[:stop]]
         for first, last in _even(sizes, self.batch_tokens):
             yield list(zip(queries[first:last], self._results(ready[first:last]), strict=True))
         if stop is not None:
             raise StopError(str(ready[stop]))
 
-    def _results(self, batch: Sequence[Ready[Any] | Problem]) -> list[R | Problem]:
+    def _results(self, batch: Sequence[Ready[Any] | InputProblem]) -> list[R | InputProblem]:
         computed = [one for one in batch if isinstance(one, Ready)]
         results = iter(self.task.results([one.content for one in computed])) if computed else iter(())
         self.tokens += sum(one.tokens for one in computed)
         return [next(results) if isinstance(one, Ready) else one for one in batch]
 
-    def _blocks(self, items: Iterable[Item]) -> Iterator[list[Query | Problem]]:
-        block: list[Query | Problem] = []
+    def _blocks(self, items: Iterable[Item]) -> Iterator[list[Query | InputProblem]]:
+        block: list[Query | InputProblem] = []
         size = 0
         for number, item in enumerate(items):
             query = query_of(item, self.task.fields, number)
             block.append(query)
             size += len(query.first) + len(query.second or "") if isinstance(query, Query) else 0
-            if size >= self.block_bytes or isinstance(query, Problem):
+            if size >= self.block_bytes or isinstance(query, InputProblem):
                 yield block
                 block, size = [], 0
         if block:
@@ -257,11 +257,11 @@ def load(
     # Imported here: who only reads this module's names needs no safetensors.
     from models.bert.huggingface import open_weights
 
-    weights = on_every_rank(cube, lambda: _with_heads(open_weights(folder), task))
-    tokenizer = on_every_rank(cube, lambda: tokenizer_of(folder))
+    weights = run_on_all_ranks(cube, lambda: _with_heads(open_weights(folder), task))
+    tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
     batch_tokens = BATCH_TOKENS * cube.shape.ranks if batch_tokens is None else batch_tokens
-    length = on_every_rank(cube, lambda: _length(weights, max_length))
-    made: Task[Any, Any]
+    length = run_on_all_ranks(cube, lambda: _length(weights, max_length))
+    made: PredictTask[Any, Any]
     # Nothing is drawn, neither for weights that are filled nor for dropout: the program's random numbers stay its own.
     # Heads that the task does not need may stay empty.
     config = dataclasses.replace(weights.config, dropout=0.0, attention_dropout=0.0)
@@ -269,35 +269,35 @@ def load(
         # Imported here: no other task needs it.
         from tools.predict.tasks import Answer, settings_for
 
-        settings = on_every_rank(cube, lambda: settings_for(weights.facts, length, is_asked=max_length is not None))
-        with cube.blank():
+        settings = run_on_all_ranks(cube, lambda: settings_for(weights.facts, length, is_asked=max_length is not None))
+        with cube.skip_init():
             questions = BertForQuestionAnswering(config, cube)
         weights.fill(questions, cube)
         made = Answer(questions, tokenizer, settings, k, batch_tokens, too_long)
         return Predictor(made, batch_tokens)
-    reader = Reader(tokenizer, length, too_long)
+    reader = TextEncoder(tokenizer, length, too_long)
     if task == "fill-mask":
-        with cube.blank():
+        with cube.skip_init():
             language = BertForPreTraining(config, cube)
         weights.fill(language, cube)
         made = FillMask(language, reader, k)
     elif task == "classify":
-        problem = on_every_rank(cube, lambda: _problem(weights))
+        problem = run_on_all_ranks(cube, lambda: _problem(weights))
         assert weights.outputs is not None, "there is a classifier"
-        with cube.blank():
+        with cube.skip_init():
             classes = BertForSequenceClassification(config, weights.outputs, cube)
         weights.fill(classes, cube)
         labels = None if problem == "regress" else names_of(weights.labels, weights.outputs)
         made = Classify(classes, reader, problem, labels, weights.facts.get("pairs"))
     else:
-        with cube.blank():
+        with cube.skip_init():
             encoder = BertModel(config, cube)
         weights.fill(encoder, cube)
         made = Embed(encoder, reader, pooling, normalize=normalize)
     return Predictor(made, batch_tokens)
 
 
-def _problem(weights: Weights) -> ClassProblem:
+def _problem(weights: WeightSource) -> ClassProblem:
     """What the classifier is for."""
     if weights.problem == "classify":
         return "classify"
@@ -313,7 +313,7 @@ def _problem(weights: Weights) -> ClassProblem:
     )
 
 
-def _with_heads(weights: Weights, task: str) -> Weights:
+def _with_heads(weights: WeightSource, task: str) -> WeightSource:
     if task not in _HEADS:
         raise ValueError(f"task must be one of {', '.join(_HEADS)}. Got {task!r}.")
     missing = [head for head in _HEADS[task] if head not in weights.heads]
@@ -326,7 +326,7 @@ def _with_heads(weights: Weights, task: str) -> Weights:
     return weights
 
 
-def _length(weights: Weights, asked: int | None) -> int:
+def _length(weights: WeightSource, asked: int | None) -> int:
     """Tokens of a sequence, at most: as asked, or as the model was made."""
     config = weights.config
     made = int(weights.facts.get("max_length") or _MOST)

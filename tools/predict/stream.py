@@ -10,15 +10,15 @@ from typing import Any, BinaryIO
 from tqdm import tqdm
 
 from tensor3d import Cube
-from tensor3d.distributed.object_collectives import on_first_rank
-from tools.predict.inputs import Fields, Lines, Problem, Query, query_of_line
-from tools.predict.outputs import Outcome, Written
+from tensor3d.distributed.object_collectives import run_on_rank0
+from tools.predict.inputs import Fields, InputProblem, LineReader, Query, query_of_line
+from tools.predict.outputs import Outcome, OutputProgress
 from tools.predict.predictor import Predictor
 
 # --- What has been done, while it is done and at the end --------------------------------------------------------------
 
 
-class Tally:
+class StreamStats:
     """Counts texts, tokens and seconds.
 
     Args:
@@ -32,7 +32,7 @@ class Tally:
 
     def add(self, batch: Sequence[Outcome]) -> None:
         self._texts += len(batch)
-        self._skipped += sum(isinstance(result, Problem) for _, result in batch)
+        self._skipped += sum(isinstance(result, InputProblem) for _, result in batch)
         seconds = time.perf_counter() - self._start
         self.bar.set_postfix_str(f"{self._predictor.tokens / seconds:,.0f} tokens/s", refresh=False)
         self.bar.update(len(batch))
@@ -48,15 +48,15 @@ class Tally:
 
 # --- Where queries come from, block by block --------------------------------------------------------------------------
 
-Block = list[Query | Problem]
+Block = list[Query | InputProblem]
 IDLE = 60.0
 """Seconds without input after which the ranks hear of each other all the same: they would give each other up."""
 
 
-class Given:
+class ListInput:
     """Queries that are all there."""
 
-    def __init__(self, queries: Sequence[Query | Problem]) -> None:
+    def __init__(self, queries: Sequence[Query | InputProblem]) -> None:
         self._queries: Block = list(queries)
 
     def take(self) -> Block | None:
@@ -64,7 +64,7 @@ class Given:
         return taken or None
 
 
-class Streamed:
+class StreamInput:
     """Queries of a stream of lines.
 
     Args:
@@ -77,11 +77,11 @@ class Streamed:
     def __init__(
         self, file: BinaryIO, fields: Fields, *, size: int, wait: float, is_plain: bool, idle: float | None
     ) -> None:
-        self._lines, self._size, self._idle = Lines(file, wait), size, idle
+        self._lines, self._size, self._idle = LineReader(file, wait), size, idle
         self._fields, self._is_plain, self._number = fields, is_plain, 0
 
     def take(self) -> Block | None:
-        """Raises what `Lines.take` raises."""
+        """Raises what `LineReader.take` raises."""
         lines = self._lines.take(self._size, self._idle)
         if lines is None:
             return None
@@ -92,10 +92,10 @@ class Streamed:
         ]
 
 
-Source = Given | Streamed
+Source = ListInput | StreamInput
 
 
-def blocks_of(source: Source | None, written: Written, cube: Cube) -> Iterator[Block]:
+def blocks_of(source: Source | None, written: OutputProgress, cube: Cube) -> Iterator[Block]:
     """The blocks of the source, on every rank, until it ends or nobody reads the results any more.
 
     Args:
@@ -109,5 +109,5 @@ def blocks_of(source: Source | None, written: Written, cube: Cube) -> Iterator[B
         assert source is not None, "the first rank reads"
         return None if written.is_over() else source.take()
 
-    while (block := on_first_rank(cube, take)) is not None:
+    while (block := run_on_rank0(cube, take)) is not None:
         yield block

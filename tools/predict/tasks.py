@@ -24,14 +24,14 @@ from models.bert.tasks import (
     likely_pieces,
     sentence_vectors,
 )
-from models.bert.text_batches import Text
+from models.bert.text_batches import EncodedText
 from tensor3d import Cube
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.base import SPECIAL_NAMES
 from tools.corpus.tokenizers.sentencepiece import SPACE
-from tools.predict.inputs import Fields, Problem, Query
+from tools.predict.inputs import Fields, InputProblem, Query
 from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Piece, Span, Valued
-from tools.predict.text_encoder import Reader, TooLong
+from tools.predict.text_encoder import TextEncoder, TooLong
 from tools.squad import AnswerSettings, answer_questions
 
 TaskName = Literal["fill-mask", "classify", "answer", "embed"]
@@ -49,7 +49,7 @@ class Ready(Generic[P]):
     """What it adds to a batch."""
 
 
-class Task(ABC, Generic[P, R_co]):
+class PredictTask(ABC, Generic[P, R_co]):
     """One kind of question, with the model that answers it."""
 
     fields: Fields
@@ -59,7 +59,7 @@ class Task(ABC, Generic[P, R_co]):
     """Texts so far whose end was left out."""
 
     @abstractmethod
-    def ready(self, queries: Sequence[Query]) -> list[Ready[P] | Problem]:
+    def ready(self, queries: Sequence[Query]) -> list[Ready[P] | InputProblem]:
         """What is computed with, or why a query cannot be answered; the same on every rank."""
 
     @abstractmethod
@@ -67,16 +67,18 @@ class Task(ABC, Generic[P, R_co]):
         """Of a batch; every rank calls it at the same time with the same one."""
 
 
-class TextTask(Task[Text, R_co]):
+class TextTask(PredictTask[EncodedText, R_co]):
     """A task whose queries are one sequence each."""
 
-    def __init__(self, model: BertForPreTraining | BertForSequenceClassification | BertModel, reader: Reader) -> None:
+    def __init__(
+        self, model: BertForPreTraining | BertForSequenceClassification | BertModel, reader: TextEncoder
+    ) -> None:
         self.config, self.cube = model.config, model.cube
         # A reader that refuses says so of one text of many; here each has its own problem.
         self.refuses = reader.too_long == "refuse"
-        self.reader = Reader(reader.tokenizer, reader.max_length)
+        self.reader = TextEncoder(reader.tokenizer, reader.max_length)
 
-    def ready(self, queries: Sequence[Query]) -> list[Ready[Text] | Problem]:
+    def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
         both = [query.second for query in queries if query.second is not None]
         encoded = self.reader.tokenizer.encode([*(query.first for query in queries), *both])
         seconds = iter(encoded[len(queries) :])
@@ -85,7 +87,9 @@ class TextTask(Task[Text, R_co]):
             for query, first in zip(queries, encoded, strict=False)
         ]
 
-    def _ready(self, query: Query, first: list[int], second: list[int] | None = None) -> Ready[Text] | Problem:
+    def _ready(
+        self, query: Query, first: list[int], second: list[int] | None = None
+    ) -> Ready[EncodedText] | InputProblem:
         for name, ids in ((self.fields.first, first), (self.fields.second, second)):
             if ids is not None and not ids:
                 return problem_of(query, f'"{name}" has no token. Leave it out, or write something.')
@@ -101,8 +105,8 @@ class TextTask(Task[Text, R_co]):
         return Ready(content=text, tokens=len(text.ids))
 
 
-def problem_of(query: Query, error: str) -> Problem:
-    return Problem(where=query.where, number=query.number, error=error, id=query.id)
+def problem_of(query: Query, error: str) -> InputProblem:
+    return InputProblem(where=query.where, number=query.number, error=error, id=query.id)
 
 
 class Classify(TextTask[Classified | Labelled | Valued]):
@@ -122,7 +126,7 @@ class Classify(TextTask[Classified | Labelled | Valued]):
     def __init__(
         self,
         model: BertForSequenceClassification,
-        reader: Reader,
+        reader: TextEncoder,
         problem: ClassProblem,
         labels: Sequence[str] | None,
         pairs: bool | None = None,
@@ -139,7 +143,7 @@ class Classify(TextTask[Classified | Labelled | Valued]):
                 reason=f"The model was fine-tuned on {kind}.",
             )
 
-    def results(self, batch: Sequence[Text]) -> list[Classified | Labelled | Valued]:
+    def results(self, batch: Sequence[EncodedText]) -> list[Classified | Labelled | Valued]:
         logits = finite(class_logits(self.model, batch))
         if self.problem == "regress":
             return [Valued(value=value) for value in logits[:, 0].tolist()]
@@ -164,13 +168,15 @@ class Embed(TextTask[Embedded]):
 
     fields = Fields()
 
-    def __init__(self, model: BertModel, reader: Reader, pooling: Pooling = "mean", *, normalize: bool = False) -> None:
+    def __init__(
+        self, model: BertModel, reader: TextEncoder, pooling: Pooling = "mean", *, normalize: bool = False
+    ) -> None:
         super().__init__(model, reader)
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls". Got {pooling!r}.')
         self.model, self.pooling, self.normalize = model, pooling, normalize
 
-    def results(self, batch: Sequence[Text]) -> list[Embedded]:
+    def results(self, batch: Sequence[EncodedText]) -> list[Embedded]:
         vectors: Tensor = finite(sentence_vectors(self.model, batch, self.pooling)).float()
         if self.normalize:
             vectors = F.normalize(vectors, dim=1)
@@ -220,7 +226,7 @@ class FillMask(TextTask[Filled]):
 
     fields = Fields()
 
-    def __init__(self, model: BertForPreTraining, reader: Reader, k: int = 5) -> None:
+    def __init__(self, model: BertForPreTraining, reader: TextEncoder, k: int = 5) -> None:
         super().__init__(model, reader)
         if not 1 <= k <= model.config.vocab:
             raise ValueError(f"k must lie between 1 and the vocabulary of {model.config.vocab}. Got {k}.")
@@ -230,7 +236,7 @@ class FillMask(TextTask[Filled]):
         names = dict.fromkeys((self.name, SPECIAL_NAMES["mask"][0]))
         self._split = re.compile("|".join(map(re.escape, names))).split
 
-    def ready(self, queries: Sequence[Query]) -> list[Ready[Text] | Problem]:
+    def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
         parts = [self._split(query.first) for query in queries]
         encoded = iter(self._encoded([part for of_text in parts for part in _between_masks(of_text)]))
         return [
@@ -258,12 +264,12 @@ class FillMask(TextTask[Filled]):
     def _begins_word(self, ids: list[int]) -> bool:
         return bool(ids) and self.reader.tokenizer.pieces(ids[:1])[0].startswith(_BEGINNINGS)
 
-    def _marked(self, query: Query, parts: list[list[int]]) -> Ready[Text] | Problem:
+    def _marked(self, query: Query, parts: list[list[int]]) -> Ready[EncodedText] | InputProblem:
         if len(parts) == 1:
             return problem_of(query, f"no mask. Write {self.name} where a piece is asked for.")
         ids = [number for part in parts for number in (self.mask, *part)][1:]
         found = self._ready(query, ids)
-        if isinstance(found, Problem):
+        if isinstance(found, InputProblem):
             return found
         text = found.content
         # No text becomes a special token by itself: these are the places that were marked.
@@ -272,9 +278,9 @@ class FillMask(TextTask[Filled]):
             return problem_of(
                 query, f"a mask stands behind the {self.reader.max_length} places of the model. Shorten the text."
             )
-        return Ready(content=Text(ids=text.ids, types=text.types, masked=masked), tokens=found.tokens)
+        return Ready(content=EncodedText(ids=text.ids, types=text.types, masked=masked), tokens=found.tokens)
 
-    def results(self, batch: Sequence[Text]) -> list[Filled]:
+    def results(self, batch: Sequence[EncodedText]) -> list[Filled]:
         ids, probabilities = likely_pieces(self.model, batch, self.k)
         finite(probabilities)
         # The embedding may have more rows than the vocabulary has pieces.
@@ -293,7 +299,7 @@ class FillMask(TextTask[Filled]):
         places = iter(pieces)
         return [self._filled(text, [next(places) for _ in text.masked]) for text in batch]
 
-    def _filled(self, text: Text, masks: list[tuple[Piece, ...]]) -> Filled:
+    def _filled(self, text: EncodedText, masks: list[tuple[Piece, ...]]) -> Filled:
         ids = text.ids.copy()
         known = self.reader.tokenizer.vocab_size
         ids[text.masked] = [pieces[0].id if pieces[0].id < known else self.mask for pieces in masks]
@@ -312,7 +318,7 @@ def _between_masks(texts: Sequence[str]) -> Iterator[_Part]:
 Pair = tuple[str, str]
 
 
-class Answer(Task[Pair, Answered]):
+class Answer(PredictTask[Pair, Answered]):
     """The best answers to a question from a context, which may be longer than the model: it is read in windows.
 
     Args:
@@ -338,14 +344,14 @@ class Answer(Task[Pair, Answered]):
         self.settings, self.batch_tokens = settings, batch_tokens
         self.refuses = too_long == "refuse"
 
-    def ready(self, queries: Sequence[Query]) -> list[Ready[Pair] | Problem]:
+    def ready(self, queries: Sequence[Query]) -> list[Ready[Pair] | InputProblem]:
         pairs = [(query.first, query.second or "") for query in queries]
         encoded = iter(self.tokenizer.encode([text for pair in pairs for text in pair]))
         return [
             self._ready(query, pair, next(encoded), next(encoded)) for query, pair in zip(queries, pairs, strict=True)
         ]
 
-    def _ready(self, query: Query, pair: Pair, question: list[int], context: list[int]) -> Ready[Pair] | Problem:
+    def _ready(self, query: Query, pair: Pair, question: list[int], context: list[int]) -> Ready[Pair] | InputProblem:
         for name, ids in ((self.fields.first, question), (self.fields.second, context)):
             if not ids:
                 return problem_of(query, f'"{name}" has no token. Leave it out, or write something.')

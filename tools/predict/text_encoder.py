@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from models.bert.text_batches import Text
+from models.bert.text_batches import EncodedText
 from tools.corpus.tokenizers import Tokenizer
 
 TooLong = Literal["truncate", "refuse"]
@@ -15,7 +15,7 @@ TooLong = Literal["truncate", "refuse"]
 _SPECIAL = {False: 2, True: 3}  # by whether there is a second text
 
 
-class Reader:
+class TextEncoder:
     """Makes the sequences of a model out of texts.
 
     Args:
@@ -33,7 +33,7 @@ class Reader:
         self.truncated = 0
         """Texts whose end was left out."""
 
-    def texts(self, firsts: Sequence[str], seconds: Sequence[str] | None = None) -> list[Text]:
+    def texts(self, firsts: Sequence[str], seconds: Sequence[str] | None = None) -> list[EncodedText]:
         """Sequences of texts, or of pairs.
 
         Raises:
@@ -43,7 +43,7 @@ class Reader:
         pairs = zip(self._ids(firsts), self._ids(seconds) if seconds is not None else [None] * len(firsts), strict=True)
         return [self.sequence(first, second, number) for number, (first, second) in enumerate(pairs)]
 
-    def sequence(self, first: list[int], second: list[int] | None = None, number: int = 0) -> Text:
+    def sequence(self, first: list[int], second: list[int] | None = None, number: int = 0) -> EncodedText:
         """One sequence of ids that the tokenizer gave."""
         special = self.tokenizer.special
         first, second = self._fitted(first, second, number)
@@ -52,7 +52,7 @@ class Reader:
         if second is not None:
             ids += [*second, special.sep]
             types += [1] * (len(second) + 1)
-        return Text(ids=np.array(ids, dtype=np.int64), types=np.array(types, dtype=np.int64))
+        return EncodedText(ids=np.array(ids, dtype=np.int64), types=np.array(types, dtype=np.int64))
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self.tokenizer.encode(texts)

@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from tools.common.cli import guarded
+from tools.common.cli import run_main
 from tools.corpus.tokenizers import Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.packing.histogram import read_histogram
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tools.squad",
         description="Files of SQuAD v1.1 and v2.0: windows of contexts, scores of answers, and what guessing gives.",
     )
-    return guarded("tools.squad", command.run)
+    return run_main("tools.squad", command.run)
 
 
 if __name__ == "__main__":

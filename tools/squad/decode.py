@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from models.bert import BertConfig
 from models.bert.tasks import BertForQuestionAnswering, span_logits
-from tensor3d.distributed.object_collectives import on_first_rank
+from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.batching import split
 from tools.corpus.tokenizers import Tokenizer
 from tools.squad.windows import AnswerSettings, Passage, Windows, make_windows
@@ -227,7 +227,7 @@ def answer_questions(
     if not questions:
         return []
     check_positions(model.config, settings)
-    windows = on_first_rank(model.cube, lambda: make_windows(questions, tokenizer, settings))
+    windows = run_on_rank0(model.cube, lambda: make_windows(questions, tokenizer, settings))
     contexts = [context for _, context in questions]
     logits = all_logits(model, windows, batch_tokens=batch_tokens)
 
@@ -235,7 +235,7 @@ def answer_questions(
         choices = choose(windows, logits, contexts, settings, n_best=n_best)
         return [_answers(choice, settings) for choice in choices]
 
-    return on_first_rank(model.cube, chosen)
+    return run_on_rank0(model.cube, chosen)
 
 
 def all_logits(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.bert.text_batches import Text
+from models.bert.text_batches import EncodedText
 from tools.corpus.tokenizers import Tokenizer
 
 # --- How contexts are cut into windows, and which spans may be answers ------------------------------------------------
@@ -146,7 +146,7 @@ class Windows:
         """(Q + 1,): the windows of question q are those from [q] up to [q + 1]."""
         return np.searchsorted(self.question, np.arange(len(self.heads) + 1))
 
-    def text(self, window: int) -> Text:
+    def text(self, window: int) -> EncodedText:
         """The window as the model reads it."""
         question = int(self.question[window])
         head, ids = self.heads[question], self.passages[self.passage[question]].ids
@@ -154,7 +154,7 @@ class Windows:
         whole = np.concatenate((head, ids[first : first + tokens], (self.sep,))).astype(np.int64)
         types = np.zeros(len(whole), dtype=np.int64)
         types[len(head) :] = 1
-        return Text(ids=whole, types=types)
+        return EncodedText(ids=whole, types=types)
 
     def targets(self, answers: Sequence[tuple[int, int] | None]) -> NDArray[np.int64]:
         """(W, 2): places in the window of the answer's first and last token; [CLS], place 0, where the window does not

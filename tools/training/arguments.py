@@ -18,10 +18,10 @@ from tensor3d.data.batch import check_rows, fit_packs_per_rank
 from tensor3d.data.shard_exchange import check_within, shards_of
 from tensor3d.distributed.cube_shape import AxisName
 from tools.corpus.training_corpus import is_samples, read_samples_info
-from tools.training.config import DataRecipe, Recipe, read_recipe
+from tools.training.config import DataConfig, TrainConfig, read_config
 from tools.training.factory import check_attention, check_compiler, planned_device
-from tools.training.profiling import Profile
-from tools.training.resume import has_moments, weights_for
+from tools.training.profiling import ProfileSchedule
+from tools.training.resume import has_optimizer_state, weights_for
 
 EXCHANGE_EVERY = ExchangeOptions().every
 AUTO = "auto"
@@ -69,7 +69,7 @@ class Command:
     """Steps of which the sequences are exchanged together."""
     exchange_within: int | None = None
     """Consecutive data ranks among which sequences move, such as those of a node; data.groups must allow it."""
-    settings: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
     """The recipe's values, each of which can be given here."""
 
 
@@ -77,7 +77,7 @@ def parse(arguments: Sequence[str]) -> Command:
     """The command line, with the recipe's values as the defaults of its options."""
     path = next((Path(argument) for argument in arguments if argument.endswith(".toml")), None)
     # Without a recipe tyro says what is missing, or prints the help.
-    settings = Recipe() if path is None else read_recipe(path)
+    settings = TrainConfig() if path is None else read_config(path)
     default = Command(recipe=tyro.MISSING, settings=settings)
     command = tyro.cli(Command, args=list(arguments), default=default, prog="python -m tools.pretrain")
     if command.recipe != path:
@@ -85,7 +85,7 @@ def parse(arguments: Sequence[str]) -> Command:
     return dataclasses.replace(command, settings=fitted(command.settings, command.corpus))
 
 
-def fitted(recipe: Recipe, corpus: Path | None) -> Recipe:
+def fitted(recipe: TrainConfig, corpus: Path | None) -> TrainConfig:
     """The recipe with what samples have decided already, if it reads samples: vocabulary, shards, what is held out.
 
     Args:
@@ -97,7 +97,7 @@ def fitted(recipe: Recipe, corpus: Path | None) -> Recipe:
     folder = Path(recipe.data.source) if corpus is None else corpus
     if not is_samples(folder):
         return recipe
-    facts, data, default = read_samples_info(folder), recipe.data, DataRecipe()
+    facts, data, default = read_samples_info(folder), recipe.data, DataConfig()
     if data.vocab_size not in (default.vocab_size, facts.vocab_size):
         raise ValueError(
             f"the recipe says data.vocab_size = {data.vocab_size}, the samples in {folder} were made with a vocabulary "
@@ -115,12 +115,12 @@ def fitted(recipe: Recipe, corpus: Path | None) -> Recipe:
 def check(command: Command, shape: CubeShape) -> None:
     """Raises ValueError for what can be seen before any process is connected."""
     recipe = command.settings
-    wire_of(command)
+    parse_rank_order(command)
     recipe.model.config(recipe.data).check(shape)
     _check_speed(command)
-    traced_ranks(command.profile_ranks, shape)
+    parse_profile_ranks(command.profile_ranks, shape)
     if command.profile is not None:
-        Profile.parse(command.profile)
+        ProfileSchedule.parse(command.profile)
     options = exchange_options(command)
     if not command.exchange and (command.exchange_within is not None or command.exchange_every != EXCHANGE_EVERY):
         raise ValueError("--exchange-every and --exchange-within are about an exchange. Add --exchange, or drop them.")
@@ -150,7 +150,7 @@ def _check_speed(command: Command) -> None:
     check_compiler(recipe, device)
 
 
-def wire_of(command: Command) -> tuple[AxisName, ...] | None:
+def parse_rank_order(command: Command) -> tuple[AxisName, ...] | None:
     """The order of the axes, if one is asked for. Raises ValueError for one that is none."""
     if command.wire is None:
         return None
@@ -174,12 +174,12 @@ def check_folders(command: Command) -> None:
     if command.start_from is not None:
         if command.resume not in (None, AUTO):
             raise ValueError("--start-from begins a run and --resume goes on with one. Drop one of them.")
-        if not to_resume(command) and not has_moments(source := newest(command.start_from)):
+        if not resume_candidates(command) and not has_optimizer_state(source := latest_checkpoint(command.start_from)):
             weights_for(source, command.settings, None)
     if command.resume not in (None, AUTO):
         if output is not None:
             raise ValueError("--output and --resume exclude each other: a resumed run goes on in its folder. Drop one.")
-        (folder,) = to_resume(command)
+        (folder,) = resume_candidates(command)
         checkpoint.read_progress(folder)
         checkpoint.check_writable(folder.parent)
         return
@@ -194,20 +194,20 @@ def check_folders(command: Command) -> None:
     checkpoint.check_writable(folder / "checkpoints")
 
 
-def to_resume(command: Command) -> list[Path]:
+def resume_candidates(command: Command) -> list[Path]:
     """The checkpoints that the run may go on from, the first choice first; none where it begins."""
     if command.resume == AUTO:
         assert command.output is not None, "checked before"
         return checkpoint.complete(command.output / "checkpoints")[::-1]
-    return [] if command.resume is None else [newest(Path(command.resume))]
+    return [] if command.resume is None else [latest_checkpoint(Path(command.resume))]
 
 
-def newest(path: Path) -> Path:
+def latest_checkpoint(path: Path) -> Path:
     """The checkpoint meant by a path: itself, or the newest one in it."""
     return checkpoint.latest(path) or checkpoint.latest(path / "checkpoints") or path
 
 
-def traced_ranks(text: str, shape: CubeShape) -> list[int]:
+def parse_profile_ranks(text: str, shape: CubeShape) -> list[int]:
     """Reads "0,3". Raises ValueError for what is no rank of the cube."""
     ranks = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
     if not all(0 <= rank < shape.ranks for rank in ranks):
@@ -223,7 +223,7 @@ def corpus_folder(command: Command) -> Path:
     parts = [
         f"{Path(data.source).stem}-{data.vocab_size}",
         f"{data.shards}-shards" if data.shards > 1 else "",
-        f"held-out-{data.held_out:g}" if data.held_out != DataRecipe().held_out else "",
+        f"held-out-{data.held_out:g}" if data.held_out != DataConfig().held_out else "",
         f"seed-{seed}" if seed else "",
     ]
     return command.corpus or Path("runs/corpora") / "-".join(part for part in parts if part)

@@ -20,7 +20,7 @@ from tensor3d.attention import Backend
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataRecipe:
+class DataConfig:
     """Where text comes from, and how it becomes packs."""
 
     source: str = "embedded"
@@ -56,7 +56,7 @@ class DataRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelRecipe:
+class ModelConfig:
     """A preset, and what is changed of it."""
 
     preset: Literal["tiny", "mini", "small", "base", "large"] = "tiny"
@@ -98,7 +98,7 @@ class ModelRecipe:
     """Keep gathered inputs and weights for the backward pass instead of gathering them again: less traffic, more
     memory."""
 
-    def config(self, data: DataRecipe) -> BertConfig:
+    def config(self, data: DataConfig) -> BertConfig:
         """The model's sizes, with the vocabulary and the longest sequence of the data.
 
         Raises:
@@ -127,7 +127,7 @@ class ModelRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedRecipe:
+class SpeedConfig:
     """How the work is done. What is learnt is the same, but for rounding and dropout's draws; a run may be resumed
     with other values."""
 
@@ -143,7 +143,7 @@ class SpeedRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerRecipe:
+class OptimizerConfig:
     """Which optimiser, and its learning rate over the run: a linear rise, then a schedule down."""
 
     kind: Literal["adamw", "lamb"] = "adamw"
@@ -174,7 +174,7 @@ class OptimizerRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionRecipe:
+class PrecisionConfig:
     """In which types a step computes. Weights and the optimiser's moments are fp32 always."""
 
     compute: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -191,7 +191,7 @@ class PrecisionRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchRecipe:
+class BatchConfig:
     """How many packs make a step."""
 
     global_batch: int = 16
@@ -208,7 +208,7 @@ class BatchRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecipe:
+class RunConfig:
     """How long, and what is kept."""
 
     steps: int = 300
@@ -311,20 +311,20 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainConfig:
     """The whole recipe, resolved.
 
     Raises:
         ValueError: a number out of its range.
     """
 
-    data: DataRecipe = field(default_factory=DataRecipe)
-    model: ModelRecipe = field(default_factory=ModelRecipe)
-    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
-    precision: PrecisionRecipe = field(default_factory=PrecisionRecipe)
-    speed: SpeedRecipe = field(default_factory=SpeedRecipe)
-    batch: BatchRecipe = field(default_factory=BatchRecipe)
-    run: RunRecipe = field(default_factory=RunRecipe)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
         for section, name, least in _AT_LEAST:
@@ -350,7 +350,7 @@ class Recipe:
         return dataclasses.asdict(self)
 
 
-def _check_data(data: DataRecipe, model: ModelRecipe) -> None:
+def _check_data(data: DataConfig, model: ModelConfig) -> None:
     if data.max_length > data.capacity:
         raise ValueError(
             f"data.max_length={data.max_length} is longer than a pack of data.capacity={data.capacity}. "
@@ -368,7 +368,7 @@ def _check_data(data: DataRecipe, model: ModelRecipe) -> None:
         )
 
 
-def _check_schedule(optimizer: OptimizerRecipe) -> None:
+def _check_schedule(optimizer: OptimizerConfig) -> None:
     if optimizer.schedule == "wsd" and optimizer.warmup + optimizer.decay > 1:
         raise ValueError(
             f"optimizer.warmup={optimizer.warmup} and optimizer.decay={optimizer.decay} are more than all steps "
@@ -376,7 +376,7 @@ def _check_schedule(optimizer: OptimizerRecipe) -> None:
         )
 
 
-def _check_evaluations(recipe: Recipe) -> None:
+def _check_evaluations(recipe: TrainConfig) -> None:
     run = recipe.run
     if run.evaluate_every and run.evaluate_every_samples:
         raise ValueError(
@@ -442,7 +442,7 @@ _SHARES: tuple[tuple[str, str], ...] = (
 )
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_config(path: Path) -> TrainConfig:
     """Reads a TOML recipe; what it does not name has its default.
 
     Raises:
@@ -456,6 +456,6 @@ def read_recipe(path: Path) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ValueError(f"recipe {path} is not valid TOML: {problem}.") from None
     try:
-        return from_table(Recipe, table)
+        return from_table(TrainConfig, table)
     except ValueError as problem:
         raise ValueError(f"recipe {path}: {problem}") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tools.training import config
-from tools.training.config import Recipe
+from tools.training.config import TrainConfig
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "recipes.md"
 BEGIN, END = "<!-- tables: python -m tools.training.config_docs -->", "<!-- end of tables -->"
@@ -37,7 +37,7 @@ def with_tables(text: str) -> str:
 def tables() -> str:
     """A table a section: key, values, default, meaning."""
     lines: list[str] = []
-    for name, section in get_type_hints(Recipe).items():
+    for name, section in get_type_hints(TrainConfig).items():
         lines += [f"### [{name}]", "", inspect.getdoc(section) or "", ""]
         lines += ["| key | values | default | meaning |", "| --- | --- | --- | --- |", *_rows(section), ""]
     return "\n".join(lines)

@@ -15,26 +15,26 @@ from models.bert.cost_model.flops import work
 from tensor3d import Cube
 from tensor3d.data import (
     BatchLayout,
-    Bins,
-    Exchange,
     ExchangeOptions,
+    LengthBuckets,
     Loader,
     PretrainingData,
+    SampleSource,
     Schedule,
-    Source,
+    ShardExchange,
     SpecialTokens,
 )
 from tensor3d.data.batch import fit_packs_per_rank
-from tensor3d.distributed.host_all_to_all import Peers
-from tensor3d.distributed.object_collectives import check_equal, on_every_rank
-from tensor3d.packing import Plan, packed_betas, packs_per_step
+from tensor3d.distributed.host_all_to_all import HostAllToAll
+from tensor3d.distributed.object_collectives import check_same_on_all_ranks, run_on_all_ranks
+from tensor3d.packing import PackingPlan, packed_betas, packs_per_step
 from tools.corpus.training_corpus import TrainingCorpus
-from tools.training.config import BatchRecipe, Recipe
+from tools.training.config import BatchConfig, TrainConfig
 
 BINNED, PADDED = "binned", "padded"
 
 
-class Feed:
+class TrainData:
     """The training data of one rank. Every rank makes one at the same time; to be closed, best by a `with`.
 
     Args:
@@ -51,30 +51,30 @@ class Feed:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: TrainConfig,
         cube: Cube,
-        source: Source,
+        source: SampleSource,
         special: SpecialTokens,
         *,
-        plan: Plan | None = None,
+        plan: PackingPlan | None = None,
         continuations: NDArray[np.bool_] | None = None,
-        exchange: Exchange | None = None,
+        exchange: ShardExchange | None = None,
         every: int = 1,
     ) -> None:
         self._recipe, self._cube = recipe, cube
         self.exchange, self._every = exchange, every
         self.data = pretraining_data(recipe, source, special, plan=plan, continuations=continuations)
-        digest = on_every_rank(cube, self._pack_first_epoch)
-        check_equal(cube, "the packing of epoch 0", digest)
+        digest = run_on_all_ranks(cube, self._pack_first_epoch)
+        check_same_on_all_ranks(cube, "the packing of epoch 0", digest)
         # Of epoch 0, which is not kept for ever.
         self._packing_factor = self.data.packing_factor
         self.global_batch = global_batch(recipe.batch, self._packing_factor)
-        on_every_rank(cube, lambda: check_steps(recipe, self.data, self.global_batch, **place(cube)))
+        run_on_all_ranks(cube, lambda: check_steps(recipe, self.data, self.global_batch, **place(cube)))
 
     @classmethod
     def of_corpus(
-        cls, recipe: Recipe, cube: Cube, corpus: TrainingCorpus, options: ExchangeOptions | None = None
-    ) -> Feed:
+        cls, recipe: TrainConfig, cube: Cube, corpus: TrainingCorpus, options: ExchangeOptions | None = None
+    ) -> TrainData:
         """The training sequences of a prepared corpus.
 
         Args:
@@ -83,17 +83,17 @@ class Feed:
         Raises:
             ValueError: on every rank: shards that are missing or do not divide, and what the constructor refuses.
         """
-        special, plan = corpus.special, on_every_rank(cube, lambda: corpus.plan(recipe.data.packing))
+        special, plan = corpus.special, run_on_all_ranks(cube, lambda: corpus.plan(recipe.data.packing))
         make = partial(cls, recipe, cube, special=special, plan=plan, continuations=corpus.continuations)
         if options is None:
-            return make(on_every_rank(cube, partial(training_source, corpus, recipe, None)))
+            return make(run_on_all_ranks(cube, partial(training_source, corpus, recipe, None)))
         with ExitStack() as stack:
-            everyone = stack.enter_context(Peers.along(cube, "data"))
+            everyone = stack.enter_context(HostAllToAll.along(cube, "data"))
             near = None
             if options.within is not None and options.within < everyone.size:
-                near = stack.enter_context(Peers.along(cube, "data", within=options.within))
-            source = on_every_rank(cube, partial(training_source, corpus, recipe, everyone))
-            exchange = Exchange(everyone, near, vocab_size=special.vocab_size)
+                near = stack.enter_context(HostAllToAll.along(cube, "data", within=options.within))
+            source = run_on_all_ranks(cube, partial(training_source, corpus, recipe, everyone))
+            exchange = ShardExchange(everyone, near, vocab_size=special.vocab_size)
             feed = make(source, exchange=exchange, every=options.every)
             stack.pop_all()  # the feed closes the peers now
         return feed
@@ -130,7 +130,7 @@ class Feed:
         betas = (optimizer.beta1, optimizer.beta2)
         return packed_betas(betas, self._packing_factor) if self._recipe.batch.packing_rule == "betas" else betas
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> TrainData:
         return self
 
     def __exit__(
@@ -146,7 +146,7 @@ class Feed:
             self.exchange.close()
 
 
-def training_source(corpus: TrainingCorpus, recipe: Recipe, everyone: Peers | None) -> Source:
+def training_source(corpus: TrainingCorpus, recipe: TrainConfig, everyone: HostAllToAll | None) -> SampleSource:
     """The training sequences, all of them to be read here, or by exchange."""
     data = recipe.data
     if corpus.info.shards != data.shards:
@@ -157,18 +157,18 @@ def training_source(corpus: TrainingCorpus, recipe: Recipe, everyone: Peers | No
     return corpus.training(everyone=everyone, **_drawing(recipe))
 
 
-def held_out_data(recipe: Recipe, corpus: TrainingCorpus) -> PretrainingData:
+def held_out_data(recipe: TrainConfig, corpus: TrainingCorpus) -> PretrainingData:
     """The held-out sequences, in packs like those of training."""
     source = corpus.evaluation(**_drawing(recipe))
     return _packed(recipe, source, corpus.special, continuations=corpus.continuations)
 
 
 def pretraining_data(
-    recipe: Recipe,
-    source: Source,
+    recipe: TrainConfig,
+    source: SampleSource,
     special: SpecialTokens,
     *,
-    plan: Plan | None = None,
+    plan: PackingPlan | None = None,
     continuations: NDArray[np.bool_] | None = None,
 ) -> PretrainingData:
     """The packs that a recipe makes of the training sequences."""
@@ -176,7 +176,7 @@ def pretraining_data(
     bins = None
     if data.packing == BINNED:
         # One sequence a pack: the packing factor is 1.
-        bins = Bins(width=data.bin_width, batch=global_batch(recipe.batch, 1.0))
+        bins = LengthBuckets(width=data.bin_width, batch=global_batch(recipe.batch, 1.0))
     plans = None if data.plans is None else Path(data.plans)
     return _packed(
         recipe,
@@ -190,14 +190,14 @@ def pretraining_data(
     )
 
 
-def global_batch(batch: BatchRecipe, packing_factor: float) -> int:
+def global_batch(batch: BatchConfig, packing_factor: float) -> int:
     """Packs of a step, by the rule of the recipe."""
     if batch.packing_rule == "sequences":
         return packs_per_step(batch.global_batch, packing_factor, batch.multiple_of)
     return batch.global_batch
 
 
-def check_steps(recipe: Recipe, data: PretrainingData, packs: int, **where: Any) -> None:
+def check_steps(recipe: TrainConfig, data: PretrainingData, packs: int, **where: Any) -> None:
     """Raises ValueError where steps of so many packs cannot be laid on a cube, as the loader would."""
     per_rank = fit_packs_per_rank(packs, where["cube_shape"], recipe.batch.packs_per_rank)
     layout = BatchLayout(packs_per_rank=per_rank, capacity=data.capacity, **where)
@@ -215,13 +215,13 @@ def place(cube: Cube) -> dict[str, Any]:
     }
 
 
-def _drawing(recipe: Recipe) -> dict[str, Any]:
+def _drawing(recipe: TrainConfig) -> dict[str, Any]:
     """How sequences are drawn, where they are not drawn yet."""
     data = recipe.data
     return {"max_length": data.max_length, "seed": recipe.run.seed, "short_probability": data.short_probability}
 
 
-def _packed(recipe: Recipe, source: Source, special: SpecialTokens, **ordered: Any) -> PretrainingData:
+def _packed(recipe: TrainConfig, source: SampleSource, special: SpecialTokens, **ordered: Any) -> PretrainingData:
     data = recipe.data
     return PretrainingData(
         source,

@@ -17,15 +17,15 @@ from models.bert.cost_model.comm_volume import micro_batch_traffic, read_slots, 
 from models.bert.cost_model.flops import model_flops
 from models.bert.cost_model.param_shapes import parameters
 from models.bert.cost_model.peak_memory import StepMemory, step_memory
-from models.bert.cost_model.saved_activations import Device, Load
+from models.bert.cost_model.saved_activations import Device, MicroBatchShape
 from tensor3d import CubeShape
-from tensor3d.cost_model.comm_volume import Bytes, Wire
+from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data.batch import check_rows, fit_packs_per_rank
 from tensor3d.data.dataset import default_masked_per_pack
 from tensor3d.data.masking import MASKED_SHARE, masked_count
 from tensor3d.packing import attended, packs_per_step
 from tools.corpus.training_corpus import CorpusFacts
-from tools.training.config import DataRecipe, PrecisionRecipe, Recipe, RunRecipe, SpeedRecipe
+from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
 from tools.training.factory import TYPES, planned_device
 from tools.training.metrics import table
 from tools.training.peak_flops import peak
@@ -36,7 +36,7 @@ _FILL = 0.99  # of packs, by a planner; the shipped recipes reach more
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
+class PackStats:
     """What packs are expected to hold. Estimated: packing tells it exactly."""
 
     mean_length: float
@@ -48,18 +48,18 @@ class Contents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expectation:
+class RunEstimate:
     """Of one step, where nothing else is said."""
 
     config: BertConfig
     parameters: int
     """Of the logical model."""
-    contents: Contents
+    contents: PackStats
     packs: int
     packs_per_rank: int
     """k: of a micro-batch, on each face-y row slice."""
     micro_batches: int
-    load: Load
+    load: MicroBatchShape
     """What a micro-batch gives rank 0."""
     surely_divides: bool
     """False where only packing can tell how many packs a step has, and whether the cube divides them."""
@@ -78,7 +78,9 @@ class Expectation:
     """Bytes that rank 0 receives."""
 
 
-def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, device: Device = "cpu") -> Expectation:
+def expect(
+    recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = None, device: Device = "cpu"
+) -> RunEstimate:
     """Raises ValueError where the recipe's sizes or its batch do not divide on the cube, as the run would."""
     config, data = recipe.model.config(recipe.data), recipe.data
     config.check(shape)
@@ -88,7 +90,7 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
     k = fit_packs_per_rank(packs, sizes, recipe.batch.packs_per_rank)
     check_rows(packs_per_rank=k, z=shape.z, capacity=data.capacity, y=shape.y)
     micro_batches = packs // (shape.planes * shape.z * k)
-    wire = Wire(
+    wire = CommModel(
         shape=shape, compute=_BYTES[recipe.precision.compute], gradient=_BYTES[recipe.precision.reduce], parameter=4
     )
     load, tokens = _load(data, shape, k), round(packs * data.capacity * contents.fill)
@@ -103,7 +105,7 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
         read_rows_only=recipe.speed.read_rows_only,
     )
     flops = counted(tokens=tokens, squares=squares, near=near)
-    return Expectation(
+    return RunEstimate(
         config=config,
         parameters=sum(parameter.elements for parameter in planned),
         contents=contents,
@@ -131,19 +133,19 @@ def expect(recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None = None, 
     )
 
 
-def expected_contents(data: DataRecipe, corpus: CorpusFacts | None) -> Contents:
+def expected_contents(data: DataConfig, corpus: CorpusFacts | None) -> PackStats:
     """From the recipe's lengths, and from those of the corpus if there is one."""
     if corpus is not None:
         mean = corpus.mean_length(data.max_length, data.short_probability)
     else:
         mean = (data.max_length - _SPECIAL) * (1 - data.short_probability / 2) + _SPECIAL
     if data.packing in ("padded", "binned"):
-        return Contents(mean_length=mean, packing_factor=1.0, fill=mean / data.capacity)
+        return PackStats(mean_length=mean, packing_factor=1.0, fill=mean / data.capacity)
     factor = max(1.0, min(_FILL * data.capacity / mean, float(data.max_sequences)))
-    return Contents(mean_length=mean, packing_factor=factor, fill=min(1.0, factor * mean / data.capacity))
+    return PackStats(mean_length=mean, packing_factor=factor, fill=min(1.0, factor * mean / data.capacity))
 
 
-def _packs(recipe: Recipe, shape: CubeShape, contents: Contents) -> tuple[int, bool]:
+def _packs(recipe: TrainConfig, shape: CubeShape, contents: PackStats) -> tuple[int, bool]:
     """Packs of a step, and whether their number is sure to divide on the cube."""
     batch = recipe.batch
     if batch.packing_rule != "sequences":
@@ -154,7 +156,7 @@ def _packs(recipe: Recipe, shape: CubeShape, contents: Contents) -> tuple[int, b
 
 
 def _expected_traffic(
-    recipe: Recipe, config: BertConfig, wire: Wire, load: Load, micro_batches: int, slots: int
+    recipe: TrainConfig, config: BertConfig, wire: CommModel, load: MicroBatchShape, micro_batches: int, slots: int
 ) -> Bytes:
     """Of a step of any number of micro-batches, all of which receive the same."""
     read = slots if recipe.speed.read_rows_only else None
@@ -176,7 +178,7 @@ def _expected_traffic(
     return total
 
 
-def _budgets(data: DataRecipe) -> tuple[int, int]:
+def _budgets(data: DataConfig) -> tuple[int, int]:
     """Tokens to guess and sequences of a pack, at most."""
     most = 1 if data.packing in ("padded", "binned") else data.max_sequences
     masked = data.masked_per_pack
@@ -185,16 +187,16 @@ def _budgets(data: DataRecipe) -> tuple[int, int]:
     return masked, most
 
 
-def _read_slots(data: DataRecipe, wire: Wire, k: int) -> int:
+def _read_slots(data: DataConfig, wire: CommModel, k: int) -> int:
     return read_slots(k * wire.size("z"), sum(_budgets(data)), wire)
 
 
-def _load(data: DataRecipe, shape: CubeShape, k: int) -> Load:
+def _load(data: DataConfig, shape: CubeShape, k: int) -> MicroBatchShape:
     """A micro-batch whose packs are full of the longest sequences: attention has the most to keep then."""
     packs, multiple = k * shape.z, math.lcm(shape.y, shape.z)
     masked, most = _budgets(data)
     whole, tail = divmod(data.capacity, data.max_length)
-    return Load(
+    return MicroBatchShape(
         rows=packs * data.capacity,
         masked=-(-packs * masked // multiple) * multiple,
         first=-(-packs * most // multiple) * multiple,
@@ -202,7 +204,7 @@ def _load(data: DataRecipe, shape: CubeShape, k: int) -> Load:
     )
 
 
-def _again(recipe: Recipe, counted: Callable[..., int], tokens: int, squares: int, near: int) -> int:
+def _again(recipe: TrainConfig, counted: Callable[..., int], tokens: int, squares: int, near: int) -> int:
     """FLOPs of what the backward pass computes again: a forward pass, a third of both passes, of a part.
 
     Args:
@@ -226,7 +228,7 @@ _SECONDS = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class Throughput:
     """What is assumed of the machine."""
 
     flops: float
@@ -235,7 +237,7 @@ class Speed:
     """Where that comes from."""
 
 
-def expected_speed(run: RunRecipe, precision: PrecisionRecipe, ranks: int) -> Speed:
+def expected_speed(run: RunConfig, precision: PrecisionConfig, ranks: int) -> Throughput:
     """From the recipe's peak, else from the GPU's known one, else from a product measured on this machine.
 
     The measured one is that of the whole machine, which its ranks share: it holds for a run on this machine alone.
@@ -248,10 +250,12 @@ def expected_speed(run: RunRecipe, precision: PrecisionRecipe, ranks: int) -> Sp
         source, top = f"this machine's {found[0]}" if found else "", found[1] if found else 0.0
     if top:
         words = f"{SHARE_OF_PEAK:.0%} of {top / 1e12:,.1f} TFLOP/s in {compute} ({source}) on each of {ranks} ranks"
-        return Speed(flops=SHARE_OF_PEAK * top * ranks, words=f"assumed: {words}")
+        return Throughput(flops=SHARE_OF_PEAK * top * ranks, words=f"assumed: {words}")
     measured = measured_flops(TYPES[compute])
     words = f"{SHARE_OF_MEASURED:.0%} of {measured / 1e9:,.0f} GFLOP/s, measured for a product in {compute}"
-    return Speed(flops=SHARE_OF_MEASURED * measured, words=f"assumed: {words} on this machine, for all ranks together")
+    return Throughput(
+        flops=SHARE_OF_MEASURED * measured, words=f"assumed: {words} on this machine, for all ranks together"
+    )
 
 
 def measured_flops(dtype: torch.dtype) -> float:
@@ -266,7 +270,7 @@ def measured_flops(dtype: torch.dtype) -> float:
     return 2 * side**3 / best
 
 
-def _known_peak(precision: PrecisionRecipe) -> tuple[str, float] | None:
+def _known_peak(precision: PrecisionConfig) -> tuple[str, float] | None:
     if not torch.cuda.is_available():
         return None
     tensor_cores = precision.compute == "fp32" and precision.tf32
@@ -280,7 +284,7 @@ Rows = list[tuple[str, str]]
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def report(recipe: Recipe, shape: CubeShape, corpus_info: CorpusFacts | None = None) -> str:
+def report(recipe: TrainConfig, shape: CubeShape, corpus_info: CorpusFacts | None = None) -> str:
     """Of a run of `recipe` on a cube, as text. One process makes it; nothing is started, read or written.
 
     Args:
@@ -306,7 +310,7 @@ def report(recipe: Recipe, shape: CubeShape, corpus_info: CorpusFacts | None = N
     return "\n".join([*lines, "", *_remarks(recipe, shape, corpus_info, expected, device)])
 
 
-def _model(recipe: Recipe, shape: CubeShape, expected: Expectation) -> Rows:
+def _model(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate) -> Rows:
     config = expected.config
     return [
         ("parameters", f"{expected.parameters:,} ({expected.parameters / 1e6:,.1f} M)"),
@@ -330,7 +334,7 @@ def _encoder(config: BertConfig) -> str:
     return f"{told}; {config.local_layers} of {config.layers} layers see less than {config.window} tokens far"
 
 
-def _step(recipe: Recipe, expected: Expectation) -> Rows:
+def _step(recipe: TrainConfig, expected: RunEstimate) -> Rows:
     contents, micro = expected.contents, expected.micro_batches
     return [
         (
@@ -347,7 +351,7 @@ def _step(recipe: Recipe, expected: Expectation) -> Rows:
     ]
 
 
-def _memory(recipe: Recipe, shape: CubeShape, expected: Expectation, device: Device) -> Rows:
+def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device: Device) -> Rows:
     memory, saved = expected.memory, expected.memory.saved
     rows = [
         ("counted as on a", "GPU" if device == "cuda" else "CPU"),
@@ -373,7 +377,7 @@ def _memory(recipe: Recipe, shape: CubeShape, expected: Expectation, device: Dev
     return rows
 
 
-def _traffic_rows(expected: Expectation) -> Rows:
+def _traffic_rows(expected: RunEstimate) -> Rows:
     by_axis: Counter[str] = Counter()
     for (axis, _), count in expected.traffic.items():
         by_axis[axis] += count
@@ -381,7 +385,7 @@ def _traffic_rows(expected: Expectation) -> Rows:
     return [*rows, ("together", in_bytes(sum(by_axis.values())))] if rows else [("nothing", "one rank, no wire")]
 
 
-def _run(recipe: Recipe, corpus: CorpusFacts | None, expected: Expectation, speed: Speed) -> Rows:
+def _run(recipe: TrainConfig, corpus: CorpusFacts | None, expected: RunEstimate, speed: Throughput) -> Rows:
     steps, run = recipe.run.steps, recipe.run
     seconds = expected.hardware_flops / speed.flops
     tokens = steps * expected.tokens
@@ -401,7 +405,7 @@ def _run(recipe: Recipe, corpus: CorpusFacts | None, expected: Expectation, spee
 
 
 def _remarks(
-    recipe: Recipe, shape: CubeShape, corpus: CorpusFacts | None, expected: Expectation, device: Device
+    recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None, expected: RunEstimate, device: Device
 ) -> list[str]:
     """What the figures are worth."""
     remarks = [
@@ -422,7 +426,7 @@ def _remarks(
     return remarks
 
 
-def _worth_of_memory(speed: SpeedRecipe, shape: CubeShape, device: Device) -> list[str]:
+def _worth_of_memory(speed: SpeedConfig, shape: CubeShape, device: Device) -> list[str]:
     exact = "Exact: sizes, weights, gradients, optimiser, traffic"
     kept = "what is kept for packs of the longest sequences"
     if speed.attention == "reference":

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from models.bert.cost_model.saved_activations import Device
-from tensor3d import Cube, Precision, Speed
-from tensor3d.attention.backends import Facts, choose
-from tensor3d.ops.compiled_regions import Regions
-from tensor3d.optim import AdamW, Lamb, LearningRate, LossScaler, decay_groups
-from tools.training.config import OptimizerRecipe, PrecisionRecipe, Recipe, SpeedRecipe
+from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
+from tensor3d.attention.backends import AttentionRequest, choose
+from tensor3d.ops.compiled_regions import CompiledRegions
+from tensor3d.optim import AdamW, GradScaler, Lamb, LRSchedule, decay_groups
+from tools.training.config import OptimizerConfig, PrecisionConfig, SpeedConfig, TrainConfig
 from tools.training.peak_flops import Compute
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,38 +22,38 @@ class _Computes(Protocol):
     """A recipe of any kind of training."""
 
     @property
-    def precision(self) -> PrecisionRecipe: ...
+    def precision(self) -> PrecisionConfig: ...
 
 
-def precision(recipe: PrecisionRecipe) -> Precision:
+def precision(recipe: PrecisionConfig) -> MixedPrecisionPolicy:
     """The types of a cube. fp32 is what the parameters are, so nothing is converted for it."""
     compute, reduce = (None if name == "fp32" else TYPES[name] for name in (recipe.compute, recipe.reduce))
-    return Precision(compute=compute, reduce=reduce)
+    return MixedPrecisionPolicy(compute=compute, reduce=reduce)
 
 
-def speed(recipe: SpeedRecipe) -> Speed:
+def speed(recipe: SpeedConfig) -> ExecutionPolicy:
     """How a cube's layers work."""
-    return Speed(overlap=recipe.overlap, compile=recipe.compile)
+    return ExecutionPolicy(overlap=recipe.overlap, compile=recipe.compile)
 
 
-def make_optimizer(model: nn.Module, recipe: OptimizerRecipe, cube: Cube, betas: tuple[float, float]) -> AdamW | Lamb:
+def make_optimizer(model: nn.Module, recipe: OptimizerConfig, cube: Cube, betas: tuple[float, float]) -> AdamW | Lamb:
     """The recipe's optimiser, without decay of vectors."""
     kind = {"adamw": AdamW, "lamb": Lamb}[recipe.kind]
     groups = decay_groups(model, recipe.weight_decay)
     return kind(groups, cube, lr=recipe.lr, betas=betas, eps=recipe.eps)
 
 
-def make_scaler(recipe: _Computes, cube: Cube) -> LossScaler | None:
+def make_scaler(recipe: _Computes, cube: Cube) -> GradScaler | None:
     """Only fp16 needs one: bf16 has the range of fp32."""
     precision = recipe.precision
     if precision.compute != "fp16":
         return None
-    return LossScaler(cube, initial=precision.loss_scale, growth_interval=precision.growth_interval)
+    return GradScaler(cube, initial=precision.loss_scale, growth_interval=precision.growth_interval)
 
 
-def learning_rate(recipe: OptimizerRecipe, steps: int) -> LearningRate:
+def learning_rate(recipe: OptimizerConfig, steps: int) -> LRSchedule:
     """By step of a run."""
-    return LearningRate(
+    return LRSchedule(
         kind=recipe.schedule,
         lr=recipe.lr,
         steps=steps,
@@ -64,7 +64,7 @@ def learning_rate(recipe: OptimizerRecipe, steps: int) -> LearningRate:
     )
 
 
-def peak_type(recipe: PrecisionRecipe) -> Compute:
+def peak_type(recipe: PrecisionConfig) -> Compute:
     """The type whose peak a step's FLOP/s are compared with."""
     return "tf32" if recipe.compute == "fp32" and recipe.tf32 else recipe.compute
 
@@ -74,12 +74,12 @@ def peak_type(recipe: PrecisionRecipe) -> Compute:
 # starts.
 
 
-def planned_device(recipe: Recipe) -> Device:
+def planned_device(recipe: TrainConfig) -> Device:
     """What a dry run is for: who states a peak plans for GPUs, also on a machine that has none."""
     return "cuda" if torch.cuda.is_available() or recipe.run.peak_tflops else "cpu"
 
 
-def check_attention(recipe: Recipe, device: Device, where: str = "") -> None:
+def check_attention(recipe: TrainConfig, device: Device, where: str = "") -> None:
     """Raises ValueError where `speed.attention` cannot serve a layer of the recipe's model in training.
 
     Args:
@@ -98,14 +98,14 @@ def check_attention(recipe: Recipe, device: Device, where: str = "") -> None:
         ) from None
 
 
-def check_compiler(recipe: Recipe, device: Device) -> None:
+def check_compiler(recipe: TrainConfig, device: Device) -> None:
     """Raises ValueError where `speed.compile` is set and this machine has nothing to compile with for its device. Of a
     GPU that is not here nothing is known."""
     if recipe.speed.compile and (device == "cpu" or torch.cuda.is_available()):
-        Regions(True, torch.device(device))
+        CompiledRegions(True, torch.device(device))
 
 
-def asked_of_attention(recipe: Recipe, device: Device) -> list[Facts]:
+def asked_of_attention(recipe: TrainConfig, device: Device) -> list[AttentionRequest]:
     """What the layers of the recipe's model ask of attention in training: one for each kind of layer.
 
     Evaluation asks for less: no dropout, no backward pass.
@@ -122,7 +122,7 @@ def asked_of_attention(recipe: Recipe, device: Device) -> list[Facts]:
         if (near, chosen) not in kinds:
             kinds.append((near, chosen))
     return [
-        Facts(
+        AttentionRequest(
             device=device,
             dtype=TYPES[recipe.precision.compute],
             head_dim=config.head_dim,

@@ -12,11 +12,11 @@ from tensor3d import Cube
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import PretrainingData, evaluation_batches
 from tensor3d.distributed.collectives import all_reduce
-from tensor3d.distributed.object_collectives import on_first_rank
+from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.training.data import held_out_data, place
-from tools.training.metrics import Display, EvaluationMetrics, MemoryMetrics, next_sentence_accuracy, peak_memory
+from tools.training.metrics import ConsoleLogger, EvaluationMetrics, MemoryMetrics, next_sentence_accuracy, peak_memory
 from tools.training.mlperf_log import MLPerfLog
-from tools.training.profiling import Tracer
+from tools.training.profiling import StepProfiler
 from tools.training.trainer import Ending, Trainer
 
 # --- Evaluation on the held-out documents -----------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def held_out_means(
 # --- A run ------------------------------------------------------------------------------------------------------------
 
 
-class Run:
+class TrainLoop:
     """Trains until there is a reason to end. Every rank makes one, and all decide alike.
 
     Args:
@@ -72,11 +72,11 @@ class Run:
     def __init__(
         self,
         trainer: Trainer,
-        display: Display,
+        display: ConsoleLogger,
         checkpoints: Checkpoints,
         *,
         mllog: MLPerfLog | None = None,
-        tracer: Tracer | None = None,
+        tracer: StepProfiler | None = None,
     ) -> None:
         self._trainer, self._display, self._checkpoints, self._tracer = trainer, display, checkpoints, tracer
         self._mllog = mllog or MLPerfLog(shown=False)
@@ -200,7 +200,7 @@ class Run:
         if own is None:
             return None
         # Those of one rank: what follows from them must be the same on all, and a last bit may differ between copies.
-        means = on_first_rank(cube, lambda: own)
+        means = run_on_rank0(cube, lambda: own)
         return EvaluationMetrics(step=trainer.standing.step, samples=trainer.standing.samples, **means)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d import Cube, local
-from tensor3d.distributed.object_collectives import gathered
+from tensor3d.distributed.object_collectives import all_gather_object
 
 _SHOWN = 8  # ranks that a message lists
 _FLOOR = 0.01  # of the usual loss: a loss that does not move at all has no usual deviation
@@ -47,7 +47,7 @@ def first_non_finite(
             gradients = _bad([name for name, _ in held], _finite([gradient for _, gradient in held]))
         else:
             gradients = _bad([name for name, _ in named], norms.isfinite())
-    everyone = gathered(cube, (weights, gradients))
+    everyone = all_gather_object(cube, (weights, gradients))
     order = [name for name, _ in named]
     bad_weights = _ranks_by_name([names for names, _ in everyone], order)
     if bad_weights:
@@ -63,7 +63,7 @@ def first_non_finite(
     return f"the gradient of {name} is not finite {_on(ranks, cube)}{_more(len(bad) - 1, 'gradient')}"
 
 
-class LossWatch:
+class LossSpikeDetector:
     """Reports a loss that jumps: above the median of the last `window` by `factor` usual deviations.
 
     The usual deviation is the median absolute one, which a jump in the window does not spoil. Until the window is full

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tools.training.config import OptimizerRecipe
+from tools.training.config import OptimizerConfig
 
 Event = Literal["INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"]
 
@@ -93,7 +93,7 @@ class MLPerfLog:
 
 
 def settings(
-    optimizer: OptimizerRecipe,
+    optimizer: OptimizerConfig,
     *,
     betas: tuple[float, float],
     seed: int,

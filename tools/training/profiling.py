@@ -44,7 +44,7 @@ class _HostMoment:
         return (end._at - self._at) * 1e3
 
 
-class Lap:
+class StepTimes:
     """One step's phases. Read it a step later: by then the device has done it, and reading waits for nothing."""
 
     def __init__(self, phases: Sequence[Phase], moments: Sequence[Moment]) -> None:
@@ -60,7 +60,7 @@ class Lap:
         return sums
 
 
-class Stopwatch:
+class PhaseTimer:
     """Notes when each phase of a step begins.
 
         watch.begin()                       # a lap
@@ -94,10 +94,10 @@ class Stopwatch:
             self._phases.append(phase)
             self._moments.append(self._now())
 
-    def end(self) -> Lap:
+    def end(self) -> StepTimes:
         """The lap ends."""
         assert self._phases, "end() without begin()"
-        lap = Lap(self._phases, [*self._moments, self._now()])
+        lap = StepTimes(self._phases, [*self._moments, self._now()])
         self._phases, self._moments = [], []
         return lap
 
@@ -122,14 +122,14 @@ _RANGE = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class ProfileSchedule:
     """Which steps to trace. Steps are counted from 1, as in metrics.jsonl."""
 
     windows: tuple[tuple[int, int], ...]
     """First and last step of each trace, ascending."""
 
     @classmethod
-    def parse(cls, text: str) -> Profile:
+    def parse(cls, text: str) -> ProfileSchedule:
         """Reads "10-12", "10,11" or "3,10-12,50". Steps that follow one another make one trace.
 
         Raises:
@@ -148,7 +148,7 @@ class Profile:
         return cls(windows=tuple(windows))
 
 
-class Tracer:
+class StepProfiler:
     """Traces the steps of a profile on chosen ranks. Elsewhere, and at other steps, it does nothing at all.
 
         with Tracer(profile, folder, rank=cube.rank) as tracer:
@@ -165,7 +165,9 @@ class Tracer:
         ranks: those that trace. The profiler slows them, and the others wait for them.
     """
 
-    def __init__(self, profile: Profile | None, folder: Path, *, rank: int, ranks: Collection[int] = (0,)) -> None:
+    def __init__(
+        self, profile: ProfileSchedule | None, folder: Path, *, rank: int, ranks: Collection[int] = (0,)
+    ) -> None:
         self._windows = profile.windows if profile is not None and rank in ranks else ()
         self._folder, self._rank = folder, rank
         self._profiler: torch.profiler.profile | None = None
@@ -198,7 +200,7 @@ class Tracer:
             self._leave_range()
             self._finish()
 
-    def __enter__(self) -> Tracer:
+    def __enter__(self) -> StepProfiler:
         return self
 
     def __exit__(

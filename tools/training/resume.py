@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from models.bert import BertConfig, BertForPreTraining
-from models.bert.huggingface import Weights, open_weights
+from models.bert.huggingface import WeightSource, open_weights
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
-from tensor3d.distributed.object_collectives import on_every_rank
+from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.corpus.tokenizers.huggingface import FoundTokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of, tokenizer_of_corpus, tokenizers_in
 from tools.corpus.training_corpus import TrainingCorpus
-from tools.training.config import Recipe, from_table
+from tools.training.config import TrainConfig, from_table
 
 # What may differ when a run goes on: where things lie, how long it takes, and what changes no result.
 _FREE_DATA = ("source", "plans")
@@ -38,7 +38,7 @@ _SIZES = (
 )
 
 
-def facts_of(recipe: Recipe, corpus: TrainingCorpus) -> dict[str, Any]:
+def facts_of(recipe: TrainConfig, corpus: TrainingCorpus) -> dict[str, Any]:
     """What a checkpoint says of its run, for the two checks below."""
     return {
         "recipe": recipe.to_dict(),
@@ -52,7 +52,7 @@ def tokenizer_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def ended(progress: dict[str, Any], recipe: Recipe) -> str | None:
+def ended(progress: dict[str, Any], recipe: TrainConfig) -> str | None:
     """Why the run of a checkpoint ended with it, if it did: further steps, which the recipe may have now, go on."""
     ending: str | None = progress.get("standing", {}).get("ending")
     key = {"target": "target_accuracy", "patience": "patience"}.get(ending or "")
@@ -61,14 +61,14 @@ def ended(progress: dict[str, Any], recipe: Recipe) -> str | None:
     return "steps" if progress["step"] >= recipe.run.steps and not _evaluation_due(progress) else None
 
 
-def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpus) -> None:
+def check_resume(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingCorpus) -> None:
     """Raises ValueError where a checkpoint belongs to another model, corpus or order of packs."""
     if progress.get("corpus") != corpus.info.fingerprint:
         raise ValueError(
             f"the checkpoint was trained on another corpus or tokenizer (fingerprint {progress.get('corpus')}, now "
             f"{corpus.info.fingerprint}). Resume with the source and data settings of that run."
         )
-    before, now, default = progress.get("recipe", {}), recipe.to_dict(), Recipe().to_dict()
+    before, now, default = progress.get("recipe", {}), recipe.to_dict(), TrainConfig().to_dict()
     for section, names in {
         "model": [name for name in now["model"] if name not in _FREE_MODEL],
         "data": [name for name in now["data"] if name not in _FREE_DATA],
@@ -103,7 +103,7 @@ def check_resume(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpu
         )
 
 
-def differences(progress: dict[str, Any], recipe: Recipe) -> list[str]:
+def differences(progress: dict[str, Any], recipe: TrainConfig) -> list[str]:
     """What a run that goes on does in another way than the checkpoint's, though it may."""
     before, now = progress.get("recipe", {}), recipe.to_dict()
     return [
@@ -114,7 +114,7 @@ def differences(progress: dict[str, Any], recipe: Recipe) -> list[str]:
     ]
 
 
-def check_start(progress: dict[str, Any], recipe: Recipe, corpus: TrainingCorpus) -> None:
+def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingCorpus) -> None:
     """Raises ValueError where a recipe cannot start from a checkpoint's weights: another model, or other pieces."""
     old, new = _sizes(progress.get("recipe", {})), _sizes(recipe.to_dict())
     for name in (*_SIZES, "vocab_size"):
@@ -149,7 +149,7 @@ def _evaluation_due(progress: dict[str, Any]) -> bool:
 def _sizes(recipe: dict[str, Any]) -> dict[str, Any]:
     """The sizes that a recipe comes to, presets resolved."""
     try:
-        resolved = from_table(Recipe, recipe)
+        resolved = from_table(TrainConfig, recipe)
     except ValueError as problem:
         raise ValueError(f"the checkpoint's own recipe cannot be read: {problem}") from None
     config = resolved.model.config(resolved.data)
@@ -179,7 +179,7 @@ _KEYS = {
 _NO_KEYS = ("types",)  # a recipe's models have the default
 
 
-def has_moments(folder: Path) -> bool:
+def has_optimizer_state(folder: Path) -> bool:
     """Whether this is a checkpoint of pre-training, whose moments can be taken over too.
 
     Raises:
@@ -192,7 +192,7 @@ def begin_with(
     folder: Path,
     model: BertForPreTraining,
     optimizer: torch.optim.Optimizer,
-    recipe: Recipe,
+    recipe: TrainConfig,
     corpus: TrainingCorpus,
     cube: Cube,
 ) -> str:
@@ -208,24 +208,24 @@ def begin_with(
     Raises:
         ValueError: `folder` is no checkpoint and no model, is damaged, or one of another model or tokenizer.
     """
-    on_every_rank(cube, lambda: check_begin(folder, recipe, corpus))
-    if has_moments(folder):
+    run_on_all_ranks(cube, lambda: check_begin(folder, recipe, corpus))
+    if has_optimizer_state(folder):
         grows = (POSITIONS,) if model.config.encoder == "classic" else ()
         checkpoint.load(folder, model, optimizer, cube, grows=grows)
         return f"{folder}: weights and moments are loaded"
-    filled = on_every_rank(cube, lambda: open_weights(folder)).fill(model, cube)
+    filled = run_on_all_ranks(cube, lambda: open_weights(folder)).fill(model, cube)
     return f"{folder}: {filled.in_words()}; the optimiser's moments begin at 0"
 
 
-def check_begin(folder: Path, recipe: Recipe, corpus: TrainingCorpus) -> None:
+def check_begin(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus) -> None:
     """Raises ValueError for what `begin_with` would refuse before it reads weights."""
-    if has_moments(folder):
+    if has_optimizer_state(folder):
         check_start(checkpoint.read_progress(folder), recipe, corpus)
     else:
         weights_for(folder, recipe, corpus)
 
 
-def weights_for(folder: Path, recipe: Recipe, corpus: TrainingCorpus | None) -> Weights:
+def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None) -> WeightSource:
     """The weights of a folder that `open_weights` takes, after a look at whether the recipe's model can begin with
     them.
 
@@ -252,7 +252,7 @@ def weights_for(folder: Path, recipe: Recipe, corpus: TrainingCorpus | None) -> 
     return weights
 
 
-def _check_sizes(folder: Path, theirs: BertConfig, recipe: Recipe) -> None:
+def _check_sizes(folder: Path, theirs: BertConfig, recipe: TrainConfig) -> None:
     ours = recipe.model.config(recipe.data)
     for name, key in _KEYS.items():
         old, new = getattr(theirs, name), getattr(ours, name)

@@ -15,16 +15,21 @@ from torch import Tensor
 
 from models.bert import BertForPreTraining, PreTrainingOutput
 from models.bert.cost_model.flops import step_flops
-from tensor3d import Cube, GradientNorm, TrafficCount, check_parameters, checkpoint, clip_gradients
+from tensor3d import CommStats, Cube, GradientNorm, check_parameters, checkpoint, clip_gradients
 from tensor3d.checkpoint import Checkpoints
-from tensor3d.data import Loader, Step
-from tensor3d.distributed.object_collectives import check_equal, gathered, on_every_rank, on_first_rank
+from tensor3d.data import Loader, TrainBatch
+from tensor3d.distributed.object_collectives import (
+    all_gather_object,
+    check_same_on_all_ranks,
+    run_on_all_ranks,
+    run_on_rank0,
+)
 from tensor3d.distributed.seeds import mix
-from tensor3d.distributed.watchdog import Watch
-from tensor3d.optim import AdamW, Lamb, LossScaler
+from tensor3d.distributed.watchdog import Watchdog
+from tensor3d.optim import AdamW, GradScaler, Lamb
 from tools.corpus.training_corpus import TrainingCorpus
-from tools.training.config import Recipe
-from tools.training.data import Feed
+from tools.training.config import TrainConfig
+from tools.training.data import TrainData
 from tools.training.factory import (
     check_attention,
     learning_rate,
@@ -34,17 +39,17 @@ from tools.training.factory import (
     precision,
     speed,
 )
-from tools.training.loss_monitor import LossWatch, first_non_finite
-from tools.training.metrics import Best, StepMetrics, by_axis, next_sentence_accuracy
+from tools.training.loss_monitor import LossSpikeDetector, first_non_finite
+from tools.training.metrics import EarlyStopping, StepMetrics, by_axis, next_sentence_accuracy
 from tools.training.peak_flops import peak
-from tools.training.profiling import Lap, Stopwatch, Tracer
+from tools.training.profiling import PhaseTimer, StepProfiler, StepTimes
 from tools.training.resume import begin_with, check_resume, differences, ended, facts_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One step of the optimiser. The host never waits for the device in it: its numbers are read when they are there.
 
 
-class Numbers(NamedTuple):
+class StepScalars(NamedTuple):
     """What the device has found out about a step, in the order in which `TrainingStep` puts it together; the same on
     every rank."""
 
@@ -65,22 +70,22 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class PendingStep:
     """A step that the device may still be at."""
 
-    step: Step
+    step: TrainBatch
     learning_rate: float
-    lap: Lap
+    lap: StepTimes
     """Its times; to be read when `numbers` has come."""
-    traffic: TrafficCount
+    traffic: CommStats
     norm: GradientNorm
     """For whoever looks for what is not finite."""
-    numbers: OnItsWay
+    numbers: AsyncScalars
     stall: float
     """Seconds before the step that a checkpoint took."""
 
 
-class OnItsWay:
+class AsyncScalars:
     """Numbers on their way from the device."""
 
     def __init__(self, numbers: Tensor) -> None:
@@ -92,11 +97,11 @@ class OnItsWay:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
 
-    def read(self) -> Numbers:
+    def read(self) -> StepScalars:
         """Waits until they are there."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return Numbers(*self._host.tolist())
+        return StepScalars(*self._host.tolist())
 
 
 class TrainingStep:
@@ -112,18 +117,18 @@ class TrainingStep:
         self,
         model: BertForPreTraining,
         optimizer: AdamW | Lamb,
-        scaler: LossScaler | None,
+        scaler: GradScaler | None,
         cube: Cube,
         *,
         clip: float,
-        watch: Watch | None = None,
+        watch: Watchdog | None = None,
     ) -> None:
         self._model, self._optimizer, self._scaler, self._cube = model, optimizer, scaler, cube
         self._clip, self._watch = clip, watch
-        self.stopwatch = Stopwatch(cube.device)
+        self.stopwatch = PhaseTimer(cube.device)
         cube.ledger.observer = self.stopwatch.observe
 
-    def take(self, step: Step, learning_rate: float, stall: float) -> Taken:
+    def take(self, step: TrainBatch, learning_rate: float, stall: float) -> PendingStep:
         """Does a step; its stopwatch has begun before, where the data was waited for."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -139,17 +144,17 @@ class TrainingStep:
             scale = torch.ones_like(norm.found_inf) if self._scaler is None else self._scaler.scale.clone()
             self._update(found_inf)
         numbers = torch.stack([n.to(sums.dtype) for n in (norm.total, found_inf, scale)])
-        return Taken(
+        return PendingStep(
             step=step,
             learning_rate=learning_rate,
             lap=self.stopwatch.end(),
             traffic=traffic,
             norm=norm,
-            numbers=OnItsWay(torch.cat([sums, numbers, flags[:1].to(sums.dtype)])),
+            numbers=AsyncScalars(torch.cat([sums, numbers, flags[:1].to(sums.dtype)])),
             stall=stall,
         )
 
-    def _forward_backward(self, step: Step) -> Tensor:
+    def _forward_backward(self, step: TrainBatch) -> Tensor:
         """All micro-batches; the sums of their losses and counts."""
         dtype = torch.promote_types(next(self._model.parameters()).dtype, torch.float32)
         sums = torch.zeros(5, dtype=dtype, device=self._cube.device)
@@ -159,7 +164,7 @@ class TrainingStep:
             output: PreTrainingOutput = self._model(batch, step.targets, step.sequences)
             loss = output.loss if self._scaler is None else self._scaler.scaled(output.loss)
             self._at(step, "backward")
-            with nullcontext() if last else self._cube.accumulating():
+            with nullcontext() if last else self._cube.no_sync():
                 loss.backward()
             sums += output.sums
         return sums
@@ -175,7 +180,7 @@ class TrainingStep:
         if self._scaler is not None:
             self._scaler.update(found_inf)
 
-    def _at(self, step: Step, phase: str) -> None:
+    def _at(self, step: TrainBatch, phase: str) -> None:
         self.stopwatch.mark(phase)  # type: ignore[arg-type]
         if self._watch is not None:
             self._watch.at(step.index + 1, phase)
@@ -188,7 +193,7 @@ Ending = Literal["steps", "target", "patience", "signal"]
 
 
 @dataclass(kw_only=True)
-class Standing:
+class TrainState:
     """How far a run has come, beside its weights; kept in its checkpoints."""
 
     step: int = 0
@@ -206,7 +211,7 @@ class Standing:
     """Why the run ended, if it did."""
 
     @classmethod
-    def of(cls, progress: Mapping[str, Any]) -> Standing:
+    def of(cls, progress: Mapping[str, Any]) -> TrainState:
         """That of a checkpoint."""
         known = {field.name for field in dataclasses.fields(cls)}
         told = {name: value for name, value in progress.get("standing", {}).items() if name in known}
@@ -232,15 +237,15 @@ class Trainer:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: TrainConfig,
         cube: Cube,
-        feed: Feed,
+        feed: TrainData,
         corpus: TrainingCorpus | None,
         *,
-        watch: Watch | None = None,
+        watch: Watchdog | None = None,
     ) -> None:
         check_attention(recipe, "cuda" if cube.device.type == "cuda" else "cpu")
-        cube = cube.computing(precision(recipe.precision), speed(recipe.speed))
+        cube = cube.with_policy(precision(recipe.precision), speed(recipe.speed))
         self.recipe, self.cube, self.feed, self.corpus = recipe, cube, feed, corpus
         cube.manual_seed(recipe.run.seed)
         config, memory = recipe.model.config(recipe.data), recipe.model
@@ -256,13 +261,13 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, recipe.optimizer, cube, self.feed.betas())
         self.scaler = make_scaler(recipe, cube)
         self.learning_rate = learning_rate(recipe.optimizer, recipe.run.steps)
-        self.standing = Standing()
-        self.best = Best(recipe.run.patience)
+        self.standing = TrainState()
+        self.best = EarlyStopping(recipe.run.patience)
         self.watch = watch
         self._step = TrainingStep(
             self.model, self.optimizer, self.scaler, cube, clip=recipe.optimizer.clip, watch=watch
         )
-        self._spikes = LossWatch(factor=recipe.run.loss_spike)
+        self._spikes = LossSpikeDetector(factor=recipe.run.loss_spike)
         self._peak = recipe.run.peak_tflops * 1e12 or peak(cube.device, peak_type(recipe.precision))
         self._compared_epoch = 0  # by the feed
         self._stall = 0.0
@@ -318,19 +323,21 @@ class Trainer:
                 check_resume(progress, self.recipe, self.needed_corpus)
             return progress
 
-        progress = on_every_rank(self.cube, checked)
-        damages = [found for found in gathered(self.cube, progress if isinstance(progress, str) else "") if found]
+        progress = run_on_all_ranks(self.cube, checked)
+        damages = [
+            found for found in all_gather_object(self.cube, progress if isinstance(progress, str) else "") if found
+        ]
         if damages or isinstance(progress, str):
             raise checkpoint.DamagedError(damages[0])
         if finished and (reason := ended(progress, self.recipe)) is not None:
             # Nothing will be loaded, so that nobody else would notice.
-            if problems := on_first_rank(self.cube, lambda: checkpoint.verify(folder)):
+            if problems := run_on_rank0(self.cube, lambda: checkpoint.verify(folder)):
                 raise checkpoint.DamagedError(f"{'; '.join(problems)}.")
             self.standing.ending = cast(Ending, reason)
             return
-        best = Best(self.recipe.run.patience, progress.get("best"))
+        best = EarlyStopping(self.recipe.run.patience, progress.get("best"))
         checkpoint.load(folder, self.model, self.optimizer, self.cube, extra=self._extra())
-        self.standing, self.best = Standing.of(progress), best
+        self.standing, self.best = TrainState.of(progress), best
         self.standing.ending = None
         if progress["ranks"] != self.cube.shape.ranks:  # no streams to go on with: others than those at the start
             self.cube.manual_seed(mix(self.recipe.run.seed, self.standing.step))
@@ -360,7 +367,7 @@ class Trainer:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def steps(
-        self, loader: Loader, *, at_once: Callable[[int], bool] = lambda _: True, tracer: Tracer | None = None
+        self, loader: Loader, *, at_once: Callable[[int], bool] = lambda _: True, tracer: StepProfiler | None = None
     ) -> Iterator[StepMetrics]:
         """Trains on what the loader gives. What the caller does between two steps is no step's time.
 
@@ -368,7 +375,7 @@ class Trainer:
             at_once: whether the numbers of a step are waited for before the next one is begun. Where they are not, the
                 device has work while the host reads the numbers of the step before.
         """
-        last: Taken | None = None
+        last: PendingStep | None = None
         batches = iter(loader)
         while True:
             self._step.stopwatch.begin()
@@ -392,7 +399,7 @@ class Trainer:
         by a `with`."""
         return self.feed.loader(self.standing.step)
 
-    def _take(self, step: Step, tracer: Tracer | None) -> Taken:
+    def _take(self, step: TrainBatch, tracer: StepProfiler | None) -> PendingStep:
         self._compare(step)
         if tracer is not None:
             tracer.begin(step.index + 1)
@@ -406,14 +413,14 @@ class Trainer:
         self.samples_due = every > 0 and before // every < self.standing.samples // every
         return taken
 
-    def _compare(self, step: Step) -> None:
+    def _compare(self, step: TrainBatch) -> None:
         """Makes sure, once an epoch, that all ranks have packed it alike. Raises ValueError on every rank if not."""
         for epoch, digest in step.digests.items():
             if epoch > self._compared_epoch:
-                check_equal(self.cube, f"the packing of epoch {epoch}", digest)
+                check_same_on_all_ranks(self.cube, f"the packing of epoch {epoch}", digest)
                 self._compared_epoch = epoch
 
-    def _read(self, taken: Taken) -> StepMetrics:
+    def _read(self, taken: PendingStep) -> StepMetrics:
         """The numbers of a step, as soon as they are there."""
         numbers, step, traffic = taken.numbers.read(), taken.step, taken.traffic
         self.standing.skipped_steps += int(numbers.found_inf)
@@ -454,7 +461,7 @@ class Trainer:
             traffic=by_axis(traffic.received),
         )
 
-    def _judge(self, taken: Taken, numbers: Numbers) -> None:
+    def _judge(self, taken: PendingStep, numbers: StepScalars) -> None:
         """Notes what is odd about a step. Raises FloatingPointError, on every rank, where a run has diverged."""
         number = taken.step.index + 1
         self.standing.skipped_in_a_row = self.standing.skipped_in_a_row + 1 if numbers.found_inf else 0

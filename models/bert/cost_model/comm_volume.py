@@ -8,7 +8,7 @@ from models.bert.config import BertConfig
 from models.bert.cost_model.param_shapes import held, layer_norms
 from tensor3d.cost_model.comm_volume import (
     Bytes,
-    Wire,
+    CommModel,
     cross_entropy,
     embedding,
     layer_norm,
@@ -28,7 +28,7 @@ from tensor3d.sharding.param_layout import matrix, vector
 
 def micro_batch_traffic(
     config: BertConfig,
-    wire: Wire,
+    wire: CommModel,
     rows: int,
     masked: int,
     first: int,
@@ -68,7 +68,7 @@ def micro_batch_traffic(
     return together(parts)
 
 
-def ledger_traffic(config: BertConfig, wire: Wire) -> Bytes:
+def ledger_traffic(config: BertConfig, wire: CommModel) -> Bytes:
     """The sums of gradients that ranks hold copies of, once a step."""
     by_sum = held(config, wire.shape, wire.rank).by_sum
     return replicated_gradients(
@@ -78,7 +78,7 @@ def ledger_traffic(config: BertConfig, wire: Wire) -> Bytes:
 
 def step_traffic(
     config: BertConfig,
-    wire: Wire,
+    wire: CommModel,
     rows: int,
     masked: int,
     first: int,
@@ -103,7 +103,7 @@ def step_traffic(
     return times(one, micro_batches) + end_of_step_traffic(config, wire, norm=norm, lamb=lamb)
 
 
-def end_of_step_traffic(config: BertConfig, wire: Wire, *, norm: int = 1, lamb: int = 0) -> Bytes:
+def end_of_step_traffic(config: BertConfig, wire: CommModel, *, norm: int = 1, lamb: int = 0) -> Bytes:
     """What comes once a step: the ledger's sums, the gradient norm and LAMB's norms; arguments as of `step_traffic`."""
     everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
     size = max(4, wire.parameter)
@@ -111,7 +111,7 @@ def end_of_step_traffic(config: BertConfig, wire: Wire, *, norm: int = 1, lamb: 
     return together([ledger_traffic(config, wire), *norms])
 
 
-def _layers(config: BertConfig, wire: Wire, rows: int, kept: bool, recomputed: bool, read: int | None) -> Bytes:
+def _layers(config: BertConfig, wire: CommModel, rows: int, kept: bool, recomputed: bool, read: int | None) -> Bytes:
     """Layers with as many norms send the same: a planner asks thousands of times for models of a hundred layers."""
     kinds: Counter[tuple[int, int | None]] = Counter(
         (layer_norms(config, number), None) for number in range(config.layers - 1)
@@ -135,7 +135,7 @@ def _layers(config: BertConfig, wire: Wire, rows: int, kept: bool, recomputed: b
     return total
 
 
-def read_slots(packs: int, budget: int, wire: Wire) -> int:
+def read_slots(packs: int, budget: int, wire: CommModel) -> int:
     """U: slots of a plane of `packs` packs for rows that heads read, `budget` a pack (`tensor3d.data.batch`)."""
     y, z = wire.size("y"), wire.size("z")
     return -(-(packs // z) * budget // y) * y * z

@@ -28,7 +28,7 @@ from __future__ import annotations
 import numpy as np
 
 from models.bert.config import BertConfig
-from tensor3d.data import Step
+from tensor3d.data import TrainBatch
 from tensor3d.packing.balance import Work, attended
 
 _PASSES = 3  # forward, and twice that backward
@@ -106,7 +106,7 @@ def _spared(config: BertConfig, tokens: int, squares: int, read: int, near: int 
     return products + 4 * _PASSES * hidden * pairs * others // max(1, tokens)
 
 
-def step_flops(config: BertConfig, step: Step, *, read_rows_only: bool = False) -> int:
+def step_flops(config: BertConfig, step: TrainBatch, *, read_rows_only: bool = False) -> int:
     """`model_flops` of a step that a loader has made."""
     near = int(attended(np.arange(len(step.lengths)), config.window) @ step.lengths)
     return model_flops(

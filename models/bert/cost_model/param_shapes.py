@@ -15,7 +15,7 @@ _NEXT_SENTENCE = 2  # classes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class ParamSpec:
     """One parameter of a model that need not exist."""
 
     name: str
@@ -51,7 +51,7 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class ParamMemory:
     """Elements of a rank's blocks."""
 
     tensors: int
@@ -68,7 +68,7 @@ class Held:
 
 
 @lru_cache(maxsize=1024)  # a planner asks for the memory of each box many times, and each time it depends on this
-def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> Held:
+def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
     """What a rank holds of all parameters; rank 0 holds the most. Equal layers are looked at once."""
     place, by_sum = shape.coordinate(rank), dict[tuple[AxisName, ...], int]()
     tensors = adapted_tensors = adapted = 0
@@ -79,7 +79,7 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> Held:
         by_sum[axes] = by_sum.get(axes, 0) + elements
         if len(parameter.shape) > 1:
             adapted_tensors, adapted = adapted_tensors + number, adapted + elements
-    return Held(
+    return ParamMemory(
         tensors=tensors,
         adapted_tensors=adapted_tensors,
         total=sum(by_sum.values()),
@@ -89,7 +89,7 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> Held:
     )
 
 
-def parameters(config: BertConfig) -> list[Planned]:
+def parameters(config: BertConfig) -> list[ParamSpec]:
     """All of them, in the model's order. A tied weight comes once."""
     layers = [
         parameter for number in range(config.layers) for parameter in _layer(f"bert.layers.{number}", config, number)
@@ -97,7 +97,7 @@ def parameters(config: BertConfig) -> list[Planned]:
     return [*_before(config), *layers, *_after(config)]
 
 
-def _kinds(config: BertConfig) -> Iterator[tuple[Planned, int]]:
+def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
     """All parameters, those of equal layers once, with the number of these."""
     for parameter in (*_before(config), *_after(config)):
         yield parameter, 1
@@ -108,7 +108,7 @@ def _kinds(config: BertConfig) -> Iterator[tuple[Planned, int]]:
             yield parameter, layers
 
 
-def _before(config: BertConfig) -> list[Planned]:
+def _before(config: BertConfig) -> list[ParamSpec]:
     hidden, vocab, bias = config.hidden, config.vocab, config.bias
     found = [_matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z"))]
     if config.encoder == "classic":
@@ -120,19 +120,19 @@ def _before(config: BertConfig) -> list[Planned]:
     return found
 
 
-def _after(config: BertConfig) -> list[Planned]:
+def _after(config: BertConfig) -> list[ParamSpec]:
     hidden, vocab, bias = config.hidden, config.vocab, config.bias
-    found: list[Planned] = []
+    found: list[ParamSpec] = []
     if config.pre_norm:
         found += _norm("bert.final_norm", hidden, bias)
     return [
         *found,
         *_linear("masked_lm.dense", hidden, hidden, bias),
         *_norm("masked_lm.norm", hidden, bias, on_y=True),
-        Planned(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
+        ParamSpec(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
         *_linear("pooler.dense", hidden, hidden, bias),
         _matrix("next_sentence.weight", _NEXT_SENTENCE, hidden, narrow("y")),
-        Planned(name="next_sentence.bias", shape=(_NEXT_SENTENCE,), layout=copies("y")),
+        ParamSpec(name="next_sentence.bias", shape=(_NEXT_SENTENCE,), layout=copies("y")),
     ]
 
 
@@ -151,22 +151,22 @@ def replicated_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> 
     return held(config, shape, rank).replicated
 
 
-def _matrix(name: str, rows: int, columns: int, layout: Layout) -> Planned:
-    return Planned(name=name, shape=(rows, columns), layout=layout)
+def _matrix(name: str, rows: int, columns: int, layout: Layout) -> ParamSpec:
+    return ParamSpec(name=name, shape=(rows, columns), layout=layout)
 
 
-def _linear(name: str, inputs: int, outputs: int, bias: bool, *, from_y: bool = False) -> Iterator[Planned]:
+def _linear(name: str, inputs: int, outputs: int, bias: bool, *, from_y: bool = False) -> Iterator[ParamSpec]:
     yield _matrix(f"{name}.weight", outputs, inputs, matrix("y" if from_y else "z"))
     if bias:
-        yield Planned(name=f"{name}.bias", shape=(outputs,), layout=vector("z" if from_y else "y"))
+        yield ParamSpec(name=f"{name}.bias", shape=(outputs,), layout=vector("z" if from_y else "y"))
 
 
-def _norm(name: str, hidden: int, bias: bool, *, on_y: bool = False) -> Iterator[Planned]:
+def _norm(name: str, hidden: int, bias: bool, *, on_y: bool = False) -> Iterator[ParamSpec]:
     for part in ("weight", "bias") if bias else ("weight",):
-        yield Planned(name=f"{name}.{part}", shape=(hidden,), layout=vector("y" if on_y else "z"))
+        yield ParamSpec(name=f"{name}.{part}", shape=(hidden,), layout=vector("y" if on_y else "z"))
 
 
-def _layer(name: str, config: BertConfig, number: int) -> Iterator[Planned]:
+def _layer(name: str, config: BertConfig, number: int) -> Iterator[ParamSpec]:
     hidden, inner, bias = config.hidden, config.inner_size, config.bias
     up, into = ("up", inner) if config.encoder == "classic" else ("gate_up", 2 * inner)
     yield from _linear(f"{name}.attention.qkv", hidden, 3 * hidden, bias)

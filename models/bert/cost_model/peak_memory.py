@@ -16,13 +16,22 @@ from typing import Literal
 import torch
 
 from models.bert.config import BertConfig
-from models.bert.cost_model.param_shapes import Planned, held, parameters
-from models.bert.cost_model.saved_activations import Device, Group, Kept, LayerKept, Load, Saved, layer_kinds, saved
+from models.bert.cost_model.param_shapes import ParamSpec, held, parameters
+from models.bert.cost_model.saved_activations import (
+    AttentionGroup,
+    Device,
+    Kept,
+    LayerKept,
+    MicroBatchShape,
+    Saved,
+    layer_kinds,
+    saved,
+)
 from tensor3d.attention.cpu import SHORT, at_once, in_products
-from tensor3d.cost_model.comm_volume import Side, Wire, chunk, other
+from tensor3d.cost_model.comm_volume import CommModel, Side, chunk, other
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.layers.attention import Recompute
-from tensor3d.ops.row_chunks import rows_at_once
+from tensor3d.ops.row_chunks import chunk_rows
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Bytes that come and go in the backward pass of a BERT: at each moment, what is alive beside what stays and is kept.
@@ -34,10 +43,10 @@ from tensor3d.ops.row_chunks import rows_at_once
 
 
 @dataclass(frozen=True)
-class Passing:
+class TransientMemory:
     config: BertConfig
-    wire: Wire
-    load: Load
+    wire: CommModel
+    load: MicroBatchShape
     device: Device
     keep_gathered: bool
     wire_buffers: bool
@@ -147,7 +156,7 @@ class Passing:
         """
         if self.mixed and self.wire.size(face) == 1 and self.device == "cpu":
             columns = self.config.hidden
-            return self.state(rows) + 3 * min(self.wide(rows), rows_at_once(columns) * columns * self.wire.statistic)
+            return self.state(rows) + 3 * min(self.wide(rows), chunk_rows(columns) * columns * self.wire.statistic)
         wides = (3 if self.wire.size(face) > 1 else 2) + self.mixed
         return wides * self.wide(rows) + (self.state(rows) if self.mixed else 0)
 
@@ -181,7 +190,7 @@ class Passing:
         moments.append(6 * state - kept)  # q, k and v are put together
         return moments
 
-    def in_place(self, group: Group) -> int:
+    def in_place(self, group: AttentionGroup) -> int:
         """Beside the gradients, where attention takes a group as it lies."""
         elements = group.slots * self.config.hidden // self.wire.size("y")
         if self.mixed and in_products(torch.bfloat16, group.length):
@@ -190,7 +199,7 @@ class Passing:
             return 8 * elements * self.wire.statistic
         return 3 * elements * self.wire.compute
 
-    def in_products(self, group: Group, again: int, once: int) -> int:
+    def in_products(self, group: AttentionGroup, again: int, once: int) -> int:
         """The most of a backward pass in whole products: scores made `again` and the softmax over them, bytes of both;
         or gradients of probabilities and of scores, of `once` bytes each; and matrices of the heads in hand."""
         members, heads = at_once(self.config.heads // self.wire.size("y"), group.length**2)
@@ -206,7 +215,7 @@ class Passing:
         """Of so many bytes of logits what the loss works on at a time, in fp32 at least: on a CPU a few rows."""
         whole = logits // self.wire.compute * self.wire.statistic
         columns = chunk(self.config.vocab, self.wire.size("y"), self.wire.index("y"))
-        return min(whole, rows_at_once(columns) * columns * self.wire.statistic) if self.device == "cpu" else whole
+        return min(whole, chunk_rows(columns) * columns * self.wire.statistic) if self.device == "cpu" else whole
 
     def loss(self, logits: int) -> int:
         """Backward of the loss, beside so many bytes of logits: their gradient, wide, then in their type."""
@@ -256,8 +265,8 @@ class StepMemory:
 
 def step_memory(
     config: BertConfig,
-    wire: Wire,
-    load: Load,
+    wire: CommModel,
+    load: MicroBatchShape,
     *,
     micro_batches: int = 1,
     recompute: Recompute = "none",
@@ -278,12 +287,12 @@ def step_memory(
     kept = saved(config, wire, load, recompute=recompute, keep_gathered=keep_gathered, device=device)
     ways = Kept(config, wire, load, device, keep_gathered).shared()
     batch = _INDEX * (3 * load.rows + 2 * load.masked + 2 * load.first) + _OFFSET * (len(load.lengths) + 1) + ways
-    walk = _Walk(
+    walk = _BackwardWalk(
         config=config,
         held=on_rank,
         kept=Kept(config, wire, load, device, keep_gathered),
         saved=kept,
-        passing=Passing(config, wire, load, device, keep_gathered, wire_buffers),
+        passing=TransientMemory(config, wire, load, device, keep_gathered, wire_buffers),
         recompute=recompute,
         earlier=on_rank.everything if micro_batches > 1 else 0,
         lamb=optimizer == "lamb",
@@ -307,14 +316,14 @@ Moment = tuple[str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Walk:
+class _BackwardWalk:
     """Through one backward pass, the last of its step."""
 
     config: BertConfig
     held: _Held
     kept: Kept
     saved: Saved
-    passing: Passing
+    passing: TransientMemory
     recompute: Recompute
     earlier: int
     """Gradients of the micro-batches before this one."""
@@ -483,13 +492,13 @@ class _Held:
 
 
 @lru_cache(maxsize=64)
-def _parts(config: BertConfig) -> tuple[Planned, list[Planned], list[Planned]]:
+def _parts(config: BertConfig) -> tuple[ParamSpec, list[ParamSpec], list[ParamSpec]]:
     """The table of tokens; the parameters of the last layer; those of the heads."""
     every, last, body = parameters(config), f"bert.layers.{config.layers - 1}.", ("bert.embeddings.", "bert.layers.")
     return every[0], [p for p in every if p.name.startswith(last)], [p for p in every if not p.name.startswith(body)]
 
 
-def _held(config: BertConfig, wire: Wire) -> _Held:
+def _held(config: BertConfig, wire: CommModel) -> _Held:
     shape, size, place = wire.shape, wire.parameter, wire.shape.coordinate(wire.rank)
     (table, layer, heads), all_of_it = _parts(config), held(config, shape, wire.rank)
     of_heads = {parameter.name: parameter.held_at(shape, place) * size for parameter in heads}

@@ -29,8 +29,8 @@ import torch
 
 from models.bert.config import BertConfig
 from models.bert.cost_model.param_shapes import layer_norms
-from tensor3d.batches.length_groups import Grouping, group_by_length
-from tensor3d.cost_model.comm_volume import Side, Wire, chunk, other
+from tensor3d.batches.length_groups import LengthGroups, group_by_length
+from tensor3d.cost_model.comm_volume import CommModel, Side, chunk, other
 from tensor3d.layers.attention import Recompute
 
 Device = Literal["cpu", "cuda"]
@@ -38,7 +38,7 @@ _INDEX = 8  # bytes of an int64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class MicroBatchShape:
     """A micro-batch, as one rank has to hold it."""
 
     rows: int
@@ -51,12 +51,12 @@ class Load:
     """Rows of each sequence on this rank's rows of face y; the unused tail of a pack is one."""
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[AttentionGroup, ...]:
         """What attention works on, one batch each."""
         if len(set(self.lengths)) == 1:  # as planners have it, and grouping thousands of rows takes its time
-            return (Group(members=len(self.lengths), length=self.lengths[0], padded=False),)
+            return (AttentionGroup(members=len(self.lengths), length=self.lengths[0], padded=False),)
         return tuple(
-            Group(members=len(group.members), length=group.length, padded=group.mask is not None)
+            AttentionGroup(members=len(group.members), length=group.length, padded=group.mask is not None)
             for group in self._grouping.groups
         )
 
@@ -71,7 +71,7 @@ class Load:
         return sum(group.slots for group in self.groups)
 
     @cached_property
-    def _grouping(self) -> Grouping:
+    def _grouping(self) -> LengthGroups:
         starts, total = [], 0
         for length in self.lengths:
             starts.append(total)
@@ -80,7 +80,7 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class AttentionGroup:
     """Sequences that attend in one batch."""
 
     members: int
@@ -123,8 +123,8 @@ class Saved:
 
 def saved(
     config: BertConfig,
-    wire: Wire,
-    load: Load,
+    wire: CommModel,
+    load: MicroBatchShape,
     *,
     recompute: Recompute = "none",
     keep_gathered: bool = False,
@@ -208,8 +208,8 @@ class Kept:
     """Bytes that each part of the model keeps."""
 
     config: BertConfig
-    wire: Wire
-    load: Load
+    wire: CommModel
+    load: MicroBatchShape
     device: Device
     keep_gathered: bool
 

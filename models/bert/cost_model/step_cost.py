@@ -9,11 +9,11 @@ from typing import Literal
 from models.bert.config import BertConfig
 from models.bert.cost_model.comm_volume import end_of_step_traffic, micro_batch_traffic
 from models.bert.cost_model.flops import model_flops, work
-from models.bert.cost_model.param_shapes import Held, held
+from models.bert.cost_model.param_shapes import ParamMemory, held
 from models.bert.cost_model.peak_memory import step_memory
-from models.bert.cost_model.saved_activations import Device, Load
-from tensor3d.cost_model.comm_volume import Bytes, Side, Wire, chunk
-from tensor3d.cost_model.step_cost import Choice, Memory, Product, StepCost
+from models.bert.cost_model.saved_activations import Device, MicroBatchShape
+from tensor3d.cost_model.comm_volume import Bytes, CommModel, Side, chunk
+from tensor3d.cost_model.step_cost import Memory, Product, StepCost, StepOptions
 from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.packing import attended
 
@@ -83,7 +83,7 @@ class Batch:
         whole, tail = divmod(self.capacity, length)
         return (length,) * whole + ((tail,) if tail else ())
 
-    def load(self, shape: CubeShape, micro_batches: int) -> Load:
+    def load(self, shape: CubeShape, micro_batches: int) -> MicroBatchShape:
         """What a micro-batch gives a rank.
 
         Raises:
@@ -98,7 +98,7 @@ class Batch:
         k = self.packs // ranks
         packs, multiple = k * shape.z, math.lcm(shape.y, shape.z)
         masked, first = packs * self.masked, packs * len(self.lengths)
-        return Load(
+        return MicroBatchShape(
             rows=packs * self.capacity,
             masked=-(-masked // multiple) * multiple,
             first=-(-first // multiple) * multiple,
@@ -121,8 +121,8 @@ class BertCosts:
     norm: int = 3
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
     stop and those whose loss is not finite come along."""
-    _loads: dict[tuple[int, ...], Load] = field(default_factory=dict, repr=False, compare=False)
-    _memories: dict[tuple[CubeShape, Choice], Memory] = field(default_factory=dict, repr=False, compare=False)
+    _loads: dict[tuple[int, ...], MicroBatchShape] = field(default_factory=dict, repr=False, compare=False)
+    _memories: dict[tuple[CubeShape, StepOptions], Memory] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("compute", "reduce"):
@@ -153,12 +153,12 @@ class BertCosts:
         every = sorted({*small, *(each // n for n in small)})
         return [n for n in every if each // n * shape.z * self.batch.capacity % shape.y == 0]
 
-    def memory(self, shape: CubeShape, choice: Choice) -> Memory:
+    def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
         if (shape, choice) not in self._memories:  # a search asks whether it fits, then for its cost
             self._memories[shape, choice] = self._memory(shape, choice)
         return self._memories[shape, choice]
 
-    def _memory(self, shape: CubeShape, choice: Choice) -> Memory:
+    def _memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
         found = step_memory(
             self.config,
             self._wire(shape),
@@ -178,7 +178,7 @@ class BertCosts:
             peak=found.peak,
         )
 
-    def cost(self, shape: CubeShape, choice: Choice) -> StepCost:
+    def cost(self, shape: CubeShape, choice: StepOptions) -> StepCost:
         config, wire, load = self.config, self._wire(shape), self._load(shape, choice)
         here = held(config, shape)
         again = 4 / 3 if choice.recompute != "none" else 1.0
@@ -218,16 +218,18 @@ class BertCosts:
             packs * near,
         )
 
-    def _wire(self, shape: CubeShape) -> Wire:
-        return Wire(shape=shape, compute=BYTES[self.compute], gradient=BYTES[self.reduce])
+    def _wire(self, shape: CubeShape) -> CommModel:
+        return CommModel(shape=shape, compute=BYTES[self.compute], gradient=BYTES[self.reduce])
 
-    def _load(self, shape: CubeShape, choice: Choice) -> Load:
+    def _load(self, shape: CubeShape, choice: StepOptions) -> MicroBatchShape:
         key = (shape.planes, shape.y, shape.z, choice.micro_batches)
         if key not in self._loads:
             self._loads[key] = self.batch.load(shape, choice.micro_batches)
         return self._loads[key]
 
-    def _traffic(self, wire: Wire, load: Load, choice: Choice, here: Held) -> tuple[Bytes, Bytes]:
+    def _traffic(
+        self, wire: CommModel, load: MicroBatchShape, choice: StepOptions, here: ParamMemory
+    ) -> tuple[Bytes, Bytes]:
         """Of a micro-batch, and of what comes once a step."""
         rows = (load.rows, load.masked, load.first)
         micro = micro_batch_traffic(
@@ -236,7 +238,7 @@ class BertCosts:
         adapted = here.adapted_tensors if self.optimizer == "lamb" else 0
         return micro, end_of_step_traffic(self.config, wire, norm=self.norm, lamb=adapted)
 
-    def _products(self, load: Load, choice: Choice) -> tuple[Product, ...]:
+    def _products(self, load: MicroBatchShape, choice: StepOptions) -> tuple[Product, ...]:
         config, hidden = self.config, self.config.hidden
         into = config.inner_size * (2 if config.encoder == "modern" else 1)
         sizes: list[tuple[int, int, Side]] = [
@@ -260,7 +262,7 @@ class BertCosts:
         heads = [(load.masked, hidden), (load.masked, config.vocab), (load.first, hidden)]
         return (*layers, *(Product(rows=rows, k=hidden, n=n) for rows, n in heads))
 
-    def _attention(self, load: Load) -> float:
+    def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""
         cost = work(self.config)
         pack = self.batch.lengths
@@ -268,7 +270,7 @@ class BertCosts:
         one = cost.per_square * sum(length**2 for length in pack) + cost.per_near * near
         return float(one) * (len(load.lengths) // len(pack))
 
-    def _touched(self, wire: Wire, load: Load, whole: float) -> float:
+    def _touched(self, wire: CommModel, load: MicroBatchShape, whole: float) -> float:
         config, plane = self.config, wire.size("y") * wire.size("z")
         state = load.rows * config.hidden // plane * wire.compute
         layer = _STATES[config.encoder] + _INNER_STATES[config.encoder] * config.inner_size / config.hidden

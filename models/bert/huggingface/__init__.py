@@ -5,20 +5,20 @@ told = weights.fill(model, cube).in_words()     every rank reads its part
 export_huggingface(model, cube, folder)         config.json and model.safetensors
 """
 
-from models.bert.huggingface.export import Exported, export_huggingface
+from models.bert.huggingface.export import ExportReport, export_huggingface
 from models.bert.huggingface.from_pretrained import Pretrained, PretrainedClassifier, model_folder_of, open_weights
 from models.bert.huggingface.model_json import ModelJson, read_model_json, write_model_json
 from models.bert.huggingface.param_names import HEADS
-from models.bert.huggingface.weights import Filled, Weights
+from models.bert.huggingface.weights import LoadReport, WeightSource
 
 __all__ = [
     "HEADS",
-    "Exported",
-    "Filled",
+    "ExportReport",
+    "LoadReport",
     "ModelJson",
     "Pretrained",
     "PretrainedClassifier",
-    "Weights",
+    "WeightSource",
     "export_huggingface",
     "model_folder_of",
     "open_weights",

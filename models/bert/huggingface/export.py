@@ -20,7 +20,7 @@ from models.bert.huggingface.model_json import replacing, write_object
 from models.bert.huggingface.param_names import HEADS, library_names, part_of, thirds
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF, write_file
-from tensor3d.distributed.object_collectives import on_every_rank
+from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.parallelize import full_tensor
 
 WEIGHTS = "model.safetensors"
@@ -42,7 +42,7 @@ _NO_POOLER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
+class ExportReport:
     """A folder that was written."""
 
     folder: Path
@@ -63,7 +63,7 @@ def export_huggingface(
     problem: str | None = None,
     dtype: str = "fp32",
     types: Mapping[str, str] | None = None,
-) -> Exported:
+) -> ExportReport:
     """Writes what `transformers` loads without a missing or an unexpected tensor. Every rank calls it.
 
     Tensors are made whole one after another; rank 0 writes them. The tied weight of the masked-LM head is written once.
@@ -85,10 +85,10 @@ def export_huggingface(
             a model in it, weights too large for the type, or a file that cannot be written; on every rank.
     """
     whole = model if hasattr(model, "bert") else nn.ModuleDict({"bert": model})
-    plan = on_every_rank(cube, lambda: _Plan(whole, heads, dtype, types or {}, folder))
-    config = on_every_rank(cube, lambda: plan.settings(settings, labels, problem))
-    on_every_rank(cube, lambda: plan.write(config, cube))
-    return Exported(folder=folder, architecture=plan.architecture, note=plan.note)
+    plan = run_on_all_ranks(cube, lambda: _Plan(whole, heads, dtype, types or {}, folder))
+    config = run_on_all_ranks(cube, lambda: plan.settings(settings, labels, problem))
+    run_on_all_ranks(cube, lambda: plan.write(config, cube))
+    return ExportReport(folder=folder, architecture=plan.architecture, note=plan.note)
 
 
 class _Plan:

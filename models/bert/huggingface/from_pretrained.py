@@ -12,12 +12,12 @@ from models.bert.huggingface.config import CONFIG
 from models.bert.huggingface.model_json import MODEL_JSON as MODEL_JSON
 from models.bert.huggingface.model_json import read_model_json, read_object
 from models.bert.huggingface.param_names import layers_among, of_encoder, part_of
-from models.bert.huggingface.reader import LibraryWeights
-from models.bert.huggingface.weights import Weights
+from models.bert.huggingface.reader import HFWeights
+from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
 from tensor3d.checkpoint.state import MODEL
-from tensor3d.distributed.object_collectives import on_every_rank
+from tensor3d.distributed.object_collectives import run_on_all_ranks
 
 # --- Weights of a folder that this project has written: model.json and the newest checkpoint beside it ----------------
 
@@ -26,7 +26,7 @@ IMPORTED = "huggingface"
 """Where an imported folder has the config.json that it was made from."""
 
 
-class OwnWeights(Weights):
+class CheckpointWeights(WeightSource):
     """Opens a folder with a model.json.
 
     Args:
@@ -70,11 +70,11 @@ class OwnWeights(Weights):
 # --- Finds out what kind of folder holds a model ----------------------------------------------------------------------
 
 
-def open_weights(folder: Path | str) -> Weights:
+def open_weights(folder: Path | str) -> WeightSource:
     """A Hugging Face folder, a folder with a model.json (a run of `tools.pretrain` too), or one checkpoint inside it.
 
-    Reads what the folder says of itself and the headers of its weights; `Weights.fill` reads the numbers. Nothing is
-    downloaded, and nothing that a file holds is run.
+    Reads what the folder says of itself and the headers of its weights; `WeightSource.fill` reads the numbers. Nothing
+    is downloaded, and nothing that a file holds is run.
 
     Raises:
         ValueError: it is none of these, or damaged; the message names the file.
@@ -84,7 +84,7 @@ def open_weights(folder: Path | str) -> Weights:
         kind = "is a file" if folder.exists() else "is not there"
         raise ValueError(f"{folder} {kind}: a model is a folder. Nothing is downloaded; get the folder first.")
     if (folder / MODEL_JSON).exists():
-        return OwnWeights(folder)
+        return CheckpointWeights(folder)
     root = model_folder_of(folder)
     if (folder / PROGRESS).exists():
         if root == folder:
@@ -92,11 +92,11 @@ def open_weights(folder: Path | str) -> Weights:
                 f"{folder} is a checkpoint, and the folder above it has no {MODEL_JSON} that says what model it is of. "
                 "Runs write it since models can be taken from them; keep a checkpoint in the folder of its run."
             )
-        return OwnWeights(root, folder)
+        return CheckpointWeights(root, folder)
     if (folder / CONFIG).exists():
-        return LibraryWeights(folder)
+        return HFWeights(folder)
     if folder.absolute().name == CHECKPOINTS and root != folder:
-        return OwnWeights(root)
+        return CheckpointWeights(root)
     if inside := sorted(child.name for child in folder.iterdir() if (child / MODEL_JSON).exists()):
         raise ValueError(f"{folder} is no model, but holds some: {', '.join(inside)}. Name one: {folder / inside[0]}.")
     raise ValueError(
@@ -143,9 +143,9 @@ class Pretrained(nn.Module):
             options: further arguments of the class.
 
         Raises:
-            ValueError: what `open_weights` or `Weights.fill` refuse, on every rank.
+            ValueError: what `open_weights` or `WeightSource.fill` refuse, on every rank.
         """
-        weights = on_every_rank(cube, lambda: open_weights(Path(folder)))
+        weights = run_on_all_ranks(cube, lambda: open_weights(Path(folder)))
         return made(cls, weights, cube, options)
 
 
@@ -164,10 +164,10 @@ class PretrainedClassifier(nn.Module):
             options: further arguments of the class.
 
         Raises:
-            ValueError: what `open_weights` or `Weights.fill` refuse, or a folder without classifier and no `outputs`;
-                on every rank.
+            ValueError: what `open_weights` or `WeightSource.fill` refuse, or a folder without classifier and no
+                `outputs`; on every rank.
         """
-        weights = on_every_rank(cube, lambda: open_weights(Path(folder)))
+        weights = run_on_all_ranks(cube, lambda: open_weights(Path(folder)))
         if outputs is None:
             if weights.outputs is None:
                 raise ValueError(f"{folder} has no classifier. Say how many outputs the new one has: outputs=...")
@@ -178,7 +178,7 @@ class PretrainedClassifier(nn.Module):
         return made(cls, weights, cube, options)
 
 
-def made(kind: type[M], weights: Weights, cube: Cube, options: dict[str, Any]) -> M:
+def made(kind: type[M], weights: WeightSource, cube: Cube, options: dict[str, Any]) -> M:
     """A model of this kind, filled. Warns on rank 0 of what the weights lack, and of what of their encoder is lost."""
     model = kind(config=weights.config, cube=cube, **options)
     filled = weights.fill(model, cube)

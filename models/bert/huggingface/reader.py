@@ -26,11 +26,11 @@ from models.bert.huggingface.config import (
     problem_from,
 )
 from models.bert.huggingface.model_json import read_object
-from models.bert.huggingface.weights import Weights
+from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF
 from tensor3d.distributed.cube_shape import MESH_AXES
-from tensor3d.distributed.object_collectives import on_every_rank
+from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.sharding.param_layout import Layout, local
 
 # --- The tensors of a Hugging Face folder, in whichever of the usual files they are; read slice by slice --------------
@@ -177,7 +177,7 @@ _ATTENTION = ".attention.qkv."
 _COMPARED = 4096  # rows at once
 
 
-class LibraryWeights(Weights):
+class HFWeights(WeightSource):
     """Opens a Hugging Face folder: its config.json and the headers of its weights.
 
     Raises:
@@ -224,9 +224,9 @@ class LibraryWeights(Weights):
         return True
 
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
-        sources = on_every_rank(cube, lambda: self._checked(used))
-        on_every_rank(cube, lambda: self._check_tied(used, cube))
-        on_every_rank(cube, lambda: self._read(used, sources, cube))
+        sources = run_on_all_ranks(cube, lambda: self._checked(used))
+        run_on_all_ranks(cube, lambda: self._check_tied(used, cube))
+        run_on_all_ranks(cube, lambda: self._read(used, sources, cube))
         asked = {name for source in sources.values() for name in source}
         if "masked_lm.projection.bias" in used:
             asked |= {param_names.DECODER_WEIGHT, param_names.DECODER_BIAS, param_names.MASKED_LM_BIAS}

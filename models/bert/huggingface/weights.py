@@ -15,11 +15,11 @@ from models.bert.config import BertConfig
 from models.bert.huggingface.param_names import part_of
 from tensor3d import Cube
 
-W = TypeVar("W", bound="Weights")
+W = TypeVar("W", bound="WeightSource")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filled:
+class LoadReport:
     """What a model got from a folder, and what it did not."""
 
     found: tuple[str, ...]
@@ -29,7 +29,7 @@ class Filled:
     unused: tuple[str, ...]
     """Tensors of the folder that the model has no place for, under the folder's names."""
     declined: tuple[str, ...] = ()
-    """Those of `fresh` that the folder has, and that were not to be taken (`Weights.only`)."""
+    """Those of `fresh` that the folder has, and that were not to be taken (`WeightSource.only`)."""
     rounded: tuple[str, ...] = ()
     """Tensors of the folder in fp64 that were rounded to the model's type."""
 
@@ -52,7 +52,7 @@ def _some(names: tuple[str, ...]) -> str:
     return f"{', '.join(names[:4])}{more}"
 
 
-class Weights(ABC):
+class WeightSource(ABC):
     """A folder whose weights are ready to be read; `open_weights` finds out what kind it is.
 
     Attributes:
@@ -96,7 +96,7 @@ class Weights(ABC):
             chosen.problem = None
         return chosen
 
-    def fill(self, model: nn.Module, cube: Cube) -> Filled:
+    def fill(self, model: nn.Module, cube: Cube) -> LoadReport:
         """Gives a model the weights, in the types of its parameters; heads that the folder does not have stay.
 
         Every rank calls it, and reads the parts that it holds. Names and shapes are compared on every rank before
@@ -119,7 +119,7 @@ class Weights(ABC):
         left = self._fill(whole, used, cube)
         fresh = tuple(sorted(wanted - set(found)))
         declined = tuple(part for part in fresh if part in self._declined)
-        return Filled(found=found, fresh=fresh, declined=declined, **left)
+        return LoadReport(found=found, fresh=fresh, declined=declined, **left)
 
     def _check_outputs(self, parameters: Mapping[str, Tensor]) -> None:
         classifier = parameters.get("classifier.weight")
@@ -132,7 +132,7 @@ class Weights(ABC):
 
     @abstractmethod
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
-        """Fills the parameters of `used`; returns fields of `Filled`: what of the folder has no place, and so on.
+        """Fills the parameters of `used`; returns fields of `LoadReport`: what of the folder has no place, and so on.
 
         Args:
             model: with `bert` inside.

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from tensor3d.cost_model.literature.times import Broadcasts, Timed, timed
+from tensor3d.cost_model.literature.times import Broadcasts, MethodTime, timed
 from tensor3d.cost_model.literature.volumes import (
-    Encoder,
-    KnownWay,
-    Move,
-    Question,
+    Collective,
+    Method,
+    MethodQuery,
+    TransformerSpec,
     fully_sharded,
     one_d,
     one_d_sequence,
@@ -30,7 +30,7 @@ from tensor3d.cost_model.literature.volumes import (
 # kernels do not keep. What is O(1) a token is left out everywhere: LayerNorm's statistics and their collectives, the
 # sums of softmax. So are biases, and the traffic of embedding and heads, which goes with the masked tokens.
 
-WAYS: Mapping[str, Callable[[Question], KnownWay]] = MappingProxyType(
+WAYS: Mapping[str, Callable[[MethodQuery], Method]] = MappingProxyType(
     {
         "1-D": one_d,
         "1-D, sequence": one_d_sequence,
@@ -42,7 +42,7 @@ WAYS: Mapping[str, Callable[[Question], KnownWay]] = MappingProxyType(
 )
 
 
-def ways(encoder: Encoder, ranks: int, *, kept: bool = False, recomputed: bool = False) -> tuple[KnownWay, ...]:
+def ways(encoder: TransformerSpec, ranks: int, *, kept: bool = False, recomputed: bool = False) -> tuple[Method, ...]:
     """Every known way on so many ranks; one that does not exist says why in `refused`.
 
     Args:
@@ -55,7 +55,7 @@ def ways(encoder: Encoder, ranks: int, *, kept: bool = False, recomputed: bool =
     return tuple(known(name, encoder, ranks, kept=kept, recomputed=recomputed) for name in WAYS)
 
 
-def known(name: str, encoder: Encoder, ranks: int, *, kept: bool = False, recomputed: bool = False) -> KnownWay:
+def known(name: str, encoder: TransformerSpec, ranks: int, *, kept: bool = False, recomputed: bool = False) -> Method:
     """One way, by its name.
 
     Raises:
@@ -65,7 +65,7 @@ def known(name: str, encoder: Encoder, ranks: int, *, kept: bool = False, recomp
         raise ValueError(f"the known ways are {'; '.join(WAYS)}. Got {name!r}.")
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise ValueError(f"ranks must be a whole number of at least 1. Got {ranks!r}.")
-    return WAYS[name](Question(encoder=encoder, ranks=ranks, kept=kept, recomputed=recomputed))
+    return WAYS[name](MethodQuery(encoder=encoder, ranks=ranks, kept=kept, recomputed=recomputed))
 
 
 # --- The known ways to split a transformer encoder over ranks, each by its own paper's formulas -----------------------
@@ -73,10 +73,10 @@ def known(name: str, encoder: Encoder, ranks: int, *, kept: bool = False, recomp
 __all__ = [
     "WAYS",
     "Broadcasts",
-    "Encoder",
-    "KnownWay",
-    "Move",
-    "Timed",
+    "Collective",
+    "Method",
+    "MethodTime",
+    "TransformerSpec",
     "known",
     "timed",
     "ways",

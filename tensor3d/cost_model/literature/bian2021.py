@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tensor3d.cost_model.hardware import Cluster, longhorn
-from tensor3d.cost_model.literature import Broadcasts, Encoder, Timed, known, timed
+from tensor3d.cost_model.literature import Broadcasts, MethodTime, TransformerSpec, known, timed
 
 RANKS = 64
 REPORTED: Mapping[str, float] = MappingProxyType({"1-D": 2.32, "2-D": 1.57})
@@ -61,8 +61,8 @@ class Case:
     recomputed: bool = True
     cluster: Cluster = field(default_factory=longhorn)
 
-    def encoder(self, way: str) -> Encoder:
-        return Encoder(
+    def encoder(self, way: str) -> TransformerSpec:
+        return TransformerSpec(
             sequences=self.batches[way],
             length=_LENGTH,
             hidden=self.hidden,
@@ -71,7 +71,7 @@ class Case:
             layers=_LAYERS,
         )
 
-    def times(self, way: str) -> Timed:
+    def times(self, way: str) -> MethodTime:
         """A step of the way's own batch."""
         encoder, element = self.encoder(way), 4 if self.compute == "fp32" else 2
         row = known(way, encoder, RANKS, kept=True, recomputed=self.recomputed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensor3d.cost_model.hardware import Cluster
-from tensor3d.cost_model.literature.volumes import Encoder, KnownWay, Move
+from tensor3d.cost_model.literature.volumes import Collective, Method, TransformerSpec
 from tensor3d.distributed.cube_shape import CubeShape
 
 Broadcasts = Literal["chain", "tree"]
@@ -21,10 +21,10 @@ NCCL does so. tree: whole, in ceil(log2 n) sends one after the other, as the tab
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class MethodTime:
     """A way and its seconds of one step."""
 
-    way: KnownWay
+    way: Method
     compute: float
     """Of the products."""
     blocking: float
@@ -44,8 +44,8 @@ class Timed:
 
 
 def timed(
-    way: KnownWay,
-    encoder: Encoder,
+    way: Method,
+    encoder: TransformerSpec,
     cluster: Cluster,
     *,
     compute: str = "bf16",
@@ -54,7 +54,7 @@ def timed(
     recomputed: bool = False,
     broadcasts: Broadcasts = "chain",
     overlapped: bool | None = None,
-) -> Timed:
+) -> MethodTime:
     """How long the encoder's layers take.
 
     Args:
@@ -81,10 +81,10 @@ def timed(
             hidden += seconds
         else:
             blocking += seconds
-    return Timed(way=way, compute=0.0 if way.refused else products, blocking=blocking, hidden=hidden)
+    return MethodTime(way=way, compute=0.0 if way.refused else products, blocking=blocking, hidden=hidden)
 
 
-def _seconds(move: Move, size: int, box: CubeShape, cluster: Cluster, broadcasts: Broadcasts) -> float:
+def _seconds(move: Collective, size: int, box: CubeShape, cluster: Cluster, broadcasts: Broadcasts) -> float:
     members = math.prod(box.size(axis) for axis in move.axes)
     if members == 1:
         return 0.0

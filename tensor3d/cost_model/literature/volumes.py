@@ -12,7 +12,7 @@ from tensor3d.distributed.cube_shape import AxisName, CubeShape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoder:
+class TransformerSpec:
     """A transformer encoder and the batch that all ranks work on together.
 
     Raises:
@@ -56,7 +56,7 @@ class Encoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class Collective:
     """Equal collectives of a layer."""
 
     kind: Kind | Literal["broadcast", "reduce"]
@@ -73,16 +73,16 @@ class Move:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownWay:
+class Method:
     """One way, on so many ranks. Counts of elements are those of one rank."""
 
     name: str
     ranks: int
     box: CubeShape
     """Its axes, laid on the wire as the box says."""
-    forward: tuple[Move, ...] = ()
+    forward: tuple[Collective, ...] = ()
     """Of a layer."""
-    backward: tuple[Move, ...] = ()
+    backward: tuple[Collective, ...] = ()
     """Of a layer, with the forward pass that it repeats first if activations are recomputed."""
     saved: int = 0
     """Elements of activations, and of weights that were gathered, that a layer keeps for its backward pass."""
@@ -95,7 +95,7 @@ class KnownWay:
     """Why the way does not exist for these ranks and sizes; all counts are then 0."""
 
     @property
-    def moves(self) -> tuple[Move, ...]:
+    def moves(self) -> tuple[Collective, ...]:
         return self.forward + self.backward
 
     @property
@@ -113,10 +113,10 @@ class KnownWay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class MethodQuery:
     """An encoder, the ranks, and what stays for the backward pass."""
 
-    encoder: Encoder
+    encoder: TransformerSpec
     ranks: int
     kept: bool = False
     """Gathered operands stay for backward (`reshard_after_forward=False`)."""
@@ -148,14 +148,14 @@ class Question:
 
     def answer(
         self,
-        row: KnownWay,
+        row: Method,
         *,
-        forward: Sequence[Move],
-        backward: Sequence[Move],
+        forward: Sequence[Collective],
+        backward: Sequence[Collective],
         saved: int,
         stored: int,
         split: int,
-    ) -> KnownWay:
+    ) -> Method:
         """The row with its counts.
 
         Args:
@@ -179,7 +179,7 @@ class Question:
 # M tokens, h hidden size, f inner size, P ranks; W = 4h² + 2hf the weights of a layer
 
 
-def one_d(asked: Question) -> KnownWay:
+def one_d(asked: MethodQuery) -> Method:
     """Megatron's split of heads and of the MLP's columns (Shoeybi et al. 2019, arXiv 1909.08053, §3).
 
     Two all-reduces of M h forward, two backward: 8 (P-1)/P Mh received, which Narayanan et al. 2021 (arXiv 2104.04473,
@@ -187,7 +187,7 @@ def one_d(asked: Question) -> KnownWay:
     keeps (Korthikanti et al. 2022, arXiv 2205.05198, eq. 2).
     """
     P = asked.ranks
-    row = KnownWay(
+    row = Method(
         name="1-D",
         ranks=P,
         box=CubeShape(y=P),
@@ -198,12 +198,12 @@ def one_d(asked: Question) -> KnownWay:
     if row.refused:
         return row
     elements = 2 * 2 * (P - 1) * -(-asked.states // P)
-    sums = [Move(kind="all-reduce", axes=("y",), of="activations", elements=elements, calls=2)]
+    sums = [Collective(kind="all-reduce", axes=("y",), of="activations", elements=elements, calls=2)]
     saved = 4 * asked.states + (asked.activations - 4 * asked.states) // P
     return asked.answer(row, forward=sums, backward=sums, saved=saved, stored=asked.states, split=P)
 
 
-def one_d_sequence(asked: Question) -> KnownWay:
+def one_d_sequence(asked: MethodQuery) -> Method:
     """1-D with sequence parallelism (Korthikanti et al. 2022, §4.2.2).
 
     Each all-reduce becomes a reduce-scatter and an all-gather, and no hidden state is copied: again 8 (P-1)/P Mh. The
@@ -211,7 +211,7 @@ def one_d_sequence(asked: Question) -> KnownWay:
     are kept. This is the box (1, P, 1).
     """
     P = asked.ranks
-    row = KnownWay(
+    row = Method(
         name="1-D, sequence",
         ranks=P,
         box=CubeShape(y=P),
@@ -222,7 +222,7 @@ def one_d_sequence(asked: Question) -> KnownWay:
     if row.refused:
         return row
     shard = asked.states // P
-    gathers = Move(kind="all-gather", axes=("y",), of="activations", elements=2 * (P - 1) * shard, calls=2)
+    gathers = Collective(kind="all-gather", axes=("y",), of="activations", elements=2 * (P - 1) * shard, calls=2)
     passing = [gathers, replace(gathers, kind="reduce-scatter")]
     return asked.answer(
         row,
@@ -235,7 +235,7 @@ def one_d_sequence(asked: Question) -> KnownWay:
     )
 
 
-def fully_sharded(asked: Question) -> KnownWay:
+def fully_sharded(asked: MethodQuery) -> Method:
     """Data parallelism with weights, gradients and moments in P parts.
 
     ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054, §7.2.2), PyTorch's FSDP (Zhao et al. 2023, arXiv 2304.11277). A
@@ -244,7 +244,7 @@ def fully_sharded(asked: Question) -> KnownWay:
     matrices one by one and so needs four times the calls.
     """
     P, W = asked.ranks, asked.encoder.weights
-    row = KnownWay(
+    row = Method(
         name="fully sharded",
         ranks=P,
         box=CubeShape(x=P),
@@ -254,7 +254,9 @@ def fully_sharded(asked: Question) -> KnownWay:
     )
     if row.refused:
         return row
-    gather = Move(kind="all-gather", axes=("x",), of="weights", elements=(P - 1) * -(-W // P), calls=1, hidden=True)
+    gather = Collective(
+        kind="all-gather", axes=("x",), of="weights", elements=(P - 1) * -(-W // P), calls=1, hidden=True
+    )
     scatter = replace(gather, kind="reduce-scatter", of="gradients")
     return asked.answer(
         row,
@@ -274,7 +276,7 @@ def fully_sharded(asked: Question) -> KnownWay:
 #     A  M (3h + f)    B  W = 4h² + 2hf    C  M (5h + f)      with f = 4h: 7 Mh, 12 h², 9 Mh
 
 
-def two_d(asked: Question) -> KnownWay:
+def two_d(asked: MethodQuery) -> Method:
     """Optimus: SUMMA on q x q ranks (Xu et al. 2021, arXiv 2104.05343, table 1; its public code's SUMMA_AB, ABT, ATB).
 
     A product takes q steps; in each, a block of A is broadcast along its row of the mesh and one of B along its column.
@@ -285,7 +287,7 @@ def two_d(asked: Question) -> KnownWay:
     It is not the box (1, q, q), which leaves weights where they are and moves C instead.
     """
     P, q = asked.ranks, math.isqrt(asked.ranks)
-    row = KnownWay(
+    row = Method(
         name="2-D",
         ranks=P,
         box=CubeShape(y=q, z=q),
@@ -298,7 +300,7 @@ def two_d(asked: Question) -> KnownWay:
     return row if row.refused else _summa(asked, row, q, 1)
 
 
-def two_and_a_half_d(asked: Question) -> KnownWay:
+def two_and_a_half_d(asked: MethodQuery) -> Method:
     """Tesseract: d layers of q x q ranks, 1 < d <= q (Wang et al. 2021, arXiv 2105.14500; counted from its algorithm).
 
     A is cut into q d rows of blocks, B lies on every layer. Each layer runs SUMMA on its rows, and the gradient of B is
@@ -308,7 +310,7 @@ def two_and_a_half_d(asked: Question) -> KnownWay:
     P = asked.ranks
     boxes = [(q, P // q**2) for q in range(2, math.isqrt(P) + 1) if P % q**2 == 0 and 1 < P // q**2 <= q]
     q, d = boxes[0] if boxes else (1, 1)
-    row = KnownWay(
+    row = Method(
         name="2.5-D",
         ranks=P,
         box=CubeShape(x=d, y=q, z=q),
@@ -321,14 +323,14 @@ def two_and_a_half_d(asked: Question) -> KnownWay:
     return row if row.refused else _summa(asked, row, q, d)
 
 
-def _summa(asked: Question, row: KnownWay, q: int, d: int) -> KnownWay:
+def _summa(asked: MethodQuery, row: Method, q: int, d: int) -> Method:
     """SUMMA on d layers of q x q ranks, whose rows of the mesh lie along z and whose columns lie along y."""
     block_a, block_b, calls = asked.inputs // (q * q * d), asked.encoder.weights // (q * q), 4 * q
-    send_a = Move(kind="broadcast", axes=("z",), of="activations", elements=(q - 1) * block_a, calls=calls)
-    send_b = Move(kind="broadcast", axes=("y",), of="weights", elements=(q - 1) * block_b, calls=calls)
-    sum_a = Move(kind="reduce", axes=("z",), of="activations", elements=(q - 1) * block_a, calls=calls)
-    sum_b = Move(kind="reduce", axes=("y",), of="gradients", elements=(q - 1) * block_b, calls=calls)
-    over_layers = Move(
+    send_a = Collective(kind="broadcast", axes=("z",), of="activations", elements=(q - 1) * block_a, calls=calls)
+    send_b = Collective(kind="broadcast", axes=("y",), of="weights", elements=(q - 1) * block_b, calls=calls)
+    sum_a = Collective(kind="reduce", axes=("z",), of="activations", elements=(q - 1) * block_a, calls=calls)
+    sum_b = Collective(kind="reduce", axes=("y",), of="gradients", elements=(q - 1) * block_b, calls=calls)
+    over_layers = Collective(
         kind="all-reduce", axes=("x",), of="gradients", elements=2 * (d - 1) * -(-block_b // d), calls=4, hidden=True
     )
     return asked.answer(
@@ -341,7 +343,7 @@ def _summa(asked: Question, row: KnownWay, q: int, d: int) -> KnownWay:
     )
 
 
-def three_d(asked: Question) -> KnownWay:
+def three_d(asked: MethodQuery) -> Method:
     """Matrices over all three axes of p x p x p ranks (Bian et al. 2021, arXiv 2105.14450, §3.1).
 
     A product gathers A and B, each along its axis, and reduce-scatters C along the third; backward gathers dC and
@@ -350,7 +352,7 @@ def three_d(asked: Question) -> KnownWay:
     """
     P, e = asked.ranks, asked.encoder
     p = next(p for p in range(1, P + 1) if p**3 >= P)
-    row = KnownWay(
+    row = Method(
         name="3-D",
         ranks=P,
         box=CubeShape(x=p, y=p, z=p),
@@ -370,8 +372,10 @@ def three_d(asked: Question) -> KnownWay:
     scattered = [_moved("reduce-scatter", "z", 3 * shard + wide, p), _moved("reduce-scatter", "y", 2 * shard, p)]
     gathered_back = [_moved("all-gather", "z", 3 * shard + wide, p), _moved("all-gather", "y", 2 * shard, p)]
     read_back = [_moved("reduce-scatter", "y", 2 * shard, p), _moved("reduce-scatter", "z", shard + wide, p)]
-    held = Move(kind="all-gather", axes=("x",), of="weights", elements=(p - 1) * weights, calls=4, hidden=True)
-    summed = Move(kind="reduce-scatter", axes=("x",), of="gradients", elements=(p - 1) * weights, calls=4, hidden=True)
+    held = Collective(kind="all-gather", axes=("x",), of="weights", elements=(p - 1) * weights, calls=4, hidden=True)
+    summed = Collective(
+        kind="reduce-scatter", axes=("x",), of="gradients", elements=(p - 1) * weights, calls=4, hidden=True
+    )
     operands = [*read, held]
     # What is gathered replaces the shards of three inputs; attention keeps its output, the fourth, as it is.
     gathered = p * (3 * shard + wide + weights) - (2 * shard + wide)
@@ -385,6 +389,6 @@ def three_d(asked: Question) -> KnownWay:
     )
 
 
-def _moved(kind: Literal["all-gather", "reduce-scatter"], axis: AxisName, shard: int, members: int) -> Move:
+def _moved(kind: Literal["all-gather", "reduce-scatter"], axis: AxisName, shard: int, members: int) -> Collective:
     """Two collectives whose shards together have that many elements."""
-    return Move(kind=kind, axes=(axis,), of="activations", elements=(members - 1) * shard, calls=2)
+    return Collective(kind=kind, axes=(axis,), of="activations", elements=(members - 1) * shard, calls=2)

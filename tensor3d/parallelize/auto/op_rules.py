@@ -137,7 +137,7 @@ _RANDOM = _words(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objection:
+class UnsupportedOp:
     """Why code may not stay as it is on a cube, with the remedy.
 
     `of_columns`: only because columns are cut; logits of a narrow head, whole in their columns, may pass.
@@ -158,7 +158,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def objection(
     name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
-) -> Objection | None:
+) -> UnsupportedOp | None:
     """What speaks against leaving a call of the function `name` as it is; None where nothing does.
 
     Args:
@@ -167,9 +167,10 @@ def objection(
         result: what came out.
     """
     if name.endswith("_loss") or name in ("cross_entropy", "kl_div"):
-        return Objection(
-            text=f"computes a loss ({name}) over rows of which a rank holds its own: leave it out of the module, make "
-            "it by tensor3d.cross_entropy and sum_copies, and divide by the number of targets of the whole step"
+        return UnsupportedOp(
+            text=f"computes a loss ({name}) over rows of which a rank holds its own: leave it out of the module, "
+            "make it by tensor3d.cross_entropy and all_reduce_replicated, and divide by the number of targets of the "
+            "whole step"
         )
     if name in _REDUCTIONS and not _between_two(name, arguments):
         return _reduction(name, x, arguments, options)
@@ -180,26 +181,26 @@ def objection(
     if name in RESHAPES:
         return _reshape(name, x, result)
     if name in _WRITES:
-        return Objection(text=f"writes at places ({name}), of which a rank holds only its share")
+        return UnsupportedOp(text=f"writes at places ({name}), of which a rank holds only its share")
     if name in _RANDOM:
-        return Objection(
+        return UnsupportedOp(
             text=f"draws random numbers ({name}) without minding which rows and columns a rank holds: an nn.Dropout "
             "does, as it becomes a Dropout3D"
         )
     if not isinstance(result, Tensor) and name in _VALUES:
-        return Objection(text=f"decides by values ({name}), which differ from rank to rank")
+        return UnsupportedOp(text=f"decides by values ({name}), which differ from rank to rank")
     return _moved_or_unknown(name, x, result)
 
 
-def _moved_or_unknown(name: str, x: Tensor, result: Any) -> Objection | None:
+def _moved_or_unknown(name: str, x: Tensor, result: Any) -> UnsupportedOp | None:
     if name in _MOVES and isinstance(result, Tensor):
         if (result.shape[-1:], result.stride()[-1:]) == (x.shape[-1:], x.stride()[-1:]):
             return None
-        return Objection(text=f"turns columns into rows ({name}), which are cut over other axes")
+        return UnsupportedOp(text=f"turns columns into rows ({name}), which are cut over other axes")
     makes_tensors = any(True for _ in tensors_in(result))
     if not makes_tensors or name in ELEMENTWISE | PRODUCTS | ATTENTION:
         return None
-    return Objection(text=f"does what propose_plan cannot follow ({name}): compare with the original")
+    return UnsupportedOp(text=f"does what propose_plan cannot follow ({name}): compare with the original")
 
 
 def _between_two(name: str, arguments: tuple[Any, ...]) -> bool:
@@ -220,24 +221,28 @@ def _dim(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, An
     return value % x.dim() if isinstance(value, int) and not isinstance(value, bool) and x.dim() else None
 
 
-def _reduction(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Objection:
+def _reduction(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedOp:
     norm = name in ("layer_norm", "rms_norm")
     if norm or _dim(name, x, arguments, options) == x.dim() - 1:
-        remedy = "LayerNorm3D and RMSNorm3D are for norms" if norm else "sum over the axis that cuts them by sum_copies"
-        return Objection(
+        remedy = (
+            "LayerNorm3D and RMSNorm3D are for norms"
+            if norm
+            else "sum over the axis that cuts them by all_reduce_replicated"
+        )
+        return UnsupportedOp(
             text=f"reduces over columns ({name}), of which a rank holds a share: {remedy}", of_columns=True
         )
-    return Objection(
+    return UnsupportedOp(
         text=f"reduces over rows ({name}), of which a rank holds a share: collect few rows by `select`, or sum with "
-        "sum_copies and divide by the number of the whole step"
+        "all_reduce_replicated and divide by the number of the whole step"
     )
 
 
-def _cut_or_joined(name: str, columns: bool) -> Objection:
+def _cut_or_joined(name: str, columns: bool) -> UnsupportedOp:
     if not columns and name != "glu":
         verb = "joins" if name in _JOINS else "cuts"
-        return Objection(
-            text=f"{verb} rows ({name}), of which a rank holds only its share: see `select` and `own_block`"
+        return UnsupportedOp(
+            text=f"{verb} rows ({name}), of which a rank holds only its share: see `select` and `local_block`"
         )
     if name in _JOINS:
         text = f"joins columns ({name}), of which a rank holds a share of each: add up two products instead"
@@ -246,10 +251,10 @@ def _cut_or_joined(name: str, columns: bool) -> Objection:
             f"cuts columns apart ({name}), of which a rank holds a share: order the rows of the linear before it so "
             "that a cut takes all parts alike, as GatedMLP3D and Attention3D do, or use two linears"
         )
-    return Objection(text=text, of_columns=True)
+    return UnsupportedOp(text=text, of_columns=True)
 
 
-def _pick(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Objection | None:
+def _pick(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedOp | None:
     if name == "getitem":
         index = arguments[1] if isinstance(arguments[1], tuple) else (arguments[1],)
         dims = _indexed_dims(index, x.dim())
@@ -259,9 +264,11 @@ def _pick(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, A
         dims, shown = [0 if dim is None else dim], name
     if any(dim < x.dim() - 1 for dim in dims):
         text = f"takes rows by their place ({shown}), of which a rank holds its share: `tensor3d.select` takes them"
-        return Objection(text=text)
+        return UnsupportedOp(text=text)
     if dims:
-        return Objection(text=f"takes columns by their place ({shown}), of which a rank holds a share", of_columns=True)
+        return UnsupportedOp(
+            text=f"takes columns by their place ({shown}), of which a rank holds a share", of_columns=True
+        )
     return None
 
 
@@ -296,15 +303,15 @@ def _spelled(part: Any) -> str:
     return "..." if part is Ellipsis else "rows" if isinstance(part, Tensor) else str(part)
 
 
-def _reshape(name: str, x: Tensor, result: Any) -> Objection | None:
+def _reshape(name: str, x: Tensor, result: Any) -> UnsupportedOp | None:
     if not isinstance(result, Tensor) or result.shape == x.shape:
         return None
     if result.shape[-1:] != x.shape[-1:]:
         shape = tuple(result.shape)
-        return Objection(text=f"gives columns another shape ({name} to {shape}), of which a rank holds a share")
+        return UnsupportedOp(text=f"gives columns another shape ({name} to {shape}), of which a rank holds a share")
     if name in _UNSIZED:
         return None
-    return Objection(
+    return UnsupportedOp(
         text=f"names sizes ({name} to {tuple(result.shape)}): right on a cube only where they are read off the "
         "tensor's own shape, as a rank holds fewer rows and columns"
     )
@@ -366,7 +373,7 @@ def above(name: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flow:
+class TensorTrace:
     """An activation: the number of its unknown face, and the linears it comes from by elementwise work alone."""
 
     face: int
@@ -376,7 +383,7 @@ class Flow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class TracedCall:
     """One call of a layer: the numbers of the faces that it reads (0 where it reads ids) and returns."""
 
     layer: str
@@ -388,13 +395,15 @@ class Call:
 
 
 @dataclass(kw_only=True)
-class Reading:
+class TraceResult:
     """What one run of a module showed. Layers and modules by name (of a shared one, the first)."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[TracedCall] = field(default_factory=list)
     equal: list[tuple[int, int, str]] = field(default_factory=list)  # two faces, and where they meet
     pinned: list[tuple[int, Face, str]] = field(default_factory=list)
-    notes: dict[str, dict[Objection, frozenset[str]]] = field(default_factory=dict)  # by module, with linears before
+    notes: dict[str, dict[UnsupportedOp, frozenset[str]]] = field(
+        default_factory=dict
+    )  # by module, with linears before
     attending: dict[str, list[str]] = field(default_factory=dict)  # module that does attention: what by
     unfit: set[str] = field(default_factory=set)  # nn.MultiheadAttention that attends to something else than its input
     causal: set[str] = field(default_factory=set)  # nn.MultiheadAttention that is called with a causal mask

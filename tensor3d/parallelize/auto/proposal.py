@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Literal, TypeVar
 
 from tensor3d.distributed.cube import Cube
-from tensor3d.parallelize.rule import Kind
+from tensor3d.parallelize.rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class PlanLine:
     """One line of a plan: what the modules of a pattern become, as it is written by hand, and why."""
 
     pattern: str
@@ -72,7 +72,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class DivisibilityRequirement:
     """A size of a layer that must divide by an axis."""
 
     layer: str
@@ -94,20 +94,20 @@ class Proposal:
         rows: what the attention layers of the plan take their sequences from.
     """
 
-    plan: dict[str, Kind]
-    lines: tuple[Line, ...]
+    plan: dict[str, ParallelRule]
+    lines: tuple[PlanLine, ...]
     remarks: tuple[str, ...]
     unresolved: tuple[str, ...]
     rows: PackedRows
     module: str
-    divisions: tuple[Division, ...] = field(repr=False)
+    divisions: tuple[DivisibilityRequirement, ...] = field(repr=False)
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """Every choice in words: the plan's lines, then the remarks."""
         return (*(f"{line.pattern}: {line.kind}, {line.why}" for line in self.lines), *self.remarks)
 
-    def settled(self) -> dict[str, Kind]:
+    def settled(self) -> dict[str, ParallelRule]:
         """The plan, for `parallelize`.
 
         Raises:

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from tensor3d.parallelize.auto.op_rules import Reading, is_within, role_of
-from tensor3d.parallelize.auto.proposal import Line, Proposal, fold
-from tensor3d.parallelize.auto.solver import Choice, Choices
+from tensor3d.parallelize.auto.op_rules import TraceResult, is_within, role_of
+from tensor3d.parallelize.auto.proposal import PlanLine, Proposal, fold
+from tensor3d.parallelize.auto.solver import LayerRuleChoice, LayerRuleChoices
 from tensor3d.parallelize.auto.tracer import read
 from tensor3d.parallelize.layer_rules import advice, mixes
 from tensor3d.parallelize.torch_attention import PackedRows
@@ -17,7 +17,7 @@ from tensor3d.parallelize.torch_attention import PackedRows
 # --- What a plan cannot carry over, in words: each point with its module and the remedy -------------------------------
 
 
-class OpenPoints:
+class UnresolvedItems:
     """What is open in a module.
 
     Attributes:
@@ -26,7 +26,9 @@ class OpenPoints:
         words: by module name; "" is the module itself.
     """
 
-    def __init__(self, module: nn.Module, reading: Reading, choices: Choices, layers: Mapping[str, Choice]) -> None:
+    def __init__(
+        self, module: nn.Module, reading: TraceResult, choices: LayerRuleChoices, layers: Mapping[str, LayerRuleChoice]
+    ) -> None:
         self.modules, self.reading, self.choices, self.layers = dict(module.named_modules()), reading, choices, layers
         self.left_out: set[str] = set()
         self.replaced: set[str] = set()
@@ -172,14 +174,14 @@ def propose_plan(module: nn.Module, *args: Any, **kwargs: Any) -> Proposal:
         ValueError: the module raises on its example; the place is named.
     """
     reading, rows = read(module, args, kwargs), PackedRows()
-    choices = Choices(module, reading, rows)
+    choices = LayerRuleChoices(module, reading, rows)
     layers = choices.of_layers() | dict(choices.of_containers())
-    points = OpenPoints(module, reading, choices, layers)
+    points = UnresolvedItems(module, reading, choices, layers)
     chosen = {name: choice for name, choice in layers.items() if name not in points.left_out}
     folded = fold(*_by_every_name(module, chosen))
     return Proposal(
         plan={pattern: choice.kind for pattern, choice in folded.items()},
-        lines=tuple(Line(pattern=pattern, kind=each.spelled, why=each.why) for pattern, each in folded.items()),
+        lines=tuple(PlanLine(pattern=pattern, kind=each.spelled, why=each.why) for pattern, each in folded.items()),
         remarks=tuple(_remarks(module, reading, choices, chosen)),
         unresolved=tuple(points.lines(list(_by_every_name(module, chosen)[1]))),
         rows=rows,
@@ -188,19 +190,23 @@ def propose_plan(module: nn.Module, *args: Any, **kwargs: Any) -> Proposal:
     )
 
 
-def _by_every_name(module: nn.Module, chosen: Mapping[str, Choice]) -> tuple[dict[str, Choice], list[str]]:
+def _by_every_name(
+    module: nn.Module, chosen: Mapping[str, LayerRuleChoice]
+) -> tuple[dict[str, LayerRuleChoice], list[str]]:
     """Choices under all names of each module, as a plan needs them of a shared one; and all names there are."""
     names = {name: id(part) for name, part in module.named_modules(remove_duplicate=False)}
     by_identity = {names[name]: choice for name, choice in chosen.items()}
     return {name: by_identity[part] for name, part in names.items() if part in by_identity}, list(names)
 
 
-def _remarks(module: nn.Module, reading: Reading, choices: Choices, chosen: Mapping[str, Choice]) -> Iterator[str]:
+def _remarks(
+    module: nn.Module, reading: TraceResult, choices: LayerRuleChoices, chosen: Mapping[str, LayerRuleChoice]
+) -> Iterator[str]:
     faces = choices.solution.faces
     touched = {number for call in reading.calls for number in (call.reads, call.returns) if number}
     for label, number in reading.inputs:
         if choices.solution.is_met(number, touched):
-            yield f"the argument {label}: this rank's block on face {faces.face(number)}, as own_block cuts it"
+            yield f"the argument {label}: this rank's block on face {faces.face(number)}, as local_block cuts it"
     for label, number, since in reading.outputs:
         columns = ", with all columns on each rank" if since and since <= choices.heads else ""
         yield f"the result{f' {label}' * bool(label)}: on face {faces.face(number)}{columns}"

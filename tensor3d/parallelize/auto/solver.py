@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from tensor3d.parallelize import rules
-from tensor3d.parallelize.auto.op_rules import Call, Reading, Role, above, is_within, role_of
-from tensor3d.parallelize.auto.proposal import Division
+from tensor3d.parallelize.auto.op_rules import Role, TracedCall, TraceResult, above, is_within, role_of
+from tensor3d.parallelize.auto.proposal import DivisibilityRequirement
 from tensor3d.parallelize.layer_rules import mixes
-from tensor3d.parallelize.rule import Kind
+from tensor3d.parallelize.rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.param_layout import vector
@@ -19,7 +19,7 @@ from tensor3d.sharding.param_layout import vector
 # --- Which of a model's tensors lie on the same face and which on the other: a union-find with parities ---------------
 
 
-class Faces:
+class ParityUnionFind:
     """Unknown faces, numbered, and what is known of each pair: the same face, or the other one.
 
     Number 0 stands for face z itself. `join` takes in one fact after another and refuses the first that contradicts
@@ -66,10 +66,10 @@ Key = int  # what fixes the face of a layer: its weight, which tied layers share
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solution:
+class FaceSolution:
     """The faces of a reading, and of its layers."""
 
-    faces: Faces
+    faces: ParityUnionFind
     reads: Mapping[Key, int]
     turned: Set[Key]
     clashes: tuple[str, ...]
@@ -82,7 +82,7 @@ class Solution:
         return self.faces.face(self.reads[key])
 
 
-def solve(reading: Reading, keys: Mapping[str, Key], projections: Set[str], heads: Set[str]) -> Solution:
+def solve(reading: TraceResult, keys: Mapping[str, Key], projections: Set[str], heads: Set[str]) -> FaceSolution:
     """The solution that turns the fewest elements that a greedy search finds.
 
     A linear that reads what lies on the other face is turned. The first attempt turns each linear that contradicts
@@ -103,14 +103,14 @@ def solve(reading: Reading, keys: Mapping[str, Key], projections: Set[str], head
 
 
 def _attempt(
-    reading: Reading, keys: Mapping[str, Key], projections: Set[str], heads: Set[str], turned: Set[Key]
-) -> tuple[Solution, tuple[int, int]]:
+    reading: TraceResult, keys: Mapping[str, Key], projections: Set[str], heads: Set[str], turned: Set[Key]
+) -> tuple[FaceSolution, tuple[int, int]]:
     """The solution that turns at least `turned`, and its price: what cannot be solved, then elements turned."""
     layers = dict.fromkeys(keys[call.layer] for call in reading.calls if call.layer in keys)
     reads = {key: reading.numbers + 1 + place for place, key in enumerate(layers)}
-    faces = Faces(reading.numbers + len(reads))
+    faces = ParityUnionFind(reading.numbers + len(reads))
     clashes = _firm(reading, keys, projections, heads, faces, reads)
-    calls: dict[Key, list[Call]] = {}
+    calls: dict[Key, list[TracedCall]] = {}
     for call in reading.calls:
         if call.role == "linear" and call.layer not in heads:
             calls.setdefault(keys[call.layer], []).append(call)
@@ -121,16 +121,18 @@ def _attempt(
         for call in uses:
             if not faces.join(call.reads, reads[key], differ=key in all_turned):
                 clashes.append(_clash(call.layer, "the two places that use its weight"))
-    solution = Solution(faces=faces, reads=reads, turned=frozenset(all_turned), clashes=tuple(dict.fromkeys(clashes)))
+    solution = FaceSolution(
+        faces=faces, reads=reads, turned=frozenset(all_turned), clashes=tuple(dict.fromkeys(clashes))
+    )
     return solution, (len(clashes), sum(call.numel for key in all_turned for call in calls[key]))
 
 
 def _firm(
-    reading: Reading,
+    reading: TraceResult,
     keys: Mapping[str, Key],
     projections: Set[str],
     heads: Set[str],
-    faces: Faces,
+    faces: ParityUnionFind,
     reads: Mapping[Key, int],
 ) -> list[str]:
     """Takes in what holds in any case; what contradicts is returned in words."""
@@ -160,8 +162,8 @@ def _firm(
 
 def _clash(where: str, what: str) -> str:
     return (
-        f"{where}: {what} lie on different faces, and no linear between them can be turned. Call `tensor3d.turn` "
-        "there, in code of your own (rules.replace), or give each face a layer of its own"
+        f"{where}: {what} lie on different faces, and no linear between them can be turned. Call "
+        "`tensor3d.redistribute` there, in code of your own (rules.replace), or give each face a layer of its own"
     )
 
 
@@ -176,19 +178,19 @@ _SMALLER = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LayerRuleChoice:
     """A layer's kind, as it is written in a plan; two that are written alike are alike."""
 
     spelled: str
-    kind: Kind = field(compare=False)
+    kind: ParallelRule = field(compare=False)
     why: str = field(compare=False)
-    divisions: tuple[Division, ...] = field(default=(), compare=False)
+    divisions: tuple[DivisibilityRequirement, ...] = field(default=(), compare=False)
 
 
-class Choices:
+class LayerRuleChoices:
     """The layers of a module and what they become."""
 
-    def __init__(self, module: nn.Module, reading: Reading, rows: PackedRows) -> None:
+    def __init__(self, module: nn.Module, reading: TraceResult, rows: PackedRows) -> None:
         self.reading, self.rows = reading, rows
         self.modules = dict(module.named_modules())
         self.roles: dict[str, Role] = {call.layer: call.role for call in reading.calls}
@@ -201,14 +203,14 @@ class Choices:
         self.largest = max((self._shape(name)[0] for name in self.embeddings), default=0)
         self.projections = {name for name in self.linears if self._to_vocabulary(name)}
         self.heads = {name for name in self.linears if name not in self.projections and self._is_head(name)}
-        self.solution: Solution = solve(reading, self.keys, self.projections, self.heads)
+        self.solution: FaceSolution = solve(reading, self.keys, self.projections, self.heads)
 
-    def of_layers(self) -> dict[str, Choice]:
+    def of_layers(self) -> dict[str, LayerRuleChoice]:
         """By name, in the order of the module."""
         made = {name: self._layer(name, self.roles[name]) for name in self.modules if name in self.roles}
         return {name: choice for name, choice in made.items() if choice is not None}
 
-    def of_containers(self) -> Iterator[tuple[str, Choice]]:
+    def of_containers(self) -> Iterator[tuple[str, LayerRuleChoice]]:
         """Modules with own code: those with vectors of their own, and those that parallelize asks for a word on."""
         faces = self.solution.faces
         replicated = self._replicated()
@@ -222,7 +224,7 @@ class Choices:
             if role_of(module) is None and own and all(len(each) == 1 for each in met.values()):
                 yield name, _wrapped(name, module, {each: min(found) for each, found in met.items()})
             elif role_of(module) is None and mixes(module) and self._works_on_whole(name):
-                yield name, Choice(spelled="keep()", kind=rules.keep(), why="what it is given is not cut")
+                yield name, LayerRuleChoice(spelled="keep()", kind=rules.keep(), why="what it is given is not cut")
 
     def objections(self, name: str) -> list[str]:
         """What speaks against the own code of a module. The outputs of heads are whole in their columns."""
@@ -274,7 +276,7 @@ class Choices:
 
     # --- the kind of each layer -----------------------------------------------------------------------------------
 
-    def _layer(self, name: str, role: Role) -> Choice | None:
+    def _layer(self, name: str, role: Role) -> LayerRuleChoice | None:
         if role == "embedding":
             return self._embedding(name)
         if role == "attention":
@@ -282,21 +284,21 @@ class Choices:
         if role == "norm":
             face = self.solution.face_read(self.keys[name])
             why = f"its input lies on face {face}"
-            sizes = (Division(layer=name, what="its width", number=self._shape(name)[0], axis=face),)
-            return Choice(spelled=f'norm("{face}")', kind=rules.norm(face), why=why, divisions=sizes)
+            sizes = (DivisibilityRequirement(layer=name, what="its width", number=self._shape(name)[0], axis=face),)
+            return LayerRuleChoice(spelled=f'norm("{face}")', kind=rules.norm(face), why=why, divisions=sizes)
         return self._linear(name) if role == "linear" else None
 
-    def _linear(self, name: str) -> Choice:
+    def _linear(self, name: str) -> LayerRuleChoice:
         face, (outputs, inputs) = self.solution.face_read(self.keys[name]), self._shape(name)
-        reads = Division(layer=name, what="in_features", number=inputs, axis=face)
+        reads = DivisibilityRequirement(layer=name, what="in_features", number=inputs, axis=face)
         if name in self.heads:
             why = f"its input lies on face {face}; {outputs} outputs that no layer reads"
-            return Choice(spelled=f'head("{face}")', kind=rules.head(face), why=why, divisions=(reads,))
+            return LayerRuleChoice(spelled=f'head("{face}")', kind=rules.head(face), why=why, divisions=(reads,))
         turn = self.keys[name] in self.solution.turned
         why = f"its input lies on face {other(face)} and is turned first" if turn else f"its input lies on face {face}"
         if name in self.projections:
             tied = "tied " if self._is_tied(name, self.embeddings) else ""
-            return Choice(
+            return LayerRuleChoice(
                 spelled="projection(turn=True)" if turn else "projection()",
                 kind=rules.projection(turn=turn),
                 why=f"{why}; {outputs} outputs, one for each row of the {tied}embedding",
@@ -304,53 +306,61 @@ class Choices:
             )
         if turn:
             why += ": else what is added up later would lie on two faces"
-        return Choice(
+        return LayerRuleChoice(
             spelled=f'linear("{face}", turn=True)' if turn else f'linear("{face}")',
             kind=rules.linear(face, turn=turn),
             why=why,
-            divisions=(reads, Division(layer=name, what="out_features", number=outputs, axis=other(face))),
+            divisions=(
+                reads,
+                DivisibilityRequirement(layer=name, what="out_features", number=outputs, axis=other(face)),
+            ),
         )
 
-    def _embedding(self, name: str) -> Choice:
+    def _embedding(self, name: str) -> LayerRuleChoice:
         rows, width = self._shape(name)
-        divisions = (Division(layer=name, what="embedding_dim", number=width, axis="z"),)
+        divisions = (DivisibilityRequirement(layer=name, what="embedding_dim", number=width, axis="z"),)
         given = any(call.from_arguments for call in self.reading.calls if call.layer == name)
         small = rows * _SMALLER <= self.largest
         if not self._is_tied(name, self.linears) and (small or not given):
             why = f"{rows} rows beside {self.largest}" if small else "numbered by the module itself, as positions are"
-            return Choice(spelled="table()", kind=rules.table(), why=why, divisions=divisions)
+            return LayerRuleChoice(spelled="table()", kind=rules.table(), why=why, divisions=divisions)
         why = f"{rows} rows, numbered by an argument"
-        return Choice(spelled="embedding()", kind=rules.embedding(), why=why, divisions=divisions)
+        return LayerRuleChoice(spelled="embedding()", kind=rules.embedding(), why=why, divisions=divisions)
 
-    def _attention(self, name: str) -> Choice:
+    def _attention(self, name: str) -> LayerRuleChoice:
         module, causal = self.modules[name], name in self.reading.causal
         assert isinstance(module, nn.MultiheadAttention)
         axes: tuple[Face, Face] = ("y", "z")
-        widths = (Division(layer=name, what="embed_dim", number=module.embed_dim, axis=axis) for axis in axes)
-        return Choice(
+        widths = (
+            DivisibilityRequirement(layer=name, what="embed_dim", number=module.embed_dim, axis=axis) for axis in axes
+        )
+        return LayerRuleChoice(
             spelled="attention(rows, causal=True)" if causal else "attention(rows)",
             kind=rules.attention(self.rows, causal=causal),
             why="face z to face z; `rows` says where sequences end",
-            divisions=(Division(layer=name, what="num_heads", number=module.num_heads, axis="y"), *widths),
+            divisions=(
+                DivisibilityRequirement(layer=name, what="num_heads", number=module.num_heads, axis="y"),
+                *widths,
+            ),
         )
 
 
-def _replicated(face: Face) -> Choice:
-    return Choice(
+def _replicated(face: Face) -> LayerRuleChoice:
+    return LayerRuleChoice(
         spelled=f'replicated(("data", "x", "y", "z"), enters="{face}")',
         kind=rules.replicated(("data", "x", "y", "z"), enters=face),
         why=f"what cannot be cut, given the whole of what a plane works on; its result enters face {face}",
     )
 
 
-def _wrapped(name: str, module: nn.Module, faces: dict[str, Face]) -> Choice:
+def _wrapped(name: str, module: nn.Module, faces: dict[str, Face]) -> LayerRuleChoice:
     spelled = ", ".join(f'"{each}": vector("{face}")' for each, face in faces.items())
-    return Choice(
+    return LayerRuleChoice(
         spelled=f"wrapped({{{spelled}}})",
         kind=rules.wrapped({each: vector(face) for each, face in faces.items()}),
         why="its own code, elementwise, with vectors along the columns",
         divisions=tuple(
-            Division(layer=name, what=each, number=module.get_parameter(each).numel(), axis=face)
+            DivisibilityRequirement(layer=name, what=each, number=module.get_parameter(each).numel(), axis=face)
             for each, face in faces.items()
         ),
     )

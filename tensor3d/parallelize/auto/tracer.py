@@ -19,11 +19,11 @@ from tensor3d.parallelize.auto.op_rules import (
     ATTENTION,
     PRODUCTS,
     RESHAPES,
-    Call,
-    Flow,
-    Objection,
-    Reading,
     Role,
+    TensorTrace,
+    TracedCall,
+    TraceResult,
+    UnsupportedOp,
     hides_what_comes_later,
     name_of,
     objection,
@@ -42,10 +42,10 @@ _TWO_SIDED = ("add", "sub", "truediv", "floordiv", "mod", "divmod", "pow", "and"
 _COMPUTES = (*_TWO_SIDED, *(f"r{each}" for each in _TWO_SIDED), *("neg", "abs", "float", "int", "round"))
 _COMPARES = ("lt", "le", "gt", "ge")
 
-Told = Callable[[str, "Extent"], None]
+Told = Callable[[str, "TracedSize"], None]
 
 
-class Extent(int):
+class TracedSize(int):
     """A size of an activation. It behaves as the int that it is, and calls `told` when it is computed with.
 
     Whether sizes are equal says nothing: on a cube the check fails aloud, or holds as before. A product of two is the
@@ -63,7 +63,7 @@ class Extent(int):
     told: weakref.WeakMethod[Told]
 
     @classmethod
-    def of(cls, value: int, of_columns: bool, since: frozenset[str], told: weakref.WeakMethod[Told]) -> Extent:
+    def of(cls, value: int, of_columns: bool, since: frozenset[str], told: weakref.WeakMethod[Told]) -> TracedSize:
         extent = cls(value)
         extent.of_columns, extent.since, extent.told = of_columns, since, told
         return extent
@@ -77,8 +77,8 @@ class Extent(int):
         return int, (int.__int__(self),)  # copies are plain
 
     def __mul__(self, other: int) -> int:
-        if isinstance(other, Extent):
-            return Extent.of(int.__mul__(self, other), False, self.since | other.since, self.told)
+        if isinstance(other, TracedSize):
+            return TracedSize.of(int.__mul__(self, other), False, self.since | other.since, self.told)
         self.tell("mul")
         return int.__mul__(self, other)
 
@@ -90,7 +90,7 @@ class Extent(int):
 def _telling(operation: str) -> Callable[..., Any]:
     plain = getattr(int, f"__{operation}__")
 
-    def computed(self: Extent, *others: Any) -> Any:
+    def computed(self: TracedSize, *others: Any) -> Any:
         self.tell(operation)
         return plain(self, *others)
 
@@ -98,7 +98,7 @@ def _telling(operation: str) -> Callable[..., Any]:
 
 
 for _operation in (*_COMPUTES, *_COMPARES):
-    setattr(Extent, f"__{_operation}__", _telling(_operation))
+    setattr(TracedSize, f"__{_operation}__", _telling(_operation))
 
 
 def measured(name: str, x: Tensor, dim: Any, result: Any, since: frozenset[str], told: weakref.WeakMethod[Told]) -> Any:
@@ -109,18 +109,18 @@ def measured(name: str, x: Tensor, dim: Any, result: Any, since: frozenset[str],
         since, told: see Extent.
     """
     if name == "len":  # Python makes a plain int of it
-        Extent.of(result, False, since, told).tell(name)
+        TracedSize.of(result, False, since, told).tell(name)
     if name not in _SIZES:
         return result
     last = x.dim() - 1
     if isinstance(result, torch.Size):
-        return torch.Size(Extent.of(size, place == last, since, told) for place, size in enumerate(result))
-    return Extent.of(result, name == "size" and dim in (-1, last), since, told)
+        return torch.Size(TracedSize.of(size, place == last, since, told) for place, size in enumerate(result))
+    return TracedSize.of(result, name == "size" and dim in (-1, last), since, told)
 
 
-def extents_in(values: Any) -> Iterator[Extent]:
+def extents_in(values: Any) -> Iterator[TracedSize]:
     """The extents in arguments."""
-    if isinstance(values, Extent):
+    if isinstance(values, TracedSize):
         yield values
     elif isinstance(values, Mapping):
         yield from extents_in(tuple(values.values()))
@@ -132,7 +132,7 @@ def extents_in(values: Any) -> Iterator[Extent]:
 # --- What a run of a module does with its activations between the known layers, function by function ------------------
 
 
-class Follower(TorchFunctionMode):
+class OpTracer(TorchFunctionMode):
     """Sees every torch function, and records what those do that get an activation.
 
     Attributes:
@@ -147,7 +147,7 @@ class Follower(TorchFunctionMode):
 
     def __init__(self, modules: list[tuple[str, nn.Module]]) -> None:
         super().__init__()
-        self.seen = Reading()
+        self.seen = TraceResult()
         self.stack: list[str] = []
         self.layer: nn.Module | None = None
         self.layer_name = ""
@@ -177,13 +177,13 @@ class Follower(TorchFunctionMode):
         since = self.flows[args[0]].since
         return measured(name, args[0], dim, result, since, weakref.WeakMethod(self.computed_with))
 
-    def computed_with(self, operation: str, extent: Extent) -> None:
+    def computed_with(self, operation: str, extent: TracedSize) -> None:
         """Takes in that the module computes with a size of an activation."""
         if self.layer is None:
             self.note(
                 f"computes with a size read off an activation ({operation}), and a rank holds fewer rows and columns: "
                 "take the number of columns from the module's own configuration, and that of rows from an argument",
-                Flow(face=0, since=extent.since),
+                TensorTrace(face=0, since=extent.since),
                 of_columns=extent.of_columns,
             )
 
@@ -238,16 +238,16 @@ class Follower(TorchFunctionMode):
                 if tensor in self.parameters:
                     self.parameters[output] = self.parameters[tensor]
 
-    def _attend(self, name: str, flows: list[Flow]) -> Flow:
+    def _attend(self, name: str, flows: list[TensorTrace]) -> TensorTrace:
         """Activations multiply activations: attention, on face y, where a rank holds whole sequences and heads."""
         host = next((module for module in reversed(self.stack) if module in self.with_weights), self.place())
         self.seen.attending.setdefault(host, []).append(name)
         for flow in flows:
             self.seen.pinned.append((flow.face, "y", f"{host or 'the module itself'} ({name})"))
             self.seen.read_on |= flow.since
-        return Flow(face=flows[0].face)
+        return TensorTrace(face=flows[0].face)
 
-    def _product(self, name: str, tensors: list[Tensor], flow: Flow) -> Flow:
+    def _product(self, name: str, tensors: list[Tensor], flow: TensorTrace) -> TensorTrace:
         """A product with what is no activation: a parameter outside of its layer, or a constant."""
         self.seen.read_on |= flow.since
         owned = [self.parameters[tensor] for tensor in sorted(tensors, key=Tensor.dim) if tensor in self.parameters]
@@ -261,7 +261,9 @@ class Follower(TorchFunctionMode):
         )
         return self.fresh()
 
-    def _meet(self, name: str, tensors: list[Tensor], active: list[tuple[Tensor, Flow]], objected: bool) -> Flow:
+    def _meet(
+        self, name: str, tensors: list[Tensor], active: list[tuple[Tensor, TensorTrace]], objected: bool
+    ) -> TensorTrace:
         """Elementwise work: all that meet lie on one face. What is not an activation has to be cut as one is."""
         x, flow = active[0]
         since = frozenset().union(*(found.since for _, found in active))
@@ -275,12 +277,12 @@ class Follower(TorchFunctionMode):
             elif tensor not in self.flows and tensor.numel() > 1 and not objected:
                 self.note(
                     f"lets an activation meet a tensor of shape {tuple(tensor.shape)} made here ({name}), which a rank "
-                    "needs its own rows and columns of: own_block and own_rows take them",
+                    "needs its own rows and columns of: local_block and local_rows take them",
                     flow,
                 )
-        return Flow(face=flow.face, since=since, given=all(found.given for _, found in active))
+        return TensorTrace(face=flow.face, since=since, given=all(found.given for _, found in active))
 
-    def _meet_parameter(self, name: str, tensor: Tensor, x: Tensor, flow: Flow) -> None:
+    def _meet_parameter(self, name: str, tensor: Tensor, x: Tensor, flow: TensorTrace) -> None:
         owner, parameter = self.parameters[tensor]
         along = tensor.dim() > 0 and tensor.shape[-1:] == x.shape[-1:] and tensor.numel() == tensor.shape[-1]
         if along and tensor.numel() > 1 and name not in ("cat", "stack"):
@@ -288,24 +290,24 @@ class Follower(TorchFunctionMode):
             return
         self.note(
             f"lets an activation meet the parameter {parameter} as {tuple(tensor.shape)} ({name}): make it on the cube "
-            "with a layout of its own (tensor3d.sharding.param_layout) and take it by tensor3d.use",
+            "with a layout of its own (tensor3d.sharding.param_layout) and take it by tensor3d.local_param",
             flow,
             at=owner,
         )
 
-    def enter_face(self, flow: Flow, where: str) -> None:
+    def enter_face(self, flow: TensorTrace, where: str) -> None:
         """What foreign modules have made is needed on a face here."""
         for module in flow.whole:
             self.seen.enters.setdefault(module, (where, flow.face))
 
-    def note(self, text: str, flow: Flow, at: str | None = None, of_columns: bool = False) -> None:
-        note = Objection(text=text, of_columns=of_columns)
+    def note(self, text: str, flow: TensorTrace, at: str | None = None, of_columns: bool = False) -> None:
+        note = UnsupportedOp(text=text, of_columns=of_columns)
         notes = self.seen.notes.setdefault(self.place() if at is None else at, {})
         notes[note] = notes.get(note, frozenset()) | (flow.since or frozenset({""}))
 
-    def fresh(self) -> Flow:
+    def fresh(self) -> TensorTrace:
         self.seen.numbers += 1
-        return Flow(face=self.seen.numbers)
+        return TensorTrace(face=self.seen.numbers)
 
 
 # --- Runs a module once on an example and follows its activations from layer to layer ---------------------------------
@@ -314,7 +316,7 @@ class Follower(TorchFunctionMode):
 # recorded what it does with the tensors that come from them.
 
 
-def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TraceResult:
     """Runs `module` once, in evaluation mode, and leaves it, its buffers and the random generators as they were.
 
     Raises:
@@ -337,7 +339,7 @@ def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Re
     return reader.seen
 
 
-class _Reader(Follower):
+class _Reader(OpTracer):
     """Follows activations through functions (as a mode) and through known layers (by hooks)."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -407,7 +409,7 @@ class _Reader(Follower):
         if role == "embedding":
             self.flows[output] = flow = self.fresh()
             given = x in self.given
-            call = Call(layer=name, role=role, reads=0, returns=flow.face, numel=0, from_arguments=given)
+            call = TracedCall(layer=name, role=role, reads=0, returns=flow.face, numel=0, from_arguments=given)
             self.seen.calls.append(call)
             if not given:
                 self.note(
@@ -430,18 +432,18 @@ class _Reader(Follower):
             text = f"reads what is no activation (a tensor of shape {tuple(x.shape)} made here, or by code that"
             self.note(f"{text} propose_plan cannot follow): on a cube it must be this rank's block", into, at=name)
         self.enter_face(into, name)
-        out = replace(self.fresh(), since=frozenset({name})) if role == "linear" else Flow(face=into.face)
+        out = replace(self.fresh(), since=frozenset({name})) if role == "linear" else TensorTrace(face=into.face)
         self.flows[output] = out
-        self.seen.calls.append(Call(layer=name, role=role, reads=into.face, returns=out.face, numel=x.numel()))
+        self.seen.calls.append(TracedCall(layer=name, role=role, reads=into.face, returns=out.face, numel=x.numel()))
 
-    def _foreign(self, name: str, x: Tensor, output: Tensor, into: Flow) -> None:
+    def _foreign(self, name: str, x: Tensor, output: Tensor, into: TensorTrace) -> None:
         """A module of no kind, fed with arguments, is replicated with all that follows up to the first layer."""
         if into.given or into.whole:
             out = replace(self.fresh(), whole=into.whole | {name})
         else:
-            out = Flow(face=into.face) if output.shape == x.shape else self.fresh()
+            out = TensorTrace(face=into.face) if output.shape == x.shape else self.fresh()
         self.flows[output] = out
-        self.seen.calls.append(Call(layer=name, role="foreign", reads=0, returns=out.face, numel=0))
+        self.seen.calls.append(TracedCall(layer=name, role="foreign", reads=0, returns=out.face, numel=0))
 
     def _check_attention(self, name: str, module: nn.MultiheadAttention, args: Any, kwargs: Any) -> None:
         """What its counterpart on a cube refuses: other keys than queries, masks, weights."""
@@ -463,4 +465,4 @@ class _Reader(Follower):
         if given.get("key_padding_mask") is not None:
             notes.append("is called with a padding mask, and packed rows have no padding: call it without")
         for text in notes:
-            self.note(text, Flow(face=0), at=name)
+            self.note(text, TensorTrace(face=0), at=name)

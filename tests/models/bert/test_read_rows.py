@@ -11,7 +11,7 @@ import torch
 from models.bert import BertForPreTraining
 from models.bert.cost_model.comm_volume import read_slots, step_traffic
 from tensor3d import Cube
-from tensor3d.cost_model.comm_volume import Wire
+from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch, collate
 from tests.models.toy import CAPACITY, MASKED_PER_PACK, MAX_SEQUENCES, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
@@ -47,7 +47,7 @@ def _both(shape: Shape, encoder: str, options: dict[str, Any], dtype: torch.dtyp
         found[name] = error(full(got.grad), full(wanted.grad))
     assert batch.read is not None
     slots = [rows.shape[0] for rows in (batch.masked, batch.first, batch.read.chosen.rows)]
-    wire = Wire(
+    wire = CommModel(
         shape=cube.shape,
         rank=cube.rank,
         compute=dtype.itemsize,

@@ -22,7 +22,7 @@ from models.bert.tasks import (
     sentence_vectors,
     span_logits,
 )
-from models.bert.text_batches import LaidTexts, Text, lay_texts
+from models.bert.text_batches import EncodedText, TextBatch, collate_texts
 from tensor3d import Cube, gather
 from tests.models.toy import toy_config
 from tests.ranks import run_ranks
@@ -33,7 +33,7 @@ Shape = tuple[int, int, int, int]
 CONFIG: BertConfig = toy_config(VOCAB)
 
 
-def some_texts(count: int, seed: int = 4) -> list[Text]:
+def some_texts(count: int, seed: int = 4) -> list[EncodedText]:
     """Very different lengths, the shortest of them one token; some have places to guess."""
     random = np.random.default_rng(seed)
     texts = []
@@ -41,22 +41,22 @@ def some_texts(count: int, seed: int = 4) -> list[Text]:
         length = [1, 24, 5, 3, 17, 9][number % 6]
         masked = np.sort(random.choice(length, number % 3 if length > 2 else 0, replace=False))
         types = (np.arange(length) * 2 // length).astype(np.int64)
-        texts.append(Text(ids=random.integers(5, VOCAB, length), types=types, masked=masked))
+        texts.append(EncodedText(ids=random.integers(5, VOCAB, length), types=types, masked=masked))
     return texts
 
 
-def alone(text: Text) -> LaidTexts:
-    return lay_texts([text], Cube.single())
+def alone(text: EncodedText) -> TextBatch:
+    return collate_texts([text], Cube.single())
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def classified(model: Any, texts: list[Text], labels: Tensor, fill: float, micro: int) -> Tensor:
+def classified(model: Any, texts: list[EncodedText], labels: Tensor, fill: float, micro: int) -> Tensor:
     """The loss of a step of two micro-batches, the second of which is smaller."""
     parts = []
     for first, last in ((0, micro), (micro, len(texts))):
-        laid = lay_texts(texts[first:last], model.cube)
+        laid = collate_texts(texts[first:last], model.cube)
         parts.append(model(laid.batch, laid.spread(labels[first:last], fill), len(texts)))
         parts[-1].backward()
     return torch.stack(parts).sum().detach()
@@ -77,10 +77,10 @@ def classification_errors(shape: Shape, regression: bool) -> dict[str, float]:
     return {"loss": error(loss, wanted), "logits": outputs_error} | gradient_errors(model, twin)
 
 
-def answered(model: Any, texts: list[Text], spans: Tensor, micro: int) -> Tensor:
+def answered(model: Any, texts: list[EncodedText], spans: Tensor, micro: int) -> Tensor:
     parts = []
     for first, last in ((0, micro), (micro, len(texts))):
-        laid = lay_texts(texts[first:last], model.cube)
+        laid = collate_texts(texts[first:last], model.cube)
         starts, ends = laid.spread(spans[first:last], -100).unbind(1)
         parts.append(model(laid, starts, ends, len(texts)))
         parts[-1].backward()
@@ -180,10 +180,10 @@ def test_looking_leaves_every_part_in_its_mode() -> None:
 
 
 def test_what_cannot_be_laid_is_refused() -> None:
-    empty = Text(ids=np.empty(0, np.int64), types=np.empty(0, np.int64))
+    empty = EncodedText(ids=np.empty(0, np.int64), types=np.empty(0, np.int64))
     for texts in ([], [*some_texts(2), empty]):
         with pytest.raises(ValueError, match=r"one text.*a token"):
-            lay_texts(texts, Cube.single())
+            collate_texts(texts, Cube.single())
 
 
 def test_asking_for_pieces_where_nothing_is_masked_is_refused() -> None:

@@ -141,8 +141,8 @@ MUTATIONS = (
     Mutation(
         "narrow-head-without-bias",
         "tensor3d/layers/heads.py",
-        old="return logits if self.bias is None else",
-        new="return logits if True else",
+        old="        if self.bias is None:\n            return logits\n",
+        new="        return logits\n",
         tests=(TOKENS,),
     ),
     Mutation(

@@ -63,8 +63,8 @@ MUTATIONS = (
     Mutation(
         "collectives-sum-of-copies-summed-backward",
         "tensor3d/distributed/collectives.py",
-        old="return gradient, None\n\n\ndef sum_copies",
-        new="return 2 * gradient, None\n\n\ndef sum_copies",
+        old="return gradient, None\n\n\ndef all_reduce_replicated",
+        new="return 2 * gradient, None\n\n\ndef all_reduce_replicated",
         tests=("tests/distributed/test_collectives.py::test_sum_of_copies_has_the_identity_as_its_backward",),
     ),
     Mutation(
@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation(
         "clip-copies-count",
         "tensor3d/optim/clip_grad.py",
-        old="[is_counted_here(p, cube) for p in held]",
+        old="[owns_for_norm(p, cube) for p in held]",
         new="[True for p in held]",
         tests=("tests/optim/test_clip_grad.py::test_each_block_counts_once",),
     ),

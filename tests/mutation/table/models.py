@@ -124,8 +124,8 @@ MUTATIONS = (
     Mutation(
         "classifier-loss-of-the-micro-batch",
         "models/bert/tasks.py",
-        old="return sum_copies(losses / texts,",
-        new="return sum_copies(losses / (texts + 1),",
+        old="return all_reduce_replicated(losses / texts,",
+        new="return all_reduce_replicated(losses / (texts + 1),",
         tests=("tests/tools/finetune/test_main.py", "tests/models/bert/test_text_batches.py"),
     ),
     Mutation(

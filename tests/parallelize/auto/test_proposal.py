@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tensor3d import Cube, gather, sum_copies
+from tensor3d import Cube, all_reduce_replicated, gather
 from tensor3d.parallelize import parallelize, rules
 from tensor3d.parallelize.auto.proposal import fold
 from tensor3d.parallelize.auto.propose import propose_plan
-from tensor3d.parallelize.auto.solver import Faces
+from tensor3d.parallelize.auto.solver import ParityUnionFind
 from tests.parallelize.foreign import (
     LENGTHS,
     ROWS,
@@ -79,7 +79,7 @@ def test_patterns_match_what_is_alike_and_nothing_else() -> None:
 
 
 def test_faces_follow_from_pairs_and_contradictions_are_refused() -> None:
-    faces = Faces(5)
+    faces = ParityUnionFind(5)
     assert faces.join(1, 2, differ=True)
     assert faces.join(2, 3, differ=True)
     assert not faces.join(1, 3, differ=True)
@@ -119,7 +119,7 @@ def _vision(cube: Cube) -> dict[str, float]:
     results, over = model(own_plane(images, cube)).squeeze(0), cube.over("data", "x", "y")
     labels = torch.randint(0, 3, (ROWS,))
     own = labels.chunk(over.size)[over.index]
-    loss = sum_copies(F.cross_entropy(results, own, reduction="sum"), over)
+    loss = all_reduce_replicated(F.cross_entropy(results, own, reduction="sum"), over)
     wanted = F.cross_entropy(original(images).flatten(0, 1), labels, reduction="sum")
     loss.backward()
     wanted.backward()

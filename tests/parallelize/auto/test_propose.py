@@ -21,7 +21,7 @@ def test_linears_come_in_pairs() -> None:
     proposal = propose_plan(nn.Sequential(linear(16, 64), nn.GELU(), linear(64, 16)), hidden())
     assert proposal.plan == {"0": rules.linear("z"), "2": rules.linear("y")}
     assert not proposal.unresolved
-    assert "the argument input: this rank's block on face z, as own_block cuts it" in proposal.remarks
+    assert "the argument input: this rank's block on face z, as local_block cuts it" in proposal.remarks
 
 
 def test_the_original_is_left_as_it_was() -> None:
@@ -109,7 +109,7 @@ def test_causal_masks_are_taken_for_causal_attention() -> None:
         assert not proposal.unresolved
         assert any("needs no mask; one that does just that may be passed" in remark for remark in proposal.remarks)
     assert [remark for remark in made_outside.remarks if "argument" in remark] == [
-        "the argument src: this rank's block on face z, as own_block cuts it"
+        "the argument src: this rank's block on face z, as local_block cuts it"
     ]
 
 

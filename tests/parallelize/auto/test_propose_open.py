@@ -149,7 +149,7 @@ def test_a_clash_that_no_linear_can_mend_is_said() -> None:
 
     (point,) = propose_plan(Stack(forward, a=linear()), hidden()).unresolved
     assert point.startswith("a: the two places that use its weight lie on different faces")
-    assert "tensor3d.turn" in point
+    assert "tensor3d.redistribute" in point
 
 
 def test_convolutions_and_batch_norms_are_named_with_the_remedy() -> None:

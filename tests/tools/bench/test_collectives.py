@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
-from tensor3d.cost_model.hardware import Cluster, Fit, Link, read_cluster
-from tensor3d.distributed.collectives import Axis, Pending, all_gather
+from tensor3d.cost_model.hardware import Cluster, Link, LinkFit, read_cluster
+from tensor3d.distributed.collectives import Axis, CommHandle, all_gather
 from tests.ranks import run_ranks
 from tools.bench import collectives
 from tools.bench.__main__ import main
@@ -118,11 +118,11 @@ def _checked() -> tuple[list[str], list[str]]:
     trial = CollectingTrial(Cube(1, 2, 1), [16, 256])
     good = trial.check()
 
-    def in_another_order(shard: torch.Tensor, axis: Axis) -> Pending:
-        return Pending(all_gather(shard, axis).wait().flip(0))
+    def in_another_order(shard: torch.Tensor, axis: Axis) -> CommHandle:
+        return CommHandle(all_gather(shard, axis).wait().flip(0))
 
-    def from_nobody(parts: torch.Tensor, axis: Axis) -> Pending:
-        return Pending(parts[: len(parts) // axis.size])
+    def from_nobody(parts: torch.Tensor, axis: Axis) -> CommHandle:
+        return CommHandle(parts[: len(parts) // axis.size])
 
     collective_timing.all_gather = in_another_order
     collective_timing.reduce_scatter = from_nobody
@@ -287,7 +287,7 @@ def test_groups_that_look_alike_share_a_fit() -> None:
         line_of(shape, 1e-3, each, axes=("x",), stride=2) for shape, each in zip(shapes, (1e-9, 3e-9), strict=True)
     )
     (fit,) = pooled([one, two])
-    assert isinstance(fit, Fit)
+    assert isinstance(fit, LinkFit)
     assert (fit.kind, fit.members, fit.stride) == ("all-gather", 2, 2)
     assert 1e-9 < fit.seconds_per_byte < 3e-9
     three = dataclasses.replace(two, series=dataclasses.replace(two.series, stride=1))

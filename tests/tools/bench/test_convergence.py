@@ -13,7 +13,7 @@ import pytest
 from tools.bench import convergence
 from tools.bench.__main__ import main
 from tools.bench.convergence import ModeLoss, compare, figures, header, row
-from tools.training.config import read_recipe
+from tools.training.config import read_config
 from tools.training.metrics import StepMetrics
 
 
@@ -84,7 +84,7 @@ def test_modes_of_the_same_recipe(recipe: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_all_modes_see_as_many_sequences(recipe: Path) -> None:
-    settings = read_recipe(recipe)
+    settings = read_config(recipe)
     changed = convergence.comparable(settings)
     assert (changed.batch.packing_rule, changed.batch.global_batch, changed.batch.multiple_of) == ("sequences", 8, 2)
     assert changed.data.shards == 2

@@ -20,9 +20,9 @@ from tools.bench import layer
 from tools.bench.__main__ import main
 from tools.bench.harness import processes
 from tools.bench.harness.memory import peak_bytes
-from tools.bench.harness.processes import in_turns
+from tools.bench.harness.processes import interleave
 from tools.bench.layer import HEADER, MatmulCommand, PassFacts, PassFigures, PassSample, difference, figures, row
-from tools.common.machine import aligned
+from tools.common.machine import format_table
 
 SIZES = ["--rows", "32", "--inputs", "8", "--outputs", "16", "--passes", "3", "--rounds", "2", "--warmup", "1"]
 
@@ -128,7 +128,7 @@ def test_cubes_of_one_size_share_their_processes() -> None:
 
 def test_every_second_round_runs_backwards() -> None:
     order: list[tuple[int, int]] = []
-    results = in_turns(["a", "b"], 3, lambda i, number: order.append((i, number)) or 10 * i + number, shown=False)
+    results = interleave(["a", "b"], 3, lambda i, number: order.append((i, number)) or 10 * i + number, shown=False)
     assert order == [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2), (1, 2)]
     assert results == [[0, 1, 2], [10, 11, 12]]
 
@@ -223,7 +223,7 @@ def test_figures_by_hand() -> None:
     assert cube.squares == (2.0, 4.0, 8.0)
     assert cube.traffic_equal
     assert len(row(cube)) == len(HEADER)
-    assert len(aligned(HEADER, [row(cube)])) == 2
+    assert len(format_table(HEADER, [row(cube)])) == 2
 
 
 def test_what_is_wrong_is_found() -> None:

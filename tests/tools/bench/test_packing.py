@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor3d.packing import PLANNERS, Limits, LowerBound, Plan, Strategy, lpfhp
+from tensor3d.packing import PLANNERS, Limits, LowerBound, PackingPlan, PackPattern, lpfhp
 from tools.bench import packing
 from tools.bench.__main__ import main
 from tools.bench.harness.synthetic_data import Case, draw_case, faults
@@ -37,10 +37,10 @@ def test_histograms_are_of_all_kinds_and_can_be_packed() -> None:
     assert (again.histogram == cases[3].histogram).all()
 
 
-def some_plan(*packs: tuple[int, ...]) -> Plan:
+def some_plan(*packs: tuple[int, ...]) -> PackingPlan:
     # Limits that allow anything: a plan would refuse to break its own.
     free = Limits.of(100)
-    return Plan(limits=free, strategies=tuple(Strategy(lengths=pack, repeat=1) for pack in packs))
+    return PackingPlan(limits=free, strategies=tuple(PackPattern(lengths=pack, repeat=1) for pack in packs))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_run_on_few_histograms(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_planner_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def loses_one(histogram: np.ndarray, *limits: Any, **more: Any) -> Plan:
+    def loses_one(histogram: np.ndarray, *limits: Any, **more: Any) -> PackingPlan:
         plan = lpfhp(histogram, *limits, **more)
         first, *others = plan.strategies
         shorter = dataclasses.replace(first, repeat=first.repeat + 1)

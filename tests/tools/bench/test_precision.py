@@ -13,7 +13,7 @@ import pytest
 from tools.bench import precision
 from tools.bench.__main__ import main
 from tools.bench.precision import HEADER, compare, in_precision, row, verdict
-from tools.training.config import Recipe, read_recipe
+from tools.training.config import TrainConfig, read_config
 from tools.training.metrics import StepMetrics
 
 
@@ -51,7 +51,7 @@ def test_a_lower_loss_differs_too_and_one_that_is_not_finite_most() -> None:
 
 
 def test_only_the_type_of_computing_is_changed() -> None:
-    recipe = Recipe()
+    recipe = TrainConfig()
     changed = in_precision(recipe, "bf16")
     assert changed.precision.compute == "bf16"
     assert in_precision(changed, recipe.precision.compute) == recipe
@@ -89,7 +89,7 @@ def test_precisions_that_differ_are_exit_status_1(
 def test_fp32_comes_first(recipe: Path) -> None:
     line = arguments(recipe, "--precisions", "fp16, fp32")
     command = precision.PrecisionCommand(
-        recipe=recipe, settings=read_recipe(recipe), precisions="fp16, fp32", last=1, steps=9
+        recipe=recipe, settings=read_config(recipe), precisions="fp16, fp32", last=1, steps=9
     )
     precisions, _, settings = command.check(line)
     assert precisions == ["fp32", "fp16"]

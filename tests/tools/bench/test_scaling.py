@@ -34,7 +34,7 @@ from tools.bench.scaling import (
     efficiency,
     numbers,
 )
-from tools.training.config import ModelRecipe
+from tools.training.config import ModelConfig
 
 QUIET = ["--model.dropout", "0", "--model.attention-dropout", "0"]
 
@@ -115,7 +115,7 @@ def test_work_grows_with_the_ranks(recipe: Path) -> None:
     assert sizes[8] == (64, 8, 16)
     assert sizes[27] == (96, 12, 24)
     assert sizes[64] == (256, 32, 8)
-    own = replace(width, settings=replace(width.settings, model=ModelRecipe(hidden=32, heads=4, inner=48)))
+    own = replace(width, settings=replace(width.settings, model=ModelConfig(hidden=32, heads=4, inner=48)))
     assert own.grown(4).model.inner == 96
 
 

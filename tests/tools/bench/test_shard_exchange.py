@@ -21,7 +21,7 @@ from tools.bench.shard_exchange import (
     row,
     waiting,
 )
-from tools.training.config import Recipe
+from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
 
@@ -74,7 +74,7 @@ def test_a_different_loss_is_found_wherever_it_is() -> None:
 
 
 def test_the_verdict() -> None:
-    recipe = Recipe()
+    recipe = TrainConfig()
     quiet = replace(recipe, model=replace(recipe.model, dropout=0.0, attention_dropout=0.0))
     assert judge(0.0, recipe, False) == (True, "losses of all steps are equal bit for bit")
     assert judge(1e-16, recipe, False)[0] is False

@@ -20,7 +20,7 @@ from tools.bench import step
 from tools.bench.__main__ import main
 from tools.bench.harness.step_trial import HEADER, figures, loss_difference, row
 from tools.bench.step import StepCommand, deal, losses_agree
-from tools.common.machine import aligned
+from tools.common.machine import format_table
 
 QUIET = ["--model.dropout", "0", "--model.attention-dropout", "0"]
 
@@ -254,6 +254,6 @@ def test_steps_are_dealt_out_over_rounds() -> None:
 
 def test_columns_are_aligned() -> None:
     turns = [[[sample(0.5)]]]
-    lines = aligned(HEADER, [row(figures(CubeShape(), turns, [facts()], turns))])
+    lines = format_table(HEADER, [row(figures(CubeShape(), turns, [facts()], turns))])
     assert len({line.index(text) + len(text) for line, text in zip(lines, ("tokens/s", "200"), strict=True)}) == 1
-    assert aligned(["a", "bb"], [["long", "1"]]) == ["a     bb", "long   1"]
+    assert format_table(["a", "bb"], [["long", "1"]]) == ["a     bb", "long   1"]

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.corpus.pipeline import BadInput, Context, Manifest, Options, Step, Team, Unit, draft
+from tools.corpus.pipeline import BadInput, Context, Manifest, Options, Stage, Team, Unit, draft
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
@@ -57,7 +57,7 @@ def join(unit: Unit, context: Context) -> dict[str, int]:
 
 
 def shout(options: Shout, team: Team) -> Manifest:
-    with Step.open(options, "shout", {"words": options.words}, team) as step:
+    with Stage.open(options, "shout", {"words": options.words}, team) as step:
         if step.done:
             return step.manifest
         letters = sum(

@@ -11,7 +11,7 @@ from pathlib import Path
 import sentencepiece
 
 from tests.tools.stories import STORIES
-from tools.corpus.pipeline import Options, Step, local_team
+from tools.corpus.pipeline import Options, Stage, local_team
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("story", "fox", "hill", "tells", "of", "a", "the", "went", "to", "in", "morning", "##s", "##ing")
@@ -29,7 +29,7 @@ def write_vocabulary(file: Path, pieces: Sequence[str] = PIECES) -> Path:
 
 def write_documents(output: Path, *files: Sequence[str | bytes]) -> Path:
     """What the step `extract` would leave: files of texts; bytes stand for a line as it is."""
-    with Step.open(Options(output=output), "extract", {"files": len(files)}, local_team(1)) as step:
+    with Stage.open(Options(output=output), "extract", {"files": len(files)}, local_team(1)) as step:
         for number, texts in enumerate(files):
             lines = [text if isinstance(text, bytes) else line(text) for text in texts]
             (step.folder / f"documents-{number:05d}.jsonl").write_bytes(b"".join(lines))

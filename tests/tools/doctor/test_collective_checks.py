@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tensor3d import CubeShape
 from tools.doctor import checks
 from tools.doctor.checks import probe_of, probes, sees, state_of
-from tools.doctor.collective_checks import HEADER, Effort, WireFigures, figures, series_for, slowest_axis
+from tools.doctor.collective_checks import HEADER, TimingBudget, WireFigures, figures, series_for, slowest_axis
 from tools.doctor.collective_timing import points_of
 from tools.doctor.facts import source
 from tools.doctor.network import address_of, is_own
@@ -132,9 +132,9 @@ def test_states_of_folders(tmp_path: Path) -> None:
     [(0.01, 5, 7), (1.0, 5, 7), (3.0, 2, 7), (8.0, 1, 7), (20.0, 1, 3), (100.0, 1, 1)],
 )
 def test_slow_wires_get_fewer_calls(once: float, calls: int, rounds: int) -> None:
-    effort = Effort().within(once)
+    effort = TimingBudget().within(once)
     assert (effort.calls, effort.rounds) == (calls, rounds)
-    assert effort.sizes == Effort().sizes
+    assert effort.sizes == TimingBudget().sizes
 
 
 def test_a_change_of_any_source_is_seen(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from tensor3d.distributed.collectives import Axis, Pending, reduce_scatter
+from tensor3d.distributed.collectives import Axis, CommHandle, reduce_scatter
 from tests.tools.doctor.launched import Ended, doctors
 from tools.doctor import __main__ as connected
 from tools.doctor import collective_timing, facts
-from tools.doctor.collective_checks import Wires
+from tools.doctor.collective_checks import CollectiveChecks
 
 QUICK = ["--quick", "--cube", "1x1x2", "--wait", "20"]
 
@@ -94,8 +94,8 @@ def test_a_cube_of_another_size_is_told_once(tmp_path: Path) -> None:
 def _wrong_on_rank_1(rank: int) -> None:
     if rank == 1:
 
-        def one_too_many(parts: torch.Tensor, axis: Axis) -> Pending:
-            return Pending(reduce_scatter(parts, axis).wait() + 1)
+        def one_too_many(parts: torch.Tensor, axis: Axis) -> CommHandle:
+            return CommHandle(reduce_scatter(parts, axis).wait() + 1)
 
         collective_timing.reduce_scatter = one_too_many
 
@@ -111,13 +111,13 @@ def test_a_wrong_sum_is_told_with_its_rank(tmp_path: Path) -> None:
 
 
 def _stops(number: signal.Signals, stopped: int, rank: int) -> None:
-    def measure(self: Wires, note: Any) -> list[float]:
+    def measure(self: CollectiveChecks, note: Any) -> list[float]:
         if rank == stopped:
             os.kill(os.getpid(), number)
         return original(self, note)
 
-    original = Wires.measure
-    connected.Wires.measure = measure  # type: ignore[method-assign]
+    original = CollectiveChecks.measure
+    connected.CollectiveChecks.measure = measure  # type: ignore[method-assign]
 
 
 def _stops_1(rank: int) -> None:

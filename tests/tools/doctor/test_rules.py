@@ -11,7 +11,7 @@ from tools.doctor.checks import State, judge_seen, judge_states
 from tools.doctor.facts import MISSING, NodeFacts, read_links
 from tools.doctor.rules import (
     Finding,
-    Names,
+    MemberNames,
     as_lines,
     judge_addresses,
     judge_calls,
@@ -23,8 +23,8 @@ from tools.doctor.rules import (
     odd_ones,
 )
 
-RANKS = Names(kind="rank", per_node=2, hosts=("a", "a", "b", "b"))
-NODES = Names(kind="node", hosts=("a", "b", "c"))
+RANKS = MemberNames(kind="rank", per_node=2, hosts=("a", "a", "b", "b"))
+NODES = MemberNames(kind="node", hosts=("a", "b", "c"))
 NODE = NodeFacts(host="a", ranks=8, interfaces=("lo", "eth0"), address="10.0.0.1")
 
 
@@ -38,8 +38,8 @@ def test_names() -> None:
     assert RANKS.one(3) == "rank 3 (node 1, b)"
     assert RANKS.many([3, 0, 1, 2]) == "ranks 0-3 (nodes 0-1, a, b)"
     assert NODES.many([0, 2]) == "nodes 0, 2 (a, c)"
-    assert Names(kind="node").one(4) == "node 4"
-    many = Names(kind="node", hosts=tuple(f"h{i}" for i in range(9)))
+    assert MemberNames(kind="node").one(4) == "node 4"
+    many = MemberNames(kind="node", hosts=tuple(f"h{i}" for i in range(9)))
     assert many.many(range(9)) == "nodes 0-8 (h0, h1, h2, h3, h4, h5, 3 more hosts)"
 
 
@@ -152,7 +152,7 @@ def test_slow_ranks() -> None:
     (found,) = judge_products([1.0, 1.0, 5.0, 1.0], RANKS)
     assert (found.warning, found.about) == (True, (2,))
     assert found.text.startswith("rank 2 (node 1, b) computed up to 5.0 x slower than the median rank")
-    five = Names(kind="rank", per_node=2, hosts=("a", "a", "b", "b", "c"))
+    five = MemberNames(kind="rank", per_node=2, hosts=("a", "a", "b", "b", "c"))
     (found,) = judge_products([1.0, 1.0, 1.0, 3.0, 5.0], five)
     assert found.about == (3, 4)
     assert "up to 5.0 x slower" in found.text  # the slower of the two
@@ -202,7 +202,7 @@ def test_links_between_gpus() -> None:
 
 def test_a_gpu_for_each_rank_may_be_asked_for() -> None:
     nodes = [NodeFacts(host=host, ranks=2, gpus=("H100",), address="10.0.0.1") for host in "ab"]
-    names = Names(kind="node", hosts=("a", "b"))
+    names = MemberNames(kind="node", hosts=("a", "b"))
     assert all(finding.warning for finding in judge_nodes(nodes, names))
     found = judge_nodes(nodes, names, gpu=True)
     assert [finding.text for finding in found] == [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.finetune.__main__ import TextRecipe, parse
+from tools.finetune.__main__ import TextConfig, parse
 from tools.finetune.config import read_recipe
 
 
@@ -21,9 +21,9 @@ def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs/finetuning.md").read_text(encoding="utf-8")
     (block,) = (part.split("```")[0] for part in page.split("```toml\n")[1:])
     (tmp_path / "my.toml").write_text(block, encoding="utf-8")
-    found = read_recipe(TextRecipe, tmp_path / "my.toml")
+    found = read_recipe(TextConfig, tmp_path / "my.toml")
     assert (found.model.start_from, found.run.seeds) == ("runs/minilm", (0,))
-    default = TextRecipe()
+    default = TextConfig()
     told = (default.run.epochs, default.run.batch, default.run.seeds, default.optimizer.lr, default.data.max_length)
     assert told == (3, 32, (0, 1, 2), 5e-5, 128), "as the page says"
 
@@ -45,4 +45,4 @@ def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:
 def test_a_bad_recipe_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(ValueError, match=rf"bad\.toml: .*{message}"):
-        read_recipe(TextRecipe, tmp_path / "bad.toml")
+        read_recipe(TextConfig, tmp_path / "bad.toml")

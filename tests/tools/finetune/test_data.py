@@ -10,7 +10,7 @@ import pytest
 from tensor3d import Cube
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
-from tools.finetune.__main__ import TextRecipe
+from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import RunSection
 from tools.finetune.data import Column, TextData, read_part, read_rows
 from tools.finetune.tasks import ClassifyTask, RegressTask
@@ -107,7 +107,7 @@ def test_what_is_too_long_is_cut_and_counted(tmp_path: Path, tokenizer: Tokenize
 
 
 def task(kind: type[ClassifyTask] | type[RegressTask], of: TextData, tokenizer: Tokenizer, metric: str = "") -> object:
-    return kind(of, TextRecipe(data=of, run=RunSection(metric=metric)), tokenizer, CUBE)
+    return kind(of, TextConfig(data=of, run=RunSection(metric=metric)), tokenizer, CUBE)
 
 
 def test_classes_are_those_of_train_sorted(tmp_path: Path, tokenizer: Tokenizer) -> None:

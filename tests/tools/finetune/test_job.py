@@ -14,7 +14,7 @@ from models.bert.tasks import BertForSequenceClassification
 from tensor3d import Cube
 from tensor3d.checkpoint import Checkpoints
 from tools.corpus.tokenizers import install_tokenizer
-from tools.finetune.__main__ import ClassifyCommand, RegressCommand, TextRecipe
+from tools.finetune.__main__ import ClassifyCommand, RegressCommand, TextConfig
 from tools.finetune.config import ModelSection
 from tools.finetune.data import TextData
 from tools.finetune.job import claim, release
@@ -29,7 +29,7 @@ def command(folder: Path, **model: str) -> ClassifyCommand:
     (folder / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
     data = TextData(train=str(folder / "train.tsv"), dev=str(folder / "dev.tsv"))
     section = ModelSection(**(model or {"vocab": str(folder / "vocab.txt")}))
-    return ClassifyCommand(recipe=Path("a.toml"), output=folder / "out", settings=TextRecipe(data=data, model=section))
+    return ClassifyCommand(recipe=Path("a.toml"), output=folder / "out", settings=TextConfig(data=data, model=section))
 
 
 def model_in(folder: Path, *steps: int) -> Path:

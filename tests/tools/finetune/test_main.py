@@ -187,7 +187,7 @@ def without_journal(recipe: Path, output: Path) -> int:
     def full(*arguments: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
-    seed_run.Journal = full  # type: ignore[assignment,misc]
+    seed_run.JsonlLogger = full  # type: ignore[assignment,misc]
     return trained((1, 1, 2, 1), recipe, output)
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from models.bert import BertConfig
-from models.bert.text_batches import lay_texts
+from models.bert.text_batches import collate_texts
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.tools.squad.small import PIECES, digit_questions, entry, squad, write, write_vocab
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
-from tools.finetune.__main__ import AnswerRecipe, main
+from tools.finetune.__main__ import AnswerConfig, main
 from tools.finetune.config import ModelSection, RunSection, read_recipe
 from tools.finetune.qa_task import AnswerData, AnswerTask
 from tools.squad import AnswerSettings
@@ -53,7 +53,7 @@ def task_of(folder: Path, cube: Cube, **data: Any) -> AnswerTask:
         question_length=8,
         **data,
     )
-    settings = AnswerRecipe(data=section, model=ModelSection(vocab="vocab.txt"), run=RunSection(tokens_per_rank=64))
+    settings = AnswerConfig(data=section, model=ModelSection(vocab="vocab.txt"), run=RunSection(tokens_per_rank=64))
     return AnswerTask(section, settings, WordPieceTokenizer(folder / "vocab.txt", lowercase=True), cube)
 
 
@@ -120,7 +120,7 @@ def steps_of(folder: Path, cube: Cube) -> tuple[list[float], dict[str, float]]:
     losses = []
     for step in range(3):
         examples = [task.train[(step * 5 + place) % len(task.train)] for place in range(7)]
-        loss = task.loss(model, lay_texts([example.text for example in examples], cube), examples, len(examples))
+        loss = task.loss(model, collate_texts([example.text for example in examples], cube), examples, len(examples))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -183,7 +183,7 @@ def check_the_found_threshold(task: AnswerTask, folder: Path, cube: Cube) -> Non
 
 @pytest.mark.parametrize("name", ["squad.toml", "squad-small.toml"])
 def test_the_shipped_recipes_are_those_of_the_paper(name: str) -> None:
-    found = read_recipe(AnswerRecipe, Path(__file__).parents[3] / "launch" / "recipes" / "finetune" / name)
+    found = read_recipe(AnswerConfig, Path(__file__).parents[3] / "launch" / "recipes" / "finetune" / name)
     assert found.data.settings(no_answer=False) == AnswerSettings()
     assert (found.data.max_train_questions > 0) == (name == "squad-small.toml")
 

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from models.bert import PRESETS, BertConfig
-from models.bert.cost_model.saved_activations import Load
+from models.bert.cost_model.saved_activations import MicroBatchShape
 from tensor3d import CubeShape
 from tools.plan.dry_run import Comparison, dry_beside_prediction, dry_step
-from tools.training.config import PrecisionRecipe
+from tools.training.config import PrecisionConfig
 
-BF16 = PrecisionRecipe(compute="bf16")
-NARROW = PrecisionRecipe(compute="bf16", reduce="bf16")
+BF16 = PrecisionConfig(compute="bf16")
+NARROW = PrecisionConfig(compute="bf16", reduce="bf16")
 ONE, BOX, TALL = CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(y=8)
 SLABS, FLAT, LARGE = CubeShape(x=8), CubeShape(x=4, y=2), CubeShape(x=4, y=4, z=4)
 TWINS = CubeShape(y=2, z=2, data=2)
@@ -49,10 +49,10 @@ def toy(**changes: Any) -> BertConfig:
     return BertConfig(**{**sizes, "dropout": 0.0, "attention_dropout": 0.0, **changes})
 
 
-def load_of(shape: CubeShape, lengths: tuple[int, ...] = (40, 24), packs: int = 3, masked: int = 10) -> Load:
+def load_of(shape: CubeShape, lengths: tuple[int, ...] = (40, 24), packs: int = 3, masked: int = 10) -> MicroBatchShape:
     """Packs full of sequences of these lengths, `packs` on each rank."""
     plane, multiple = packs * shape.z, math.lcm(shape.y, shape.z)
-    return Load(
+    return MicroBatchShape(
         rows=plane * sum(lengths),
         masked=-(-plane * masked // multiple) * multiple,
         first=-(-plane * len(lengths) // multiple) * multiple,
@@ -110,7 +110,7 @@ def test_nothing_is_left_behind() -> None:
     before = torch.get_rng_state(), sys.excepthook
     dry_step(toy(layers=1, dropout=0.1), BOX, load_of(BOX))
     with pytest.raises(ValueError, match=r"divide by y=2 and z=2\. Got shape \(5,\)"):  # in the middle of a step
-        dry_step(toy(), BOX, Load(rows=128, masked=5, first=2, lengths=(64,)))
+        dry_step(toy(), BOX, MicroBatchShape(rows=128, masked=5, first=2, lengths=(64,)))
     assert not dist.is_initialized()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert sys.excepthook is before[1]

@@ -12,13 +12,13 @@ import pytest
 from models.bert import PRESETS
 from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
-from tensor3d.cost_model.hardware import Fit, cluster_of
+from tensor3d.cost_model.hardware import LinkFit, cluster_of
 from tensor3d.cost_model.search import search
 from tools.plan.__main__ import PlanCommand, main
 from tools.plan.check import check, predicted
 from tools.plan.dry_run import Comparison
 from tools.plan.tables import _more, kind_of
-from tools.training.config import read_recipe
+from tools.training.config import read_config
 
 BASE = ["--model", "base", "--global-batch", "64"]
 
@@ -67,7 +67,7 @@ def test_a_measured_machine(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_on_one_node_says_nothing_of_more(tmp_path: Path) -> None:
-    fit = Fit(kind="all-gather", members=8, stride=1, latency=1e-6, seconds_per_byte=1e-11)
+    fit = LinkFit(kind="all-gather", members=8, stride=1, latency=1e-6, seconds_per_byte=1e-11)
     machine = dataclasses.replace(cluster_of("H100"), fits=(fit,))
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(machine.to_json()))
@@ -135,7 +135,7 @@ def test_a_wrong_formula_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_predicted_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     boxes = ["8x1x1", "1x8x1", "2x2x2", "4x2x1"]
-    recipe = read_recipe(Path("launch/recipes/quickstart.toml"))
+    recipe = read_config(Path("launch/recipes/quickstart.toml"))
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, heads=8))
     machine = cluster_of("V100-16GB", nodes=1, per_node=8, overlaps=False)
     (tmp_path / "machine.json").write_text(json.dumps(machine.to_json()))
@@ -161,7 +161,7 @@ def test_predicted_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_steps_measured_without_overlap_are_predicted_without_it() -> None:
-    recipe, shape = read_recipe(Path("launch/recipes/quickstart.toml")), CubeShape(x=2, y=2, z=2)
+    recipe, shape = read_config(Path("launch/recipes/quickstart.toml")), CubeShape(x=2, y=2, z=2)
     machine = cluster_of("V100-16GB", nodes=1, per_node=8)
     waiting = dataclasses.replace(recipe, speed=dataclasses.replace(recipe.speed, overlap=False))
     machine = dataclasses.replace(machine, launch=1e-9)  # else starting operators takes all of the time

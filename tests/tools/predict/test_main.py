@@ -18,7 +18,7 @@ import pytest
 
 from tests.tools.asked import LABELS, MASKED, QUESTIONS, TEXTS, write_models
 from tools.predict.__main__ import main
-from tools.predict.inputs import MOST_LINE, Lines
+from tools.predict.inputs import MOST_LINE, LineReader
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -220,7 +220,7 @@ def test_reading_is_never_far_ahead() -> None:
     os.set_blocking(into, False)
     line = b"x" * 99 + b"\n"
     with os.fdopen(out, "rb") as file:
-        lines = Lines(file, wait=0.01)
+        lines = LineReader(file, wait=0.01)
         written, quiet = 0, 0
         while quiet < 20:
             try:
@@ -242,7 +242,7 @@ def test_reading_is_never_far_ahead() -> None:
 def test_a_pause_gives_what_has_come() -> None:
     out, into = os.pipe()
     with os.fdopen(out, "rb") as file:
-        lines = Lines(file, wait=0.05)
+        lines = LineReader(file, wait=0.05)
         assert lines.take(100, idle=0.01) == []
         os.write(into, b"a\nb\nbegin")
         assert lines.take(100) == [b"a\n", b"b\n"]
@@ -257,7 +257,7 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "long"
     path.write_bytes(b"short\n" + b"x" * (MOST_LINE + (1 << 17)))
     with path.open("rb") as file:
-        lines = Lines(file, wait=0.1)
+        lines = LineReader(file, wait=0.1)
         assert lines.take(100) == [b"short\n"]
         with pytest.raises(ValueError, match="line 2: longer than 16 MiB"):
             lines.take(100)

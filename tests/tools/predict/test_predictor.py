@@ -26,7 +26,7 @@ from tools.predict.__main__ import main
 from tools.predict.inputs import Query
 from tools.predict.predictor import Predictor, _even
 from tools.predict.tasks import FillMask, Ready
-from tools.predict.text_encoder import Reader
+from tools.predict.text_encoder import TextEncoder
 
 Shape = tuple[int, int, int, int]
 
@@ -223,7 +223,7 @@ def test_a_text_goes_on_behind_a_mask(tmp_path: Path) -> None:
     )
     tokenizer = SentencePieceTokenizer(tmp_path / "tokenizer.model")
     model = BertForPreTraining(dataclasses.replace(CONFIG, vocab=tokenizer.vocab_size), Cube.single())
-    task = FillMask(model, Reader(tokenizer, 24))
+    task = FillMask(model, TextEncoder(tokenizer, 24))
     for text in ("a [MASK].", "(the [MASK])s", "[MASK][MASK], is", "a [MASK] set", "a [MASK]\u6f22 a", "set[MASK]s"):
         (found,) = task.ready([Query(where="", number=0, first=text)])
         assert isinstance(found, Ready)

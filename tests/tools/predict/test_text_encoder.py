@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.corpus.tokenizers import Tokenizer, install_tokenizer
-from tools.predict.text_encoder import Reader
+from tools.predict.text_encoder import TextEncoder
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
 CLS, SEP = 2, 3
@@ -23,7 +23,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def test_texts_and_pairs(tokenizer: Tokenizer) -> None:
-    reader = Reader(tokenizer, 9)
+    reader = TextEncoder(tokenizer, 9)
     (single,) = reader.texts(["a b"])
     assert single.ids.tolist() == [CLS, 5, 6, SEP]
     assert single.types.tolist() == [0, 0, 0, 0]
@@ -47,25 +47,25 @@ def test_texts_and_pairs(tokenizer: Tokenizer) -> None:
 def test_what_is_too_long_loses_its_end(
     tokenizer: Tokenizer, first: str, second: str | None, kept: tuple[str, str | None] | None
 ) -> None:
-    reader = Reader(tokenizer, 9)
+    reader = TextEncoder(tokenizer, 9)
     if kept is None:  # the second one is empty
         with pytest.raises(ValueError, match=r"text \b0\b.*''"):
             reader.texts([first], [second or ""])
         return
     (text,) = reader.texts([first], None if second is None else [second])
-    (wanted,) = Reader(tokenizer, 99).texts([kept[0]], None if kept[1] is None else [kept[1]])
+    (wanted,) = TextEncoder(tokenizer, 99).texts([kept[0]], None if kept[1] is None else [kept[1]])
     assert text.ids.tolist() == wanted.ids.tolist()
     assert text.types.tolist() == wanted.types.tolist()
     assert reader.truncated == 1
 
 
 def test_an_odd_room_goes_to_the_first_of_two_that_are_equal(tokenizer: Tokenizer) -> None:
-    (text,) = Reader(tokenizer, 8).texts(["a b c d"], ["e f g h"])
+    (text,) = TextEncoder(tokenizer, 8).texts(["a b c d"], ["e f g h"])
     assert text.ids.tolist() == [CLS, 5, 6, 7, SEP, 9, 10, SEP]
 
 
 def test_or_it_is_refused(tokenizer: Tokenizer) -> None:
-    reader = Reader(tokenizer, 6, "refuse")
+    reader = TextEncoder(tokenizer, 6, "refuse")
     with pytest.raises(ValueError, match=r"text \b1\b has \b7\b.*6"):
         reader.texts(["a b c d", "a b c d e"])
     with pytest.raises(ValueError, match=r"text \b0\b has \b8\b"):
@@ -74,6 +74,6 @@ def test_or_it_is_refused(tokenizer: Tokenizer) -> None:
 
 def test_bad_input(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=r"text \b1\b.*' '"):
-        Reader(tokenizer, 9).texts(["a", " "])
+        TextEncoder(tokenizer, 9).texts(["a", " "])
     with pytest.raises(ValueError, match=r"max_length.*5.*4"):
-        Reader(tokenizer, 4)
+        TextEncoder(tokenizer, 4)

@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 
 from tools.training import config_docs
-from tools.training.config import DataRecipe, ModelRecipe, Recipe, from_table, read_recipe
+from tools.training.config import DataConfig, ModelConfig, TrainConfig, from_table, read_config
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,14 +23,14 @@ SHIPPED = sorted(LAUNCH.glob("*.toml"))
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_recipes_are_valid(path: Path) -> None:
-    assert read_recipe(path).run.steps >= 1
+    assert read_config(path).run.steps >= 1
 
 
 def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text("[optimizer]\nlr = 1\n[run]\nsteps = 7\n")
-    recipe = read_recipe(path)
-    assert (recipe.optimizer.lr, recipe.run.steps, recipe.data) == (1.0, 7, Recipe().data)
+    recipe = read_config(path)
+    assert (recipe.optimizer.lr, recipe.run.steps, recipe.data) == (1.0, 7, TrainConfig().data)
     assert isinstance(recipe.optimizer.lr, float)
 
 
@@ -85,25 +85,25 @@ def test_a_bad_recipe_is_named_with_its_key(tmp_path: Path, text: str, message: 
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as problem:
-        read_recipe(path)
+        read_config(path)
     assert "bad.toml" in str(problem.value)
 
 
 def test_positions_are_as_many_as_asked_for_or_needed() -> None:
-    data = DataRecipe(max_length=64)
-    assert ModelRecipe().config(data).positions == 64
-    assert ModelRecipe(positions=512).config(data).positions == 512
+    data = DataConfig(max_length=64)
+    assert ModelConfig().config(data).positions == 64
+    assert ModelConfig(positions=512).config(data).positions == 512
 
 
 def test_what_a_recipe_resolves_to_can_be_read_again() -> None:
     for path in SHIPPED:
-        recipe = read_recipe(path)
-        assert from_table(Recipe, recipe.to_dict()) == recipe
+        recipe = read_config(path)
+        assert from_table(TrainConfig, recipe.to_dict()) == recipe
 
 
 def test_bert_large_has_the_numbers_of_nvidia() -> None:
     """Of the two phases of DeepLearningExamples, in NVIDIA's units: shares and sequences."""
-    one, two = (read_recipe(LAUNCH / f"bert-large-phase{phase}.toml") for phase in (1, 2))
+    one, two = (read_config(LAUNCH / f"bert-large-phase{phase}.toml") for phase in (1, 2))
     assert [(r.data.max_length, r.run.steps, r.optimizer.lr, r.optimizer.warmup) for r in (one, two)] == [
         (128, 7038, 6e-3, 0.2843),
         (512, 1563, 4e-3, 0.128),
@@ -123,7 +123,7 @@ def test_bert_large_has_the_numbers_of_nvidia() -> None:
 @pytest.mark.parametrize("name", ["bert-large", "bert-base", "tiny"])
 def test_phase_2_can_follow_phase_1(name: str) -> None:
     """The same model, text and tokenizer; longer sequences, and a table that has not shrunk."""
-    one, two = (read_recipe(LAUNCH / f"{name}-phase{phase}.toml") for phase in (1, 2))
+    one, two = (read_config(LAUNCH / f"{name}-phase{phase}.toml") for phase in (1, 2))
     assert two.data.max_length > one.data.max_length
     assert two.model.config(two.data).positions >= one.model.config(one.data).positions
     assert replace(two.model, positions=None) == replace(one.model, positions=None)
@@ -146,7 +146,7 @@ def test_the_tiny_phases_have_the_structure_of_the_large_ones() -> None:
 def test_every_key_is_explained_in_the_document() -> None:
     text = config_docs.DOCUMENT.read_text()
     assert text == config_docs.with_tables(text), "run python -m tools.training.config_docs"
-    for section in get_type_hints(Recipe).values():
+    for section in get_type_hints(TrainConfig).values():
         said = config_docs.meanings(section)
         for key in fields(section):
             assert said[key.name].endswith((".", '}".')), f"{section.__name__}.{key.name} needs a sentence under it"
@@ -161,4 +161,4 @@ def test_every_shipped_recipe_is_in_the_document() -> None:
 
 def test_a_missing_recipe() -> None:
     with pytest.raises(ValueError, match=r"nowhere.toml does not exist"):
-        read_recipe(Path("nowhere.toml"))
+        read_config(Path("nowhere.toml"))

@@ -15,15 +15,15 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d import Cube
-from tensor3d.distributed.object_collectives import check_equal, on_every_rank
+from tensor3d.distributed.object_collectives import check_same_on_all_ranks, run_on_all_ranks
 from tensor3d.packing import PLANNERS, fingerprint_of, save_plan
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import Recipe, read_recipe
-from tools.training.data import Feed, pretraining_data, training_source
+from tools.training.config import TrainConfig, read_config
+from tools.training.data import TrainData, pretraining_data, training_source
 
 QUIET = ["--model.dropout", "0", "--model.attention-dropout", "0", "--run.steps", "4"]
 
@@ -45,12 +45,12 @@ def test_every_packing_trains(recipe: Path, tmp_path: Path, packing: str) -> Non
     assert len(losses(tmp_path / "run", "evaluation/loss")) == 1
 
 
-def feed(recipe: Path, **changes: dict[str, Any]) -> Feed:
+def feed(recipe: Path, **changes: dict[str, Any]) -> TrainData:
     """The data of one process, from the corpus beside the recipe."""
-    settings: Recipe = read_recipe(recipe)
+    settings: TrainConfig = read_config(recipe)
     for section, values in changes.items():
         settings = dataclasses.replace(settings, **{section: dataclasses.replace(getattr(settings, section), **values)})
-    return Feed.of_corpus(settings, Cube.single(), open_corpus(recipe.parent / "corpus"))
+    return TrainData.of_corpus(settings, Cube.single(), open_corpus(recipe.parent / "corpus"))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def _exchanging(recipe: Path, corpora: list[Path], output: Path, more: list[str]
 def corpora(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A corpus of four shards, whole, and two folders with half of its shards each."""
     folder = tmp_path_factory.mktemp("corpora")
-    data = read_recipe(recipe).data
+    data = read_config(recipe).data
     prepare(data.source, folder / "whole", vocab_size=data.vocab_size, held_out=data.held_out, shards=4)
     for half in range(2):
         shutil.copytree(folder / "whole", folder / f"{half}")
@@ -163,7 +163,7 @@ def test_ranks_that_plan_differently_do_not_begin(recipe: Path, corpora: list[Pa
     """One rank reads a plan for which the others would have made a better one."""
     more = [*QUIET, *SHARDED, "--data.capacity", "96"]
     plans = [tmp_path / "none", tmp_path / "worse"]
-    settings = read_recipe(recipe)
+    settings = read_config(recipe)
     worse = dataclasses.replace(
         settings, data=dataclasses.replace(settings.data, capacity=96, shards=4, plans=str(plans[1]))
     )
@@ -218,9 +218,9 @@ def _disagreeing() -> list[str]:
             raise ValueError(f"no disk {cube.rank}")
 
     with pytest.raises(ValueError, match="differs") as differ:
-        check_equal(cube, "the plan", "ab" if cube.rank == 1 else "cd")
+        check_same_on_all_ranks(cube, "the plan", "ab" if cube.rank == 1 else "cd")
     with pytest.raises(ValueError, match="no disk") as failed:
-        on_every_rank(cube, fails)
+        run_on_all_ranks(cube, fails)
     return [str(differ.value), str(failed.value)]
 
 

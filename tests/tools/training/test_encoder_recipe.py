@@ -13,7 +13,7 @@ from tensor3d import CubeShape
 from tests.tools.runs import arguments, losses
 from tools import pretrain
 from tools.training import estimate
-from tools.training.config import DataRecipe, ModelRecipe, Recipe, read_recipe
+from tools.training.config import DataConfig, ModelConfig, TrainConfig, read_config
 from tools.training.estimate import expect, report
 from tools.training.resume import check_resume, check_start
 
@@ -21,9 +21,9 @@ MODERN = ["--model.encoder", "modern", "--model.layers", "3", "--model.window", 
 
 
 def test_a_recipe_resolves_to_its_encoder() -> None:
-    config = ModelRecipe(encoder="modern", window=33, global_every=4, rotary_base=160_000.0).config(DataRecipe())
+    config = ModelConfig(encoder="modern", window=33, global_every=4, rotary_base=160_000.0).config(DataConfig())
     assert (config.encoder, config.window, config.global_every, config.rotary_base) == ("modern", 33, 4, 160_000.0)
-    assert ModelRecipe().config(DataRecipe()).encoder == "classic"
+    assert ModelConfig().config(DataConfig()).encoder == "classic"
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_a_recipe_resolves_to_its_encoder() -> None:
 )
 def test_a_recipe_refuses_options_of_the_other_encoder(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Recipe(model=ModelRecipe(**model))
+        TrainConfig(model=ModelConfig(**model))
 
 
 def test_the_dry_run_tells_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "_SECONDS", 0.01)
-    recipe = Recipe(model=ModelRecipe(encoder="modern", preset="mini", window=33))
+    recipe = TrainConfig(model=ModelConfig(encoder="modern", preset="mini", window=33))
     text, whole = report(recipe, CubeShape(x=2, y=2, z=2)), replace(recipe, model=replace(recipe.model, window=None))
     assert "modern: rotary positions, GeGLU, LayerNorm before each block, no bias; 2 of 4 layers see less" in text
     assert ", positions" not in text
@@ -62,7 +62,7 @@ def test_it_trains_from_the_command_line(recipe: Path, tmp_path: Path) -> None:
     assert logged[6] < logged[1]
 
 
-def _checkpoint_of(recipe: Recipe) -> dict[str, Any]:
+def _checkpoint_of(recipe: TrainConfig) -> dict[str, Any]:
     return {"recipe": recipe.to_dict(), "corpus": "same", "tokenizer": None, "step": 3}
 
 
@@ -81,7 +81,7 @@ class _Corpus:
     ],
 )
 def test_a_checkpoint_knows_its_encoder(changes: dict[str, Any], what: str) -> None:
-    before = Recipe(model=ModelRecipe(encoder="modern", window=9))
+    before = TrainConfig(model=ModelConfig(encoder="modern", window=9))
     now, corpus = replace(before, model=replace(before.model, **changes)), _Corpus()
     check_resume(_checkpoint_of(before), before, corpus)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"was trained with model.{what}"):
@@ -91,7 +91,7 @@ def test_a_checkpoint_knows_its_encoder(changes: dict[str, Any], what: str) -> N
 
 
 def test_a_checkpoint_older_than_these_keys_is_of_the_classic_encoder(recipe: Path) -> None:
-    now = read_recipe(recipe)
+    now = read_config(recipe)
     old = _checkpoint_of(now)
     for name in ("encoder", "window", "global_every", "rotary_base"):
         del old["recipe"]["model"][name]

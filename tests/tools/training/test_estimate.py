@@ -13,14 +13,22 @@ import torch
 from models.bert.cost_model.comm_volume import step_traffic
 from models.bert.cost_model.param_shapes import parameters
 from tensor3d import Cube, CubeShape
-from tensor3d.cost_model.comm_volume import Wire
+from tensor3d.cost_model.comm_volume import CommModel
 from tools import pretrain
 from tools.corpus.quick.corpus_info import CorpusInfo
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
 from tools.training import estimate
-from tools.training.config import BatchRecipe, DataRecipe, PrecisionRecipe, Recipe, RunRecipe, SpeedRecipe, read_recipe
-from tools.training.data import Feed
+from tools.training.config import (
+    BatchConfig,
+    DataConfig,
+    PrecisionConfig,
+    RunConfig,
+    SpeedConfig,
+    TrainConfig,
+    read_config,
+)
+from tools.training.data import TrainData
 from tools.training.estimate import (
     SHARE_OF_MEASURED,
     SHARE_OF_PEAK,
@@ -64,7 +72,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 @pytest.mark.parametrize("shape", [ONE, EIGHT], ids=str)
 def test_every_shipped_recipe_can_be_told_beforehand(path: Path, shape: CubeShape) -> None:
-    text = report(read_recipe(path), shape)
+    text = report(read_config(path), shape)
     for title in ("model and cube:", "a step:", "memory of rank 0", "received by rank 0 in a step:", "the run:"):
         assert f"\n{title}" in text
     assert max(map(len, text.splitlines())) <= 132
@@ -73,7 +81,7 @@ def test_every_shipped_recipe_can_be_told_beforehand(path: Path, shape: CubeShap
 
 
 def test_bert_large_on_32_gpus() -> None:
-    recipe = read_recipe(RECIPES / "bert-large-phase2.toml")
+    recipe = read_config(RECIPES / "bert-large-phase2.toml")
     recipe = replace(recipe, run=replace(recipe.run, peak_tflops=312.0))
     text = report(recipe, MANY)
     assert "336,226,108 (336.2 M)" in text
@@ -92,14 +100,14 @@ def test_bert_large_on_32_gpus() -> None:
 
 def test_steps_are_laid_out_as_the_run_lays_them_out(recipe: Path, tmp_path: Path) -> None:
     """Against the loader's own batches, on one device: packs, micro-batches, slots."""
-    settings = read_recipe(recipe)
+    settings = read_config(recipe)
     prepare(settings.data.source, tmp_path / "corpus", vocab_size=67, held_out=0.1)
     corpus = open_corpus(tmp_path / "corpus")
     for masked in (None, 9):
         data = replace(settings.data, masked_per_pack=masked)
-        changed = replace(settings, data=data, batch=BatchRecipe(global_batch=8, packs_per_rank=2))
+        changed = replace(settings, data=data, batch=BatchConfig(global_batch=8, packs_per_rank=2))
         expected = expect(changed, ONE, corpus.info)
-        with Feed.of_corpus(changed, Cube.single(), corpus) as feed, feed.loader(0, 1) as loader:
+        with TrainData.of_corpus(changed, Cube.single(), corpus) as feed, feed.loader(0, 1) as loader:
             step = next(iter(loader))
         assert len(step.batches) == expected.micro_batches == 4
         assert feed.global_batch == expected.packs
@@ -111,25 +119,25 @@ def test_steps_are_laid_out_as_the_run_lays_them_out(recipe: Path, tmp_path: Pat
 @pytest.mark.parametrize("name", ["quickstart", "tiny-phase2"])
 def test_contents_of_packs_are_nearly_those_of_the_embedded_corpus(name: str) -> None:
     """As counted once over all packs of epoch 0."""
-    recipe = read_recipe(RECIPES / f"{name}.toml")
+    recipe = read_config(RECIPES / f"{name}.toml")
     counted = {"quickstart": (112.9, 1.120), "tiny-phase2": (199.5, 1.280)}[name]
     contents = expected_contents(recipe.data, EMBEDDED)
     assert (contents.mean_length, contents.packing_factor) == pytest.approx(counted, rel=0.1)
 
 
 def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:
-    recipe = read_recipe(RECIPES / "tiny-phase1.toml")
-    recipe = replace(recipe, batch=BatchRecipe(global_batch=24, packs_per_rank=1))
+    recipe = read_config(RECIPES / "tiny-phase1.toml")
+    recipe = replace(recipe, batch=BatchConfig(global_batch=24, packs_per_rank=1))
     expected = expect(recipe, EIGHT)
     assert expected.micro_batches == 6
     load, matrices = expected.load, sum(len(p.shape) > 1 for p in parameters(expected.config))
-    wire = Wire(shape=EIGHT, compute=2)
+    wire = CommModel(shape=EIGHT, compute=2)
     slots = (load.rows, load.masked, load.first)
     assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, norm=2, lamb=matrices)
 
 
 def test_padded_packs_hold_one_sequence() -> None:
-    contents = expected_contents(DataRecipe(packing="padded", capacity=256), None)
+    contents = expected_contents(DataConfig(packing="padded", capacity=256), None)
     assert contents.packing_factor == 1.0
     assert contents.fill == pytest.approx(0.47, abs=0.02)
 
@@ -139,26 +147,26 @@ def test_padded_packs_hold_one_sequence() -> None:
     [
         ({}, CubeShape(y=4), r"heads must divide by y=4. Got 2"),
         ({}, CubeShape(x=3), r"batch of 16.*data=1.*x=3"),
-        ({"batch": BatchRecipe(global_batch=2)}, EIGHT, r"a global batch of 2 packs does not divide"),
-        ({"data": DataRecipe(capacity=129)}, CubeShape(y=2), r"do not divide by y=2"),
+        ({"batch": BatchConfig(global_batch=2)}, EIGHT, r"a global batch of 2 packs does not divide"),
+        ({"data": DataConfig(capacity=129)}, CubeShape(y=2), r"do not divide by y=2"),
     ],
 )
 def test_what_does_not_divide_is_refused(changes: dict[str, object], cube: CubeShape, message: str) -> None:
-    batch = BatchRecipe(global_batch=16, packs_per_rank=1)
-    recipe = replace(Recipe(batch=batch), **changes)  # type: ignore[arg-type]
+    batch = BatchConfig(global_batch=16, packs_per_rank=1)
+    recipe = replace(TrainConfig(batch=batch), **changes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         report(recipe, cube)
 
 
 def test_a_batch_in_sequences_says_whether_it_is_sure_to_divide() -> None:
-    batch = BatchRecipe(global_batch=100, packing_rule="sequences", packs_per_rank=2, multiple_of=8)
-    assert "Unknown until packing" not in report(Recipe(batch=batch), EIGHT)
-    text = report(Recipe(batch=replace(batch, multiple_of=6)), EIGHT)
+    batch = BatchConfig(global_batch=100, packing_rule="sequences", packs_per_rank=2, multiple_of=8)
+    assert "Unknown until packing" not in report(TrainConfig(batch=batch), EIGHT)
+    text = report(TrainConfig(batch=replace(batch, multiple_of=6)), EIGHT)
     assert "surely do with batch.multiple_of = 8" in text
 
 
 def test_more_is_computed_than_the_model_asks_for_where_it_is_computed_again() -> None:
-    plain = Recipe()
+    plain = TrainConfig()
     layer = replace(plain, model=replace(plain.model, recompute="layer"))
     some = replace(plain, model=replace(plain.model, recompute="attention"))
     assert expect(plain, ONE).hardware_flops == expect(plain, ONE).flops == expect(layer, ONE).flops
@@ -169,17 +177,17 @@ def test_more_is_computed_than_the_model_asks_for_where_it_is_computed_again() -
 
 def test_what_is_computed_again_is_what_the_layers_compute() -> None:
     """Of a last layer that computes the read rows alone, no more than a third of what it costs."""
-    plain = Recipe(speed=SpeedRecipe(read_rows_only=True))
+    plain = TrainConfig(speed=SpeedConfig(read_rows_only=True))
     for recompute in ("layer", "attention"):
         again = replace(plain, model=replace(plain.model, recompute=recompute, layers=1))
-        expected, every = expect(again, ONE), expect(replace(again, speed=SpeedRecipe()), ONE)
+        expected, every = expect(again, ONE), expect(replace(again, speed=SpeedConfig()), ONE)
         assert expected.flops < expected.hardware_flops < 4 / 3 * expected.flops
         assert expected.hardware_flops - expected.flops < every.hardware_flops - every.flops
 
 
 def test_figures_of_memory_promise_what_they_hold() -> None:
     def told(changes: dict[str, Any], shape: CubeShape = ONE) -> str:
-        return report(Recipe(speed=SpeedRecipe(**changes)), shape)
+        return report(TrainConfig(speed=SpeedConfig(**changes)), shape)
 
     exact = "traffic, and what is kept for packs of the longest sequences."
     assert exact in told({})
@@ -206,15 +214,15 @@ def test_figures_of_memory_promise_what_they_hold() -> None:
 
 
 def test_the_speed_is_stated_with_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = expected_speed(RunRecipe(peak_tflops=100.0), PrecisionRecipe(compute="bf16"), 4)
+    given = expected_speed(RunConfig(peak_tflops=100.0), PrecisionConfig(compute="bf16"), 4)
     assert given.flops == pytest.approx(SHARE_OF_PEAK * 4 * 100e12)
     monkeypatch.setattr(estimate, "measured_flops", lambda dtype: 3e9)
     monkeypatch.setattr(estimate, "_known_peak", lambda precision: None)
-    here = expected_speed(RunRecipe(), PrecisionRecipe(), 4)
+    here = expected_speed(RunConfig(), PrecisionConfig(), 4)
     assert here.flops == pytest.approx(SHARE_OF_MEASURED * 3e9), "ranks of one machine share it"
     assert "50% of 3 GFLOP/s, measured for a product in fp32" in here.words
     monkeypatch.setattr(estimate, "_known_peak", lambda precision: ("NVIDIA H100", 989e12))
-    known = expected_speed(RunRecipe(), PrecisionRecipe(compute="bf16"), 2)
+    known = expected_speed(RunConfig(), PrecisionConfig(compute="bf16"), 2)
     assert known.flops == pytest.approx(SHARE_OF_PEAK * 2 * 989e12)
     assert "989.0 TFLOP/s in bf16 (this machine's NVIDIA H100)" in known.words
 
@@ -257,7 +265,7 @@ def test_a_system_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(os, "sysconf", unknown)
     monkeypatch.setattr(estimate.torch.cuda, "is_available", lambda: False)
-    assert "there is" not in report(Recipe(), ONE)
+    assert "there is" not in report(TrainConfig(), ONE)
 
 
 def test_a_product_of_n_rows_takes_twice_the_cube_of_n(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from tensor3d import Cube, Linear3D, local
 from tensor3d.optim.clip_grad import clip_gradients
 from tests.ranks import run_ranks
-from tools.training.loss_monitor import LossWatch, first_non_finite
+from tools.training.loss_monitor import LossSpikeDetector, first_non_finite
 
 # Which tensor is not finite
 
@@ -101,7 +101,7 @@ def training(steps: int, seed: int, noise: float = 0.15) -> list[float]:
 
 
 def spikes(losses: list[float], window: int = 100, factor: float = 10.0) -> list[int]:
-    watch = LossWatch(window, factor)
+    watch = LossSpikeDetector(window, factor)
     return [step for step, loss in enumerate(losses) if watch.update(step, loss) is not None]
 
 
@@ -122,7 +122,7 @@ def test_a_second_jump_after_the_loss_has_come_back() -> None:
     for at in (200, 210, 400):
         losses[at] = 9.0
     assert spikes(losses) == [200, 210, 400]
-    watch = LossWatch(100, 10.0)
+    watch = LossSpikeDetector(100, 10.0)
     told = [watch.update(step, loss) for step, loss in enumerate(losses)]
     assert told[200] == (
         "step 200: the loss jumped to 9, from 2.02 usual in the 100 steps before (346 times its usual deviation)"
@@ -153,4 +153,4 @@ def test_switched_off() -> None:
 @pytest.mark.parametrize(("window", "factor"), [(2, 1.0), (10, -1.0), (10, math.nan), (10, math.inf)])
 def test_numbers_out_of_range_are_refused(window: int, factor: float) -> None:
     with pytest.raises(ValueError, match="Got"):
-        LossWatch(window, factor)
+        LossSpikeDetector(window, factor)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.training.config import OptimizerRecipe
+from tools.training.config import OptimizerConfig
 from tools.training.mlperf_log import MLPerfLog, settings
 
 TOKEN = ":::MLLOG "
@@ -33,7 +33,7 @@ REQUIRED = {
 
 def of_recipe(**changes: Any) -> dict[str, Any]:
     return settings(
-        OptimizerRecipe(**changes),
+        OptimizerConfig(**changes),
         betas=(0.81, 0.99),
         seed=7,
         steps=200,

@@ -20,7 +20,7 @@ from tests.ranks import run_ranks
 from tests.tools.runs import on_rank
 from tools import pretrain
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import Recipe, from_table, read_recipe
+from tools.training.config import TrainConfig, from_table, read_config
 from tools.training.resume import check_start
 
 RECIPES = Path(__file__).parents[3] / "launch" / "recipes"
@@ -70,7 +70,7 @@ def logged(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "step"]
 
 
-def state_of(recipe: Recipe, folder: Path | None) -> State:
+def state_of(recipe: TrainConfig, folder: Path | None) -> State:
     """Weights and optimiser state by parameter: of a checkpoint, or as they begin."""
     cube = Cube.single()
     cube.manual_seed(recipe.run.seed)
@@ -81,8 +81,8 @@ def state_of(recipe: Recipe, folder: Path | None) -> State:
     return {name: {"weight": p.detach(), **optimizer.state[p]} for name, p in model.named_parameters()}
 
 
-def resolved(run: Path) -> Recipe:
-    return from_table(Recipe, json.loads((run / "run.json").read_text())["recipe"])
+def resolved(run: Path) -> TrainConfig:
+    return from_table(TrainConfig, json.loads((run / "run.json").read_text())["recipe"])
 
 
 def newest(run: Path) -> Path:
@@ -116,7 +116,7 @@ def test_phase_2_has_a_schedule_and_data_of_its_own(first: Path, corpus: Path, s
     run = corpus.parent / "second"
     more = ("--run.steps", "5", "--start-from", str(first))
     assert pretrain.main(command(SECOND, run, corpus, *short, *more)) == 0
-    steps, peak = logged(run), read_recipe(SECOND).optimizer.lr
+    steps, peak = logged(run), read_config(SECOND).optimizer.lr
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
     # One step of warm-up to the peak, then the root of what is left.
     rates = [step["learning_rate"] for step in steps]

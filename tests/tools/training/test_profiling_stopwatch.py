@@ -9,7 +9,7 @@ import torch
 
 from tensor3d import Cube, Linear3D
 from tests.ranks import run_ranks
-from tools.training.profiling import Lap, Phase, Stopwatch
+from tools.training.profiling import Phase, PhaseTimer, StepTimes
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ class Moment:
 
 def test_phases_that_alternate_are_added_up() -> None:
     clock = Clock()
-    watch = Stopwatch(CPU, now=clock.now)
+    watch = PhaseTimer(CPU, now=clock.now)
     watch.begin()
     for phase, milliseconds in (
         ("data", 5),
@@ -60,7 +60,7 @@ def test_phases_that_alternate_are_added_up() -> None:
 
 def test_the_sum_of_gradients_interrupts_the_backward_pass() -> None:
     clock = Clock()
-    watch = Stopwatch(CPU, now=clock.now)
+    watch = PhaseTimer(CPU, now=clock.now)
     watch.begin()
     watch.mark("backward")
     clock.at += 10
@@ -73,7 +73,7 @@ def test_the_sum_of_gradients_interrupts_the_backward_pass() -> None:
 
 def test_outside_of_a_lap_nothing_is_noted() -> None:
     clock = Clock()
-    watch = Stopwatch(CPU, now=clock.now)
+    watch = PhaseTimer(CPU, now=clock.now)
     watch.mark("forward")
     watch.observe("sum")
     watch.observe("summed")
@@ -88,8 +88,8 @@ def test_outside_of_a_lap_nothing_is_noted() -> None:
 
 def test_laps_do_not_disturb_one_another() -> None:
     clock = Clock()
-    watch = Stopwatch(CPU, now=clock.now)
-    laps: list[Lap] = []
+    watch = PhaseTimer(CPU, now=clock.now)
+    laps: list[StepTimes] = []
     for milliseconds in (1, 2, 3):
         watch.begin()
         watch.mark("forward")
@@ -99,7 +99,7 @@ def test_laps_do_not_disturb_one_another() -> None:
 
 
 def test_real_time_on_the_cpu() -> None:
-    watch = Stopwatch(CPU)
+    watch = PhaseTimer(CPU)
     watch.begin()
     watch.mark("data")
     time.sleep(0.02)
@@ -114,7 +114,7 @@ def _observed() -> dict[Phase, float]:
     cube = Cube(2, 1, 1)
     cube.manual_seed(0)
     layer = Linear3D(8, 8, cube, face="z")
-    watch = Stopwatch(cube.device)
+    watch = PhaseTimer(cube.device)
     cube.ledger.observer = watch.observe
     layer(torch.ones(4, 8)).sum().backward()  # outside of a lap
     watch.begin()

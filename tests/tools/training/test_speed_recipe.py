@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from tensor3d import Attention3D, Cube
-from tensor3d.data import Step
+from tensor3d.data import TrainBatch
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses
 from tools import pretrain
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import ModelRecipe, Recipe, SpeedRecipe, read_recipe
-from tools.training.data import Feed
+from tools.training.config import ModelConfig, SpeedConfig, TrainConfig, read_config
+from tools.training.data import TrainData
 from tools.training.estimate import expect
 from tools.training.factory import asked_of_attention
 from tools.training.trainer import Trainer
@@ -29,24 +29,24 @@ QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention
 @pytest.fixture(scope="module")
 def corpus(recipe: Path) -> Path:
     folder = recipe.parent / "corpus"
-    data = read_recipe(recipe).data
+    data = read_config(recipe).data
     prepare(data.source, folder, vocab_size=data.vocab_size, held_out=data.held_out, seed=0)
     return folder
 
 
-def _without_dropout(recipe: Path, **speed: Any) -> Recipe:
-    settings = read_recipe(recipe)
+def _without_dropout(recipe: Path, **speed: Any) -> TrainConfig:
+    settings = read_config(recipe)
     model = dataclasses.replace(settings.model, layers=2, dropout=0.0, attention_dropout=0.0)
-    return dataclasses.replace(settings, model=model, speed=SpeedRecipe(**speed))
+    return dataclasses.replace(settings, model=model, speed=SpeedConfig(**speed))
 
 
 # --- what they reach -----------------------------------------------------------------------------------------------
 
 
-def _trained(recipe: Recipe, corpus: Path) -> tuple[Trainer, list[Step], list[float]]:
+def _trained(recipe: TrainConfig, corpus: Path) -> tuple[Trainer, list[TrainBatch], list[float]]:
     """A trainer, its steps' batches and losses: two steps on one process, and an evaluation."""
     cube, loaded, seen = Cube.single(), open_corpus(corpus), []
-    with Feed.of_corpus(recipe, cube, loaded) as feed:
+    with TrainData.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
         with feed.loader(0, 2) as loader:
             seen = list(loader)
@@ -75,7 +75,7 @@ def test_each_switch_reaches_model_cube_and_batches(
         {"read_rows_only": True},
     ):
         compiled.clear()
-        switches = SpeedRecipe(**changed)
+        switches = SpeedConfig(**changed)
         trainer, steps, found = _trained(_without_dropout(recipe, **changed), corpus)
         assert found == pytest.approx(wanted, rel=1e-5), changed
         layers = [module for module in trainer.model.modules() if isinstance(module, Attention3D)]
@@ -90,14 +90,14 @@ def test_each_switch_reaches_model_cube_and_batches(
             assert all((batch.read is not None) == switches.read_rows_only for batch in step.batches)
 
 
-def _received(recipe: Recipe, corpus: Path) -> tuple[int, int, int]:
+def _received(recipe: TrainConfig, corpus: Path) -> tuple[int, int, int]:
     cube, loaded = Cube(1, 2, 1), open_corpus(corpus)
-    with Feed.of_corpus(recipe, cube, loaded) as feed:
+    with TrainData.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
         with feed.loader(0, 1) as loader:
             (metrics,) = trainer.steps(loader)
     few = expect(recipe, cube.shape, loaded.info)
-    all_rows = expect(dataclasses.replace(recipe, speed=SpeedRecipe()), cube.shape, loaded.info)
+    all_rows = expect(dataclasses.replace(recipe, speed=SpeedConfig()), cube.shape, loaded.info)
     return metrics.bytes_received, few.traffic.total(), all_rows.traffic.total()
 
 
@@ -165,7 +165,7 @@ def test_a_missing_compiler_is_told_before_anything_is_made(
     def missing(compiled: bool, device: torch.device) -> None:
         raise ValueError(f"compile={compiled} needs a compiler for {device.type}")
 
-    monkeypatch.setattr("tools.training.factory.Regions", missing)
+    monkeypatch.setattr("tools.training.factory.CompiledRegions", missing)
     call = [str(recipe), "--corpus", str(tmp_path / "corpus"), "--cube", "1x2x1", "--compile"]
     for how in ([], ["--dry-run"]):
         assert pretrain.main([*call, *how]) == 2
@@ -175,8 +175,8 @@ def test_a_missing_compiler_is_told_before_anything_is_made(
 
 def test_what_the_layers_ask_of_attention() -> None:
     """Local layers see a window unless it holds the whole pack; the last layer alone asks for some rows."""
-    model = ModelRecipe(encoder="modern", layers=5, window=64, heads=2, attention_dropout=0.0)
-    recipe = Recipe(model=model, speed=SpeedRecipe(read_rows_only=True))
+    model = ModelConfig(encoder="modern", layers=5, window=64, heads=2, attention_dropout=0.0)
+    recipe = TrainConfig(model=model, speed=SpeedConfig(read_rows_only=True))
     asked = [(facts.window, facts.queries) for facts in asked_of_attention(recipe, "cpu")]
     assert asked == [(False, False), (True, False), (True, True)]
     wide = dataclasses.replace(recipe, model=dataclasses.replace(model, window=128, layers=4))
@@ -184,5 +184,5 @@ def test_what_the_layers_ask_of_attention() -> None:
         (False, False),
         (False, True),
     ]
-    (facts,) = asked_of_attention(Recipe(), "cpu")
+    (facts,) = asked_of_attention(TrainConfig(), "cpu")
     assert (facts.head_dim, facts.dropout, facts.dtype, facts.gradient) == (64, True, torch.float32, True)

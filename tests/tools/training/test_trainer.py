@@ -24,8 +24,8 @@ from tests.twins import full
 from tools import pretrain
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import PrecisionRecipe, Recipe, read_recipe
-from tools.training.data import Feed
+from tools.training.config import PrecisionConfig, TrainConfig, read_config
+from tools.training.data import TrainData
 from tools.training.resume import POSITIONS
 from tools.training.trainer import Trainer
 
@@ -41,7 +41,7 @@ def journal(run: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def corpus(recipe: Path) -> Path:
     folder = recipe.parent / "corpus"
-    data = read_recipe(recipe).data
+    data = read_config(recipe).data
     prepare(data.source, folder, vocab_size=data.vocab_size, held_out=data.held_out, seed=0)
     return folder
 
@@ -53,12 +53,12 @@ def _weights(trainer: Trainer) -> list[Tensor]:
     return [full(p).clone() for p in trainer.model.parameters()]
 
 
-def _skipping(recipe: Recipe, corpus: Path, bad: int) -> list[dict[str, Any]]:
+def _skipping(recipe: TrainConfig, corpus: Path, bad: int) -> list[dict[str, Any]]:
     """Four steps, of which the second overflows on one rank alone, in what the ranks have copies of."""
     cube = Cube(1, 2, 2)
     loaded = open_corpus(corpus)
     told = []
-    with Feed.of_corpus(recipe, cube, loaded) as feed:
+    with TrainData.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
         backward = trainer._step._forward_backward
 
@@ -95,8 +95,8 @@ def _skipping(recipe: Recipe, corpus: Path, bad: int) -> list[dict[str, Any]]:
     "compute", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("fp32", "bf16")), "fp16"]
 )
 def test_an_overflow_on_one_rank_skips_the_step_on_all(recipe: Path, corpus: Path, compute: str) -> None:
-    precision = PrecisionRecipe(compute=compute, loss_scale=1024.0)  # type: ignore[arg-type]
-    settings = dataclasses.replace(read_recipe(recipe), precision=precision)
+    precision = PrecisionConfig(compute=compute, loss_scale=1024.0)  # type: ignore[arg-type]
+    settings = dataclasses.replace(read_config(recipe), precision=precision)
     results = run_ranks(4, _skipping, settings, corpus, 3)
     for steps in results:
         assert [step["skipped"] for step in steps] == [False, True, False, False]
@@ -115,12 +115,12 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(recipe: Path, corpus: Pat
         assert "bert.embeddings.types.weight is not finite on rank 3 of 4" in said[1][0]
 
 
-def _nan_loss(recipe: Recipe, corpus: Path, bad: int) -> list[tuple[bool, list[str]]]:
+def _nan_loss(recipe: TrainConfig, corpus: Path, bad: int) -> list[tuple[bool, list[str]]]:
     """Labels that are none give a loss of nan and finite gradients: on a device nobody has looked at them. Here
     one member of y alone has such a loss, of which each has a copy."""
     cube, loaded = Cube(1, 2, 1), open_corpus(corpus)
     found = []
-    with Feed.of_corpus(recipe, cube, loaded) as feed:
+    with TrainData.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
         backward = trainer._step._forward_backward
 
@@ -137,16 +137,16 @@ def _nan_loss(recipe: Recipe, corpus: Path, bad: int) -> list[tuple[bool, list[s
 
 
 def test_a_loss_that_is_not_finite_skips_the_step(recipe: Path, corpus: Path) -> None:
-    for rank, (first, second, third) in enumerate(run_ranks(2, _nan_loss, read_recipe(recipe), corpus, 1)):
+    for rank, (first, second, third) in enumerate(run_ranks(2, _nan_loss, read_config(recipe), corpus, 1)):
         assert first == third == (False, [])
         assert second[0], "both ranks skip it"
         assert ("loss nan" in second[1][0]) == (rank == 1)
         assert "every gradient of a parameter is finite" in second[1][0]
 
 
-def _diverged(recipe: Recipe, corpus: Path) -> str:
+def _diverged(recipe: TrainConfig, corpus: Path) -> str:
     cube, loaded = Cube.single(), open_corpus(corpus)
-    with Feed.of_corpus(recipe, cube, loaded) as feed:
+    with TrainData.of_corpus(recipe, cube, loaded) as feed:
         trainer = Trainer(recipe, cube, feed, loaded)
         with torch.no_grad():
             trainer.model.pooler.dense.weight.fill_(math.nan)
@@ -158,7 +158,7 @@ def _diverged(recipe: Recipe, corpus: Path) -> str:
 
 def test_a_run_that_cannot_recover_ends_with_the_weight_that_is_not_finite(recipe: Path, corpus: Path) -> None:
     with pytest.raises(FloatingPointError, match=r"the weight pooler\.dense\.weight is not finite.*25"):
-        _diverged(read_recipe(recipe), corpus)
+        _diverged(read_config(recipe), corpus)
 
 
 # --- ends ----------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_a_second_phase_begins_with_the_weights_of_the_first(recipe: Path, tmp_p
 
 def weights(run: Path, recipe: Path, length: int) -> dict[str, Tensor]:
     """Of the newest checkpoint."""
-    settings = read_recipe(recipe)
+    settings = read_config(recipe)
     data = dataclasses.replace(settings.data, capacity=length, max_length=length)
     cube = Cube.single()
     model = BertForPreTraining(settings.model.config(data), cube)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from models.bert.cost_model.peak_memory import StepMemory, step_memory
-from models.bert.cost_model.saved_activations import Load
+from models.bert.cost_model.saved_activations import MicroBatchShape
 from tensor3d import local
-from tensor3d.cost_model.comm_volume import Wire
+from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch
 from tools.training.trainer import Trainer
 
@@ -131,10 +131,10 @@ def counting_kept(model: nn.Module) -> Iterator[list[KeptPass]]:
             handle.remove()
 
 
-def load_of(batch: PackedBatch) -> Load:
+def load_of(batch: PackedBatch) -> MicroBatchShape:
     """What a micro-batch gives this rank, with the lengths that its sequences really have."""
     rows, masked, first = (tensor.shape[0] for tensor in (batch.ids, batch.masked, batch.first))
-    return Load(rows=rows, masked=masked, first=first, lengths=batch.sequences.lengths)
+    return MicroBatchShape(rows=rows, masked=masked, first=first, lengths=batch.sequences.lengths)
 
 
 # --- Tensor memory of one rank in training: counted in a step, and by the closed forms for the same batches -----------
@@ -159,7 +159,7 @@ class RankMemory:
     peak_closed_form: int
 
 
-def count_memory(trainer: Trainer, wire: Wire, step: Callable[[], object], *, peaks: bool = True) -> RankMemory:
+def count_memory(trainer: Trainer, wire: CommModel, step: Callable[[], object], *, peaks: bool = True) -> RankMemory:
     """Counts in one step of the trainer, which takes longer than others.
 
     Args:
@@ -206,7 +206,7 @@ def _size(batch: PackedBatch) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _expected(trainer: Trainer, wire: Wire, each: KeptPass, micro_batches: int) -> StepMemory:
+def _expected(trainer: Trainer, wire: CommModel, each: KeptPass, micro_batches: int) -> StepMemory:
     recipe, cuda = trainer.recipe, trainer.cube.device.type == "cuda"
     return step_memory(
         trainer.model.config,

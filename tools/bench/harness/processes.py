@@ -1,7 +1,8 @@
 """Groups of processes that each hold one cube and stay alive, so that cubes can be measured in turn.
 
-`LocalGroup` starts processes on this machine, as many as its cube needs. `World` uses those that torchrun started.
-Both do the same: `make` builds a session on every rank, `call` runs a function on it and returns the results by rank.
+`LocalGroup` starts processes on this machine, as many as its cube needs. `TorchrunGroup` uses those that torchrun
+started. Both do the same: `make` builds a session on every rank, `call` runs a function on it and returns the results
+by rank.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class RankFailedError(RuntimeError):
     """A process of a group failed; the message holds its traceback."""
 
 
-class Session(Protocol):
+class Worker(Protocol):
     """What lives on a rank between two calls."""
 
     def close(self) -> None: ...
 
 
-S = TypeVar("S", bound=Session)
-S_co = TypeVar("S_co", bound=Session, covariant=True)
+S = TypeVar("S", bound=Worker)
+S_co = TypeVar("S_co", bound=Worker, covariant=True)
 R = TypeVar("R")
 P = ParamSpec("P")
 
@@ -72,7 +73,7 @@ class Group(Protocol[S_co]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class WorkerProcess:
     """What a process must know to join its group."""
 
     shape: CubeShape
@@ -108,7 +109,7 @@ class LocalGroup(Generic[S]):
         self._forget = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         try:
             for rank in range(shape.ranks):
-                place = Place(
+                place = WorkerProcess(
                     shape=shape,
                     rank=rank,
                     meeting=os.path.join(folder, "store"),
@@ -180,7 +181,7 @@ class LocalGroup(Generic[S]):
         raise RankFailedError(f"rank {rank} of {self.shape} died with exit code {process.exitcode}") from None
 
 
-class World(Generic[S]):
+class TorchrunGroup(Generic[S]):
     """The same on the processes that torchrun started: all of them hold one cube. Every rank makes the same calls.
 
     Raises:
@@ -202,7 +203,7 @@ class World(Generic[S]):
         self._session.close()
 
 
-def _rank_main(pipe: Connection, place: Place, make: Callable[[Cube], Any]) -> None:
+def _rank_main(pipe: Connection, place: WorkerProcess, make: Callable[[Cube], Any]) -> None:
     # Ctrl-C reaches every process of the terminal; the parent hears it too and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -223,7 +224,7 @@ def _rank_main(pipe: Connection, place: Place, make: Callable[[Cube], Any]) -> N
         os._exit(0)  # without a farewell round, for which peers would have to be alive
 
 
-def _join(place: Place) -> Cube:
+def _join(place: WorkerProcess) -> Cube:
     shape = place.shape
     device = torch.device("cuda", place.rank) if place.cuda else torch.device("cpu")
     if place.cuda:
@@ -245,7 +246,7 @@ def disconnect() -> None:
 # --- Several cubes of one size on the same processes: ten boxes of 8 ranks need 8 processes and not 80 ----------------
 
 
-class Sharing(Generic[S]):
+class CubePool(Generic[S]):
     """What lives on a rank: a session for each cube.
 
     Args:
@@ -273,16 +274,16 @@ class Sharing(Generic[S]):
             session.close()
 
 
-class Part(Generic[S]):
+class CubeHandle(Generic[S]):
     """One cube of a group of processes that hold several. The processes end with their group."""
 
-    def __init__(self, group: Group[Sharing[S]], shape: CubeShape) -> None:
+    def __init__(self, group: Group[CubePool[S]], shape: CubeShape) -> None:
         self.shape = shape
         self._group = group
-        self._number = group.call(Sharing.join, shape)[0]
+        self._number = group.call(CubePool.join, shape)[0]
 
     def call(self, action: Callable[Concatenate[S, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        return self._group.call(Sharing.act, self._number, action, args, kwargs)
+        return self._group.call(CubePool.act, self._number, action, args, kwargs)
 
     def close(self) -> None:
         pass
@@ -298,7 +299,7 @@ def check_world(shapes: Sequence[CubeShape]) -> None:
         )
 
 
-def start(shapes: Sequence[CubeShape], make: Callable[[Cube], S], stack: ExitStack) -> list[Part[S]]:
+def start(shapes: Sequence[CubeShape], make: Callable[[Cube], S], stack: ExitStack) -> list[CubeHandle[S]]:
     """Every cube with its sessions, on processes of this machine or on those of torchrun; they end with the stack.
 
     Args:
@@ -311,26 +312,28 @@ def start(shapes: Sequence[CubeShape], make: Callable[[Cube], S], stack: ExitSta
         stack.callback(disconnect)
     # All on GPUs or none: figures of different devices are no comparison.
     cuda = torch.cuda.device_count() >= max(shape.ranks for shape in shapes)
-    groups: dict[int, Group[Sharing[S]]] = {}
+    groups: dict[int, Group[CubePool[S]]] = {}
     parts = []
     for shape in shapes:
         if shape.ranks not in groups:
-            groups[shape.ranks] = _group(shape, partial(Sharing[S], make=make), cuda=cuda)
+            groups[shape.ranks] = _group(shape, partial(CubePool[S], make=make), cuda=cuda)
             stack.callback(groups[shape.ranks].close)
-        parts.append(Part(groups[shape.ranks], shape))
+        parts.append(CubeHandle(groups[shape.ranks], shape))
     return parts
 
 
-def _group(shape: CubeShape, make: Callable[[Cube], Sharing[S]], *, cuda: bool) -> Group[Sharing[S]]:
+def _group(shape: CubeShape, make: Callable[[Cube], CubePool[S]], *, cuda: bool) -> Group[CubePool[S]]:
     if process_group.is_launched():
-        return World(shape, make)
+        return TorchrunGroup(shape, make)
     return LocalGroup(shape, make, cuda=cuda, cores=usable_cores())
 
 
 # --- Measurements in turns: whatever else slows the machine down meets all of them alike ------------------------------
 
 
-def in_turns(names: Sequence[str], rounds: int, turn: Callable[[int, int], R], *, shown: bool = True) -> list[list[R]]:
+def interleave(
+    names: Sequence[str], rounds: int, turn: Callable[[int, int], R], *, shown: bool = True
+) -> list[list[R]]:
     """What `turn(i, number)` returned, for each i by round.
 
     Every second round runs backwards, so that none always follows the same one.

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from models.bert.cost_model.comm_volume import read_slots, step_traffic
 from tensor3d import Cube, CubeShape
-from tensor3d.cost_model.comm_volume import Bytes, Wire
+from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.distributed import process_group
 from tensor3d.distributed.comm_stats import Key
 from tools import pretrain
@@ -29,8 +29,8 @@ from tools.bench.harness.processes import Group, LocalGroup
 from tools.common.cpu import usable_cores
 from tools.common.machine import Machine, check_output, heading, write_json
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import Recipe, read_recipe
-from tools.training.data import Feed
+from tools.training.config import TrainConfig, read_config
+from tools.training.data import TrainData
 from tools.training.metrics import StepMetrics
 from tools.training.trainer import Trainer
 
@@ -82,11 +82,11 @@ class StepTrial:
         peaks: also measure the peak of tensors, which takes a step under the profiler.
     """
 
-    def __init__(self, cube: Cube, recipe: Recipe, corpus: Path, warmup: int, *, peaks: bool = True) -> None:
+    def __init__(self, cube: Cube, recipe: TrainConfig, corpus: Path, warmup: int, *, peaks: bool = True) -> None:
         self._cube = cube
         memory = PeakMemory(cube.device)
         prepared = open_corpus(corpus)
-        self._feed = Feed.of_corpus(recipe, cube, prepared)
+        self._feed = TrainData.of_corpus(recipe, cube, prepared)
         self._trainer = Trainer(recipe, cube, self._feed, prepared)
         self._loader = self._trainer.loader()
         self._steps = self._trainer.steps(self._loader)
@@ -131,10 +131,10 @@ class StepTrial:
             )
         return samples
 
-    def _wire(self) -> Wire:
+    def _wire(self) -> CommModel:
         trainer = self._trainer
         precision, parameter = trainer.cube.precision, next(trainer.model.parameters()).dtype
-        return Wire(
+        return CommModel(
             shape=self._cube.shape,
             rank=self._cube.rank,
             compute=precision.computed(parameter).itemsize,
@@ -142,7 +142,7 @@ class StepTrial:
             parameter=parameter.itemsize,
         )
 
-    def _closed_form(self, wire: Wire) -> Bytes:
+    def _closed_form(self, wire: CommModel) -> Bytes:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
         recipe, groups = trainer.recipe.optimizer, trainer.optimizer.param_groups
         multiple = math.lcm(shape.y, shape.z)
@@ -375,14 +375,14 @@ class RecipeCommand(Subcommand):
     """TOML file; shipped ones lie in launch/recipes."""
     output: Path | None = None
     """JSON file for all figures."""
-    settings: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
     """The recipe's values, each of which can be given here."""
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
         path = recipe_among(arguments)
         # Without a recipe tyro says what is missing, or prints the help.
-        return cls(recipe=tyro.MISSING, settings=Recipe() if path is None else read_recipe(path))
+        return cls(recipe=tyro.MISSING, settings=TrainConfig() if path is None else read_config(path))
 
     def check_call(self, arguments: Sequence[str], *at_least_1: str) -> None:
         """Raises ValueError for what is wrong with any such call.
@@ -401,7 +401,7 @@ class RecipeCommand(Subcommand):
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1. Got {getattr(self, name)}.")
         check_output(self.output)
 
-    def as_training(self, settings: Recipe, **options: Any) -> pretrain.Command:
+    def as_training(self, settings: TrainConfig, **options: Any) -> pretrain.Command:
         """The same as a command of tools.pretrain, which knows where a corpus lies and what must fit together."""
         return pretrain.Command(recipe=self.recipe, settings=settings, **options)
 
@@ -423,7 +423,7 @@ class Training:
         make_feed: makes its data; the feed is closed with the training.
     """
 
-    def __init__(self, cube: Cube, recipe: Recipe, make_feed: Callable[[Recipe, Cube], Feed]) -> None:
+    def __init__(self, cube: Cube, recipe: TrainConfig, make_feed: Callable[[TrainConfig, Cube], TrainData]) -> None:
         self.feed = make_feed(recipe, cube)
         self.trainer = Trainer(recipe, cube, self.feed, None)
         self.loader = self.trainer.loader()
@@ -437,7 +437,7 @@ class Training:
         self.feed.close()
 
 
-def in_mode(recipe: Recipe, mode: str) -> Recipe:
+def in_mode(recipe: TrainConfig, mode: str) -> TrainConfig:
     """The recipe with packs of that kind; as it fills them for any other word than "padded" and "binned"."""
     data = recipe.data
     if mode == PADDED:
@@ -447,7 +447,7 @@ def in_mode(recipe: Recipe, mode: str) -> Recipe:
     return dataclasses.replace(recipe, data=data)
 
 
-def check_planned(recipe: Recipe) -> None:
+def check_planned(recipe: TrainConfig) -> None:
     """Raises ValueError unless packs of the recipe can be compared with padded and binned ones."""
     data = recipe.data
     if data.packing in (PADDED, BINNED) or data.groups > 1:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from tensor3d.data import SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS, Segments
 from tensor3d.distributed.seeds import mix
-from tensor3d.packing import LowerBound, Plan
+from tensor3d.packing import LowerBound, PackingPlan
 
 # --- Random histograms and limits, and what every plan made of them must fulfil ---------------------------------------
 
@@ -82,7 +82,7 @@ def _budget(histogram: NDArray[np.int64], capacity: int, rng: np.random.Generato
     return dearest + int(rng.integers(0, dearest + 2)), costs
 
 
-def faults(plan: Plan, case: Case, bound: LowerBound) -> list[str]:
+def faults(plan: PackingPlan, case: Case, bound: LowerBound) -> list[str]:
     """What is wrong with a plan; nothing, it is hoped. Not by the plan's own means, so that it is a check of them too.
 
     Args:
@@ -244,7 +244,7 @@ class RandomPairs:
 
 
 class RandomDrawing:
-    """A `Drawing`. The content of a pair is a function of the key and of its number, whatever else is read."""
+    """A `EpochSamples`. The content of a pair is a function of the key and of its number, whatever else is read."""
 
     def __init__(self, lengths: NDArray[np.int32], special: SpecialTokens, key: int) -> None:
         self.lengths = lengths

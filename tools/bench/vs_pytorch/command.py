@@ -19,11 +19,11 @@ import torch.distributed as dist
 from tensor3d import CubeShape
 from tensor3d.distributed import process_group
 from tools.bench.harness.command import Sizes, Subcommand
-from tools.bench.harness.processes import Group, LocalGroup, World, disconnect, in_turns
+from tools.bench.harness.processes import Group, LocalGroup, TorchrunGroup, disconnect, interleave
 from tools.bench.step import deal
 from tools.bench.vs_pytorch.trial import RIVALS, RankFacts, RivalsTrial, What, Work
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 
 # --- The figures of `bench rivals`, made of what all ranks noted in all rounds ----------------------------------------
 
@@ -252,7 +252,7 @@ class RivalsCommand(Sizes, Subcommand):
         group: Group[RivalsTrial]
         if process_group.is_launched():
             stack.callback(disconnect)
-            group = World(shape, make)
+            group = TorchrunGroup(shape, make)
         else:
             cuda = torch.cuda.device_count() >= self.processes
             group = LocalGroup(shape, make, cuda=cuda, cores=usable_cores())
@@ -266,7 +266,7 @@ class RivalsCommand(Sizes, Subcommand):
         def turn(i: int, number: int) -> list[list[float]]:
             return group.call(RivalsTrial.turn, names[i], counts[number])
 
-        turns = in_turns(names, len(counts), turn, shown=shown)
+        turns = interleave(names, len(counts), turn, shown=shown)
         facts = group.call(RivalsTrial.get_facts)
         return [
             figures(name, name not in RIVALS, mine, [rank[name] for rank in facts], turns[0], self.work.tokens)
@@ -282,7 +282,7 @@ class RivalsCommand(Sizes, Subcommand):
             f"{self.length} tokens, {self.processes} processes; {self.steps} steps of each in "
             f"{len(deal(self.steps, self.rounds))} rounds, after {self.warmup} to warm up"
         )
-        print("\n".join(aligned(HEADER, [row(contender) for contender in results])))
+        print("\n".join(format_table(HEADER, [row(contender) for contender in results])))
         difference = loss_difference(results)
         print(f"largest relative difference of first losses: {difference:.1e} (allowed is {LOSS_TOLERANCE:g})")
         if self.output is not None:

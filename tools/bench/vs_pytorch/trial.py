@@ -168,7 +168,7 @@ def _nothing() -> None:
 
 
 @dataclass(kw_only=True)
-class Contender:
+class Implementation:
     """One model on one rank."""
 
     model: nn.Module
@@ -215,15 +215,15 @@ class Contender:
             self.given.grad = None
 
 
-def make_ours(work: Work, cube: Cube) -> Contender:
+def make_ours(work: Work, cube: Cube) -> Implementation:
     """`models.bert` on a cube."""
     model = _ours(work, cube)
     if work.what == "layer":
         x, gradient, sequences = packed_hidden(work, cube)
         x.requires_grad_()
-        return Contender(model=model, forward=lambda: model(x, sequences), gradient=gradient, given=x)
+        return Implementation(model=model, forward=lambda: model(x, sequences), gradient=gradient, given=x)
     batch, targets = packed_batch(work, cube), work.sequences * work.masked
-    return Contender(
+    return Implementation(
         model=model,
         forward=lambda: model(batch, targets, work.sequences).loss,
         clip=lambda: clip_grad_norm_(model.parameters(), _MAX_NORM, cube),
@@ -231,7 +231,7 @@ def make_ours(work: Work, cube: Cube) -> Contender:
     )
 
 
-def make_rival(name: str, work: Work, device: torch.device, tensor_size: int) -> Contender:
+def make_rival(name: str, work: Work, device: torch.device, tensor_size: int) -> Implementation:
     """The plain model, split by PyTorch's own means over all processes, with the weights of ours.
 
     Args:
@@ -257,9 +257,9 @@ def make_rival(name: str, work: Work, device: torch.device, tensor_size: int) ->
         own = (whole[first : first + share].chunk(members, 1)[place] for whole in whole_hidden(work))
         x, gradient = (part.to(device, copy=True) for part in own)
         x.requires_grad_()
-        return Contender(model=model, forward=lambda: model(x), gradient=gradient, given=x, complete=complete)
+        return Implementation(model=model, forward=lambda: model(x), gradient=gradient, given=x, complete=complete)
     batch = plain_batch(work, first, first + share, device)
-    return Contender(
+    return Implementation(
         model=model,
         forward=lambda: model(*batch),
         around=loss_parallel if members > 1 else nullcontext,
@@ -328,7 +328,7 @@ class RivalsTrial:
         # Of tp+fsdp2, whose layers return the local view of a DTensor. Nobody changes it in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._work, self._device = work, cube.device
-        self._contenders: dict[str, Contender] = {}
+        self._contenders: dict[str, Implementation] = {}
         self._facts: dict[str, RankFacts] = {}
         for name in names:
             memory = PeakMemory(cube.device)
@@ -350,7 +350,7 @@ class RivalsTrial:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _seconds(self, contender: Contender) -> float:
+    def _seconds(self, contender: Implementation) -> float:
         dist.barrier()
         begin = perf_counter()
         contender.step()
@@ -365,7 +365,7 @@ class RivalsTrial:
         return total.item() / (1 if self._work.what == "layer" else dist.get_world_size())
 
     def _observe(
-        self, contender: Contender, cube: Cube | None, losses: tuple[float, ...], resident: int | None
+        self, contender: Implementation, cube: Cube | None, losses: tuple[float, ...], resident: int | None
     ) -> RankFacts:
         with CollectiveCount() as count, nullcontext() if cube is None else cube.traffic.counting() as own_count:
             contender.step()
@@ -383,7 +383,7 @@ class RivalsTrial:
         )
 
 
-def resting_bytes(contender: Contender) -> int:
+def resting_bytes(contender: Implementation) -> int:
     """Bytes of this rank's tensors that stay between two steps. Takes a step to find out which memory of gradients
     does, as buckets do."""
     contender.passes()

@@ -21,14 +21,14 @@ from torch.nn.utils.rnn import pad_sequence
 from models.bert import BertConfig, BertForPreTraining, export_huggingface
 from models.bert.cost_model.flops import step_flops
 from models.bert.huggingface.config import settings_of
-from tensor3d import Cube, Precision, Speed, clip_grad_norm_
+from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy, clip_grad_norm_
 from tensor3d.attention.backends import Backend
 from tensor3d.data.batch import PackedBatch
 from tensor3d.data.loader import settle
 from tensor3d.optim import AdamW, decay_groups
 from tools.bench.vs_transformers.data import PaddedBatch, Work
 from tools.common.batching import split
-from tools.finetune.config import FinetuneRecipe
+from tools.finetune.config import FinetuneConfig
 from tools.finetune.tasks import ClassifyTask, Example
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class LibraryTrainer:
     """
 
     def __init__(
-        self, task: ClassifyTask, recipe: FinetuneRecipe, config: BertConfig, device: torch.device, slots: int
+        self, task: ClassifyTask, recipe: FinetuneConfig, config: BertConfig, device: torch.device, slots: int
     ) -> None:
         from transformers import BertConfig as LibraryConfig
         from transformers import BertForSequenceClassification
@@ -119,7 +119,7 @@ class Checked:
     gradient_norm: float
 
 
-class Side(ABC):
+class Implementation(ABC):
     """A model with its optimiser."""
 
     model: nn.Module
@@ -164,7 +164,7 @@ class Side(ABC):
         return Checked(loss=loss.item(), gradient_norm=norm.item())
 
 
-class Ours(Side):
+class Ours(Implementation):
     """A model of this project on one device, on packs."""
 
     def __init__(
@@ -177,8 +177,8 @@ class Ours(Side):
         backend: Backend = "auto",
     ) -> None:
         self.config, self.read_rows_only = config, name in _READING_ROWS
-        speed = Speed(compile=name in COMPILING)
-        self._cube = Cube.single(device, precision=Precision(compute=compute), speed=speed)
+        speed = ExecutionPolicy(compile=name in COMPILING)
+        self._cube = Cube.single(device, precision=MixedPrecisionPolicy(compute=compute), speed=speed)
         options = {"read_rows_only": self.read_rows_only, "backend": backend}
         self.model = BertForPreTraining.from_pretrained(folder, self._cube, **options).train()
         self.optimizer = AdamW(decay_groups(self.model, _DECAY), self._cube, **_OPTIONS)  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ class Ours(Side):
         return work.packed_slots
 
 
-class Library(Side):
+class Library(Implementation):
     """`transformers`' BertForPreTraining with PyTorch's attention, on padded batches.
 
     Args:
@@ -274,7 +274,7 @@ def make_sides(
     compute: torch.dtype | None,
     device: torch.device,
     backend: Backend = "auto",
-) -> dict[str, Side]:
+) -> dict[str, Implementation]:
     """The contenders, in their order.
 
     Args:
@@ -283,7 +283,7 @@ def make_sides(
         compute: the type of products; the weights are fp32. None: that too.
         backend: of our attention.
     """
-    sides: dict[str, Side] = {}
+    sides: dict[str, Implementation] = {}
     library = library_model(folder, device) if {PLAIN, MASKED} & set(names) else None
     for name in names:
         if name in (PLAIN, MASKED):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.data import Loader, PackedBatch, PretrainingData, SpecialTokens, Step
+from tensor3d.data import Loader, PackedBatch, PretrainingData, SpecialTokens, TrainBatch
 from tensor3d.data.batch import IGNORED
 from tensor3d.packing import packs_per_step
 from tools.bench.harness.synthetic_data import RandomPairs
@@ -75,7 +75,7 @@ class PaddedBatch:
 class Work:
     """A step, for both. All tensors lie on the device."""
 
-    step: Step
+    step: TrainBatch
     padded: list[PaddedBatch]
 
     @property
@@ -200,7 +200,7 @@ def works(
         return [_work(step, kind, micro_batch, longest, special.pad, device) for step in loader]
 
 
-def _work(step: Step, kind: str, size: int, longest: int, pad: int, device: torch.device) -> Work:
+def _work(step: TrainBatch, kind: str, size: int, longest: int, pad: int, device: torch.device) -> Work:
     samples = [sample for batch in step.batches for sample in samples_of(batch)]
     padded = [batch.to(device) for batch in padded_batches(samples, kind, size, longest, pad)]
     assert sum(len(batch.rows) for batch in padded) == step.targets, "a masked token was lost"

@@ -26,7 +26,7 @@ from tools.bench.vs_transformers.contenders import (
     Checked,
 )
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work
-from tools.common.machine import aligned
+from tools.common.machine import format_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def operators_of(device: torch.device, run: Callable[[], object], most: int) -> 
 
 def table(operators: Sequence[Operator]) -> list[str]:
     rows = [(each.name, f"{each.calls:,}", f"{each.seconds * 1e3:,.1f}", f"{each.share:.1%}") for each in operators]
-    return aligned(OPERATOR_HEADER, rows)
+    return format_table(OPERATOR_HEADER, rows)
 
 
 # --- The figures of `bench library` and their table -------------------------------------------------------------------

@@ -31,8 +31,8 @@ from tools.bench.step import deal
 from tools.bench.vs_transformers.contenders import LibraryTrainer
 from tools.common.batching import split
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
-from tools.finetune.__main__ import TextRecipe
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import read_recipe
 from tools.finetune.init_model import open_start
 from tools.finetune.job import recipe_among
@@ -66,13 +66,13 @@ class FinetuneBenchCommand(Subcommand):
     """Steps before that, at least 1."""
     rounds: int = 5
     """Turns that each mode gets, one mode after another; the steps are dealt out over them."""
-    settings: Annotated[TextRecipe, tyro.conf.arg(name="")] = field(default_factory=TextRecipe)
+    settings: Annotated[TextConfig, tyro.conf.arg(name="")] = field(default_factory=TextConfig)
     """The recipe's values, each of which can be given here."""
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
         path = recipe_among(arguments)
-        return cls(recipe=tyro.MISSING, settings=TextRecipe() if path is None else read_recipe(TextRecipe, path))
+        return cls(recipe=tyro.MISSING, settings=TextConfig() if path is None else read_recipe(TextConfig, path))
 
     def run(self, arguments: Sequence[str]) -> int:
         modes, shape = self.check()
@@ -80,7 +80,7 @@ class FinetuneBenchCommand(Subcommand):
         figures = measure(self, modes, shape)
         print(f"{machine}\n{self.recipe}, cube {shape}, {self.settings.run.batch} texts a step")
         print(f"{self.steps} steps of each mode in {len(deal(self.steps, self.rounds))} rounds")
-        print("\n".join(aligned(HEADER, [row(figure) for figure in figures])))
+        print("\n".join(format_table(HEADER, [row(figure) for figure in figures])))
         if self.output is not None:
             recipe = {"recipe": self.settings.to_dict(), "cube": str(shape)}
             results = [dataclasses.asdict(figure) for figure in figures]
@@ -123,7 +123,7 @@ class FinetuneTrial:
 
     def __init__(self, cube: Cube, command: FinetuneBenchCommand, modes: Sequence[str], folder: Path) -> None:
         recipe = command.settings
-        cube = cube.computing(precision(recipe.precision))
+        cube = cube.with_policy(precision(recipe.precision))
         start = open_start(recipe.model, recipe.data.max_length, folder, cube)
         self._task = ClassifyTask(recipe.data, recipe, start.tokenizer, cube)
         self._cube, self._run, self._slots = cube, recipe.run, recipe.run.tokens_per_rank * cube.shape.ranks

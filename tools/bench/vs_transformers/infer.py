@@ -19,7 +19,7 @@ from tools.bench.harness.command import Subcommand
 from tools.bench.harness.processes import using_threads
 from tools.bench.harness.synthetic_data import exponential_histogram
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.corpus.tokenizers import Tokenizer
 from tools.packing.histogram import read_histogram
 from tools.predict import Embedded, Predictor, load
@@ -179,7 +179,7 @@ class InferCommand(Subcommand):
             texts = self._texts(ours)
             print(f"{machine}\n{len(texts):,} texts, {torch.get_num_threads()} threads", flush=True)
             figures = measure(self, ours, theirs, texts)
-        print("\n".join(aligned(HEADER, rows(figures))))
+        print("\n".join(format_table(HEADER, rows(figures))))
         print(
             f"padding ratio {figures.padding_ratio:.2f} of padded batches, {figures.sorted_padding_ratio:.2f} sorted\n"
             f"largest difference of packed vectors: {figures.difference_alone:.1e} from the same texts alone, "
@@ -201,7 +201,7 @@ class InferCommand(Subcommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class Variant:
     """One way to the vectors."""
 
     name: str
@@ -223,7 +223,7 @@ class InferFigures:
     texts: int
     tokens: int
     threads: int
-    arms: tuple[Arm, ...]
+    arms: tuple[Variant, ...]
     padding_ratio: float
     """Slots of the padded batches over real tokens, special ones included."""
     sorted_padding_ratio: float
@@ -314,9 +314,9 @@ def measure(command: InferCommand, ours: Predictor[Embedded], theirs: Library, t
     )
 
 
-def _arm(name: str, seconds: dict[str, list[float]], texts: int, latencies: list[float] | None) -> Arm:
+def _arm(name: str, seconds: dict[str, list[float]], texts: int, latencies: list[float] | None) -> Variant:
     ratios = [theirs / mine for mine, theirs in zip(seconds[name], seconds[PADDED], strict=True)]
-    return Arm(
+    return Variant(
         name=name,
         seconds=tuple(seconds[name]),
         texts_per_second=texts / statistics.median(seconds[name]),

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from models.bert import PRESETS, BertConfig
-from tensor3d import Cube, Speed
-from tensor3d.attention.backends import SUPPORT, Backend, Facts
+from tensor3d import Cube, ExecutionPolicy
+from tensor3d.attention.backends import SUPPORT, AttentionRequest, Backend
 from tensor3d.distributed import process_group
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.memory import peak_on
-from tools.bench.harness.processes import in_turns, using_threads
+from tools.bench.harness.processes import interleave, using_threads
 from tools.bench.harness.scaling_plots import check_picture, save_picture
 from tools.bench.harness.synthetic_data import SHORTEST, exponential_histogram
 from tools.bench.vs_transformers.contenders import (
@@ -35,7 +35,7 @@ from tools.bench.vs_transformers.contenders import (
     OURS,
     PLAIN,
     Checked,
-    Side,
+    Implementation,
     make_sides,
     with_sizes,
     write_model,
@@ -57,7 +57,7 @@ from tools.bench.vs_transformers.figures import (
     verdict,
 )
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, aligned, check_output, heading, write_json
+from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.doctor.collective_timing import product_rate
 from tools.packing.histogram import read_histogram
@@ -69,7 +69,7 @@ _SECONDS = 1.0  # of products of each size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turns:
+class Rounds:
     """How often everything is done."""
 
     rounds: int
@@ -90,7 +90,7 @@ def measure(
     precisions: Sequence[str],
     contenders: Sequence[str],
     steps: Mapping[str, Sequence[Work]],
-    turns: Turns,
+    turns: Rounds,
     seed: int,
     device: torch.device,
     backend: Backend = "auto",
@@ -119,10 +119,10 @@ def measure(
 
 def _on_input(
     place: tuple[str, str, str],
-    sides: Mapping[str, Side],
+    sides: Mapping[str, Implementation],
     checks: Mapping[str, Checked],
     steps: Sequence[Work],
-    turns: Turns,
+    turns: Rounds,
     products: float,
     device: torch.device,
 ) -> list[SideFigures]:
@@ -138,7 +138,7 @@ def _on_input(
         mine = timed[round_ * turns.steps : (round_ + 1) * turns.steps]
         return [_timed(sides[names[number]], work) for work in mine]
 
-    rounds = dict(zip(names, in_turns(names, turns.rounds, turn), strict=True))
+    rounds = dict(zip(names, interleave(names, turns.rounds, turn), strict=True))
     once_more = {name: partial(side.step, side.prepared(first)) for name, side in sides.items()}
     peaks = {name: peak_on(device, run) if turns.memory else None for name, run in once_more.items()}
     dearest = {
@@ -158,7 +158,7 @@ def _on_input(
         )
         for name, side in sides.items()
     ]
-    print("\n".join(aligned(HEADER, [row(side) for side in found])))
+    print("\n".join(format_table(HEADER, [row(side) for side in found])))
     print(verdict(found), flush=True)
     for name, operators in dearest.items():
         if operators is not None:
@@ -175,7 +175,7 @@ def _fastest_product(device: torch.device, precision: str) -> float:
     return best.flops
 
 
-def _shown(sides: Mapping[str, Side], doing: str) -> Iterator[tuple[str, Side]]:
+def _shown(sides: Mapping[str, Implementation], doing: str) -> Iterator[tuple[str, Implementation]]:
     """One contender after another, with a bar: a step of a large model takes minutes on a few cores."""
     with tqdm(sides.items(), desc=doing, unit="step", disable=None, leave=False) as bar:
         for name, side in bar:
@@ -183,7 +183,7 @@ def _shown(sides: Mapping[str, Side], doing: str) -> Iterator[tuple[str, Side]]:
             yield name, side
 
 
-def _timed(side: Side, work: Work) -> Sample:
+def _timed(side: Implementation, work: Work) -> Sample:
     fresh = side.prepared(work)
     begin = time.perf_counter()
     side.step(fresh)
@@ -191,7 +191,7 @@ def _timed(side: Side, work: Work) -> Sample:
     return Sample(seconds=seconds, tokens=work.step.tokens, sequences=work.step.sequences, flops=side.flops(work))
 
 
-def _fill(side: Side, steps: Sequence[Work]) -> float:
+def _fill(side: Implementation, steps: Sequence[Work]) -> float:
     """Share of the slots that hold a token, over all of them."""
     return sum(work.step.tokens for work in steps) / sum(side.slots(work) for work in steps)
 
@@ -266,7 +266,7 @@ class LibraryCommand(Subcommand):
     def run(self, arguments: Sequence[str]) -> int:
         presets, precisions, inputs, contenders = self.check()
         (lengths, source), earlier = self.lengths(), self.earlier()
-        turns = Turns(
+        turns = Rounds(
             rounds=self.rounds, steps=self.steps, warmup=self.warmup, memory=self.memory, operators=self.operators
         )
         machine, device = Machine.here(), _device()
@@ -336,7 +336,7 @@ class LibraryCommand(Subcommand):
                 self.check_backend(config, precision)
         self.check_earlier(set(product(presets, precisions, inputs, contenders)))
         if COMPILING & set(contenders):
-            Cube.single(_device(), speed=Speed(compile=True))  # refuses where there is no compiler
+            Cube.single(_device(), speed=ExecutionPolicy(compile=True))  # refuses where there is no compiler
         if find_spec("transformers") is None:
             raise ValueError("transformers is what is compared with, and is not installed: pip install transformers.")
         return presets, precisions, inputs, contenders
@@ -346,7 +346,7 @@ class LibraryCommand(Subcommand):
         if self.backend == "auto":
             return
         device = _device()
-        facts = Facts(
+        facts = AttentionRequest(
             device=device.type,
             dtype=TYPES[precision],
             head_dim=config.hidden // config.heads,

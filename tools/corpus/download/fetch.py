@@ -17,7 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from tools.common.files import draft
 from tools.corpus.download.http import CutError, connect, content_length, describe, judge
-from tools.corpus.download.sources import Patience, Source
+from tools.corpus.download.sources import Download, Patience
 from tools.corpus.pipeline.units import BadInput
 
 # --- A file on its way: what has come of it, and which version of which file that is ----------------------------------
@@ -130,7 +130,9 @@ _WHOLE_TRIES = 2
 """A file that came whole but wrong is fetched once more."""
 
 
-def fetch(source: Source, target: Path, partial: Partial, patience: Patience, progress: Callable[[int], None]) -> None:
+def fetch(
+    source: Download, target: Path, partial: Partial, patience: Patience, progress: Callable[[int], None]
+) -> None:
     """Fetches a file. What has come of it stays in `partial` when this fails, unless it is known to be wrong.
 
     Args:
@@ -164,7 +166,7 @@ def fetch(source: Source, target: Path, partial: Partial, patience: Patience, pr
 
 
 def _bring(
-    session: requests.Session, source: Source, partial: Partial, patience: Patience, progress: Callable[[int], None]
+    session: requests.Session, source: Download, partial: Partial, patience: Patience, progress: Callable[[int], None]
 ) -> None:
     """Adds to the partial file until it is whole, over as many connections as it takes."""
     failures, furthest = 0, partial.size
@@ -188,7 +190,7 @@ def _bring(
 
 
 def _attempt(
-    session: requests.Session, source: Source, partial: Partial, patience: Patience, progress: Callable[[int], None]
+    session: requests.Session, source: Download, partial: Partial, patience: Patience, progress: Callable[[int], None]
 ) -> bool:
     """One connection: True when it brought the file to its end, False when the partial file had to be thrown away.
 
@@ -224,7 +226,7 @@ def _attempt(
     return True
 
 
-def _range_headers(source: Source, partial: Partial) -> dict[str, str]:
+def _range_headers(source: Download, partial: Partial) -> dict[str, str]:
     """What asks for the rest; nothing where the bytes here could belong to another version and nobody would notice."""
     tag = partial.version.tag if partial.version else ""
     if partial.size == 0 or not (tag or source.checksum):
@@ -255,7 +257,7 @@ def _blocks(answer: requests.Response) -> Iterator[bytes]:
         raise CutError(describe(error)) from error
 
 
-def _check_size(source: Source, partial: Partial) -> None:
+def _check_size(source: Download, partial: Partial) -> None:
     """Before gigabytes of the wrong file have come."""
     total = partial.version.total if partial.version else None
     if source.size is not None and total is not None and total != source.size:
@@ -265,7 +267,7 @@ def _check_size(source: Source, partial: Partial) -> None:
         )
 
 
-def _wrong(source: Source, partial: Partial) -> str:
+def _wrong(source: Download, partial: Partial) -> str:
     """What is wrong with a file that has come to its end; "" if nothing is."""
     if source.size is not None and partial.size != source.size:
         return f"{partial.size} bytes came where {source.size} are expected"

@@ -12,7 +12,7 @@ import requests
 
 from tools.corpus.download.fetch import Partial, fetch
 from tools.corpus.download.http import ask_size, connect, read_text
-from tools.corpus.download.sources import DIGITS, LATEST, Dump, FileUnit, Patience, Source
+from tools.corpus.download.sources import DIGITS, LATEST, Download, Dump, FileUnit, Patience
 from tools.corpus.pipeline import BadInput, Context, draft
 
 # --- Where the files of a Wikipedia dump lie, and their checksums -----------------------------------------------------
@@ -23,7 +23,7 @@ from tools.corpus.pipeline import BadInput, Context, draft
 _SUMS = ("sha1", "md5")
 
 
-def find_files(dump: Dump, mirror: str, patience: Patience) -> list[Source]:
+def find_files(dump: Dump, mirror: str, patience: Patience) -> list[Download]:
     """The files of a dump with their checksums, in the order of the pages.
 
     Raises:
@@ -35,7 +35,7 @@ def find_files(dump: Dump, mirror: str, patience: Patience) -> list[Source]:
             sums = dict(_sums(session, dump, date, mirror, patience))
             if names := choose(dump, date, sums):
                 folder = f"{mirror.rstrip('/')}/{dump.wiki}/{date}"
-                return [Source(url=f"{folder}/{name}", checksum=sums[name]) for name in names]
+                return [Download(url=f"{folder}/{name}", checksum=sums[name]) for name in names]
     tried = f"of {dump.date}" if dump.date != LATEST else f"({', '.join(dates) or 'none is there'})"
     raise ValueError(
         f"{mirror} has no {dump.content} of the {dump.wiki} dump {tried}, or it is not ready yet. Choose another "
@@ -99,7 +99,7 @@ def fetch_unit(unit: FileUnit, context: Context, *, patience: Patience) -> dict[
     return {"files": 1, "bytes": target.stat().st_size, "checked": int(bool(unit.source.checksum))}
 
 
-def find_once(scratch: Path, dump: Dump, mirror: str, patience: Patience) -> list[Source]:
+def find_once(scratch: Path, dump: Dump, mirror: str, patience: Patience) -> list[Download]:
     """The files of the dump. A killed run goes on with the dump that was the latest when it began, perhaps from another
     mirror."""
     kept, root = scratch / "files.json", mirror.rstrip("/")
@@ -107,10 +107,10 @@ def find_once(scratch: Path, dump: Dump, mirror: str, patience: Patience) -> lis
         found = find_files(dump, root, patience)
         with draft(kept) as file:
             file.write(json.dumps([[source.url.removeprefix(root), source.checksum] for source in found]).encode())
-    return [Source(url=root + path, checksum=checksum) for path, checksum in json.loads(kept.read_bytes())]
+    return [Download(url=root + path, checksum=checksum) for path, checksum in json.loads(kept.read_bytes())]
 
 
-def sizes_of(sources: Sequence[Source], patience: Patience) -> list[int]:
+def sizes_of(sources: Sequence[Download], patience: Patience) -> list[int]:
     """Bytes of each file as far as that is easily known, for the progress bar."""
     with connect(patience) as session:
         return [

@@ -21,7 +21,7 @@ _FORM = "A line is a URL, then perhaps its size in bytes and a checksum such as 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Download:
     """A file on a server.
 
     Raises:
@@ -74,10 +74,10 @@ class Source:
 class FileUnit(Unit):
     """A file as a unit of work."""
 
-    source: Source
+    source: Download
 
 
-def read_list(path: Path) -> list[Source]:
+def read_list(path: Path) -> list[Download]:
     """The sources of a list file: one a line, empty lines and what follows a # left out.
 
     Raises:
@@ -103,9 +103,9 @@ def read_list(path: Path) -> list[Source]:
     return sources
 
 
-def check_names(sources: Sequence[Source]) -> None:
+def check_names(sources: Sequence[Download]) -> None:
     """Raises ValueError where two URLs would write one file."""
-    seen: dict[str, Source] = {}
+    seen: dict[str, Download] = {}
     for source in sources:
         other = seen.setdefault(source.name, source)
         if other is not source:
@@ -115,7 +115,7 @@ def check_names(sources: Sequence[Source]) -> None:
             )
 
 
-def _read_line(words: Sequence[str]) -> Source:
+def _read_line(words: Sequence[str]) -> Download:
     checksum, size = "", None
     for word in words[1:]:
         if word.isascii() and word.isdecimal() and size is None:
@@ -124,7 +124,7 @@ def _read_line(words: Sequence[str]) -> Source:
             checksum = word.lower()
         else:
             raise ValueError(f"{word!r} is not understood. {_FORM}")
-    return Source(url=words[0], checksum=checksum, size=size)
+    return Download(url=words[0], checksum=checksum, size=size)
 
 
 def _check_name(name: str, url: str) -> None:

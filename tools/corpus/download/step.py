@@ -16,9 +16,9 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from tools.corpus.download.sources import LATEST, Dump, FileUnit, Patience, Source, check_names, read_list
-from tools.corpus.pipeline import Manifest, Options, Step, Team
-from tools.corpus.pipeline.units import Outcome, Task, Unit
+from tools.corpus.download.sources import LATEST, Download, Dump, FileUnit, Patience, check_names, read_list
+from tools.corpus.pipeline import Manifest, Options, Stage, Team
+from tools.corpus.pipeline.units import Outcome, Unit, WorkItem
 from tools.corpus.pipeline.workers import MpiTeam, do_unit
 
 # --- Workers that wait for servers rather than compute: threads, so that one progress bar sees every byte -------------
@@ -43,7 +43,7 @@ class ThreadTeam:
             raise ValueError(f"workers must be at least 1. Got {workers}.")
         self.workers = workers
 
-    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
+    def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
         unreached: list[ConnectionError] = []
         queue, turn = _Queue(units), threading.Lock()
@@ -86,7 +86,7 @@ class FirstRankTeam(MpiTeam):
         super().__init__(ranks._world)
         self._threads = threads
 
-    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
+    def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         return self.on_first(lambda: self._threads.do(task, units, seen))
 
 
@@ -193,7 +193,7 @@ def download(options: DownloadOptions, team: Team) -> Manifest:
     settings: dict[str, Any] = {"dump": None if dump is None else dataclasses.asdict(dump)}
     if dump is None:
         settings["files"] = [{**dataclasses.asdict(source), "url": source.public_url} for source in sources]
-    with Step.open(options, "download", settings, team) as step:
+    with Stage.open(options, "download", settings, team) as step:
         if step.done:
             return step.manifest
         if dump is not None:
@@ -208,14 +208,14 @@ def download(options: DownloadOptions, team: Team) -> Manifest:
         return step.finish({name: sum(result[name] for result in results) for name in ("files", "bytes", "checked")})
 
 
-def requested(options: DownloadOptions) -> list[Source]:
+def requested(options: DownloadOptions) -> list[Download]:
     """The URLs that are asked for by themselves.
 
     Raises:
         ValueError: none though no dump is asked for either, both, or two of one file name.
     """
     if options.language is None:
-        sources = [Source(url=url) for url in options.urls]
+        sources = [Download(url=url) for url in options.urls]
         sources += [] if options.listed is None else read_list(options.listed)
         if not sources:
             raise ValueError("there is nothing to fetch: name URLs, --list FILE, or --language en for a Wikipedia.")
@@ -230,5 +230,5 @@ def dump_of(options: DownloadOptions) -> Dump | None:
     """The dump that is asked for. Raises ValueError for one that cannot be."""
     if options.language is None:
         return None
-    Source(url=f"{options.mirror}/a")  # its complaint about the URL
+    Download(url=f"{options.mirror}/a")  # its complaint about the URL
     return Dump(language=options.language, date=options.date, content=options.content, parts=options.parts)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.corpus.pipeline import Context, Step, Unit, draft
+from tools.corpus.pipeline import Context, Stage, Unit, draft
 
 BUCKET = 1 << 19
 """Documents of a bucket, about; 16 bytes each, and as much again a few times to sort them."""
@@ -44,7 +44,7 @@ def hash_text(text: str) -> bytes:
     return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
 
 
-class Hashes:
+class HashStore:
     """Writes the hashes of a unit's documents in runs, each sorted, with the numbers of the documents.
 
     A unit may be a whole .gz file, so no more than a run is in memory.
@@ -70,7 +70,7 @@ class Hashes:
         self._run.clear()
 
 
-def remove_duplicates(step: Step, units: Sequence[Unit], documents: int) -> list[dict[str, int]]:
+def remove_duplicates(step: Stage, units: Sequence[Unit], documents: int) -> list[dict[str, int]]:
     """Writes the units' documents into the output, each text only where it comes first.
 
     Args:

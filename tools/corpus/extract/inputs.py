@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from tools.corpus.extract.parquet import cut_row_groups
-from tools.corpus.extract.reading import Format, Piece, printable, tell_format, tell_packing
+from tools.corpus.extract.reading import FileRange, Format, detect_compression, detect_format, printable
 from tools.corpus.pipeline import Unit, read_manifest
 
 ENGINE_FILES = frozenset({"step.json", "left-out.jsonl"})
@@ -25,17 +25,17 @@ _SUFFIXES = {
 class Pieces(Unit):
     """A unit of the work: a piece of a large file, or several small files."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FileRange, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class InputFile:
     path: Path
     name: str
     """Below the input that it was found in; may be printed and written whatever bytes it has."""
 
 
-def find_sources(inputs: Iterable[Path], wanted: str) -> tuple[list[Source], int]:
+def find_sources(inputs: Iterable[Path], wanted: str) -> tuple[list[InputFile], int]:
     """The files of the corpus in its order: as the inputs are given, within a folder by their names.
 
     Args:
@@ -49,17 +49,17 @@ def find_sources(inputs: Iterable[Path], wanted: str) -> tuple[list[Source], int
     Raises:
         ValueError: an input is missing, a link leads nowhere, or no file is found.
     """
-    sources: list[Source] = []
+    sources: list[InputFile] = []
     passed_over = 0
     for path in inputs:
         if path.is_file():
-            sources.append(Source(path=path, name=printable(Path(path.name))))
+            sources.append(InputFile(path=path, name=printable(Path(path.name))))
         elif path.is_dir():
             for found in _walk(path, _SUFFIXES.get(wanted, ())):
                 if found is None:
                     passed_over += 1
                 else:
-                    sources.append(Source(path=found, name=printable(found.relative_to(path))))
+                    sources.append(InputFile(path=found, name=printable(found.relative_to(path))))
         else:
             raise ValueError(f"{printable(path)} does not exist. Name files or folders with the text of the corpus.")
     if not sources:
@@ -94,7 +94,7 @@ def _walk(folder: Path, suffixes: tuple[str, ...], above: tuple[Path, ...] = ())
             yield None
 
 
-def cut_sources(sources: Iterable[Source], wanted: str, unit_bytes: int) -> list[Pieces]:
+def cut_sources(sources: Iterable[InputFile], wanted: str, unit_bytes: int) -> list[Pieces]:
     """The units of the corpus, in its order. They depend on the files and on `unit_bytes`, on nothing else.
 
     Args:
@@ -105,7 +105,7 @@ def cut_sources(sources: Iterable[Source], wanted: str, unit_bytes: int) -> list
     Raises:
         ValueError: a file whose format cannot be told, or that is packed in a way that cannot be read.
     """
-    groups: list[list[Piece]] = []
+    groups: list[list[FileRange]] = []
     weight = unit_bytes
     for source in sources:
         for piece in _cut(source, wanted, unit_bytes):
@@ -122,9 +122,9 @@ def cut_sources(sources: Iterable[Source], wanted: str, unit_bytes: int) -> list
     ]
 
 
-def _cut(source: Source, wanted: str, unit_bytes: int) -> Iterator[Piece]:
-    packing = tell_packing(source.path)
-    format_ = tell_format(source.path, packing) if wanted == "auto" else cast(Format, wanted)
+def _cut(source: InputFile, wanted: str, unit_bytes: int) -> Iterator[FileRange]:
+    packing = detect_compression(source.path)
+    format_ = detect_format(source.path, packing) if wanted == "auto" else cast(Format, wanted)
     size = source.path.stat().st_size
     if format_ == "parquet":
         ranges = cut_row_groups(source.path, unit_bytes)
@@ -134,6 +134,6 @@ def _cut(source: Source, wanted: str, unit_bytes: int) -> Iterator[Piece]:
         step = max(1, unit_bytes // BZIP2_SHARE) if packing == "bz2" else unit_bytes
         ranges = [(at, min(at + step, size), min(step, size - at)) for at in range(0, size, step)]
     for begin, end, taken in ranges:
-        yield Piece(
+        yield FileRange(
             path=source.path, name=source.name, format=format_, packing=packing, begin=begin, end=end, size=taken
         )  # fmt: skip

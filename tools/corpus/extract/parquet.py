@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.corpus.extract.reading import Document, Reading, row_document
+from tools.corpus.extract.reading import Document, ReadContext, row_document
 
 _ROWS = 64
 _BUFFER = 1 << 20
@@ -41,7 +41,7 @@ def cut_row_groups(path: Path, unit_bytes: int) -> list[tuple[int, int, int]]:
     return [*runs, (begin, metadata.num_row_groups, taken)]
 
 
-def read_parquet(reading: Reading) -> Iterator[Document]:
+def read_parquet(reading: ReadContext) -> Iterator[Document]:
     """A row a document, with the names of the columns as --text-field, --title-field and --id-field say."""
     try:
         file = _open(reading.piece.path)
@@ -60,7 +60,7 @@ def read_parquet(reading: Reading) -> Iterator[Document]:
             yield from _row_group(file, group, columns, reading)
 
 
-def _row_group(file: Any, group: int, columns: list[str], reading: Reading) -> Iterator[Document]:
+def _row_group(file: Any, group: int, columns: list[str], reading: ReadContext) -> Iterator[Document]:
     row = sum(file.metadata.row_group(before).num_rows for before in range(group))
     try:
         for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns, use_threads=False):
@@ -73,7 +73,7 @@ def _row_group(file: Any, group: int, columns: list[str], reading: Reading) -> I
         reading.report(f"row {row}", f"the rows of its group from here on are damaged: {_first_line(error)}", _REMEDY)
 
 
-def _rows(batch: Any, first: int, reading: Reading) -> Iterator[dict[str, Any] | None]:
+def _rows(batch: Any, first: int, reading: ReadContext) -> Iterator[dict[str, Any] | None]:
     """The rows of a batch; None for one that is not UTF-8, which is reported."""
     try:
         yield from batch.to_pylist()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from tools.corpus.extract.reading import Document, Reading, row_document, tidy
+from tools.corpus.extract.reading import Document, ReadContext, row_document, tidy
 from tools.corpus.extract.record_stream import RAISE, Place, Record, cut_elements, cut_lines, too_long
 
 # --- Pages of a MediaWiki dump (the export format of Special:Export, version 0.3 to 0.11) -----------------------------
@@ -33,7 +33,7 @@ def load_parser() -> tuple[CleanPage, int]:
     return clean_page, PARSER_VERSION
 
 
-def read_mediawiki(reading: Reading) -> Iterator[Document]:
+def read_mediawiki(reading: ReadContext) -> Iterator[Document]:
     """The articles: pages of namespace 0 that are neither redirects nor disambiguations, their text without markup.
 
     Of a page with several revisions the last one is read.
@@ -50,7 +50,7 @@ def read_mediawiki(reading: Reading) -> Iterator[Document]:
             yield document
 
 
-def _parse_page(data: bytes, place: Place, reading: Reading) -> ElementTree.Element | None:
+def _parse_page(data: bytes, place: Place, reading: ReadContext) -> ElementTree.Element | None:
     try:
         return ElementTree.fromstring(data)
     except ElementTree.ParseError as error:
@@ -60,7 +60,7 @@ def _parse_page(data: bytes, place: Place, reading: Reading) -> ElementTree.Elem
         return None
 
 
-def _article(page: ElementTree.Element, clean_page: CleanPage, reading: Reading) -> Document | None:
+def _article(page: ElementTree.Element, clean_page: CleanPage, reading: ReadContext) -> Document | None:
     title = page.findtext("title", "").strip()
     revisions = page.findall("revision")
     text = revisions[-1].findtext("text", "") if revisions else ""
@@ -83,7 +83,7 @@ def _article(page: ElementTree.Element, clean_page: CleanPage, reading: Reading)
 # --- Rows of JSON, one a line -----------------------------------------------------------------------------------------
 
 
-def read_jsonl(reading: Reading) -> Iterator[Document]:
+def read_jsonl(reading: ReadContext) -> Iterator[Document]:
     """An object a line, its text under the name that --text-field says. A line with nothing in it is passed over."""
     window = reading.window()
     for line in cut_lines(window, first=not reading.piece.begin, largest=reading.largest):
@@ -102,7 +102,7 @@ def read_jsonl(reading: Reading) -> Iterator[Document]:
             yield document
 
 
-def _parse_row(data: bytes, place: Place, reading: Reading) -> dict[str, Any] | None:
+def _parse_row(data: bytes, place: Place, reading: ReadContext) -> dict[str, Any] | None:
     text = reading.decode(data, place)
     if text is None:
         return None
@@ -123,7 +123,7 @@ _HEADER = re.compile(r"<doc ([^\n]*)>\s*")
 _ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*$)')
 
 
-def read_text(reading: Reading) -> Iterator[Document]:
+def read_text(reading: ReadContext) -> Iterator[Document]:
     """Documents that end at a blank line, or with their file."""
     for data, place in _between_blank_lines(reading):
         text = reading.decode(data, place)
@@ -132,7 +132,7 @@ def read_text(reading: Reading) -> Iterator[Document]:
             yield Document(id="", title="", text=tidy(text))
 
 
-def read_books(reading: Reading) -> Iterator[Document]:
+def read_books(reading: ReadContext) -> Iterator[Document]:
     """The whole file as one document, known by its name; blank lines separate its paragraphs."""
     data = bytearray()
     place: Place | None = None
@@ -150,7 +150,7 @@ def read_books(reading: Reading) -> Iterator[Document]:
         yield Document(id=reading.piece.name, title="", text=tidy(text))
 
 
-def read_wikiextractor(reading: Reading) -> Iterator[Document]:
+def read_wikiextractor(reading: ReadContext) -> Iterator[Document]:
     """What stands between <doc ...> and </doc>: the title in the first line, then a paragraph a line.
 
     WikiExtractor (version 3) writes "<", ">" and "&" as entities.
@@ -172,7 +172,7 @@ def read_wikiextractor(reading: Reading) -> Iterator[Document]:
         yield Document(id=names["id"], title=title, text="\n\n".join(filter(None, body)))
 
 
-def _between_blank_lines(reading: Reading) -> Iterator[Record]:
+def _between_blank_lines(reading: ReadContext) -> Iterator[Record]:
     """A document belongs to the piece that owns the blank line before it."""
     lines: list[bytes] = []
     begun, size = Place(0), 0

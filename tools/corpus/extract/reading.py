@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tools.corpus.extract.bzip2 import bzip2_chunks
-from tools.corpus.extract.record_stream import RAISE, Chunk, Place, Window, gzip_chunks, plain_chunks, too_long
+from tools.corpus.extract.record_stream import RAISE, Chunk, Place, ReadBuffer, gzip_chunks, plain_chunks, too_long
 from tools.corpus.pipeline import BadInput, Context
 
 # --- What kind of file an input is ------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def printable(path: Path) -> str:
     return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def tell_packing(path: Path) -> Packing:
+def detect_compression(path: Path) -> Packing:
     """How a file is packed: by its suffix, and without one by its first bytes.
 
     Raises:
@@ -64,7 +64,7 @@ def tell_packing(path: Path) -> Packing:
     return next((packing for magic, packing in _READ.items() if head.startswith(magic)), "")
 
 
-def tell_format(path: Path, packing: Packing) -> Format:
+def detect_format(path: Path, packing: Packing) -> Format:
     """The format of a file: by what it begins with, and where that does not tell, by its name.
 
     Where the beginning of a packed file is damaged, what comes after the damage is looked at.
@@ -124,7 +124,7 @@ def _chunks(path: Path, packing: Packing) -> Iterator[Chunk]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class FileRange:
     """What one worker reads of one file."""
 
     path: Path
@@ -162,10 +162,10 @@ class Fields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadContext:
     """A piece that is being read."""
 
-    piece: Piece
+    piece: FileRange
     fields: Fields
     largest: int
     """Bytes of a document."""
@@ -186,8 +186,8 @@ class Reading:
             return gzip_chunks(path, self.report, self.context.progress)
         return plain_chunks(path, begin, end, self.context.progress)
 
-    def window(self) -> Window:
-        return Window(self.chunks())
+    def window(self) -> ReadBuffer:
+        return ReadBuffer(self.chunks())
 
     def decode(self, data: bytes, place: Place) -> str | None:
         """The text of UTF-8; None where it is none, which is reported."""
@@ -198,7 +198,7 @@ class Reading:
             return None
 
 
-def read_damaged(reading: Reading) -> Iterator[Document]:
+def skip_damaged(reading: ReadContext) -> Iterator[Document]:
     """A packed file whose beginning is damaged, and nothing else tells its format: no document."""
     reason = f"the {reading.piece.packing} data that begins here is damaged, and so the format cannot be told"
     reading.report(Place(0), reason, "Fetch or pack the file again")
@@ -212,7 +212,7 @@ def tidy(text: str) -> str:
     return (re.sub(r"\n{3,}", "\n\n", text) if "\n\n\n" in text else text).strip()
 
 
-def row_document(row: dict[str, Any], place: Place | str, reading: Reading) -> Document | None:
+def row_document(row: dict[str, Any], place: Place | str, reading: ReadContext) -> Document | None:
     """The document in a row; None where there is none, which is reported. A text that is null is an empty one."""
     fields = reading.fields
     if fields.text not in row:

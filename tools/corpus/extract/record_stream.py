@@ -125,7 +125,7 @@ class Line(NamedTuple):
 
     data: bytes | None
     start: int
-    """In the window; good for `Window.place` until the next line is taken."""
+    """In the window; good for `ReadBuffer.place` until the next line is taken."""
     owned: bool
     begun: bool = True
     """Of a lost one: whether something of it was there before the hole."""
@@ -134,7 +134,7 @@ class Line(NamedTuple):
     remedy: str = ""
 
 
-class Window:
+class ReadBuffer:
     """The stretch of a stream that is in memory."""
 
     def __init__(self, chunks: Iterator[Chunk]) -> None:
@@ -189,7 +189,7 @@ class Window:
 
 
 def cut_elements(
-    window: Window, begin: bytes, end: bytes, largest: int, report: Report, *, name: str
+    window: ReadBuffer, begin: bytes, end: bytes, largest: int, report: Report, *, name: str
 ) -> Iterator[Record]:
     """What stands from a `begin` to the next `end`, both included.
 
@@ -217,7 +217,7 @@ def cut_elements(
         report(place, f"the {name} that begins here {reason}", remedy)
 
 
-def _find(window: Window, begin: bytes, at: int) -> int | None:
+def _find(window: ReadBuffer, begin: bytes, at: int) -> int | None:
     """Where the next owned `begin` starts; what lies before it may be dropped. None: there is no other."""
     while True:
         start = window.data.find(begin, at)
@@ -233,7 +233,7 @@ def _find(window: Window, begin: bytes, at: int) -> int | None:
             window.pass_hole()
 
 
-def _measure(window: Window, start: int, begin: bytes, end: bytes, largest: int) -> tuple[int, int, bool]:
+def _measure(window: ReadBuffer, start: int, begin: bytes, end: bytes, largest: int) -> tuple[int, int, bool]:
     """The start of the element, which moves when chunks come in; its length up to what stops it; whether that is `end`.
 
     What stops it otherwise: another `begin`, the end of what is there up to a hole or the end of the file, or more
@@ -254,7 +254,7 @@ def _measure(window: Window, start: int, begin: bytes, end: bytes, largest: int)
             return start, len(window.data), False
 
 
-def cut_lines(window: Window, *, first: bool, largest: int) -> Iterator[Line]:
+def cut_lines(window: ReadBuffer, *, first: bool, largest: int) -> Iterator[Line]:
     """Lines, those after the owned ones too, for as long as somebody asks.
 
     Args:
@@ -288,7 +288,7 @@ def cut_lines(window: Window, *, first: bool, largest: int) -> Iterator[Line]:
             start = searched = _after_newline(window, 0)
 
 
-def _after_newline(window: Window, at: int) -> int | None:
+def _after_newline(window: ReadBuffer, at: int) -> int | None:
     """The start of the next line; None at the end of the stream."""
     while (newline := window.data.find(b"\n", at)) < 0:
         window.drop(len(window.data))

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from tools.corpus.extract.dedup import Hashes, documents_name, hashes_name, remove_duplicates
+from tools.corpus.extract.dedup import HashStore, documents_name, hashes_name, remove_duplicates
 from tools.corpus.extract.filters import Filters
-from tools.corpus.extract.inputs import Pieces, Source, cut_sources, find_sources
+from tools.corpus.extract.inputs import InputFile, Pieces, cut_sources, find_sources
 from tools.corpus.extract.parquet import read_parquet
 from tools.corpus.extract.readers import (
     load_parser,
@@ -26,8 +26,8 @@ from tools.corpus.extract.readers import (
     read_text,
     read_wikiextractor,
 )
-from tools.corpus.extract.reading import Document, Fields, Reading, printable, read_damaged
-from tools.corpus.pipeline import Context, Manifest, Options, Step, Team, draft, fingerprint_file
+from tools.corpus.extract.reading import Document, Fields, ReadContext, printable, skip_damaged
+from tools.corpus.pipeline import Context, Manifest, Options, Stage, Team, draft, fingerprint_file
 
 # --- The step `extract` -----------------------------------------------------------------------------------------------
 
@@ -38,14 +38,14 @@ COUNTS = (
 )  # fmt: skip
 """What step.json counts: files and folders that are no input, pages or documents read, those left out by reason, then
 what is in the output."""
-_READERS: dict[str, Callable[[Reading], Iterator[Document]]] = {
+_READERS: dict[str, Callable[[ReadContext], Iterator[Document]]] = {
     "mediawiki": read_mediawiki,
     "wikiextractor": read_wikiextractor,
     "text": read_text,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
     "books": read_books,
-    "damaged": read_damaged,
+    "damaged": skip_damaged,
 }
 
 
@@ -112,7 +112,7 @@ def extract(options: ExtractOptions, team: Team) -> Manifest:
     rules = _rules(options)
     unit_bytes = int(options.unit_megabytes * MEGABYTE)
     units, settings, passed_over = team.on_first(lambda: _plan(options, unit_bytes))
-    with Step.open(options, "extract", settings, team) as step:
+    with Stage.open(options, "extract", settings, team) as step:
         if step.done:
             return step.manifest
         counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
@@ -135,7 +135,7 @@ def read_unit(unit: Pieces, context: Context, *, rules: Rules) -> dict[str, Any]
     encode = json.JSONEncoder(ensure_ascii=False).encode
     with ExitStack() as files:
         file = files.enter_context(draft(folder / documents_name(unit.name)))
-        hashes = Hashes(files.enter_context(draft(folder / hashes_name(unit.name)))) if rules.deduplicate else None
+        hashes = HashStore(files.enter_context(draft(folder / hashes_name(unit.name)))) if rules.deduplicate else None
         for document in _documents(unit, context, rules, counts):
             line = encode({"id": document.id, "title": document.title, "text": document.text}).encode() + b"\n"
             file.write(line)
@@ -149,7 +149,7 @@ def read_unit(unit: Pieces, context: Context, *, rules: Rules) -> dict[str, Any]
 
 def _documents(unit: Pieces, context: Context, rules: Rules, counts: Counter[str]) -> Iterator[Document]:
     for piece in unit.pieces:
-        reading = Reading(piece=piece, fields=rules.fields, largest=rules.largest, context=context, counts=counts)
+        reading = ReadContext(piece=piece, fields=rules.fields, largest=rules.largest, context=context, counts=counts)
         for document in _READERS[piece.format](reading):
             reason = rules.filters.refuse(document.text)
             if reason is None:
@@ -194,7 +194,7 @@ def _plan(options: ExtractOptions, unit_bytes: int) -> tuple[list[Pieces], dict[
     return units, {**settings, "input": _fingerprint(sources)}, passed_over
 
 
-def _fingerprint(sources: Sequence[Source]) -> dict[str, Any]:
+def _fingerprint(sources: Sequence[InputFile]) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=16)
     for source in sources:
         digest.update(f"{source.name}\0{fingerprint_file(source.path)}\0".encode())

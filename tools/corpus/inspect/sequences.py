@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tensor3d.data import SpecialTokens
 from tensor3d.data.array_utils import first_rows
 from tensor3d.data.segments import NO_LABEL, Segments
-from tensor3d.data.sources import ShardDrawing
-from tensor3d.packing import Plan, Strategy
+from tensor3d.data.sources import ShardSamples
+from tensor3d.packing import PackingPlan, PackPattern
 from tools.corpus.inspect.histogram import Histogram
 from tools.corpus.inspect.report import Excerpt, Report
 from tools.corpus.tokenizers import Tokenizer
@@ -37,7 +37,7 @@ class Training:
     """Sequences in shards, and the plan of their packs."""
 
     names: tuple[str, ...]
-    shards: tuple[ShardDrawing | None, ...]
+    shards: tuple[ShardSamples | None, ...]
     """None for one that is not on this machine."""
     special: SpecialTokens
     tokenizer: Tokenizer
@@ -45,7 +45,7 @@ class Training:
     """Tokens of a sequence, at most."""
     lengths: Histogram
     """Of all sequences, also of shards that are not here."""
-    plan: Plan
+    plan: PackingPlan
 
     def describe(self, report: Report, *, samples: int, packs: int, seed: int) -> None:
         """Adds all there is to say of them."""
@@ -97,7 +97,7 @@ class Training:
             for shard, number in zip(shards.tolist(), chosen.tolist(), strict=True)
         ]
 
-    def _strategies(self, wanted: int, rng: np.random.Generator) -> list[Strategy]:
+    def _strategies(self, wanted: int, rng: np.random.Generator) -> list[PackPattern]:
         """Those of random packs, as far as there are any of packs with boundaries in them."""
         several = [strategy for strategy in self.plan.strategies if len(strategy.lengths) > 1]
         strategies = several or self.plan.strategies
@@ -136,7 +136,7 @@ class Training:
         )
         yield f"guessed: {', '.join(shown)}"
 
-    def _pack(self, strategy: Strategy, rng: np.random.Generator) -> Excerpt:
+    def _pack(self, strategy: PackPattern, rng: np.random.Generator) -> Excerpt:
         """A pack that the plan makes, filled with sequences of its lengths."""
         capacity, tokens = self.plan.capacity, sum(strategy.lengths)
         sequences = "1 sequence" if len(strategy.lengths) == 1 else f"{len(strategy.lengths)} sequences"

@@ -1,7 +1,7 @@
 """The frame of every step: units of work, who does them, and a folder that appears when they are done."""
 
 from tools.common.files import draft, fingerprint_file
-from tools.corpus.pipeline.step import Manifest, Step, read_manifest
+from tools.corpus.pipeline.step import Manifest, Stage, read_manifest
 from tools.corpus.pipeline.units import BadInput, Context, LeftOut, Unit
 from tools.corpus.pipeline.workers import LocalTeam, Options, Team, local_team
 
@@ -12,7 +12,7 @@ __all__ = [
     "LocalTeam",
     "Manifest",
     "Options",
-    "Step",
+    "Stage",
     "Team",
     "Unit",
     "draft",

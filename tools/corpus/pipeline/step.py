@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from tools.common.files import draft
-from tools.corpus.pipeline.units import Context, Outcome, Task, U
+from tools.corpus.pipeline.units import Context, Outcome, U, WorkItem
 from tools.corpus.pipeline.workers import Options, Team
 
 # --- step.json: what a finished folder is, and what lies in it --------------------------------------------------------
@@ -98,7 +98,7 @@ T = TypeVar("T")
 SETTINGS = "settings.json"
 
 
-class Step:
+class Stage:
     """A step while its output is made, in `.NAME.partial` beside it: the folder to be, marks of units done, and
     what lies between two phases. Every rank makes one and calls the same methods in the same order. A context manager.
 
@@ -128,7 +128,7 @@ class Step:
             self.manifest = found
 
     @classmethod
-    def open(cls, options: Options, name: str, settings: dict[str, Any], team: Team) -> Step:
+    def open(cls, options: Options, name: str, settings: dict[str, Any], team: Team) -> Stage:
         """The step that makes `options.output`."""
         # A link to an empty folder stands for that folder, also for what lies beside it.
         return cls(Path(options.output).resolve(), name, settings, team, skip_bad=options.skip_bad)
@@ -150,7 +150,7 @@ class Step:
         if len({unit.name for unit in units}) < len(units):
             raise ValueError(f"two units of the phase {phase!r} have one name; their files would overwrite each other.")
         marks = self._partial / "marks" / phase
-        task = Task(work=work, folder=self.folder, scratch=self.scratch, marks=marks, skip_bad=self._skip_bad)
+        task = WorkItem(work=work, folder=self.folder, scratch=self.scratch, marks=marks, skip_bad=self._skip_bad)
         self._team.on_first(lambda: marks.mkdir(parents=True, exist_ok=True))
         done = self._team.on_first(lambda: {unit.name: found for unit in units if (found := task.earlier(unit))})
         left = [unit for unit in units if unit.name not in done]
@@ -175,7 +175,7 @@ class Step:
         self.done = True
         return self.manifest
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> Stage:
         return self
 
     def __exit__(

@@ -98,7 +98,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class WorkItem:
     """How a phase treats a unit, wherever it is worked on."""
 
     work: Callable[[Any, Context], dict[str, Any]]

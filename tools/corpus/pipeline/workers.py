@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tools.common.cpu import usable_cores
-from tools.corpus.pipeline.units import Outcome, Task, Unit
+from tools.corpus.pipeline.units import Outcome, Unit, WorkItem
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Team(Protocol):
     def workers(self) -> int:
         """Units that are worked on at a time."""
 
-    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
+    def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         """Does the units; what has become of each, by name. `seen` hears the bytes that are done. What fails in one is
         raised on every rank."""
 
@@ -52,7 +52,7 @@ class LocalTeam:
             raise ValueError(f"workers must be at least 1. Got {workers}.")
         self.workers = workers
 
-    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
+    def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         if self.workers == 1 or len(units) < 2:
             return {unit.name: do_unit(task, unit, seen) for unit in units}
         outcomes: dict[str, Outcome] = {}
@@ -78,7 +78,7 @@ class LocalTeam:
         return do()
 
 
-def do_unit(task: Task, unit: Unit, seen: Callable[[int], None]) -> Outcome:
+def do_unit(task: WorkItem, unit: Unit, seen: Callable[[int], None]) -> Outcome:
     """Does a unit in this process; what it has not reported as progress is reported at its end."""
     told = 0
 
@@ -103,7 +103,9 @@ def _module_of(work: Callable[..., Any]) -> str:
     return str(getattr(function, "__module__", type(function).__module__))
 
 
-def _done(pool: ProcessPoolExecutor, at_once: int, task: Task, units: Sequence[Unit]) -> Iterator[tuple[Unit, Outcome]]:
+def _done(
+    pool: ProcessPoolExecutor, at_once: int, task: WorkItem, units: Sequence[Unit]
+) -> Iterator[tuple[Unit, Outcome]]:
     """The units as they are done, the largest begun first; raises what fails first and begins no other."""
     doing: dict[Future[Outcome], Unit] = {}
     left = iter(sorted(units, key=lambda unit: (-unit.size, unit.name)))
@@ -157,7 +159,7 @@ class MpiTeam:
         self.rank: int = communicator.Get_rank()
         self.workers: int = communicator.Get_size()
 
-    def do(self, task: Task, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
+    def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         own: dict[str, Outcome] = {}
         error: Exception | None = None
         try:

@@ -223,7 +223,7 @@ class Corpus:
         return Choice(key=mix(seed, _STREAM, self.number), limit=limit)
 
 
-class Run(NamedTuple):
+class DocRun(NamedTuple):
     """Documents `first` to `end - 1`, or those of them that are held out, or that are not."""
 
     first: int
@@ -231,19 +231,19 @@ class Run(NamedTuple):
     ids: int
 
 
-class Cut(NamedTuple):
+class Split(NamedTuple):
     """The runs of a corpus."""
 
-    training: list[Run]
-    held_out: list[Run]
+    training: list[DocRun]
+    held_out: list[DocRun]
 
 
-class Survey(NamedTuple):
+class CorpusSurvey(NamedTuple):
     """What is known of the corpora before any id is read."""
 
     limit: int
     """Hashes below it are held out."""
-    cuts: list[Cut]
+    cuts: list[Split]
 
 
 def parse_corpora(texts: Sequence[str]) -> list[Corpus]:
@@ -295,7 +295,7 @@ def _is_there(path: Path) -> bool:
     return path.is_dir() or path.with_name(f"{path.name}.idx").is_file()
 
 
-def survey(corpora: Sequence[Corpus], *, seed: int, held_out: float, run_tokens: int) -> Survey:
+def survey(corpora: Sequence[Corpus], *, seed: int, held_out: float, run_tokens: int) -> CorpusSurvey:
     """Checks the corpora and cuts them into runs of about `run_tokens` ids.
 
     Documents are held out by a hash of their numbers, about `held_out` of them, but one at least if that is not 0.
@@ -320,7 +320,7 @@ def survey(corpora: Sequence[Corpus], *, seed: int, held_out: float, run_tokens:
                 "documents."
             )
     cuts = [_cut(v, c.choice(seed, limit), run_tokens) for v, c in zip(views, corpora, strict=True)]
-    return Survey(limit=limit, cuts=cuts)
+    return CorpusSurvey(limit=limit, cuts=cuts)
 
 
 class _Count(NamedTuple):
@@ -359,7 +359,7 @@ class _Cutter:
 
     def __init__(self, run_tokens: int) -> None:
         self._run_tokens = run_tokens
-        self._runs: list[Run] = []
+        self._runs: list[DocRun] = []
         self._first = self._documents = self._ids = 0
 
     def add(self, number: int, ids: int) -> None:
@@ -369,10 +369,10 @@ class _Cutter:
             self._close(number + 1)
 
     def _close(self, end: int) -> None:
-        self._runs.append(Run(self._first, end, self._ids))
+        self._runs.append(DocRun(self._first, end, self._ids))
         self._first, self._documents, self._ids = end, 0, 0
 
-    def end(self, end: int) -> list[Run]:
+    def end(self, end: int) -> list[DocRun]:
         """All runs. A small rest goes to the last one, and so do documents without ids behind it: somebody has to look
         at their sentences."""
         if self._runs and self._documents and (self._documents < 2 or 2 * self._ids < self._run_tokens):
@@ -384,11 +384,11 @@ class _Cutter:
         return [*self._runs[:-1], *(last._replace(end=end) for last in self._runs[-1:])]
 
 
-def _cut(view: IndexView, choice: Choice, run_tokens: int) -> Cut:
+def _cut(view: IndexView, choice: Choice, run_tokens: int) -> Split:
     training, held_out = _Cutter(run_tokens), _Cutter(max(1, run_tokens // _HELD_OUT_SHARE_OF_RUN))
     for numbers, sizes, out in _chunks(view, choice):
         for number, ids, is_out in zip(numbers.tolist(), sizes.tolist(), out.tolist(), strict=True):
             if ids:
                 (held_out if is_out else training).add(number, ids)
     end = len(view.documents) - 1
-    return Cut(training=training.end(end), held_out=held_out.end(end))
+    return Split(training=training.end(end), held_out=held_out.end(end))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tensor3d.data import SpecialTokens
 from tensor3d.data.epochs import PackingRules
 from tensor3d.data.stored_samples import LABELS, MASKS, StoredShard
-from tensor3d.packing import Limits, Plan, fingerprint_of, load_plan
+from tensor3d.packing import Limits, PackingPlan, fingerprint_of, load_plan
 from tools.corpus.pipeline.step import STEP, VERSION
 from tools.corpus.samples.draw import CONTINUATIONS
 from tools.corpus.samples.options import HISTOGRAM, PLAN
@@ -48,7 +48,7 @@ class Samples:
     """Places left out because they were bad."""
     special: SpecialTokens
     shards: tuple[StoredShard | None, ...]
-    """None for one that is not on this machine. For `tensor3d.data.StoredSamples` or `ExchangedSamples`."""
+    """None for one that is not on this machine. For `tensor3d.data.StoredSamples` or `RemoteSamples`."""
     held_out: StoredShard | None
     """None where nothing was held out."""
     continuations: NDArray[np.bool_] | None
@@ -86,7 +86,7 @@ class Samples:
         """int64 (max_length + 1,): lengths of all training sequences, also of shards that are not here."""
         return np.array(json.loads((self.folder / HISTOGRAM).read_bytes())["counts"], dtype=np.int64)
 
-    def plan(self) -> Plan:
+    def plan(self) -> PackingPlan:
         """The plan of all training sequences, for `PretrainingData` with the method `packing`. ValueError for a file
         that is damaged."""
         return load_plan(self.folder / PLAN, fingerprint_of(self.histogram, self.limits, self.packing))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tensor3d.data.masking import MASKED_SHARE
-from tools.corpus.pipeline import Manifest, Step, Team, draft
-from tools.corpus.samples.document_runs import TOKENIZER, Corpus, Run, Survey, parse_corpora, survey
+from tools.corpus.pipeline import Manifest, Stage, Team, draft
+from tools.corpus.samples.document_runs import TOKENIZER, Corpus, CorpusSurvey, DocRun, parse_corpora, survey
 from tools.corpus.samples.draw import CONTINUATIONS, PARTS, DrawRules, DrawUnit, Piece, draw
 from tools.corpus.samples.merge_shards import GatherUnit, cuts_missing, deal, gather, kept, targets, unigram_entropy
 from tools.corpus.samples.options import SamplesOptions, write_plan
@@ -46,7 +46,7 @@ def samples(options: SamplesOptions, team: Team) -> Manifest:
         special=tokenizer.special,
         seed=options.seed,
     )
-    with Step.open(options, "samples", _settings(options, corpora, tokenizer), team) as step:
+    with Stage.open(options, "samples", _settings(options, corpora, tokenizer), team) as step:
         if step.done:
             return step.manifest
         step.on_first(partial(_begin, step, options, tokenizer, folder))
@@ -75,7 +75,7 @@ class _Samples:
     """The phases of the step, on every rank alike."""
 
     def __init__(
-        self, options: SamplesOptions, rules: DrawRules, corpora: Sequence[Corpus], surveyed: Survey, step: Step
+        self, options: SamplesOptions, rules: DrawRules, corpora: Sequence[Corpus], surveyed: CorpusSurvey, step: Stage
     ) -> None:
         self._options, self._rules, self._corpora, self._survey, self._step = options, rules, corpora, surveyed, step
 
@@ -200,7 +200,7 @@ class _Samples:
         runs = self._survey.cuts[corpus.number].training
         return [self._unit(corpus, cut, number, run, held_out=False) for number, run in enumerate(runs)]
 
-    def _unit(self, corpus: Corpus, cut: int, number: int, run: Run, *, held_out: bool) -> DrawUnit:
+    def _unit(self, corpus: Corpus, cut: int, number: int, run: DocRun, *, held_out: bool) -> DrawUnit:
         kind = "heldout" if held_out else "train"
         return DrawUnit(
             name=f"{kind}-{corpus.number:03d}-{cut:04d}-{number:06d}",
@@ -254,7 +254,7 @@ def _settings(options: SamplesOptions, corpora: Sequence[Corpus], tokenizer: Tok
     }
 
 
-def _begin(step: Step, options: SamplesOptions, tokenizer: Tokenizer, folder: Path) -> None:
+def _begin(step: Stage, options: SamplesOptions, tokenizer: Tokenizer, folder: Path) -> None:
     """What the phases find: the tokenizer, and folders to write to."""
     (step.scratch / PARTS).mkdir(parents=True, exist_ok=True)
     copy_tokenizer(folder, step.folder / TOKENIZER)

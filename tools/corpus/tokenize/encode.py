@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tensor3d.data.indexed_dataset import IndexedWriter
-from tools.corpus.pipeline import Manifest, Options, Step, Team, read_manifest
+from tools.corpus.pipeline import Manifest, Options, Stage, Team, read_manifest
 from tools.corpus.sentences import check_language
 from tools.corpus.tokenize.documents import (
     COUNTS,
@@ -57,7 +57,7 @@ def tokenize(options: TokenizeOptions, team: Team) -> Manifest:
         "language": options.language,
         "most_unknown": options.most_unknown,
     }
-    with Step.open(options, "tokenize", settings, team) as step:
+    with Stage.open(options, "tokenize", settings, team) as step:
         if step.done:
             return step.manifest
         work = partial(
@@ -78,7 +78,7 @@ def tokenize(options: TokenizeOptions, team: Team) -> Manifest:
         return step.finish({**counts, "vocab_size": made.vocab_size})
 
 
-def _publish(step: Step, units: Sequence[DocumentRange], tokenizer: Path, vocab_size: int) -> None:
+def _publish(step: Stage, units: Sequence[DocumentRange], tokenizer: Path, vocab_size: int) -> None:
     """The parts of all units as one pair of files, one part after another."""
     with IndexedWriter(step.scratch / DOCUMENTS, vocab_size=vocab_size) as writer:
         for unit in units:

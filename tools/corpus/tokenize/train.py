@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from tools.corpus.pipeline import Manifest, Options, Step, Team
+from tools.corpus.pipeline import Manifest, Options, Stage, Team
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.sentences import check_language
 from tools.corpus.tokenize.documents import (
@@ -85,7 +85,7 @@ def _take(options: TokenizerOptions, team: Team) -> Manifest:
     kind, file = next((kind, file) for kind, file in sources.items() if file is not None)
     lowercase = kind == "wordpiece" and not options.cased
     settings = {"kind": kind, "fingerprint": open_tokenizer(kind, file, lowercase=lowercase).fingerprint}
-    with Step.open(options, "tokenizer", settings, team) as step:
+    with Stage.open(options, "tokenizer", settings, team) as step:
         if step.done:
             return step.manifest
         return step.finish(
@@ -104,7 +104,7 @@ def _train(options: TokenizerOptions, team: Team) -> Manifest:
             for name in ("model", "vocab_size", "sentences", "lowercase", "character_coverage", "language", "seed")
         },
     }
-    with Step.open(options, "tokenizer", settings, team) as step:
+    with Stage.open(options, "tokenizer", settings, team) as step:
         if step.done:
             return step.manifest
         units = share_out(ranges_of(files), options.sentences)

@@ -1,7 +1,7 @@
 """What a run tells of itself: records of its steps, a journal and TensorBoard, a table at the end."""
 
-from tools.training.metrics.console import Display, summary, table
-from tools.training.metrics.early_stopping import Best
+from tools.training.metrics.console import ConsoleLogger, summary, table
+from tools.training.metrics.early_stopping import EarlyStopping
 from tools.training.metrics.jsonl import JOURNAL, read_journal
 from tools.training.metrics.memory import peak_memory
 from tools.training.metrics.records import (
@@ -14,8 +14,8 @@ from tools.training.metrics.records import (
 
 __all__ = [
     "JOURNAL",
-    "Best",
-    "Display",
+    "ConsoleLogger",
+    "EarlyStopping",
     "EvaluationMetrics",
     "MemoryMetrics",
     "StepMetrics",

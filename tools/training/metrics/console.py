@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from tools.training.metrics.jsonl import EVENT, JOURNAL, Journal
+from tools.training.metrics.jsonl import EVENT, JOURNAL, JsonlLogger
 from tools.training.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics
-from tools.training.metrics.tensorboard import Board
+from tools.training.metrics.tensorboard import TensorBoardLogger
 
 # --- The table at the end of a run ------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class CheckpointOutcome(Protocol):
 
 
 @dataclass(kw_only=True)
-class Display:
+class ConsoleLogger:
     """Shows a run's metrics. With `shown=False` (every rank but 0) it only remembers them."""
 
     directory: Path
@@ -148,14 +148,14 @@ class Display:
     evaluations: list[EvaluationMetrics] = field(default_factory=list)
     memories: list[MemoryMetrics] = field(default_factory=list)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> ConsoleLogger:
         self._done, self._failing = self.first_step, False
-        self._journal: Journal | None = None
-        self._board: Board | None = None
+        self._journal: JsonlLogger | None = None
+        self._board: TensorBoardLogger | None = None
         if self.shown:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._journal = Journal(self.directory / JOURNAL, first_step=self.first_step)
-            self._board = Board(self.directory / "tensorboard", first_step=self.first_step, say=self.say)
+            self._journal = JsonlLogger(self.directory / JOURNAL, first_step=self.first_step)
+            self._board = TensorBoardLogger(self.directory / "tensorboard", first_step=self.first_step, say=self.say)
         self._bar = tqdm(
             total=self.steps,
             initial=self.first_step,

@@ -7,7 +7,7 @@ from typing import Any
 from tools.training.metrics.records import EvaluationMetrics
 
 
-class Best:
+class EarlyStopping:
     """Follows the held-out loss.
 
     Args:

@@ -21,7 +21,7 @@ EVENT = "event"
 """The kind that outlives a restart: what has happened stays, while steps that are done again replace their lines."""
 
 
-class Journal:
+class JsonlLogger:
     """Appends to a run's journal. What a killed run wrote of steps after `first_step` is cut off first.
 
     Every line reaches the operating system at once: of a killed process nothing is lost; `sync` is for a machine that

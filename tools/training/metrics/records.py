@@ -166,7 +166,7 @@ def next_sentence_accuracy(correct: float, loss: float, sequences: int) -> float
 
 
 def by_axis(received: Mapping[tuple[str, Any], int]) -> dict[str, int]:
-    """Bytes by axis, of bytes by (axis, kind of collective) as `TrafficCount.received` has them."""
+    """Bytes by axis, of bytes by (axis, kind of collective) as `CommStats.received` has them."""
     sums: dict[str, int] = {}
     for (axis, _), count in sorted(received.items()):
         sums[axis] = sums.get(axis, 0) + count

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class Board:
+class TensorBoardLogger:
     """Writes TensorBoard's files in a folder. Where that fails, it says so and the run goes on without.
 
     Args:

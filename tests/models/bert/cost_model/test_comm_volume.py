@@ -10,8 +10,8 @@ import torch
 
 from models.bert import BertConfig, BertForPreTraining
 from models.bert.cost_model.comm_volume import step_traffic
-from tensor3d import Cube, CubeShape, Precision, clip_grad_norm_
-from tensor3d.cost_model.comm_volume import Wire
+from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, clip_grad_norm_
+from tensor3d.cost_model.comm_volume import CommModel
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import EVERY_SHAPE, fast_alone, ranks_of
@@ -23,7 +23,7 @@ def counted(
     packs: int,
     dtype: torch.dtype,
     micro_batches: int,
-    precision: Precision,
+    precision: MixedPrecisionPolicy,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     torch.set_default_dtype(dtype)
@@ -34,7 +34,7 @@ def counted(
     with cube.traffic.counting() as traffic:
         for number in range(micro_batches):
             if number < micro_batches - 1:
-                with cube.accumulating():
+                with cube.no_sync():
                     model(batch, *totals(step)).loss.backward()
             else:
                 model(batch, *totals(step)).loss.backward()
@@ -49,13 +49,13 @@ def check(
     packs: int = 16,
     dtype: torch.dtype = torch.float32,
     micro: int = 1,
-    precision: Precision = Precision(),  # noqa: B008  # frozen
+    precision: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008  # frozen
     options: dict[str, Any] | None = None,
 ) -> None:
     config, (x, y, z, data), options = config or toy_config(67), shape, options or {}
     results = run_ranks(ranks_of(shape), counted, shape, config, packs, dtype, micro, precision, options)
     for rank, result in enumerate(results):
-        wire = Wire(
+        wire = CommModel(
             shape=CubeShape(x=x, y=y, z=z, data=data),
             rank=rank,
             compute=precision.computed(dtype).itemsize,
@@ -120,7 +120,7 @@ def test_accumulation_sums_replicated_gradients_once(shape: Shape) -> None:
     "compute, reduce", [(torch.bfloat16, None), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)]
 )
 def test_half_precision_travels_in_half_the_bytes(compute: torch.dtype, reduce: torch.dtype | None) -> None:
-    check((2, 1, 2, 1), precision=Precision(compute=compute, reduce=reduce), micro=2)
+    check((2, 1, 2, 1), precision=MixedPrecisionPolicy(compute=compute, reduce=reduce), micro=2)
 
 
 @pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def test_one_device_sends_nothing() -> None:
     with cube.traffic.counting() as traffic:
         model(lay(packs, cube), *totals(packs)).loss.backward()
     assert traffic.total_calls == 0
-    assert step_traffic(toy_config(67), Wire(shape=CubeShape()), 48, 16, 10).total() == 0
+    assert step_traffic(toy_config(67), CommModel(shape=CubeShape()), 48, 16, 10).total() == 0

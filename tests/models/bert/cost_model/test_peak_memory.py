@@ -13,10 +13,20 @@ from torch.profiler import ProfilerActivity, profile
 
 from models.bert import PRESETS, BertForPreTraining
 from models.bert.cost_model.param_shapes import held_elements, parameters, replicated_elements
-from models.bert.cost_model.peak_memory import Passing, step_memory
-from models.bert.cost_model.saved_activations import Kept, Load, saved
-from tensor3d import Cube, CubeShape, Embedding3D, LayerNorm3D, Precision, Sequences, attention, cross_entropy, local
-from tensor3d.cost_model.comm_volume import Wire
+from models.bert.cost_model.peak_memory import TransientMemory, step_memory
+from models.bert.cost_model.saved_activations import Kept, MicroBatchShape, saved
+from tensor3d import (
+    Cube,
+    CubeShape,
+    Embedding3D,
+    LayerNorm3D,
+    MixedPrecisionPolicy,
+    Sequences,
+    attention,
+    cross_entropy,
+    local,
+)
+from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.optim import AdamW
 from tests.models import toy
 from tests.models.kept import kept_bytes, load_of, wire_of
@@ -55,7 +65,7 @@ def _kept(
     found = []
     toy.LENGTHS[:] = lengths or toy.LENGTHS
     for changes, made, dtype in cases:
-        cube = Cube(*shape, precision=Precision(compute=dtype))
+        cube = Cube(*shape, precision=MixedPrecisionPolicy(compute=dtype))
         cube.manual_seed(0)
         config = toy_config(**{"vocab": 67, **changes})
         model = BertForPreTraining(config, cube, **made)
@@ -135,7 +145,7 @@ def _peak(
     shape: Shape, changes: Changes, made: Changes, dtype: torch.dtype | None, micro: int, runs: int = 1
 ) -> tuple[int, int]:
     """The least of several runs, and what the closed form says."""
-    cube = Cube(*shape, precision=Precision(compute=dtype))
+    cube = Cube(*shape, precision=MixedPrecisionPolicy(compute=dtype))
     cube.manual_seed(0)
     config = toy_config(**{"vocab": 67, **changes})
     model = BertForPreTraining(config, cube, **made)
@@ -144,7 +154,7 @@ def _peak(
 
     def run() -> None:
         for number in range(micro):
-            with nullcontext() if number == micro - 1 else cube.accumulating():
+            with nullcontext() if number == micro - 1 else cube.no_sync():
                 model(batch, *totals(step)).loss.backward()
 
     run()  # what is made once stays
@@ -229,9 +239,9 @@ def test_what_comes_and_goes_in_attention(dropout: float, dtype: torch.dtype, le
     """Alone, for beside a head and a layer's products a mistake in it would not be seen."""
     heads, width, rows = 4, 64, sum(lengths)
     config = toy_config(67, hidden=heads * width, heads=heads, attention_dropout=dropout)
-    wire = Wire(shape=CubeShape(), compute=dtype.itemsize)
-    load = Load(rows=rows, masked=8, first=8, lengths=lengths)
-    passing = Passing(config, wire, load, "cpu", keep_gathered=False, wire_buffers=False)
+    wire = CommModel(shape=CubeShape(), compute=dtype.itemsize)
+    load = MicroBatchShape(rows=rows, masked=8, first=8, lengths=lengths)
+    passing = TransientMemory(config, wire, load, "cpu", keep_gathered=False, wire_buffers=False)
     kept = Kept(config, wire, load, "cpu", keep_gathered=False).attention(None)
     leaf = torch.randn(rows, 3, heads, width).to(dtype).requires_grad_()
     sequences = Sequences.from_lengths(lengths)
@@ -246,11 +256,11 @@ def test_what_comes_and_goes_in_attention(dropout: float, dtype: torch.dtype, le
     assert 0.95 <= expected / (above.nbytes + peak_bytes(run)) <= 1.05
 
 
-def _alone(rows: int, dtype: torch.dtype, vocab: int = 67) -> tuple[Cube, Passing]:
-    config, wire = toy_config(vocab, hidden=256, heads=4), Wire(shape=CubeShape(), compute=dtype.itemsize)
-    load = Load(rows=rows, masked=rows, first=8, lengths=(rows,))
-    cube = Cube.single(precision=Precision(compute=dtype))
-    return cube, Passing(config, wire, load, "cpu", keep_gathered=False, wire_buffers=False)
+def _alone(rows: int, dtype: torch.dtype, vocab: int = 67) -> tuple[Cube, TransientMemory]:
+    config, wire = toy_config(vocab, hidden=256, heads=4), CommModel(shape=CubeShape(), compute=dtype.itemsize)
+    load = MicroBatchShape(rows=rows, masked=rows, first=8, lengths=(rows,))
+    cube = Cube.single(precision=MixedPrecisionPolicy(compute=dtype))
+    return cube, TransientMemory(config, wire, load, "cpu", keep_gathered=False, wire_buffers=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -275,7 +285,7 @@ def test_what_comes_and_goes_in_the_loss(rows: int, dtype: torch.dtype) -> None:
 
 def _lookup(x: int, dtype: torch.dtype, reduce: torch.dtype | None, vocab: int, rows: int) -> tuple[int, int]:
     """The most at once in the backward pass of a lookup, and what is expected of the later of its moments."""
-    cube = Cube(x, 1, 1, precision=Precision(compute=dtype, reduce=reduce))
+    cube = Cube(x, 1, 1, precision=MixedPrecisionPolicy(compute=dtype, reduce=reduce))
     table, above = Embedding3D(vocab, 256, cube), torch.randn(rows, 256).to(dtype)
 
     def run() -> int:
@@ -284,10 +294,10 @@ def _lookup(x: int, dtype: torch.dtype, reduce: torch.dtype | None, vocab: int, 
         return peak_bytes(lambda: torch.autograd.backward(result, above))
 
     gradient = 4 if reduce is None else reduce.itemsize
-    wire = Wire(shape=CubeShape(x=x), compute=dtype.itemsize, gradient=gradient)
-    load = Load(rows=rows, masked=8, first=8, lengths=(rows,))
+    wire = CommModel(shape=CubeShape(x=x), compute=dtype.itemsize, gradient=gradient)
+    load = MicroBatchShape(rows=rows, masked=8, first=8, lengths=(rows,))
     config = toy_config(vocab, hidden=256, heads=4)
-    passing = Passing(config, wire, load, "cpu", keep_gathered=False, wire_buffers=True)
+    passing = TransientMemory(config, wire, load, "cpu", keep_gathered=False, wire_buffers=True)
     sums = passing.lookup(passing.slab(vocab, 256, "z") // 256, rows, 256, returned=False)
     on_their_way = passing.weight_gradient(vocab, 256, "z", wire.statistic)
     return min(run() for _ in range(3)), passing.state(rows) + max(sums, on_their_way)
@@ -316,8 +326,8 @@ def test_the_most_at_once_on_a_cube() -> None:
 
 def test_what_is_bought_with_what() -> None:
     """Recomputation leaves a layer its input alone; kept gathers cost memory; LAMB needs room for its update."""
-    config, wire = PRESETS["large"], Wire(shape=CubeShape(x=2, y=2, z=2), compute=2)
-    load = Load(rows=8192, masked=1280, first=128, lengths=(512,) * 8)
+    config, wire = PRESETS["large"], CommModel(shape=CubeShape(x=2, y=2, z=2), compute=2)
+    load = MicroBatchShape(rows=8192, masked=1280, first=128, lengths=(512,) * 8)
     plain = step_memory(config, wire, load)
     layer = step_memory(config, wire, load, recompute="layer")
     assert layer.saved.layer == 2 * 8192 * 1024 // 4
@@ -325,7 +335,7 @@ def test_what_is_bought_with_what() -> None:
     assert step_memory(config, wire, load, recompute="attention").saved.layer < plain.saved.layer
     assert step_memory(config, wire, load, keep_gathered=True).saved.layer > plain.saved.layer
     assert saved(config, wire, load, device="cuda").layer < plain.saved.layer
-    small = Load(rows=64, masked=8, first=8, lengths=(32,))
+    small = MicroBatchShape(rows=64, masked=8, first=8, lengths=(32,))
     assert step_memory(config, wire, small, optimizer="lamb").peak > step_memory(config, wire, small).peak
 
 

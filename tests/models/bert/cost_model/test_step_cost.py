@@ -13,8 +13,8 @@ from models.bert.cost_model.param_shapes import held, held_elements, parameters
 from models.bert.cost_model.peak_memory import step_memory
 from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
-from tensor3d.cost_model.comm_volume import Wire, times
-from tensor3d.cost_model.step_cost import Choice
+from tensor3d.cost_model.comm_volume import CommModel, times
+from tensor3d.cost_model.step_cost import StepOptions
 
 SMALL = BertConfig(layers=3, hidden=64, heads=8, vocab=67, positions=32)
 MODERN = BertConfig(layers=4, hidden=64, heads=8, vocab=67, encoder="modern", window=8, global_every=2)
@@ -25,17 +25,22 @@ BATCH = Batch(packs=64, capacity=32, masked_per_pack=5)
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 @pytest.mark.parametrize(
     "choice",
-    [Choice(), Choice(micro_batches=4), Choice(recompute="layer"), Choice(micro_batches=2, keep_gathered=True)],
+    [
+        StepOptions(),
+        StepOptions(micro_batches=4),
+        StepOptions(recompute="layer"),
+        StepOptions(micro_batches=2, keep_gathered=True),
+    ],
     ids=["plain", "four", "recompute", "kept"],
 )
-def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice: Choice) -> None:
+def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice: StepOptions) -> None:
     shape = CubeShape(data=2, x=1, y=2, z=4)
     costs = BertCosts(config=config, batch=BATCH, optimizer=optimizer, norm=3)  # type: ignore[arg-type]
     cost, load = costs.cost(shape, choice), BATCH.load(shape, choice.micro_batches)
     assert (load.rows, load.lengths) == (64 // 2 // choice.micro_batches * 32, (32,) * (8 // choice.micro_batches))
     for wire, found in (
-        (Wire(shape=shape, compute=2), cost.traffic),
-        (Wire(shape=shape, compute=2, unit="calls"), cost.calls),
+        (CommModel(shape=shape, compute=2), cost.traffic),
+        (CommModel(shape=shape, compute=2, unit="calls"), cost.calls),
     ):
         lamb = sum(len(parameter.shape) > 1 for parameter in parameters(config)) if optimizer == "lamb" else 0
         assert found == +step_traffic(
@@ -52,7 +57,7 @@ def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice:
         )
     memory = step_memory(
         config,
-        Wire(shape=shape, compute=2),
+        CommModel(shape=shape, compute=2),
         load,
         micro_batches=choice.micro_batches,
         recompute=choice.recompute,
@@ -81,7 +86,7 @@ def test_flops_of_the_parts_are_those_of_the_model() -> None:
     """Products on all ranks, with attention; the padding of heads' slots and the narrow head aside."""
     batch = Batch(packs=16, capacity=32, masked_per_pack=4)
     costs, shape = BertCosts(config=SMALL, batch=batch), CubeShape(x=2, y=2, z=2)
-    cost = costs.cost(shape, Choice(micro_batches=2))
+    cost = costs.cost(shape, StepOptions(micro_batches=2))
     products = 3 * sum(product.times * product.flops(shape) for product in cost.products)
     slots = model_flops(SMALL, 16 * 32, 16 * 32**2, 16 * 4, 16)
     narrow = 3 * 2 * 16 * 2 * SMALL.hidden
@@ -118,9 +123,9 @@ def test_calls_of_gradients_that_fill_many_buckets() -> None:
     """1.3 GB in buckets of 64 MiB: 21 calls, and the bytes of a single sum."""
     costs = BertCosts(config=PRESETS["large"], batch=Batch(packs=8), norm=0)
     shape = CubeShape(data=8)
-    cost = costs.cost(shape, Choice())
+    cost = costs.cost(shape, StepOptions())
     elements = held_elements(PRESETS["large"], shape)
-    whole = Wire(shape=shape).summed(("data",), elements, 4)
+    whole = CommModel(shape=shape).summed(("data",), elements, 4)
     assert {key: cost.once[key] for key in whole} == {("data", "all-reduce"): 2 * 7 * -(-elements // 8) * 4 + _norms()}
     assert cost.once_calls["data", "all-reduce"] == -(-4 * elements // 2**26) + 1
     assert times(whole, 2) == {key: 2 * count for key, count in whole.items()}
@@ -129,4 +134,4 @@ def test_calls_of_gradients_that_fill_many_buckets() -> None:
 def _norms() -> int:
     """LAMB's, two numbers for each of BERT-large's matrices and tables."""
     adapted = held(PRESETS["large"], CubeShape()).adapted_tensors
-    return replace(Wire(shape=CubeShape(data=8))).summed(("data",), 2 * adapted, 4).total()
+    return replace(CommModel(shape=CubeShape(data=8))).summed(("data",), 2 * adapted, 4).total()

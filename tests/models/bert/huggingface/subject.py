@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from models.bert import BertForPreTraining, Text
+from models.bert import BertForPreTraining, EncodedText
 from tensor3d import Cube, checkpoint
 from tensor3d.parallelize import full_tensor
 from tests.models.toy import CAPACITY
@@ -110,12 +110,12 @@ def checkpointed(model: nn.Module, cube: Cube, folder: Path, step: int = 1) -> P
     return checkpoint.save(folder / "checkpoints", step, model, optimizer, cube, {})
 
 
-def texts(vocab: int, count: int = 5) -> list[Text]:
+def texts(vocab: int, count: int = 5) -> list[EncodedText]:
     random = np.random.default_rng(1)
     lengths = random.integers(2, 20, count)
-    return [Text(ids=random.integers(0, vocab, n), types=np.arange(n) * 2 // n) for n in lengths.tolist()]
+    return [EncodedText(ids=random.integers(0, vocab, n), types=np.arange(n) * 2 // n) for n in lengths.tolist()]
 
 
-def theirs(model: Any, text: Text) -> Any:
+def theirs(model: Any, text: EncodedText) -> Any:
     with torch.no_grad():
         return model(input_ids=torch.tensor(text.ids[None]), token_type_ids=torch.tensor(text.types[None]))

@@ -19,7 +19,7 @@ from tensor3d.distributed.collectives import all_to_all
 from tests.twins import error, full
 from tools.bench.vs_pytorch.plain_bert import PlainBert, copy_weights
 from tools.bench.vs_pytorch.strategies import CollectiveCount
-from tools.bench.vs_pytorch.trial import RIVALS, Contender, What, Work, make_ours, make_rival, plain_batch
+from tools.bench.vs_pytorch.trial import RIVALS, Implementation, What, Work, make_ours, make_rival, plain_batch
 
 CONFIG = BertConfig(
     layers=2, hidden=16, heads=4, inner=24, vocab=67, positions=8, dropout=0.0, attention_dropout=0.0, std=0.2
@@ -30,7 +30,7 @@ def work_of(what: What = "step", **changes: Any) -> Work:
     return Work(what=what, config=CONFIG, **{"sequences": 4, "length": 8, **changes})
 
 
-def gradients_of(contender: Contender) -> dict[str, Tensor]:
+def gradients_of(contender: Implementation) -> dict[str, Tensor]:
     contender.passes()
     found = {name.removeprefix("module."): full(p.grad) for name, p in contender.model.named_parameters()}
     contender.forget()

@@ -23,7 +23,7 @@ from tools.bench.vs_pytorch.command import HEADER, RivalFigures, faults, figures
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights
 from tools.bench.vs_pytorch.trial import (
     RIVALS,
-    Contender,
+    Implementation,
     RankFacts,
     packed_batch,
     packed_hidden,
@@ -124,7 +124,7 @@ def test_bytes_at_rest() -> None:
     """4 * 3 + 3 parameters, two moments, a counter of steps of both; and gradients whose memory lives on."""
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    contender = Contender(model=model, forward=lambda: model(torch.ones(2, 4)).sum(), optimizer=optimizer)
+    contender = Implementation(model=model, forward=lambda: model(torch.ones(2, 4)).sum(), optimizer=optimizer)
     assert resting_bytes(contender) == 4 * (3 * 15 + 2)
     bucket = torch.zeros(15)
 

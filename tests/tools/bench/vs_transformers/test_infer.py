@@ -15,16 +15,16 @@ from tests.tools.asked import write_models
 from tools.bench.__main__ import main
 from tools.bench.vs_transformers.infer import (
     HEADER,
-    Arm,
     InferCommand,
     InferFigures,
+    Variant,
     _padding_ratio,
     measure,
     rows,
     written_texts,
 )
 from tools.corpus.tokenizers import load_tokenizer
-from tools.predict.text_encoder import Reader
+from tools.predict.text_encoder import TextEncoder
 
 
 def test_texts_have_the_lengths_of_the_histogram(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_texts_have_the_lengths_of_the_histogram(tmp_path: Path) -> None:
     histogram = np.zeros(20)
     histogram[[3, 19]] = (1, 3)
     texts = written_texts(tokenizer, histogram, 400)
-    lengths = np.array([len(text.ids) for text in Reader(tokenizer, 512).texts(texts)])
+    lengths = np.array([len(text.ids) for text in TextEncoder(tokenizer, 512).texts(texts)])
     assert set(lengths.tolist()) == {3, 19}
     assert np.mean(lengths == 19) == pytest.approx(0.75, abs=0.1)
     assert len(set(texts)) > 200
@@ -45,8 +45,8 @@ def test_padding_is_that_of_the_batches() -> None:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    def arm(name: str, *seconds: float) -> Arm:
-        return Arm(name=name, seconds=seconds, texts_per_second=10, speed_up=2, latency_p50=0.01, latency_p99=None)
+    def arm(name: str, *seconds: float) -> Variant:
+        return Variant(name=name, seconds=seconds, texts_per_second=10, speed_up=2, latency_p50=0.01, latency_p99=None)
 
     figures = InferFigures(
         texts=10,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
-from tensor3d import Speed
+from tensor3d import ExecutionPolicy
 from tensor3d.data.batch import Pack, collate
 from tensor3d.data.loader import tensors_of
 from tools.bench.__main__ import main
@@ -255,7 +255,7 @@ def test_bad_calls_are_refused(options: dict[str, Any], message: str) -> None:
 
 
 def test_the_compiler_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def single(*_: object, speed: Speed) -> None:
+    def single(*_: object, speed: ExecutionPolicy) -> None:
         assert speed.compile
         raise ValueError("no compiler here")
 

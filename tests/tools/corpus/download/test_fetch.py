@@ -21,7 +21,7 @@ from tests.tools.corpus.web import Fault, Web, serving
 from tools.corpus.download import http
 from tools.corpus.download.fetch import Partial
 from tools.corpus.download.http import retry_after
-from tools.corpus.download.sources import Patience, Source
+from tools.corpus.download.sources import Download, Patience
 from tools.corpus.download.step import DownloadOptions, ThreadTeam, download
 from tools.corpus.pipeline import BadInput, Manifest, local_team, read_manifest
 
@@ -121,7 +121,7 @@ def test_progress_ends_at_the_size_of_the_file_whatever_happened(tmp_path: Path,
     url = web.add("/a", CONTENT, ranges=False, faults=[Fault(cut=300_000), Fault(status=503), Fault(cut=500_000)])
     told: list[int] = []
     partial = Partial(tmp_path / "unit", url)
-    fetch_file(Source(url=url), tmp_path / "a", partial, HASTY, told.append)
+    fetch_file(Download(url=url), tmp_path / "a", partial, HASTY, told.append)
     assert sum(told) == len(CONTENT)
     assert min(told) < -100_000
 

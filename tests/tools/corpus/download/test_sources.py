@@ -13,7 +13,7 @@ import tyro
 
 from tests.tools.corpus.web import Fault, Web, serving, sha1
 from tools.corpus.download.files import choose, find_files
-from tools.corpus.download.sources import Dump, Patience, Source, read_list
+from tools.corpus.download.sources import Download, Dump, Patience, read_list
 from tools.corpus.download.step import DownloadOptions, ThreadTeam, download
 from tools.corpus.pipeline import Manifest
 
@@ -60,9 +60,9 @@ def test_a_list_says_what_is_known_of_each_file(tmp_path: Path) -> None:
     )
     sources = read_list(path)
     assert sources == [
-        Source(url="http://a.org/x%20y.txt"),
-        Source(url="https://b.org/d/z.gz?key=1#part", checksum=f"sha256:{'ab' * 32}", size=1234),
-        Source(url="https://b.org/d/w.gz", checksum=f"md5:{'0' * 32}", size=0),
+        Download(url="http://a.org/x%20y.txt"),
+        Download(url="https://b.org/d/z.gz?key=1#part", checksum=f"sha256:{'ab' * 32}", size=1234),
+        Download(url="https://b.org/d/w.gz", checksum=f"md5:{'0' * 32}", size=0),
     ]
     assert [source.name for source in sources] == ["x y.txt", "z.gz", "w.gz"]
 
@@ -95,7 +95,7 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, line: str, message: str) -
 
 
 def test_an_escaped_slash_leads_nowhere_else() -> None:
-    assert Source(url="http://a.org/..%2F..%2Fb").name == "b"
+    assert Download(url="http://a.org/..%2F..%2Fb").name == "b"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_dump_is_found_by_its_checksums(web: Web) -> None:
     )  # fmt: skip
     (whole,) = find_files(dump_of(), web.url("/"), HASTY)
     name = "enwiki-20261101-pages-articles-multistream.xml.bz2"
-    assert whole == Source(url=web.url(f"/enwiki/20261101/{name}"), checksum=f"sha1:{sha1(name.encode())}")
+    assert whole == Download(url=web.url(f"/enwiki/20261101/{name}"), checksum=f"sha1:{sha1(name.encode())}")
     parts = find_files(dump_of(parts=True), web.url(""), HASTY)
     assert [part.name.rpartition("-")[2] for part in parts] == ["p1p2.bz2", "p3p4.bz2", "p5p8.bz2", "p9p12.bz2"]
 

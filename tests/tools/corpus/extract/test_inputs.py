@@ -15,7 +15,7 @@ import pytest
 
 from tests.tools.corpus.dumps import HEAD, TAIL, documents, page, pages, run, texts
 from tools.corpus.extract.bzip2 import find_marks
-from tools.corpus.extract.reading import tell_format
+from tools.corpus.extract.reading import detect_format
 from tools.corpus.pipeline import BadInput
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_head_is_told_by_what_comes_after(tmp_path: Path, text: str, e
     packed[2_000] ^= 1
     path = tmp_path / "nameless.bz2"
     path.write_bytes(packed)
-    assert tell_format(path, "bz2") == expected
+    assert detect_format(path, "bz2") == expected
     with pytest.raises(BadInput, match=r"byte \b4\b: the bzip2"):
         run(tmp_path / "strict", path)
     assert len(documents(run(tmp_path / "out", path, skip_bad=True))) == stays

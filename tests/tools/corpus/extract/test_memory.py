@@ -15,7 +15,7 @@ import pytest
 
 from tests.tools.corpus.dumps import documents, run
 from tools.corpus.extract.parquet import read_parquet
-from tools.corpus.extract.reading import Fields, Piece, Reading
+from tools.corpus.extract.reading import Fields, FileRange, ReadContext
 from tools.corpus.pipeline import Context
 
 
@@ -26,12 +26,12 @@ def test_a_row_group_is_not_held_whole(tmp_path: Path) -> None:
         pyarrow.table({"text": values}), path, compression="none", use_dictionary=False, write_batch_size=8
     )
     assert pyarrow.parquet.read_metadata(path).num_row_groups == 1
-    piece = Piece(path=path, name="rows", format="parquet", packing="", begin=0, end=1, size=path.stat().st_size)
+    piece = FileRange(path=path, name="rows", format="parquet", packing="", begin=0, end=1, size=path.stat().st_size)
     context = Context(folder=tmp_path, scratch=tmp_path, skip_bad=False)
     fields = Fields(text="text", title="title", id="id")
     before = pyarrow.total_allocated_bytes()
     most = 0
-    reading = Reading(piece=piece, fields=fields, largest=100_000, context=context, counts=Counter())
+    reading = ReadContext(piece=piece, fields=fields, largest=100_000, context=context, counts=Counter())
     for number, document in enumerate(read_parquet(reading)):
         assert document.text == values[number]
         most = max(most, pyarrow.total_allocated_bytes() - before)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.corpus.extract.record_stream import Chunk, Place, Window, cut_elements, cut_lines
+from tools.corpus.extract.record_stream import Chunk, Place, ReadBuffer, cut_elements, cut_lines
 
 CUTS = st.lists(st.integers(1, 12), min_size=1, max_size=20)
 Reports = list[tuple[str, str]]
@@ -30,7 +30,7 @@ def elements(data: bytes, begin: int, end: int, sizes: list[int], largest: int =
              ) -> tuple[list[tuple[bytes, int]], Reports]:  # fmt: skip
     reports: Reports = []
     records = cut_elements(
-        Window(chunked(data, begin, end, sizes, holes)), b"<p>", b"</p>", largest,
+        ReadBuffer(chunked(data, begin, end, sizes, holes)), b"<p>", b"</p>", largest,
         lambda place, reason, remedy: reports.append((str(place), reason)), name="page",
     )  # fmt: skip
     return [(record.data, record.place.byte) for record in records], reports
@@ -65,7 +65,7 @@ def test_lines_belong_to_the_piece_of_the_newline_before_them(data: bytes, sizes
     for cut in [*cuts, len(data) + 1]:
         end = min(begin + cut, len(data))
         if begin < end:
-            window = Window(chunked(data, begin, end, sizes))
+            window = ReadBuffer(chunked(data, begin, end, sizes))
             for line in cut_lines(window, first=not begin, largest=1000):
                 if not line.owned:
                     break
@@ -126,7 +126,7 @@ def test_elements_that_all_lack_their_end_take_no_longer_than_others() -> None:
     reports: list[str] = []
     begun = time.process_time()
     records = cut_elements(
-        Window(chunks), b"<doc ", b"</doc>", 16_000_000, lambda place, reason, remedy: reports.append(str(place)),
+        ReadBuffer(chunks), b"<doc ", b"</doc>", 16_000_000, lambda place, reason, remedy: reports.append(str(place)),
         name="document",
     )  # fmt: skip
     assert not list(records)
@@ -136,7 +136,7 @@ def test_elements_that_all_lack_their_end_take_no_longer_than_others() -> None:
 
 def test_lines_that_are_lost_are_said_and_the_next_is_read() -> None:
     data = b"one\n" + b"x" * 30 + b"\ntwo\nthree\nfour\n"
-    window = Window(chunked(data, 0, len(data), [4], holes=(41,)))
+    window = ReadBuffer(chunked(data, 0, len(data), [4], holes=(41,)))
     lines = [(line.data, line.reason, line.begun) for line in cut_lines(window, first=True, largest=20)]
     assert lines == [
         (b"one", "", True),

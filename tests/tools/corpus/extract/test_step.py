@@ -20,7 +20,7 @@ from tests.tools.corpus.dumps import HEAD, TAIL, content, documents, page, pages
 from tools.corpus.extract.dedup import BUCKET, hash_text
 from tools.corpus.extract.filters import Filters
 from tools.corpus.extract.readers import read_text
-from tools.corpus.extract.reading import Fields, Piece, Reading, tell_format, tidy
+from tools.corpus.extract.reading import Fields, FileRange, ReadContext, detect_format, tidy
 from tools.corpus.pipeline import Context
 from tools.corpus.quick.text_sources import TextSource
 
@@ -142,10 +142,10 @@ def test_pieces_of_text_have_the_documents_that_prepare_reads(
     fields = Fields(text="text", title="title", id="id")
     found = []
     for begin in range(0, len(text), step):
-        piece = Piece(
+        piece = FileRange(
             path=path, name="a.txt", format="text", packing="", begin=begin, end=min(begin + step, len(text)), size=step
         )  # fmt: skip
-        reading = Reading(piece=piece, fields=fields, largest=100, context=context, counts=Counter())
+        reading = ReadContext(piece=piece, fields=fields, largest=100, context=context, counts=Counter())
         found += [document.text for document in read_text(reading)]
     assert found == [tidy(document) for document in TextSource(path).documents()]
 
@@ -247,7 +247,7 @@ def test_formats_are_told_by_the_beginning_or_the_name(tmp_path: Path, name: str
         if expected != "parquet" or not packing:
             path = tmp_path / f"{name}{suffix}"
             path.write_bytes(pack(head))
-            assert tell_format(path, packing) == expected  # type: ignore[arg-type]
+            assert detect_format(path, packing) == expected  # type: ignore[arg-type]
 
 
 def test_hidden_files_and_the_record_of_a_download_are_no_input(tmp_path: Path) -> None:

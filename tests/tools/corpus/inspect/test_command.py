@@ -20,7 +20,7 @@ from tools.corpus.inspect.command import inspect
 from tools.corpus.inspect.folders import Drawn
 from tools.corpus.inspect.histogram import Bin, Histogram, figure_of
 from tools.corpus.inspect.report import InspectOptions
-from tools.corpus.pipeline import Options, Step, local_team
+from tools.corpus.pipeline import Options, Stage, local_team
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.samples.options import SamplesOptions
 from tools.corpus.samples.step import samples
@@ -38,7 +38,7 @@ DOCUMENTS = [
 
 def make(output: Path, step: str, counts: dict[str, Any], files: dict[str, bytes]) -> Path:
     """A folder as a step leaves it."""
-    with Step.open(Options(output=output), step, {}, local_team(1)) as begun:
+    with Stage.open(Options(output=output), step, {}, local_team(1)) as begun:
         for name, content in files.items():
             (begun.folder / name).write_bytes(content)
         begun.finish(counts)
@@ -55,7 +55,7 @@ def make_ids(output: Path, documents: list[list[list[int]]]) -> Path:
     """What `tokenize` writes; the vocabulary is a WordPiece one."""
     vocabulary = output.with_name("vocab.txt")
     vocabulary.write_text("".join(f"{piece}\n" for piece in VOCABULARY))
-    with Step.open(Options(output=output), "tokenize", {}, local_team(1)) as step:
+    with Stage.open(Options(output=output), "tokenize", {}, local_team(1)) as step:
         with IndexedWriter(step.folder / "documents", vocab_size=len(VOCABULARY)) as writer:
             for document in documents:
                 writer.add_document(document)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.tools.corpus.counting import WORDS, Shout, shout
 from tools.corpus.pipeline import BadInput, draft, fingerprint_file, local_team, read_manifest
-from tools.corpus.pipeline.step import Step
+from tools.corpus.pipeline.step import Stage
 from tools.corpus.pipeline.units import Unit
 from tools.corpus.pipeline.workers import deal
 
@@ -136,11 +136,11 @@ def test_bad_input_stops_or_is_left_out_and_listed(tmp_path: Path) -> None:
 def test_two_processes_at_one_output(tmp_path: Path) -> None:
     options = Shout(output=tmp_path / "out")
     with (
-        Step.open(options, "shout", {}, local_team(1)),
+        Stage.open(options, "shout", {}, local_team(1)),
         pytest.raises(ValueError, match="another process"),
     ):
-        Step.open(options, "shout", {}, local_team(1))
-    Step.open(options, "shout", {}, local_team(1)).__exit__(None, None, None)
+        Stage.open(options, "shout", {}, local_team(1))
+    Stage.open(options, "shout", {}, local_team(1)).__exit__(None, None, None)
 
 
 def test_a_folder_that_was_changed_is_refused(tmp_path: Path) -> None:

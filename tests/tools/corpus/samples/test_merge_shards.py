@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.corpus.samples.document_runs import Run, _Cutter
+from tools.corpus.samples.document_runs import DocRun, _Cutter
 from tools.corpus.samples.merge_shards import cuts_missing, deal, kept, targets
 
 
@@ -52,7 +52,7 @@ def test_dealt_shards_are_even_and_hold_everything_once(counts: list[int], shard
         assert here == list(range(count))
 
 
-def runs(sizes: list[int]) -> list[Run]:
+def runs(sizes: list[int]) -> list[DocRun]:
     cutter = _Cutter(10)
     for number, size in enumerate(sizes):
         if size:
@@ -61,15 +61,15 @@ def runs(sizes: list[int]) -> list[Run]:
 
 
 def test_a_run_has_two_documents_at_least_and_small_rests_join() -> None:
-    assert runs([5, 5, 5, 5]) == [Run(0, 2, 10), Run(2, 4, 10)]
-    assert runs([50, 1, 3, 3, 3, 3]) == [Run(0, 2, 51), Run(2, 6, 12)]
-    assert runs([5, 5, 30]) == [Run(0, 3, 40)]
-    assert runs([5, 5, 2, 2]) == [Run(0, 4, 14)]
-    assert runs([7]) == [Run(0, 1, 7)]
+    assert runs([5, 5, 5, 5]) == [DocRun(0, 2, 10), DocRun(2, 4, 10)]
+    assert runs([50, 1, 3, 3, 3, 3]) == [DocRun(0, 2, 51), DocRun(2, 6, 12)]
+    assert runs([5, 5, 30]) == [DocRun(0, 3, 40)]
+    assert runs([5, 5, 2, 2]) == [DocRun(0, 4, 14)]
+    assert runs([7]) == [DocRun(0, 1, 7)]
     assert runs([]) == []
 
 
 def test_documents_without_ids_are_of_a_run_too() -> None:
-    assert runs([0, 5, 0, 5, 0, 5, 5, 0, 0]) == [Run(0, 4, 10), Run(4, 9, 10)]
-    assert runs([5, 5, 2, 0]) == [Run(0, 4, 12)]
+    assert runs([0, 5, 0, 5, 0, 5, 5, 0, 0]) == [DocRun(0, 4, 10), DocRun(4, 9, 10)]
+    assert runs([5, 5, 2, 0]) == [DocRun(0, 4, 12)]
     assert runs([0, 0]) == []

@@ -20,7 +20,7 @@ from tools.corpus.samples.reader import Samples, open_samples, read_step, sample
 from tools.corpus.training_corpus import open_corpus
 from tools.packing.histogram import read_histogram
 from tools.training.arguments import parse
-from tools.training.data import Feed
+from tools.training.data import TrainData
 from tools.training.loop import held_out_means
 from tools.training.trainer import Trainer
 
@@ -151,7 +151,7 @@ def test_a_step_on_single_texts_has_no_next_sentence_accuracy(ids: Path, tmp_pat
     (tmp_path / "recipe.toml").write_text(RECIPE)
     recipe = parse([str(tmp_path / "recipe.toml"), "--data.source", str(tmp_path / "samples")]).settings
     corpus, cube = open_corpus(tmp_path / "samples"), Cube.single()
-    with Feed.of_corpus(recipe, cube, corpus) as feed, feed.loader(0, 1) as loader:
+    with TrainData.of_corpus(recipe, cube, corpus) as feed, feed.loader(0, 1) as loader:
         (metrics,) = Trainer(recipe, cube, feed, corpus).steps(loader)
     assert (metrics.next_sentence_accuracy is None) is single
     assert ("accuracy/next_sentence" in metrics.scalars()) is not single

@@ -13,12 +13,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from tests.tools.bench.measured import STEP, Outcome, evaluation, step
-from tools.training.metrics import Display, MemoryMetrics, console, read_journal
-from tools.training.metrics.jsonl import Journal
+from tools.training.metrics import ConsoleLogger, MemoryMetrics, console, read_journal
+from tools.training.metrics.jsonl import JsonlLogger
 
 
-def show(folder: Path, first_step: int = 0, log_every: int = 1) -> Display:
-    return Display(directory=folder, steps=10, first_step=first_step, shown=True, log_every=log_every)
+def show(folder: Path, first_step: int = 0, log_every: int = 1) -> ConsoleLogger:
+    return ConsoleLogger(directory=folder, steps=10, first_step=first_step, shown=True, log_every=log_every)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ class Full:
 
 
 def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "metrics.jsonl", first_step=0)
+    journal = JsonlLogger(tmp_path / "metrics.jsonl", first_step=0)
     journal.close()
     disk = Full(100)
     journal._file = disk  # type: ignore[assignment]
@@ -191,7 +191,7 @@ def test_a_failed_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_rank_that_shows_nothing_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hidden = Display(directory=tmp_path / "run", steps=10, first_step=0, shown=False, log_every=1)
+    hidden = ConsoleLogger(directory=tmp_path / "run", steps=10, first_step=0, shown=False, log_every=1)
     with hidden:
         hidden.step(STEP)
         hidden.evaluation(evaluation(1, 7.0))
@@ -204,7 +204,7 @@ def test_a_rank_that_shows_nothing_writes_nothing(tmp_path: Path, capsys: pytest
 
 def test_a_long_run_is_not_remembered_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "_REMEMBERED", 3)
-    hidden = Display(directory=tmp_path, steps=100, first_step=0, shown=False, log_every=1)
+    hidden = ConsoleLogger(directory=tmp_path, steps=100, first_step=0, shown=False, log_every=1)
     with hidden:
         for number in range(1, 101):
             hidden.step(step(number))

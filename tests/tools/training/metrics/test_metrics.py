@@ -16,7 +16,7 @@ from tensor3d import Cube
 from tests.ranks import run_fresh_ranks
 from tests.tools.bench.measured import STEP, evaluation, step
 from tools.training.metrics import (
-    Best,
+    EarlyStopping,
     EvaluationMetrics,
     MemoryMetrics,
     StepMetrics,
@@ -101,21 +101,21 @@ def test_the_table_of_a_run_with_skipped_steps() -> None:
 
 
 def test_best_follows_a_curve() -> None:
-    best = Best(patience=2)
+    best = EarlyStopping(patience=2)
     seen = [best.update(evaluation(number, loss)) for number, loss in enumerate([3.0, 2.0, 2.5, 2.0, math.nan, 1.0])]
     assert [improved for improved, _ in seen] == [True, True, False, False, False, True]
     assert [stop for _, stop in seen] == [False, False, False, True, True, False]
     assert (best.loss, best.step) == (1.0, 5)
-    assert Best(patience=0).update(evaluation(1, math.nan)) == (False, False)
+    assert EarlyStopping(patience=0).update(evaluation(1, math.nan)) == (False, False)
 
 
 def test_best_goes_on_where_it_was_resumed() -> None:
     losses = [3.0, 2.0, 2.5, 2.5, 2.5]
-    whole = Best(patience=3)
+    whole = EarlyStopping(patience=3)
     expected = [whole.update(evaluation(number, loss)) for number, loss in enumerate(losses)]
-    best, seen = Best(patience=3), []
+    best, seen = EarlyStopping(patience=3), []
     for number, loss in enumerate(losses):
-        best = Best(patience=3, state=json.loads(json.dumps(best.to_dict())))
+        best = EarlyStopping(patience=3, state=json.loads(json.dumps(best.to_dict())))
         seen.append(best.update(evaluation(number, loss)))
     assert seen == expected
     assert seen[-1] == (False, True)
@@ -124,12 +124,12 @@ def test_best_goes_on_where_it_was_resumed() -> None:
 @pytest.mark.parametrize("state", [{}, {"loss": "low", "step": 1, "waited": 0}, {"loss": 1.0, "step": 1}])
 def test_best_refuses_a_foreign_state(state: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="best evaluation must be like"):
-        Best(patience=1, state=state)
+        EarlyStopping(patience=1, state=state)
 
 
 def test_best_refuses_negative_patience() -> None:
     with pytest.raises(ValueError, match=r"at least 0 evaluations .* Got -1"):
-        Best(patience=-1)
+        EarlyStopping(patience=-1)
 
 
 # Memory

@@ -16,7 +16,7 @@ from mwparserfromhell.nodes import Argument, ExternalLink, Heading, HTMLEntity, 
 from mwparserfromhell.parser import ParserError
 from mwparserfromhell.wikicode import Wikicode
 
-from tools.corpus.extract.wikitext.cleanup import drop_quotes, tidied
+from tools.corpus.extract.wikitext.cleanup import drop_quotes, normalize
 from tools.corpus.extract.wikitext.names import (
     END_MATTER,
     is_disambiguation_template,
@@ -196,7 +196,7 @@ def clean_page(wikitext: str, title: str) -> str | None:
             budget -= len(paragraph)
             paragraph = parsed(paragraph) if budget >= 0 else unparsed(paragraph)
         for part in _PARAGRAPH_END.split(drop_quotes(paragraph)):
-            text = tidied(part)
+            text = normalize(part)
             if _LETTERS.search(text) and (not listed or is_prose(text)):
                 result.append(text)
     return "\n\n".join(result)

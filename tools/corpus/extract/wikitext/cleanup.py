@@ -62,7 +62,7 @@ _MEANS = {ord(stands): chr(character) for character, stands in _STANDS_FOR.items
 """Characters that a writer has escaped, so that they are shown; others stand for them while markup is swept."""
 
 
-def tidied(text: str) -> str:
+def normalize(text: str) -> str:
     """A paragraph as it is read: no markup but what was written as entities, no gaps, any run of spaces as one."""
     text = text.replace(LONE, "[")
     if not text.isascii() or not text.isprintable():

@@ -44,7 +44,7 @@ class Cut:
 def cut(wikitext: str) -> Cut:
     """Cuts comments, references, tables, files, categories and the templates that have no rule."""
     text = _NOT_TEXT.sub("", wikitext.replace("\r\n", "\n").replace("\r", "\n"))
-    text = cut_tags(text)
+    text = strip_tags(text)
     if "[" in text:
         text = cut_flat_links(text)
     return cut_brackets(text)
@@ -59,7 +59,7 @@ _PLAIN_FORMULA = re.compile(r"(?:[^\W_]|[\s+\-−=>(),.!/*|]|<(?![A-Za-z/])){1,6
 _ESCAPES = str.maketrans({character: f"&#{ord(character)};" for character in "[]{}|<>=*:'_~!\n"})
 
 
-def cut_tags(text: str) -> str:
+def strip_tags(text: str) -> str:
     """Comments and tags: hidden ones with their content, literal ones escaped, the others alone."""
     if "<" not in text:
         return text
