@@ -224,10 +224,10 @@ from datetime import timedelta
 import numpy as np
 import torch.distributed as dist
 from tensor3d import Cube
-from tensor3d.distributed.host_all_to_all import Peers
+from tensor3d.distributed.host_all_to_all import HostAllToAll
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=3)
-peers = Peers.along(Cube(data=3, device="cpu"), "data", timeout=timedelta(seconds=1))
+peers = HostAllToAll.along(Cube(data=3, device="cpu"), "data", timeout=timedelta(seconds=1))
 peers.all_gather(np.arange(3))
 if rank == 2:
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from tools import pretrain
-from tools.training import loop
-
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from tools import pretrain
+from tools.training import loop
 
 means = loop.held_out_means
 
