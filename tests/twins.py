@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from tensor3d import Cube, ExecutionPolicy, Face, Sequences, gather, shard
 from tensor3d.ops.compiled_regions import CompiledRegions
@@ -66,7 +66,14 @@ def ranks_of(shape: tuple[int, int, int, int]) -> int:
 def full(tensor: Tensor | None) -> Tensor:
     """The logical tensor, put together by DTensor, which knows nothing of our own slicing."""
     assert tensor is not None, "no gradient arrived"
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    # One axis after another, the innermost first: torch 2.11 cannot do all at once on a mesh in this order of ranks.
+    placements = list(tensor.placements)
+    for dim in reversed(range(len(placements))):
+        placements[dim] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local().detach()
 
 
 def error(got: Tensor, wanted: Tensor, name: str = "") -> float:

@@ -134,7 +134,6 @@ SUPPORT: dict[Name, BackendSpec] = {
         types=(torch.bfloat16, torch.float16),
         capability=(8, 0),
         head_dims=(8, 256),
-        dropout=False,
         # Its mask would be aligned with the last query, wherever that one stands.
         queries_masked=False,
     ),

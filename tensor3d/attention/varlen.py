@@ -6,12 +6,12 @@ T rows of a rank, R rows that ask, h heads of a rank, d head dimension
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.batches.row_queries import RowIndex
@@ -20,21 +20,48 @@ from tensor3d.batches.sequences import Sequences
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     """Saved for backward: q, k, v, the result, and the logarithms of the sums of exponentials."""
-    v, sequences, window = apart(v, k), call.sequences, window_size(call)
+    v, sequences = apart(v, k), call.sequences
+    options: Any = {"dropout": call.dropout, "window_size": window_size(call)}
     ends, longest = sequences.cu_seqlens, sequences.max_seqlen
     if call.queries is None:
-        return _run(q, k, v, ends, ends, longest, longest, window)
+        return flash(q, k, v, ends, ends, longest, longest, **options)
     order = order_of(call.queries, sequences)
     asked = q.index_select(0, order.order)
-    result = _run(asked, k, v, order.cu_seqlens, ends, order.most, longest, window) if order.most else asked
+    result = asked
+    if order.most:
+        result = flash(asked, k, v, order.cu_seqlens, ends, order.most, longest, **options)
     return torch.cat([result, q.new_zeros(1, *q.shape[1:]), k[:0], v[:0]]).index_select(0, order.restore)
 
 
-def _run(
-    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, most: int, longest: int, window: tuple[int, int]
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ends: Tensor,
+    k_ends: Tensor,
+    most: int,
+    longest: int,
+    *,
+    dropout: float,
+    window_size: tuple[int, int],
 ) -> Tensor:
-    result = varlen_attn(q, k, v, q_ends, k_ends, most, longest, window_size=window)
-    assert isinstance(result, Tensor), "without a request for more there is no more"
+    """PyTorch's own operator of FlashAttention: `torch.nn.attention.varlen` wraps it, but in one of Python's, which
+    costs the host a millisecond a layer, without dropout, and takes cuDNN instead where that is newer, which plans
+    every shape anew. A test runs it on fake tensors, which check its arguments."""
+    result: Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        q_ends,
+        k_ends,
+        most,
+        longest,
+        dropout,
+        window_size == (-1, 0),
+        False,
+        window_size_left=window_size[0],
+        window_size_right=window_size[1],
+    )[0]
     return result
 
 

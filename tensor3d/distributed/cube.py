@@ -68,6 +68,8 @@ class Cube:
             raise ValueError(
                 f"a cube of x*y*z*data = {x}*{y}*{z}*{data} needs {shape.ranks} processes. Got {world}. {remedy}."
             )
+        if connected and shape.ranks > 1 and device is not None and torch.device(device).type == "cuda":
+            _check_backend(dist.get_backend_config())
         rank = dist.get_rank() if connected else 0
         self._set_up(shape, rank=rank, device=device, precision=precision, speed=speed, connected=connected)
 
@@ -281,6 +283,16 @@ class Cube:
     def __repr__(self) -> str:
         place = " ".join(f"{axis}={self.coordinate[axis]}" for axis in AXES)
         return f"Cube({self.shape}, rank {self.rank} of {self.shape.ranks} at {place}, {self.device})"
+
+
+def _check_backend(backends: str) -> None:
+    """Raises ValueError where tensors of CUDA would travel by gloo, which has most collectives for the CPU alone: a
+    process that calls another one dies of a segmentation fault (torch 2.11)."""
+    if dict(each.split(":") for each in backends.split(",")).get("cuda") == "gloo":
+        raise ValueError(
+            f"a cube on CUDA devices needs NCCL, one GPU a rank. Got a process group of {backends}. Initialise it with "
+            'backend="nccl", or leave device out for a cube on the CPU.'
+        )
 
 
 def _told_by_all(own: str) -> list[str]:

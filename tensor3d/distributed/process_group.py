@@ -140,7 +140,15 @@ def connect(
     if not dist.is_initialized():
         store = _store(variables, timeout) if store is None else store
         store = dist.PrefixStore(f"tensor3d/{_attempt(store, world, rank, timeout)}", store)
-        dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+        # Named, the device is known from the start: groups are made by splitting, and no barrier has to guess.
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world,
+            timeout=timeout,
+            device_id=device if cuda else None,
+        )
     return device
 
 

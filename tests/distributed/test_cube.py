@@ -240,3 +240,17 @@ def test_every_rank_draws_from_a_stream_of_its_own() -> None:
     for again in found:
         assert again[0] == again[1] != again[2]
     assert len({tuple(draws[0]) for draws in found}) == 4
+
+
+def cuda_by_gloo() -> str:
+    try:
+        Cube(1, 1, 2, device="cuda")
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def test_gloo_is_refused_for_cuda_before_anything_travels() -> None:
+    for message in run_ranks(2, cuda_by_gloo):
+        assert "needs NCCL" in message
+        assert "gloo" in message

@@ -6,6 +6,7 @@ have copied from the host is seen as a tensor of the CPU among its operators'. O
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -194,7 +195,9 @@ SPECIAL = SpecialTokens(vocab_size=VOCAB, pad=0, cls=2, sep=3, mask=4)
 def errors_of_cuda() -> Iterator[None]:
     """From here on PyTorch raises an error where an operator would wait for the device."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from tools.bench.compile import CompileCommand
 from tools.bench.convergence import LossCommand
 from tools.bench.corpus import CorpusCommand
 from tools.bench.extract import ExtractCommand
+from tools.bench.gpu import GpuCommand
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.processes import RankFailedError
 from tools.bench.harness.scaling_plots import PlotCommand
@@ -27,6 +28,7 @@ from tools.bench.overlap import OverlapCommand
 from tools.bench.packing import PackingCommand
 from tools.bench.padding import PaddingCommand
 from tools.bench.precision import PrecisionCommand
+from tools.bench.profile import ProfileCommand
 from tools.bench.scaling import ScalingCommand, StrongCommand, WeakCommand
 from tools.bench.shard_exchange import ExchangeCommand
 from tools.bench.step import StepCommand
@@ -63,6 +65,8 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "overlap": OverlapCommand,
     "library": LibraryCommand,
     "attention": AttentionCommand,
+    "profile": ProfileCommand,
+    "gpu": GpuCommand,
 }
 
 

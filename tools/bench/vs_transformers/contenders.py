@@ -16,13 +16,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.utils.rnn import pad_sequence
 
 from models.bert import BertConfig, BertForPreTraining, export_huggingface
 from models.bert.cost_model.flops import step_flops
+from models.bert.graphed import GraphedBert
 from models.bert.huggingface.config import settings_of
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy, clip_grad_norm_
+from tensor3d.attention import attention
 from tensor3d.attention.backends import Backend
+from tensor3d.batches.sequences import Sequences
 from tensor3d.data.batch import PackedBatch
 from tensor3d.data.loader import settle
 from tensor3d.optim import AdamW, decay_groups
@@ -99,12 +103,16 @@ class LibraryTrainer:
 
 # --- The contenders of `bench library` --------------------------------------------------------------------------------
 
-PLAIN, MASKED = "transformers", "transformers-masked"
+PLAIN, MASKED, MASKED_COMPILED = "transformers", "transformers-masked", "transformers-masked-compiled"
+UNPADDED, UNPADDED_COMPILED = "transformers-unpadded", "transformers-unpadded-compiled"
 OURS, ROWS, COMPILED, ROWS_COMPILED = "ours", "ours-rows", "ours-compiled", "ours-rows-compiled"
-CONTENDERS = (PLAIN, MASKED, OURS, ROWS, COMPILED, ROWS_COMPILED)
-"""`transformers`' BertForPreTraining as it is; the same with its masked-LM head on the masked rows alone; ours; ours
-whose last layer computes the rows alone that heads read; both of these with compiled regions."""
-COMPILING = {COMPILED, ROWS_COMPILED}
+GRAPHED = "ours-graph"
+LIBRARY = (PLAIN, MASKED, MASKED_COMPILED, UNPADDED, UNPADDED_COMPILED)
+CONTENDERS = (*LIBRARY, OURS, ROWS, COMPILED, ROWS_COMPILED, GRAPHED)
+"""`transformers`' BertForPreTraining as it is; the same with its masked-LM head on masked rows alone; its modules on
+our packs, by attention that knows sequences from one another; these two with each layer compiled; ours; ours whose last
+layer computes the rows alone that heads read; both of these with compiled regions; ours compiled, as CUDA graphs."""
+COMPILING = {COMPILED, ROWS_COMPILED, MASKED_COMPILED, UNPADDED_COMPILED, GRAPHED}
 _READING_ROWS = {ROWS, ROWS_COMPILED}
 _CLIP, _DECAY = 1.0, 0.01
 _OPTIONS = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6}
@@ -208,6 +216,24 @@ class Ours(Implementation):
         return work.packed_slots
 
 
+class OursGraphed(Ours):
+    """The same, whose passes are replayed as a CUDA graph.
+
+    Args:
+        capacity: slots of a pack.
+    """
+
+    def __init__(self, *arguments: Any, capacity: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._pass = GraphedBert(self.model, capacity)  # type: ignore[arg-type]
+
+    def gradients(self, work: Work) -> Tensor:
+        total = torch.zeros((), device=self._cube.device)
+        for batch in work.step.batches:
+            total += self._pass(batch, work.step.targets, work.step.sequences)[0]
+        return total
+
+
 class Library(Implementation):
     """`transformers`' BertForPreTraining with PyTorch's attention, on padded batches.
 
@@ -216,6 +242,7 @@ class Library(Implementation):
         model, optimizer: of `library_model`; several sides may share them, for a step's time does not depend on what
             was learnt.
         masked_rows: whether the masked-LM head computes the masked rows alone.
+        compiled: whether its layers are compiled; the model is this contender's alone.
     """
 
     def __init__(
@@ -226,9 +253,13 @@ class Library(Implementation):
         compute: torch.dtype | None,
         *,
         masked_rows: bool,
+        compiled: bool = False,
     ) -> None:
         self.config, self.model, self.optimizer = config, model, optimizer
         self._compute, self._masked_rows = compute, masked_rows
+        if compiled:
+            compile_layers(model)
+        self._encoder: Any = model.bert
 
     def gradients(self, work: Work) -> Tensor:
         total = torch.zeros((), device=work.padded[0].ids.device)
@@ -253,11 +284,106 @@ class Library(Implementation):
         return output.prediction_logits.flatten(0, 1), batch.labels.flatten(), output.seq_relationship_logits
 
     def _masked(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        encoder: Any = self.model.bert
         heads: Any = self.model.cls
-        found = encoder(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
+        found = self._encoder(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
         rows = found.last_hidden_state.flatten(0, 1).index_select(0, batch.rows)
         return heads.predictions(rows), batch.row_labels, heads.seq_relationship(found.pooler_output)
+
+
+class Unpadded(Implementation):
+    """`transformers`' modules on our packs as one row of tokens: no padding, and FlashAttention that knows where each
+    sequence ends, as users of the library train without padding. On CPUs the attention is ours.
+
+    Args:
+        model, optimizer: as for `Library`.
+        compiled: whether its layers are compiled; the model is this contender's alone.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        compute: torch.dtype | None,
+        *,
+        compiled: bool,
+    ) -> None:
+        from transformers import AttentionInterface
+
+        self.config, self.model, self.optimizer, self._compute = config, model, optimizer, compute
+        AttentionInterface.register(_VARLEN, _varlen_attention)
+        if compiled:
+            compile_layers(model)
+        bert: Any = model.bert
+        self._encoder, self._embeddings, self._pooler = bert.encoder, bert.embeddings, bert.pooler
+
+    def gradients(self, work: Work) -> Tensor:
+        heads: Any = self.model.cls
+        settings: Any = self.model.config
+        before = settings._attn_implementation
+        total = torch.zeros((), device=work.step.batches[0].ids.device)
+        settings._attn_implementation = _VARLEN  # the padded contenders have the same model
+        try:
+            for batch in work.step.batches:
+                with torch.autocast(total.device.type, self._compute, enabled=self._compute is not None):
+                    hidden = self._hidden(batch)
+                    logits = heads.predictions(hidden.index_select(0, batch.masked.clamp(min=0)))
+                    pairs = heads.seq_relationship(
+                        self._pooler(hidden.index_select(0, batch.first.clamp(min=0))[:, None])
+                    )
+                    loss = F.cross_entropy(logits, batch.masked_labels, reduction="sum") / work.step.targets
+                    loss = loss + F.cross_entropy(pairs, batch.next_labels, reduction="sum") / work.step.sequences
+                loss.backward()
+                total += loss.detach()
+        finally:
+            settings._attn_implementation = before
+        return total
+
+    def clip(self) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
+
+    def slots(self, work: Work) -> int:
+        return work.packed_slots
+
+    def _hidden(self, batch: PackedBatch) -> Tensor:
+        """(M, H)"""
+        ids, types, positions = (each[None] for each in (batch.ids, batch.types, batch.positions))
+        embedded = self._embeddings(input_ids=ids, token_type_ids=types, position_ids=positions)
+        ends, longest = batch.sequences.cu_seqlens, batch.sequences.max_seqlen
+        torch._dynamo.mark_dynamic(ends, 0)
+        sequences = None if ids.is_cuda else batch.sequences
+        found = self._encoder(embedded, use_cache=False, ends=ends, longest=longest, packed=sequences)
+        hidden: Tensor = found.last_hidden_state
+        return hidden.squeeze(0)
+
+
+_VARLEN = "packed-varlen"
+
+
+def _varlen_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    ends: Tensor,
+    longest: int,
+    packed: Sequences | None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What `transformers` calls: (1, h, M, d) each, to (1, M, h, d)."""
+    if dropout:
+        raise ValueError(
+            f"PyTorch's varlen attention has no dropout. Got {dropout}: take --attention-dropout 0 for {UNPADDED}."
+        )
+    q, k, v = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
+    if packed is not None:
+        return attention(q, k, v, packed)[None], None
+    result = varlen_attn(q, k, v, ends, ends, longest, longest)
+    assert isinstance(result, Tensor)
+    return result[None], None
 
 
 def write_model(config: BertConfig, folder: Path, seed: int) -> None:
@@ -274,6 +400,8 @@ def make_sides(
     compute: torch.dtype | None,
     device: torch.device,
     backend: Backend = "auto",
+    *,
+    capacity: int = 512,
 ) -> dict[str, Implementation]:
     """The contenders, in their order.
 
@@ -282,16 +410,36 @@ def make_sides(
         folder: of `write_model`.
         compute: the type of products; the weights are fp32. None: that too.
         backend: of our attention.
+        capacity: slots of a pack.
     """
     sides: dict[str, Implementation] = {}
-    library = library_model(folder, device) if {PLAIN, MASKED} & set(names) else None
+    library: tuple[nn.Module, torch.optim.Optimizer] | None = None
     for name in names:
-        if name in (PLAIN, MASKED):
-            assert library is not None
-            sides[name] = Library(config, *library, compute, masked_rows=name == MASKED)
+        if name in LIBRARY:
+            compiled = name in COMPILING
+            if compiled:  # a model of its own, which is changed
+                shared = library_model(folder, device)
+            elif library is None:
+                library = shared = library_model(folder, device)
+            else:
+                shared = library
+            if name in (UNPADDED, UNPADDED_COMPILED):
+                sides[name] = Unpadded(config, *shared, compute, compiled=compiled)
+            else:
+                sides[name] = Library(config, *shared, compute, masked_rows=name != PLAIN, compiled=compiled)
+        elif name == GRAPHED:
+            sides[name] = OursGraphed(name, config, folder, compute, device, backend, capacity=capacity)
         else:
             sides[name] = Ours(name, config, folder, compute, device, backend)
     return sides
+
+
+def compile_layers(model: nn.Module) -> None:
+    """`torch.compile` of each layer, as PyTorch advises for equal ones: all are compiled once, in a fraction of the
+    minutes that the whole takes."""
+    bert: Any = model.bert
+    for layer in bert.encoder.layer:
+        layer.compile()
 
 
 def library_model(folder: Path, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:

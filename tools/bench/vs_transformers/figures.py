@@ -18,11 +18,15 @@ from tools.bench.harness.memory import without_notes
 from tools.bench.vs_transformers.contenders import (
     COMPILED,
     CONTENDERS,
+    GRAPHED,
     MASKED,
+    MASKED_COMPILED,
     OURS,
     PLAIN,
     ROWS,
     ROWS_COMPILED,
+    UNPADDED,
+    UNPADDED_COMPILED,
     Checked,
 )
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work
@@ -312,6 +316,10 @@ def row(side: SideFigures) -> tuple[str, ...]:
 _COLOURS = {
     PLAIN: "0.6",
     MASKED: "#56B4E9",
+    MASKED_COMPILED: "#999933",
+    GRAPHED: "#000000",
+    UNPADDED: "#CC79A7",
+    UNPADDED_COMPILED: "#882255",
     OURS: "#0072B2",
     ROWS: "#009E73",
     COMPILED: "#E69F00",

@@ -31,6 +31,7 @@ from tools.bench.harness.synthetic_data import SHORTEST, exponential_histogram
 from tools.bench.vs_transformers.contenders import (
     COMPILING,
     CONTENDERS,
+    GRAPHED,
     MASKED,
     OURS,
     PLAIN,
@@ -94,11 +95,14 @@ def measure(
     seed: int,
     device: torch.device,
     backend: Backend = "auto",
+    *,
+    capacity: int = 512,
 ) -> Iterator[SideFigures]:
     """All precisions and kinds of input of one preset; prints the table of each as soon as it is there.
 
     Args:
         backend: of our attention.
+        capacity: slots of a pack.
         steps: by kind of input; the first is for the check, for warming up and for the peak, the others are timed.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +110,7 @@ def measure(
         for precision in precisions:
             products = _fastest_product(device, precision)
             compute = None if precision == "fp32" else TYPES[precision]
-            sides = make_sides(contenders, config, Path(folder), compute, device, backend)
+            sides = make_sides(contenders, config, Path(folder), compute, device, backend, capacity=capacity)
             checks: dict[str, dict[str, Checked]] = {}
             for kind, mine in steps.items():  # before any of them has learnt something
                 shown = _shown(sides, f"BERT-{preset}, {precision}, {kind}: first losses")
@@ -215,7 +219,8 @@ class LibraryCommand(Subcommand):
     the step, each micro-batch padded to its own longest."""
     contenders: str = f"{PLAIN},{MASKED},{OURS}"
     """Some of transformers, transformers-masked (its masked-LM head on the masked rows alone; always there, to compare
-    with), ours, ours-rows (the last layer computes the rows that heads read), ours-compiled, ours-rows-compiled."""
+    with), transformers-unpadded (its modules on our packs), both of these with -compiled, ours, ours-rows (the last
+    layer computes the rows that heads read), ours-compiled, ours-rows-compiled, ours-graph (as CUDA graphs)."""
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
     length: int = 512
@@ -279,7 +284,16 @@ class LibraryCommand(Subcommand):
             for preset in presets:
                 config = self.config(preset)
                 results += measure(
-                    preset, config, precisions, contenders, steps, turns, self.seed, device, self.backend
+                    preset,
+                    config,
+                    precisions,
+                    contenders,
+                    steps,
+                    turns,
+                    self.seed,
+                    device,
+                    self.backend,
+                    capacity=self.capacity or self.length,
                 )
         if self.plot is not None:
             save_picture(draw([*earlier, *results]), self.plot)
@@ -335,6 +349,8 @@ class LibraryCommand(Subcommand):
             for precision in precisions:
                 self.check_backend(config, precision)
         self.check_earlier(set(product(presets, precisions, inputs, contenders)))
+        if GRAPHED in contenders and _device().type != "cuda":
+            raise ValueError(f"{GRAPHED} replays CUDA graphs, and no GPU is here. Leave it out of --contenders.")
         if COMPILING & set(contenders):
             Cube.single(_device(), speed=ExecutionPolicy(compile=True))  # refuses where there is no compiler
         if find_spec("transformers") is None:
@@ -380,16 +396,7 @@ class LibraryCommand(Subcommand):
 
     def lengths(self) -> tuple[NDArray[np.int64], str]:
         """The histogram, and what to say of it."""
-        if self.histogram is None:
-            told = f"exponential with mean {5 / 8 * self.length:g}, cut at {self.length}"
-            return exponential_histogram(self.length), told
-        counts = np.trim_zeros(read_histogram(self.histogram), "b")
-        if len(counts) - 1 > self.length:
-            raise ValueError(
-                f"{self.histogram} has sequences of {len(counts) - 1} tokens, more than --length {self.length}. Raise "
-                "that, or take another histogram."
-            )
-        return counts, str(self.histogram)
+        return histogram_of(self.histogram, self.length)
 
     def _works(self, kind: str, lengths: NDArray[np.int64], device: torch.device) -> list[Work]:
         capacity = self.capacity or self.length
@@ -406,6 +413,23 @@ class LibraryCommand(Subcommand):
             seed=self.seed,
             device=device,
         )
+
+
+def histogram_of(path: Path | None, length: int) -> tuple[NDArray[np.int64], str]:
+    """The histogram of a file, or that of a formula, and what to say of it.
+
+    Raises:
+        ValueError: no histogram, or one with sequences longer than `length`.
+    """
+    if path is None:
+        return exponential_histogram(length), f"exponential with mean {5 / 8 * length:g}, cut at {length}"
+    counts = np.trim_zeros(read_histogram(path), "b")
+    if len(counts) - 1 > length:
+        raise ValueError(
+            f"{path} has sequences of {len(counts) - 1} tokens, more than --length {length}. Raise that, or take "
+            "another histogram."
+        )
+    return counts, str(path)
 
 
 def _device() -> torch.device:

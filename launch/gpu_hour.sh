@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can show, on a machine that may be bare and without network: `bench gpu` with its options.
+#
+#   launch/gpu_hour.sh [--wheels DIR] [--output DIR] [--seconds N] [--stages facts,tests,...] ...
+#
+# --wheels DIR   a folder of wheels of what the machine lacks; they are put in a folder of their own and change nothing.
+#                Filled, where there is a network, by: python -m pip download --no-deps -d DIR tyro docstring_parser ...
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+wheels=
+rest=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --wheels)
+        [ $# -ge 2 ] || {
+            printf 'gpu_hour.sh: --wheels needs a folder.\n' >&2
+            exit 2
+        }
+        wheels=$2
+        shift 2
+        ;;
+    --wheels=*)
+        wheels=${1#*=}
+        shift
+        ;;
+    *)
+        rest+=("$1")
+        shift
+        ;;
+    esac
+done
+
+python=python3
+[ ! -x .venv/bin/python ] || python=.venv/bin/python
+
+if [ -n "$wheels" ]; then
+    found=("$wheels"/*.whl)
+    [ -e "${found[0]}" ] || {
+        printf "gpu_hour.sh: there are no wheels in '%s'.\n" "$wheels" >&2
+        exit 2
+    }
+    site=$(mktemp -d)
+    trap 'rm -rf "$site"' EXIT
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${found[@]}"
+    export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+fi
+
+"$python" -m tools.bench gpu ${rest[@]+"${rest[@]}"}

@@ -1,0 +1,96 @@
+"""Pre-training passes of BERT as CUDA graphs: one for each shape of micro-batch, of which a run has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.bert.model import BertForPreTraining
+from tensor3d import Sequences
+from tensor3d.data import PackedBatch
+from tensor3d.ops.cuda_graph import CapturedPass
+
+_FIELDS = ("ids", "positions", "types", "masked", "masked_labels", "first", "next_labels")
+
+
+class GraphedBert:
+    """Forward and backward of micro-batches, replayed as a CUDA graph from the second one of a shape on.
+
+    Packs fill the same slots in every micro-batch, and only where their sequences end differs: that is a tensor with
+    room for as many as the slots of [CLS] allow, whose last entries repeat the number of rows.
+
+    Args:
+        model: on a cube of one rank with a GPU, whose attention knows sequences from one another by their
+            ends alone ("varlen"), and which computes all rows.
+        capacity: slots of a pack, the longest that a sequence can be.
+
+    Raises:
+        ValueError: another model.
+    """
+
+    def __init__(self, model: BertForPreTraining, capacity: int) -> None:
+        cube = model.cube
+        if cube.shape.ranks > 1 or cube.device.type != "cuda":
+            raise ValueError(
+                f"a CUDA graph of a pass needs one rank with a GPU. Got {cube.shape} on {cube.device.type}."
+            )
+        if model.bert.read_rows_only:
+            raise ValueError(
+                "a CUDA graph needs the same shapes in every micro-batch, and a last layer of the rows that heads read "
+                "has others in each. Make the model with read_rows_only=False."
+            )
+        self._model, self._capacity = model, capacity
+        self._passes: dict[tuple[Any, ...], CapturedPass] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, batch: PackedBatch, targets: int, sequences: int, scale: Tensor | None = None) -> Tensor:
+        """Runs both passes, which add to `.grad`.
+
+        Args:
+            batch, targets, sequences: as `BertForPreTraining.forward` takes them.
+            scale: what the loss is multiplied by before backward, a tensor of no dims; None: nothing.
+
+        Returns:
+            (5,): the sums of `PreTrainingOutput`, in memory that the next call overwrites.
+        """
+        inputs = self._inputs(batch, targets, sequences, scale)
+        key = (self._model.training, *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
+        if key not in self._passes:
+            self._passes[key] = CapturedPass(self._run, inputs, list(self._model.parameters()), pool=self._pool)
+        return self._passes[key](**inputs)
+
+    def _inputs(self, batch: PackedBatch, targets: int, sequences: int, scale: Tensor | None) -> dict[str, Tensor]:
+        device = batch.ids.device
+        ends = batch.sequences.cu_seqlens
+        most = batch.first.shape[0] + batch.ids.shape[0] // self._capacity + 1  # with the unused tails of packs
+        if len(ends) > most:
+            raise ValueError(f"a micro-batch of {batch.first.shape[0]} slots for [CLS] has {len(ends) - 1} sequences.")
+        inputs = {name: getattr(batch, name) for name in _FIELDS}
+        inputs["ends"] = torch.cat([ends, ends[-1:].expand(most - len(ends))])
+        if self._model.config.encoder == "modern":  # which turns its positions in attention
+            inputs["places"] = batch.sequences.positions
+        inputs["targets"] = torch.full((), float(targets), device=device)
+        inputs["sequences"] = torch.full((), float(sequences), device=device)
+        inputs["scale"] = torch.ones((), device=device) if scale is None else scale
+        return inputs
+
+    def _run(
+        self,
+        *,
+        ends: Tensor,
+        targets: Tensor,
+        sequences: Tensor,
+        scale: Tensor,
+        places: Tensor | None = None,
+        **fields: Tensor,
+    ) -> Tensor:
+        rows = fields["ids"].shape[0]
+        whole = Sequences(cu_seqlens=ends, lengths=(self._capacity,) * (rows // self._capacity))
+        if places is not None:
+            vars(whole)["positions"] = places  # those of the sequences that are there
+        batch = PackedBatch(sequences=whole, **fields)  # type: ignore[arg-type]
+        output = self._model(batch, targets, sequences)
+        (output.loss * scale).backward()
+        return output.sums

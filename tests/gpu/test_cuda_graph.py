@@ -1,0 +1,111 @@
+"""A pass as a CUDA graph: the same losses and gradients as without, whatever the sequences; what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from models.bert import BertForPreTraining
+from models.bert.graphed import GraphedBert
+from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
+from tensor3d.data import PackedBatch
+from tensor3d.ops.cuda_graph import CapturedPass
+from tests.models.toy import CAPACITY, lay, totals, toy_config, toy_packs
+
+VOCAB = 67
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def made(*, compiled: bool = False, **changes: Any) -> BertForPreTraining:
+    speed = ExecutionPolicy(compile=compiled)
+    cube = Cube.single("cuda", precision=MixedPrecisionPolicy(compute=torch.bfloat16), speed=speed)
+    cube.manual_seed(0)
+    return BertForPreTraining(toy_config(VOCAB, **changes), cube).train()
+
+
+def batch_of(seed: int, model: BertForPreTraining) -> tuple[PackedBatch, int, int]:
+    """Of other sequences for each seed, in the same slots."""
+    packs = toy_packs(VOCAB, 9, seed=seed)
+    packs = packs[seed % 9 :] + packs[: seed % 9]
+    return lay(packs, model.cube).to("cuda"), *totals(packs)
+
+
+@gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("changes", [{}, {"encoder": "modern", "layers": 3, "window": 4, "global_every": 3}], ids=str)
+def test_replays_equal_passes_without_a_graph(changes: dict[str, Any], compiled: bool) -> None:
+    """Two steps of two micro-batches each, whose gradients add up."""
+    model, twin = made(compiled=compiled, **changes), made(compiled=compiled, **changes)
+    graphed = GraphedBert(model, CAPACITY)
+    for step in range(2):
+        for number in range(2):
+            batch, *counts = batch_of(2 * step + number, model)
+            sums = graphed(batch, *counts)
+            expected = twin(batch, *counts)
+            expected.loss.backward()
+            torch.testing.assert_close(sums, expected.sums, rtol=1e-2, atol=1e-2)
+        for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert a.grad is not None, name
+            assert b.grad is not None, name
+            error = float((a.grad - b.grad).norm() / b.grad.norm().clamp(min=1e-12))
+            assert error < 2e-2, f"step {step}: the gradient of {name} errs by {error}"
+        for each in (model, twin):
+            each.zero_grad(set_to_none=step == 0)
+
+
+@gpu
+def test_dropout_draws_anew_in_each_replay_and_capture_draws_nothing() -> None:
+    model = made(dropout=0.2, attention_dropout=0.2)
+    graphed = GraphedBert(model, CAPACITY)
+    batch, *counts = batch_of(0, model)
+    torch.cuda.manual_seed(1)
+    before = torch.cuda.get_rng_state()
+    losses = {float(graphed(batch, *counts)[0]) for _ in range(4)}
+    assert len(losses) == 4, losses
+    again = made(dropout=0.2, attention_dropout=0.2)
+    torch.cuda.set_rng_state(before)
+    assert float(GraphedBert(again, CAPACITY)(batch, *counts)[0]) in losses, "the capture has moved the random stream"
+
+
+@gpu
+def test_gradients_that_were_there_stay() -> None:
+    model = made()
+    batch, *counts = batch_of(0, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    GraphedBert(model, CAPACITY)(batch, *counts)
+    twin = made()
+    twin(batch, *counts).loss.backward()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        torch.testing.assert_close(a.grad - 1, b.grad, rtol=5e-2, atol=5e-2 * float(b.grad.abs().max()) + 1e-5)
+
+
+@gpu
+def test_other_shapes_are_refused() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        loss = (weight * x).sum()
+        loss.backward()
+        return loss.detach()
+
+    captured = CapturedPass(run, {"x": torch.ones(3, device="cuda")}, [weight])
+    assert captured(x=torch.full((3,), 2.0, device="cuda")).item() == 6.0
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match=r"x of shape \(3,\).* Got \(4,\)"):
+        captured(x=torch.ones(4, device="cuda"))
+    with pytest.raises(ValueError, match=r"captured with \['x'\]\. Got \['y'\]"):
+        captured(y=torch.ones(3, device="cuda"))
+
+
+def test_a_cpu_is_refused() -> None:
+    cube = Cube.single("cpu")
+    with pytest.raises(ValueError, match=r"one rank with a GPU.*on cpu"):
+        GraphedBert(BertForPreTraining(toy_config(VOCAB), cube), CAPACITY)
+    with pytest.raises(ValueError, match=r"inputs on a CUDA device\. Got x on cpu"):
+        CapturedPass(lambda x: x, {"x": torch.ones(3)}, [])
