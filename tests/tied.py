@@ -57,7 +57,7 @@ class Tied(nn.Module):
     def forward(self, number: int, fail: bool = False, head: bool = True) -> Tensor:
         """The loss of micro-batch `number` of the whole job, the same on every rank."""
         cube, weight = self.cube, self.tokens.weight
-        plane = cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+        plane = cube.shape.plane_of(cube.rank)
         ids, labels = (t.chunk(cube.shape.planes)[plane] for t in micro_batch(number))
         own = labels.chunk(cube.shape.z)[cube.coordinate["z"]]
         x = self.on_z(self.tokens(ids))

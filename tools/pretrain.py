@@ -88,8 +88,7 @@ def prepare_packs(command: Command, shape: CubeShape) -> None:
     if recipe.data.plans is not None:
         data.epochs.save_plan(0)
     packs = global_batch(recipe.batch, data.packing_factor)
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    check_steps(recipe, data, packs, cube_shape=sizes, data_index=0, x_index=0, z_index=0)
+    check_steps(recipe, data, packs, shape)
     if recipe.data.plans is not None:
         epochs = -(-recipe.run.steps * packs // data.packs_per_epoch)
         for epoch in tqdm(range(1, epochs), desc="plans", unit="epoch", disable=None):
@@ -361,8 +360,7 @@ def settings_of(trainer: Trainer, corpus: TrainingCorpus) -> dict[str, Any]:
     """What MLPerf asks a log to say of a run."""
     recipe, feed, shape = trainer.recipe, trainer.feed, trainer.cube.shape
     data, held_out = feed.data, corpus.info.has_held_out
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    k = fit_packs_per_rank(feed.global_batch, sizes, recipe.batch.packs_per_rank)
+    k = fit_packs_per_rank(feed.global_batch, shape, recipe.batch.packs_per_rank)
     return settings(
         recipe.optimizer,
         betas=feed.betas(),

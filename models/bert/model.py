@@ -132,9 +132,8 @@ def example_batch(
         capacity=slots,
         masked_per_pack=masked,
         max_sequences=len(lengths),
-        y=shape.y,
-        z=shape.z,
-        slice_index=cube.coordinate["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
         with_read_rows=with_read_rows,
     )

@@ -142,7 +142,7 @@ def collate_texts(texts: Sequence[EncodedText], cube: Cube, *, alone: bool = Fal
         raise ValueError(f"a batch needs at least one text, and each text a token. Got lengths {lengths.tolist()[:8]}.")
     capacity, packs = (_apart if alone else _together)(lengths, shape)
     masked = np.array([len(text.masked) for text in texts], dtype=np.int64)
-    plane = cube.coordinate["data"] * shape.x + cube.coordinate["x"]
+    plane = shape.plane_of(cube.rank)
     bounds = list(pairwise(packs.offsets.tolist()))
     per_plane = len(packs) // shape.planes
     own = bounds[plane * per_plane : (plane + 1) * per_plane]
@@ -151,9 +151,8 @@ def collate_texts(texts: Sequence[EncodedText], cube: Cube, *, alone: bool = Fal
         capacity=capacity,
         masked_per_pack=max(int(masked[packs.sequences[first:last]].sum()) for first, last in bounds),
         max_sequences=int(np.diff(packs.offsets).max()),
-        y=shape.y,
-        z=shape.z,
-        slice_index=cube.coordinate["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
     )
     slots = batch.first.shape[0]

@@ -68,7 +68,9 @@ class CubeShape:
         return size
 
     def coordinate(self, rank: int) -> dict[AxisName, int]:
-        """Where a rank stands on each axis."""
+        """Where a rank stands on each axis. Raises ValueError for a rank that the cube does not have."""
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"a rank of {self} must lie between 0 and {self.ranks - 1}. Got {rank}.")
         place: dict[AxisName, int] = {}
         for axis in reversed(self.wire):
             rank, place[axis] = divmod(rank, self.size(axis))
@@ -80,6 +82,11 @@ class CubeShape:
         for axis in self.wire:
             rank = rank * self.size(axis) + place[axis]
         return rank
+
+    def plane_of(self, rank: int) -> int:
+        """The index of a rank's plane, in the order (data, x)."""
+        place = self.coordinate(rank)
+        return place["data"] * self.x + place["x"]
 
     def members(self, axes: tuple[AxisName, ...], rank: int) -> tuple[int, ...]:
         """The ranks that agree with `rank` on every axis outside `axes`, ascending."""

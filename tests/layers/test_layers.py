@@ -213,7 +213,7 @@ def _tokens(vocab: int, shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     labels = torch.randint(0, vocab, (64,), generator=generator)
     ids[5], labels[6], labels[7] = vocab - 1, vocab - 1, -100
     labels[7] = -100
-    plane = cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+    plane = cube.shape.plane_of(cube.rank)
     own = slice(plane * 64 // cube.shape.planes, (plane + 1) * 64 // cube.shape.planes)
     # Row 7 counts for neither vocabulary loss; its label modulo 3 serves the narrow heads on both sides alike.
     loss, predictions = model(ids[own], labels[own])

@@ -30,7 +30,7 @@ class Tied(nn.Module):
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Ids and labels of the whole cube to the loss of all."""
         cube = self.cube
-        plane = cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+        plane = cube.shape.plane_of(cube.rank)
         ids, labels = (t.chunk(cube.shape.planes)[plane] for t in (ids, labels))
         logits = self.head(self.tokens(ids))
         losses, _ = cross_entropy(logits, local_rows(labels, cube, "y"), VOCAB, cube)

@@ -83,17 +83,16 @@ def totals(packs: list[Pack]) -> tuple[int, int]:
 
 def lay(packs: list[Pack], cube: Cube, capacity: int = CAPACITY, *, with_read_rows: bool = False) -> PackedBatch:
     """This rank's part of one micro-batch of all `packs`."""
-    shape, place = cube.shape, cube.coordinate
-    count, plane = len(packs) // shape.planes, place["data"] * shape.x + place["x"]
+    shape = cube.shape
+    count, plane = len(packs) // shape.planes, shape.plane_of(cube.rank)
     assert count * shape.planes == len(packs)
     return collate(
         packs[plane * count : (plane + 1) * count],
         capacity=capacity,
         masked_per_pack=MASKED_PER_PACK,
         max_sequences=MAX_SEQUENCES,
-        y=shape.y,
-        z=shape.z,
-        slice_index=place["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
         with_read_rows=with_read_rows,
     )

@@ -142,7 +142,7 @@ def _own_arithmetic(shape: Shape) -> dict[str, float]:
     temperature = distribute(torch.tensor([3.0], dtype=torch.float64), copies("z"), cube)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(32, 24, generator=generator, dtype=torch.float64)
-    rows = x.chunk(cube.shape.planes)[cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]]
+    rows = x.chunk(cube.shape.planes)[cube.shape.plane_of(cube.rank)]
     own = rows.chunk(cube.shape.y)[cube.coordinate["y"]].chunk(cube.shape.z, 1)[cube.coordinate["z"]]
     (own * local_param(gate, vector("z"), cube)).square().sum().backward()
     # Beside a head whose logits are copies over z, the row sums stand in for the logits.

@@ -25,7 +25,7 @@ def matrix(salt: int, rows: int = ROWS) -> Tensor:
 
 
 def plane_number(cube: Cube) -> int:
-    return cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+    return cube.shape.plane_of(cube.rank)
 
 
 # --- select --------------------------------------------------------------------------------------------------------

@@ -162,9 +162,8 @@ def _batch(cube: Cube, config: BertConfig) -> tuple[PackedBatch, int]:
         capacity=_LENGTH,
         masked_per_pack=1,
         max_sequences=1,
-        y=shape.y,
-        z=shape.z,
-        slice_index=cube.coordinate["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
     )
     return batch.to(cube.device), shape.z * shape.x * shape.data

@@ -186,8 +186,8 @@ class TrainCommand:
         shape = self.shape
         self.config.check(shape)
         self.learning_rate.at(0)
-        k = fit_packs_per_rank(self.batch, (shape.data, shape.x, shape.y, shape.z), None)
-        check_rows(packs_per_rank=k, z=shape.z, capacity=self.length, y=shape.y)
+        k = fit_packs_per_rank(self.batch, shape, None)
+        check_rows(shape, k, self.length)
         check_new(self.output)
 
     def run(self) -> int:

@@ -129,9 +129,8 @@ def check(command: Command, shape: CubeShape) -> None:
         check_within(options, shape.data, recipe.data.groups)
     if recipe.batch.packing_rule == "sequences":
         return  # the packs of a step are known when the corpus is packed
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
-    check_rows(packs_per_rank=k, z=shape.z, capacity=recipe.data.capacity, y=shape.y)
+    k = fit_packs_per_rank(recipe.batch.global_batch, shape, recipe.batch.packs_per_rank)
+    check_rows(shape, k, recipe.data.capacity)
 
 
 def _check_speed(command: Command) -> None:

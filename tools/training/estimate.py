@@ -86,9 +86,8 @@ def expect(
     config.check(shape)
     contents = expected_contents(data, corpus)
     packs, surely = _packs(recipe, shape, contents)
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    k = fit_packs_per_rank(packs, sizes, recipe.batch.packs_per_rank)
-    check_rows(packs_per_rank=k, z=shape.z, capacity=data.capacity, y=shape.y)
+    k = fit_packs_per_rank(packs, shape, recipe.batch.packs_per_rank)
+    check_rows(shape, k, data.capacity)
     micro_batches = packs // (shape.planes * shape.z * k)
     wire = CommModel(
         shape=shape, compute=_BYTES[recipe.precision.compute], gradient=_BYTES[recipe.precision.reduce], parameter=4

@@ -10,7 +10,7 @@ import torch
 
 from models.bert import BertForPreTraining
 from models.bert.cost_model.comm_volume import read_slots, step_traffic
-from tensor3d import Cube
+from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch, collate
 from tests.models.toy import CAPACITY, MASKED_PER_PACK, MAX_SEQUENCES, Shape, lay, totals, toy_config, toy_packs
@@ -99,9 +99,8 @@ def test_slots_are_the_rows_of_the_batch(y: int, z: int) -> None:
             capacity=CAPACITY,
             masked_per_pack=MASKED_PER_PACK,
             max_sequences=MAX_SEQUENCES,
-            y=y,
-            z=z,
-            slice_index=index,
+            shape=CubeShape(y=y, z=z),
+            rank=index,
             pad=0,
             with_read_rows=True,
         )

@@ -77,7 +77,7 @@ class Work:
             )
         try:
             self.config.check(shape)
-            check_rows(packs_per_rank=self.sequences // members, z=shape.z, capacity=self.length, y=shape.y)
+            check_rows(shape, self.sequences // members, self.length)
         except ValueError as problem:
             raise ValueError(f"cube {shape}: {problem}") from None
 
@@ -108,17 +108,15 @@ def plain_batch(work: Work, first: int, last: int, device: torch.device) -> Plai
 
 def packed_batch(work: Work, cube: Cube) -> PackedBatch:
     """The same batch, a sequence in each pack, as this rank of a cube holds it."""
-    shape, place = cube.shape, cube.coordinate
-    count = work.sequences // shape.planes
-    plane = place["data"] * shape.x + place["x"]
+    shape = cube.shape
+    count, plane = work.sequences // shape.planes, shape.plane_of(cube.rank)
     return collate(
         _packs(work)[plane * count : (plane + 1) * count],
         capacity=work.length,
         masked_per_pack=work.masked,
         max_sequences=1,
-        y=shape.y,
-        z=shape.z,
-        slice_index=place["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
     ).to(cube.device)
 
