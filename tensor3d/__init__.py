@@ -2,7 +2,7 @@
 
 from tensor3d.attention import attention
 from tensor3d.batches.padded import PaddedPacks, local_shard, pack_padded
-from tensor3d.batches.row_queries import RowIndex, RowSelection
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.collectives import all_reduce_replicated
 from tensor3d.distributed.comm_stats import CommStats
@@ -52,7 +52,6 @@ __all__ = [
     "PaddedPacks",
     "Projection3D",
     "RMSNorm3D",
-    "RowIndex",
     "RowSelection",
     "Sequences",
     "SmallHead3D",

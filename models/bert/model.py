@@ -37,7 +37,8 @@ from tensor3d import (
     select,
 )
 from tensor3d.attention import Backend
-from tensor3d.data.batch import HeadRows, Pack, PackedBatch, collate
+from tensor3d.batches.row_selection import RowSelection
+from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.layers.attention import Recompute
 from tensor3d.ops.activations import activated
@@ -255,7 +256,7 @@ class BertModel(Pretrained):
             ValueError: the last layer needs to know which rows are read, and the batch does not say.
         """
         # Asked for before anything is sent.
-        chosen = self._read(batch).chosen if self.read_rows_only else None
+        chosen = self._read(batch) if self.read_rows_only else None
         h = self.embeddings(batch.ids, batch.positions, batch.types)
         for layer in self.layers[:-1]:
             h = layer(h, batch.sequences)
@@ -266,10 +267,10 @@ class BertModel(Pretrained):
         """Where masked places (R,) and [CLS] (C,) are in what `forward` gives, as rows of the plane."""
         if not self.read_rows_only:
             return batch.masked, batch.first
-        read = self._read(batch)
-        return read.masked, read.first
+        masked, first = self._read(batch).heads
+        return masked, first
 
-    def _read(self, batch: PackedBatch) -> HeadRows:
+    def _read(self, batch: PackedBatch) -> RowSelection:
         if batch.read is None:
             raise ValueError(
                 "a model with read_rows_only=True needs batches that say which rows are read. Got one without. Make "

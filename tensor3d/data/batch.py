@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.batches.row_queries import RowIndex, RowSelection
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.data.array_utils import first_rows, ranges
 from tensor3d.distributed.cube_shape import CubeShape
@@ -30,22 +30,6 @@ UNUSED = -1
 """Where no row is meant."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HeadRows:
-    """Which rows they are, and where heads find them among these."""
-
-    chosen: RowSelection
-    masked: Tensor
-    """int64 (R,): slot of each token to guess, -1 where unused."""
-    first: Tensor
-    """int64 (C,): slot of each sequence's [CLS], -1 where unused."""
-
-    def moved(self, function: Callable[[Tensor], Tensor], own: RowIndex) -> HeadRows:
-        """The same, each tensor of it elsewhere."""
-        chosen = self.chosen.moved(function, own)
-        return HeadRows(chosen=chosen, masked=function(self.masked), first=function(self.first))
-
-
 def read_rows(
     masked: Sequence[NDArray[np.int64]],
     first: Sequence[NDArray[np.int64]],
@@ -55,8 +39,8 @@ def read_rows(
     slots: tuple[int, int],
     shape: CubeShape,
     rank: int,
-) -> HeadRows:
-    """Of a plane's packs.
+) -> RowSelection:
+    """Those of a plane's packs; the heads are that for masked tokens (R,) and that for [CLS] (C,).
 
     Args:
         masked, first: of each pack, rows of the plane.
@@ -80,11 +64,12 @@ def read_rows(
                 places[which][begin : filled[which]] = i * own_slots + here + np.arange(len(chosen))
                 here += len(chosen)
     mine = rows[slice_index]
-    own = RowIndex.from_numbers(np.where(mine == UNUSED, UNUSED, mine - slice_index * k * capacity), "cpu")
-    return HeadRows(
-        chosen=RowSelection(rows=torch.from_numpy(rows.reshape(-1)), own=own),
-        masked=torch.from_numpy(places[0]),
-        first=torch.from_numpy(places[1]),
+    own = np.where(mine == UNUSED, UNUSED, mine - slice_index * k * capacity)
+    return RowSelection(
+        rows=torch.from_numpy(own),
+        numbers=own,
+        plane_rows=torch.from_numpy(rows.reshape(-1)),
+        heads=tuple(map(torch.from_numpy, places)),
     )
 
 
@@ -216,22 +201,23 @@ class PackedBatch:
     """int64 (C,): plane row of each sequence's [CLS], -1 where unused."""
     next_labels: Tensor
     """int64 (C,): next-sentence label of each sequence, -100 where unused."""
-    read: HeadRows | None = None
+    read: RowSelection | None = None
     """For a model whose last layer computes only the rows that heads read."""
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """The batch on a device. From pinned memory the copy is asynchronous, ordered by the current stream."""
-        read = None if self.read is None else self.read.chosen.own.to(device)
+        read = None if self.read is None else self.read.to(device)
         return self._map(lambda tensor: tensor.to(device, non_blocking=True), self.sequences.to(device), read)
 
     def pin_memory(self) -> PackedBatch:
         """The batch in page-locked memory, from which a copy to a GPU runs beside the computation."""
         sequences = Sequences(cu_seqlens=self.sequences.cu_seqlens.pin_memory(), lengths=self.sequences.lengths)
-        return self._map(Tensor.pin_memory, sequences, None if self.read is None else self.read.chosen.own.pin_memory())
+        return self._map(Tensor.pin_memory, sequences, None if self.read is None else self.read.pin_memory())
 
-    def _map(self, function: Callable[[Tensor], Tensor], sequences: Sequences, own: RowIndex | None) -> PackedBatch:
+    def _map(
+        self, function: Callable[[Tensor], Tensor], sequences: Sequences, read: RowSelection | None
+    ) -> PackedBatch:
         names = (field.name for field in fields(self) if field.name not in ("sequences", "read"))
-        read = None if self.read is None or own is None else self.read.moved(function, own)
         return PackedBatch(sequences=sequences, read=read, **{name: function(getattr(self, name)) for name in names})
 
 

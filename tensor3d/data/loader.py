@@ -44,8 +44,8 @@ def settle(batch: PackedBatch) -> None:
     sequences = batch.sequences
     _ = sequences.grouping, sequences.positions
     if batch.read is not None:
-        sequences.grouping_of(batch.read.chosen.own)
-        order_of(batch.read.chosen.own, sequences)
+        sequences.grouping_of(batch.read)
+        order_of(batch.read, sequences)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

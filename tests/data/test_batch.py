@@ -77,7 +77,7 @@ def test_to_moves_every_tensor() -> None:
         if field.name != "read":
             assert getattr(batch, field.name).device.type == "meta"
     assert batch.read is not None
-    for tensor in (batch.read.masked, batch.read.first, batch.read.chosen.rows, batch.read.chosen.own.rows):
+    for tensor in (*batch.read.heads, batch.read.plane_rows, batch.read.rows):
         assert tensor.device.type == "meta"
     assert batch.sequences.lengths == (5, 1, 3, 3)
 

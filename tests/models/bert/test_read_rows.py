@@ -46,7 +46,7 @@ def _both(shape: Shape, encoder: str, options: dict[str, Any], dtype: torch.dtyp
     for (name, wanted), got in zip(whole.named_parameters(), model.parameters(), strict=True):
         found[name] = error(full(got.grad), full(wanted.grad))
     assert batch.read is not None
-    slots = [rows.shape[0] for rows in (batch.masked, batch.first, batch.read.chosen.rows)]
+    slots = [rows.shape[0] for rows in (batch.masked, batch.first, batch.read.plane_rows)]
     wire = CommModel(
         shape=cube.shape,
         rank=cube.rank,
@@ -86,7 +86,7 @@ def test_with_what_saves_memory(options: dict[str, Any], encoder: str) -> None:
 
 def _rows(batch: PackedBatch, slots: torch.Tensor) -> list[int]:
     assert batch.read is not None
-    return [int(batch.read.chosen.rows[slot]) if slot >= 0 else -1 for slot in slots.tolist()]
+    return [int(batch.read.plane_rows[slot]) if slot >= 0 else -1 for slot in slots.tolist()]
 
 
 @pytest.mark.parametrize(("y", "z"), [(1, 1), (2, 2), (3, 2), (2, 4)])
@@ -105,12 +105,13 @@ def test_slots_are_the_rows_of_the_batch(y: int, z: int) -> None:
             with_read_rows=True,
         )
         assert batch.read is not None
-        assert _rows(batch, batch.read.masked) == batch.masked.tolist()
-        assert _rows(batch, batch.read.first) == batch.first.tolist()
-        first = index * len(packs) // z * CAPACITY
-        own += [number if number < 0 else number + first for number in batch.read.chosen.own.rows.tolist()]
+        masked, first = batch.read.heads
+        assert _rows(batch, masked) == batch.masked.tolist()
+        assert _rows(batch, first) == batch.first.tolist()
+        before = index * len(packs) // z * CAPACITY
+        own += [number if number < 0 else number + before for number in batch.read.rows.tolist()]
     assert batch.read is not None
-    assert own == batch.read.chosen.rows.tolist()
+    assert own == batch.read.plane_rows.tolist()
     assert len(own) % y == len(own) % z == 0
 
 
