@@ -12,7 +12,7 @@ from tensor3d.distributed.policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.explain import CostReport, explain
 from tensor3d.layers.attention import Attention3D
 from tensor3d.layers.dropout import Dropout3D
-from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D, TiedProjection3D
+from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
 from tensor3d.layers.heads import SmallHead3D, vocab_topk
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.layers.loss import cross_entropy
@@ -55,7 +55,6 @@ __all__ = [
     "RowSelection",
     "Sequences",
     "SmallHead3D",
-    "TiedProjection3D",
     "TransformerLayer3D",
     "all_reduce_replicated",
     "attention",

@@ -15,8 +15,8 @@ from tensor3d import (
     Embedding3D,
     LayerNorm3D,
     Linear3D,
+    Projection3D,
     SmallHead3D,
-    TiedProjection3D,
     all_reduce_replicated,
     cross_entropy,
     local,
@@ -51,7 +51,7 @@ class Tied(nn.Module):
         self.on_z = LayerNorm3D(HIDDEN, cube, "z")
         self.dense = Linear3D(HIDDEN, HIDDEN, cube, std=0.5)
         self.on_y = LayerNorm3D(HIDDEN, cube, "y")
-        self.projection = TiedProjection3D(VOCAB, HIDDEN, cube)
+        self.projection = Projection3D(HIDDEN, VOCAB, cube, bias=True, holds_weight=False)
         self.head = SmallHead3D(HIDDEN, 3, cube, "y", std=0.5)
 
     def forward(self, number: int, fail: bool = False, head: bool = True) -> Tensor:

@@ -355,11 +355,11 @@ class TurnedProjection3D(Projection3D):
     def extra_repr(self) -> str:
         return f"turned from {lies(self.hidden, self.reads, self.cube)}, {super().extra_repr()}"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: nn.Parameter | None = None) -> Tensor:
         """(R/xz, H/y) on face y, to (R/xz, V/y) on the same."""
         if x.dim() == 3:
-            return in_batch(self.forward, x, "Projection3D")
-        return super().forward(redistribute(x, self.cube, to="z"))
+            return in_batch(lambda rows: self.forward(rows, weight), x, "Projection3D")
+        return super().forward(redistribute(x, self.cube, to="z"), weight)
 
 
 class PaddedEmbedding3D(Embedding3D):

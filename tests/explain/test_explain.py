@@ -123,7 +123,7 @@ def _bert(shape: Shape) -> None:
     for made, precision in (
         ({}, MixedPrecisionPolicy()),
         ({"recompute": "layer"}, MixedPrecisionPolicy()),
-        ({"keep_gathered": True}, MixedPrecisionPolicy(compute=torch.bfloat16)),
+        ({"reshard_after_forward": False}, MixedPrecisionPolicy(compute=torch.bfloat16)),
     ):
         cube = Cube(*shape, precision=precision)
         cube.manual_seed(0)

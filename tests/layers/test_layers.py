@@ -18,9 +18,9 @@ from tensor3d import (
     LayerNorm3D,
     Linear3D,
     LookupEmbedding3D,
+    Projection3D,
     RMSNorm3D,
     SmallHead3D,
-    TiedProjection3D,
     TransformerLayer3D,
     all_reduce_replicated,
     cross_entropy,
@@ -185,8 +185,8 @@ class TokenModel(nn.Module):
         self.cube, self.vocab = cube, vocab
         self.tokens = Embedding3D(vocab, 16, cube, std=0.3)
         self.positions = LookupEmbedding3D(9, 16, cube, std=0.3)
-        self.projection = TiedProjection3D(vocab, 16, cube)
-        self.other_projection = TiedProjection3D(vocab, 16, cube, bias=False)
+        self.projection = Projection3D(16, vocab, cube, bias=True, holds_weight=False)
+        self.other_projection = Projection3D(16, vocab, cube, holds_weight=False)
         self.turned = Linear3D(16, 16, cube, std=0.3)
         self.head = SmallHead3D(16, 3, cube, "y", std=0.3)
         self.head_on_z = SmallHead3D(16, 3, cube, "z", std=0.3)

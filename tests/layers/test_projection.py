@@ -95,6 +95,15 @@ def test_what_cannot_be_is_refused() -> None:
         Projection3D(HIDDEN, 14, Cube.single(), weight=weight)
     with pytest.raises(ValueError, match=r"vocab.*1.*0"):
         Projection3D(HIDDEN, 0, Cube.single())
+    with pytest.raises(ValueError, match=r"holds_weight=False leaves.*Give no weight"):
+        Projection3D(HIDDEN, VOCAB, Cube.single(), weight=weight, holds_weight=False)
+    none, x = Projection3D(HIDDEN, VOCAB, Cube.single(), holds_weight=False), torch.zeros(2, HIDDEN)
+    with pytest.raises(ValueError, match=r"needs the tied weight in each call.*Got none"):
+        none(x)
+    with pytest.raises(ValueError, match=r"any other has its own\. Got a second one"):
+        Projection3D(HIDDEN, VOCAB, Cube.single())(x, weight)
+    with pytest.raises(ValueError, match=r"shape \(13, 16\)\. Got \(16, 16\)"):
+        none(x, Embedding3D(HIDDEN, HIDDEN, Cube.single()).weight)
     run_ranks(2, _weight_of_the_other_face)
 
 

@@ -26,7 +26,7 @@ SHAPES: list[Shape] = [(1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 2, 2, 1)]
 # Of the model, and of how it is made.
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
-    ({"norm": "pre", "activation": "gelu_tanh"}, {"keep_gathered": True}),
+    ({"norm": "pre", "activation": "gelu_tanh"}, {"reshard_after_forward": False}),
     ({"activation": "silu"}, {"recompute": "layer"}),
     ({"activation": "relu"}, {"recompute": "attention"}),
     ({"encoder": "modern"}, {}),

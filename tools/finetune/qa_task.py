@@ -217,7 +217,7 @@ class AnswerTask:
 
     def make_model(self, config: BertConfig, cube: Cube) -> BertForQuestionAnswering:
         return BertForQuestionAnswering(
-            config, cube, recompute=self._options.recompute, keep_gathered=self._options.keep_gathered
+            config, cube, recompute=self._options.recompute, reshard_after_forward=self._options.reshard_after_forward
         )
 
     def loss(self, model: BertForQuestionAnswering, laid: TextBatch, examples: Sequence[Example], texts: int) -> Tensor:

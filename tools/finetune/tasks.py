@@ -213,7 +213,7 @@ class _TextTask(ABC):
     def make_model(self, config: BertConfig, cube: Cube) -> BertForSequenceClassification:
         options = self._recipe.model
         return BertForSequenceClassification(
-            config, self.columns, cube, recompute=options.recompute, keep_gathered=options.keep_gathered
+            config, self.columns, cube, recompute=options.recompute, reshard_after_forward=options.reshard_after_forward
         )
 
     def loss(

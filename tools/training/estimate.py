@@ -123,7 +123,7 @@ def expect(
             load,
             micro_batches=micro_batches,
             recompute=choice.recompute,
-            keep_gathered=choice.keep_gathered,
+            keep_gathered=not choice.reshard_after_forward,
             optimizer=recipe.optimizer.kind,
             device=device,
             wire_buffers=device == "cpu",  # which gloo connects
@@ -160,7 +160,8 @@ def _expected_traffic(
     """Of a step of any number of micro-batches, all of which receive the same."""
     read = slots if recipe.speed.read_rows_only else None
     speed, lamb = recipe.model, recipe.optimizer.kind == "lamb"
-    rows, recompute, keep_gathered = (load.rows, load.masked, load.first), speed.recompute, speed.keep_gathered
+    rows, recompute = (load.rows, load.masked, load.first), speed.recompute
+    keep_gathered = not speed.reshard_after_forward
     total = step_traffic(
         config,
         wire,

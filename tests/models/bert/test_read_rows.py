@@ -13,7 +13,17 @@ from models.bert.cost_model.comm_volume import read_slots, step_traffic
 from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch, collate
-from tests.models.toy import CAPACITY, MASKED_PER_PACK, MAX_SEQUENCES, Shape, lay, totals, toy_config, toy_packs
+from tests.models.toy import (
+    CAPACITY,
+    MASKED_PER_PACK,
+    MAX_SEQUENCES,
+    Shape,
+    lay,
+    model_options,
+    totals,
+    toy_config,
+    toy_packs,
+)
 from tests.ranks import run_ranks
 from tests.twins import error, fast_alone, full, ranks_of
 
@@ -35,7 +45,7 @@ def _both(shape: Shape, encoder: str, options: dict[str, Any], dtype: torch.dtyp
     for only in (False, True):
         cube = Cube(*shape)
         cube.manual_seed(0)
-        model = BertForPreTraining(config, cube, read_rows_only=only, **options)
+        model = BertForPreTraining(config, cube, read_rows_only=only, **model_options(options))
         batch = lay(packs, cube, with_read_rows=only)
         with cube.traffic.counting() as traffic:
             output = model(batch, *totals(packs))

@@ -214,7 +214,7 @@ def _expected(trainer: Trainer, wire: CommModel, each: KeptPass, micro_batches: 
         load_of(each.batch),
         micro_batches=micro_batches,
         recompute=recipe.model.recompute,
-        keep_gathered=recipe.model.keep_gathered,
+        keep_gathered=not recipe.model.reshard_after_forward,
         optimizer=recipe.optimizer.kind,
         device="cuda" if cuda else "cpu",
         wire_buffers=not cuda,
