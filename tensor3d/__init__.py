@@ -7,8 +7,8 @@ from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.collectives import all_reduce_replicated
 from tensor3d.distributed.comm_stats import CommStats
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import CubeShape
-from tensor3d.distributed.policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.explain import CostReport, explain
 from tensor3d.layers.attention import Attention3D
 from tensor3d.layers.dropout import Dropout3D

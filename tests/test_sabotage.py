@@ -24,8 +24,8 @@ from tensor3d.distributed.grad_reducer import GradReducer
 from tensor3d.sharding.matmul import all_gather_weight, matmul
 from tensor3d.sharding.param_layout import Layout, mix, vector
 from tests.ranks import run_ranks
-from tests.tied import Tied, truth
-from tests.twins import error, fill, full
+from tests.single_device_reference import error, fill, full
+from tests.tied_weight_model import Tied, truth
 
 TOLERANCE, FAR_ABOVE = 1e-9, 1e-3
 

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from models.bert.huggingface import write_model_json
 from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.checkpoint import Checkpoints
-from tensor3d.data.batch import fit_packs_per_rank
+from tensor3d.data.packed_batch import fit_packs_per_rank
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import format_error, run_on_all_ranks, run_on_rank0

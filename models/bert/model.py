@@ -38,8 +38,8 @@ from tensor3d import (
 )
 from tensor3d.attention import Backend
 from tensor3d.batches.row_selection import RowSelection
-from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.data.masking import MASKED_SHARE
+from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.layers.attention import Recompute
 from tensor3d.ops.activations import activated
 

@@ -19,7 +19,7 @@ from models.bert.model import BertForPreTraining, BertModel, Pooler
 from models.bert.text_batches import EncodedText, TextBatch, collate_texts
 from tensor3d import Cube, Dropout3D, SmallHead3D, all_reduce_replicated, gather_rows, local_rows, select
 from tensor3d.attention import Backend
-from tensor3d.data.batch import IGNORED, PackedBatch
+from tensor3d.data.packed_batch import IGNORED, PackedBatch
 from tensor3d.distributed.collectives import all_gather, all_reduce
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.heads import vocab_topk

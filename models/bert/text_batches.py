@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tensor3d import Cube, CubeShape
 from tensor3d.data.array_utils import first_rows, ranges
-from tensor3d.data.batch import UNUSED, Pack, PackedBatch, collate
+from tensor3d.data.packed_batch import UNUSED, Pack, PackedBatch, collate
 from tensor3d.distributed.collectives import all_gather
 from tensor3d.packing import PackAssignment, pack_evenly, restore_order
 

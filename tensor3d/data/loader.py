@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d.attention.varlen import order_of
-from tensor3d.data.batch import BatchLayout, Pack, PackedBatch, collate, fit_packs_per_rank
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.masking import masked_count
+from tensor3d.data.packed_batch import BatchLayout, Pack, PackedBatch, collate, fit_packs_per_rank
 from tensor3d.data.segments import Segments
 from tensor3d.data.shard_exchange import FetchRequest, RemoteEpochSamples, ShardExchange
 from tensor3d.data.sources import sequences_of

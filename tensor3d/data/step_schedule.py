@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data.batch import BatchLayout
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.epochs import Epoch
+from tensor3d.data.packed_batch import BatchLayout
 from tensor3d.packing import Work, attended, deal, imbalance
 
 

@@ -17,10 +17,10 @@ from tensor3d.distributed.collectives import all_gather
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.optim.clip_grad import check_parameters
-from tensor3d.parallelize.layer_rules import Dropout, advice, is_on_cube, is_torchs_layer, mixes, runs_code_of
 from tensor3d.parallelize.module_copy import ModuleBuilder, clone_module_shell, take_hooks, untracked_modules
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.state_dict import guard_loads
+from tensor3d.parallelize.torch_layer_rules import Dropout, advice, is_on_cube, is_torchs_layer, mixes, runs_code_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which module a plan gives which kind, and what is wrong with a plan. No rank finds anything else than another.

@@ -18,9 +18,9 @@ from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.parallelize.auto.op_rules import hides_what_comes_later
-from tensor3d.parallelize.layer_rules import Linear
 from tensor3d.parallelize.module_copy import ModuleBuilder
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
+from tensor3d.parallelize.torch_layer_rules import Linear
 from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch, lies
 from tensor3d.sharding.matmul import matmul
 from tensor3d.sharding.param_layout import block, matrix, vector

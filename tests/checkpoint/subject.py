@@ -14,7 +14,7 @@ from torch import Tensor
 from tensor3d import Cube, Embedding3D, Linear3D, LookupEmbedding3D, all_reduce_replicated, shard
 from tensor3d.checkpoint import writer
 from tensor3d.checkpoint.format import FileSum
-from tests.twins import full
+from tests.single_device_reference import full
 
 Shape = tuple[int, int, int, int]
 ALONE: Shape = (1, 1, 1, 1)

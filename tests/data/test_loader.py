@@ -22,7 +22,7 @@ from tensor3d.data import (
     TrainBatch,
     evaluation_batches,
 )
-from tensor3d.data.batch import IGNORED, UNUSED
+from tensor3d.data.packed_batch import IGNORED, UNUSED
 from tests.data.samples import VOCABULARY, pretraining, write_random
 
 CAPACITY = 64

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tensor3d import CubeShape
-from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.data.loader import DeviceBatch, DevicePrefetcher, settle, tensors_of
+from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

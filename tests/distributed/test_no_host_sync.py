@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
 from tensor3d.data import Loader, SpecialTokens, TrainBatch
-from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.loader import settle
+from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.optim import AdamW, GradScaler, Lamb, decay_groups
 from tools.bench.harness.synthetic_data import RandomPairs
 from tools.training.trainer import TrainingStep

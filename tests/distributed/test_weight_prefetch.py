@@ -17,7 +17,7 @@ from tensor3d.optim import AdamW
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
-from tests.twins import fast_alone, full, ranks_of
+from tests.single_device_reference import fast_alone, full, ranks_of
 
 STEPS = 3
 

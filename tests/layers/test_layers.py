@@ -28,7 +28,7 @@ from tensor3d import (
     shard,
 )
 from tests.ranks import run_ranks
-from tests.twins import (
+from tests.single_device_reference import (
     EVERY_SHAPE,
     SHAPES_AND_TYPES,
     SMALL_SHAPES,
@@ -43,7 +43,7 @@ from tests.twins import (
     ranks_of,
     sequences_of,
 )
-from tests.twins import worst as worst_of
+from tests.single_device_reference import worst as worst_of
 
 Shape = tuple[int, int, int, int]
 at_shapes_and_types = pytest.mark.parametrize(("shape", "dtype"), SHAPES_AND_TYPES)

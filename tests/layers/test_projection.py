@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from tensor3d import Cube, Embedding3D, Linear3D, all_reduce_replicated, cross_entropy, gather, local_rows, shard
 from tensor3d.layers.linear import Projection3D
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, TOLERANCE, compare, error, gradient_errors, make_twins, ranks_of, worst
+from tests.single_device_reference import (
+    FOUR_SHAPES,
+    TOLERANCE,
+    compare,
+    error,
+    gradient_errors,
+    make_twins,
+    ranks_of,
+    worst,
+)
 
 Shape = tuple[int, int, int, int]
 VOCAB, HIDDEN, ROWS = 13, 16, 32

@@ -15,7 +15,7 @@ from tensor3d import (
     SmallHead3D,
     explain,
 )
-from tensor3d.parallelize.layer_rules import TurnedLinear3D, TurnedProjection3D
+from tensor3d.parallelize.torch_layer_rules import TurnedLinear3D, TurnedProjection3D
 from tests.ranks import run_ranks
 
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from tensor3d import Cube, Layout, check_parameters, clip_grad_norm_, constant, distribute, local, local_param, normal
 from tensor3d.sharding.param_layout import as_parameter, copies, matrix, narrow, table, vector
 from tests.ranks import run_ranks
-from tests.twins import full, name_of, ranks_of
+from tests.single_device_reference import full, name_of, ranks_of
 
 Shape = tuple[int, int, int, int]
 BOXES: list[Shape] = [(2, 2, 2, 1), (1, 8, 1, 1), (8, 1, 1, 1), (1, 3, 2, 1), (1, 2, 2, 2)]

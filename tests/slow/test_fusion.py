@@ -17,7 +17,7 @@ from tensor3d.ops.activations import biased_backward
 from tensor3d.ops.dropout import gain_of, keep_mask
 from tests.models.toy import lay, sums_and_gradients, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import error, name_of, ranks_of
+from tests.single_device_reference import error, name_of, ranks_of
 
 pytestmark = pytest.mark.slow
 

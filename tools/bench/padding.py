@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d import Cube, CubeShape
-from tensor3d.data.batch import check_rows, fit_packs_per_rank
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tools.bench.harness.step_trial import (
     BINNED,
     PACKED,

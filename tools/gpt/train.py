@@ -19,10 +19,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.gpt import PRESETS, Gpt, GptConfig, count_targets, lay, pack_texts
-from models.gpt.batch import Text
+from models.gpt.causal_batch import Text
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
 from tensor3d.data import IndexedDataset, SpecialTokens
-from tensor3d.data.batch import check_rows, fit_packs_per_rank
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker

@@ -14,7 +14,7 @@ import tyro
 from models.bert.cost_model.saved_activations import Device
 from tensor3d import CubeShape, checkpoint
 from tensor3d.data import ExchangeOptions
-from tensor3d.data.batch import check_rows, fit_packs_per_rank
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.shard_exchange import check_within, shards_of
 from tensor3d.distributed.cube_shape import AxisName
 from tools.corpus.training_corpus import is_samples, read_samples_info

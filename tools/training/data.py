@@ -24,7 +24,7 @@ from tensor3d.data import (
     ShardExchange,
     SpecialTokens,
 )
-from tensor3d.data.batch import fit_packs_per_rank
+from tensor3d.data.packed_batch import fit_packs_per_rank
 from tensor3d.distributed.host_all_to_all import HostAllToAll
 from tensor3d.distributed.object_collectives import check_same_on_all_ranks, run_on_all_ranks
 from tensor3d.packing import PackingPlan, packed_betas, packs_per_step

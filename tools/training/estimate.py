@@ -20,9 +20,9 @@ from models.bert.cost_model.peak_memory import StepMemory, step_memory
 from models.bert.cost_model.saved_activations import Device, MicroBatchShape
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
-from tensor3d.data.batch import check_rows, fit_packs_per_rank
 from tensor3d.data.dataset import default_masked_per_pack
 from tensor3d.data.masking import MASKED_SHARE, masked_count
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.packing import attended, packs_per_step
 from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Literal, TypeVar
 
 from tensor3d.distributed.cube import Cube
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
 
 # ----------------------------------------------------------------------------------------------------------------------

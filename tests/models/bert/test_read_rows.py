@@ -25,7 +25,7 @@ from tests.models.toy import (
     toy_packs,
 )
 from tests.ranks import run_ranks
-from tests.twins import error, fast_alone, full, ranks_of
+from tests.single_device_reference import error, fast_alone, full, ranks_of
 
 PACKS = 16
 ENCODERS: dict[str, dict[str, Any]] = {

@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, TransformerLayer3D, clip_grad_norm_, local, shard
 from tensor3d.batches.sequences import Sequences
-from tensor3d.data.batch import Pack, PackedBatch, check_rows, collate
 from tensor3d.data.masking import MASKED_SHARE
+from tensor3d.data.packed_batch import Pack, PackedBatch, check_rows, collate
 from tensor3d.optim import AdamW, decay_groups
 from tools.bench.harness.memory import PeakMemory, peak_on
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights

@@ -23,8 +23,8 @@ from models.bert.cost_model.flops import step_flops
 from models.bert.huggingface.config import settings_of
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy, clip_grad_norm_
 from tensor3d.attention.backends import Backend
-from tensor3d.data.batch import PackedBatch
 from tensor3d.data.loader import settle
+from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.optim import AdamW, decay_groups
 from tools.bench.vs_transformers.data import PaddedBatch, Work
 from tools.common.batching import split

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tensor3d import CubeShape
 from tensor3d.data import Loader, PackedBatch, PretrainingData, SpecialTokens, TrainBatch
-from tensor3d.data.batch import IGNORED
+from tensor3d.data.packed_batch import IGNORED
 from tensor3d.packing import packs_per_step
 from tools.bench.harness.synthetic_data import RandomPairs
 

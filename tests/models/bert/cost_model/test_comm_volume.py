@@ -14,7 +14,7 @@ from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, clip_grad_norm_
 from tensor3d.cost_model.comm_volume import CommModel
 from tests.models.toy import CAPACITY, Shape, lay, model_options, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import EVERY_SHAPE, fast_alone, ranks_of
+from tests.single_device_reference import EVERY_SHAPE, fast_alone, ranks_of
 
 
 def counted(

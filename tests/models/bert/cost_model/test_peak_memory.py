@@ -32,7 +32,7 @@ from tests.models import toy
 from tests.models.kept import kept_bytes, load_of, wire_of
 from tests.models.toy import Shape, lay, model_options, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import ranks_of
+from tests.single_device_reference import ranks_of
 
 Changes = dict[str, Any]
 WIDE = {"vocab": 2000, "hidden": 256, "inner": 1024}

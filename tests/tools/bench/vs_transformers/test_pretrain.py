@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 from tensor3d import CubeShape, ExecutionPolicy
-from tensor3d.data.batch import Pack, collate
 from tensor3d.data.loader import tensors_of
+from tensor3d.data.packed_batch import Pack, collate
 from tools.bench.__main__ import main
 from tools.bench.vs_transformers import figures as library_operators
 from tools.bench.vs_transformers import pretrain

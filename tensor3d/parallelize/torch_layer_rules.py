@@ -1,4 +1,4 @@
-"""Kinds for torch's own layers, one each: a layer of the library with the original's weights under the same names."""
+"""Rules for torch's own layers, one each: a layer of the library with the original's weights under the same names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tensor3d.layers.heads import SmallHead3D
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
 from tensor3d.parallelize.module_copy import ModuleBuilder
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.wrapped_module import ReplicatedModule3D
 from tensor3d.sharding.activation_layout import Face, check_face, in_batch, lies, other
 from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
 from tensor3d.sharding.redistribute import local_rows, redistribute
 
-# --- What to do with a module that the plan does not place, in words, and the check that a kind fits its module -------
+# --- What to do with a module that the plan does not place, in words, and the check that a rule fits its module -------
 
 # torch's own modules without parameters that mix rows or columns: on a rank's block they would give other numbers.
 _MIXING = (

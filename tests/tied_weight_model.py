@@ -22,7 +22,7 @@ from tensor3d import (
     local,
     redistribute,
 )
-from tests.twins import error, full, make_twins
+from tests.single_device_reference import error, full, make_twins
 
 Shape = tuple[int, int, int, int]
 VOCAB, HIDDEN = 13, 8

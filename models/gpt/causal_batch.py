@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, Sequences
-from tensor3d.data.batch import BatchLayout, fit_packs_per_rank
+from tensor3d.data.packed_batch import BatchLayout, fit_packs_per_rank
 from tensor3d.packing import pack_batch
 
 NO_TARGET = -100

@@ -1,4 +1,4 @@
-"""Kinds for modules that keep their own code, or are replaced by one that the user builds."""
+"""Rules for modules that keep their own code, or are replaced by one that the user builds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from tensor3d.distributed.cube_shape import AxisName, check_axes
 from tensor3d.parallelize.module_copy import ModuleBuilder, copied, strip_params
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.wrapped_module import ReplicatedModule3D, on_cube
 from tensor3d.sharding.activation_layout import Face, check_face
 from tensor3d.sharding.param_layout import Layout
@@ -35,7 +35,7 @@ class Wrapped(ParallelRule):
             raise ValueError(
                 f"{name!r} ({type(module).__name__}) holds the parameters {sorted(held)}, and its plan names "
                 f"{sorted(self.layouts)}. rules.wrapped needs a layout for each of its own parameters; those of "
-                "modules inside have kinds of their own."
+                "modules inside have rules of their own."
             )
         for each, layout in self.layouts.items():
             self._check_even(f"{name}.{each}", held[each].shape, layout, workshop)

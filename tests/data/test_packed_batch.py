@@ -10,7 +10,7 @@ import torch
 
 from tensor3d import CubeShape
 from tensor3d.data import Pack, PackedBatch, collate
-from tensor3d.data.batch import IGNORED, UNUSED
+from tensor3d.data.packed_batch import IGNORED, UNUSED
 
 LIMITS = {"capacity": 6, "masked_per_pack": 2, "max_sequences": 2, "pad": 0}
 
