@@ -67,6 +67,22 @@ class CubeShape:
         size: int = getattr(self, axis)
         return size
 
+    def check_block(self, *, heads: int, hidden: int, inner: int) -> None:
+        """Raises ValueError where the sizes of a transformer block do not divide: what its layers would say, before any
+        process."""
+        sizes: tuple[tuple[str, int, AxisName], ...] = (
+            ("heads", heads, "y"),
+            ("hidden", hidden, "y"),
+            ("hidden", hidden, "z"),
+            ("inner", inner, "y"),
+        )
+        for what, number, axis in sizes:
+            size = self.size(axis)
+            if number % size:
+                raise ValueError(
+                    f"{what} must divide by {axis}={size}. Got {number}. Choose another {what} or another cube."
+                )
+
     def coordinate(self, rank: int) -> dict[AxisName, int]:
         """Where a rank stands on each axis. Raises ValueError for a rank that the cube does not have."""
         if not 0 <= rank < self.ranks:

@@ -75,9 +75,14 @@ class PackedRows:
 # --- torch's multi-head attention, over packed sequences --------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Attention(ParallelRule):
-    """See `rules.attention`."""
+    """nn.MultiheadAttention as self-attention within the sequences that `rows` holds while the model runs.
+
+    In nn.TransformerEncoderLayer it works as it is. Rows of `in_proj_weight` and `in_proj_bias` are in another order
+    than the original's, (head, q/k/v, d): take them out with `full_state_dict`, put them in with
+    `load_full_state_dict`.
+    """
 
     rows: PackedRows
     causal: bool = False

@@ -191,7 +191,7 @@ def run(
     output.backward(direction)
     for number, (given, leaf) in enumerate(zip(inputs, leaves, strict=True)):
         if isinstance(given, Sharded):
-            where = block(given.tensor.shape, given.face, cube)
+            where = block(given.tensor.shape, given.face, cube.shape, cube.rank)
             blocks[input_name(number)] = Block(place=where, values=_grad(leaf))
     for name, parameter in parameters.items():
         plain = cube.shape.ranks > 1 and not isinstance(parameter, DTensor)
@@ -203,7 +203,7 @@ def output_place(shape: Sequence[int], returns: Returns, cube: Cube) -> tuple[sl
     """Where this rank's part of the output lies in the full one."""
     if returns == "scalar":
         return ()
-    place = block(shape, cast(Face, returns[-1]), cube)
+    place = block(shape, cast(Face, returns[-1]), cube.shape, cube.rank)
     return place[:1] if returns.startswith("rows") else place
 
 
