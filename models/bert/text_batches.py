@@ -26,10 +26,6 @@ from tensor3d.packing import PackAssignment, pack_evenly, restore_order
 _ROUNDED_TO, _FEW_SIZES_FROM = 64, 2048  # token slots of a pack
 
 
-def _none() -> NDArray[np.int64]:
-    return np.empty(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedText:
     """One sequence as the model reads it, with its special tokens."""
@@ -38,7 +34,7 @@ class EncodedText:
     """int64 (tokens,)"""
     types: NDArray[np.int64]
     """int64 (tokens,): 0 for the first text of a pair, 1 for the second."""
-    masked: NDArray[np.int64] = field(default_factory=_none)
+    masked: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """int64 (masked,): places in the sequence whose pieces are asked for, ascending."""
 
 

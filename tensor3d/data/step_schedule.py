@@ -106,7 +106,8 @@ class Schedule:
         for epoch, content in drawn.items():
             here = epochs == epoch
             packs[here] = chosen = content.order[number[here] % size]
-            sums[:, here] = np.stack([values[chosen] for values in _per_pack(content)])
+            per_pack = (content.tokens, content.squares, content.targets, content.sequences)
+            sums[:, here] = np.stack([values[chosen] for values in per_pack])
             lengths.append(content.lengths_in(chosen))
         tokens, squares, targets, sequences = sums
         each = np.concatenate(lengths)
@@ -165,10 +166,6 @@ class Schedule:
     def _capacity(self, longest: int) -> int:
         bins = self._data.rules.bins
         return self._layout.capacity if bins is None else min(self._layout.capacity, bins.edge(longest))
-
-
-def _per_pack(epoch: Epoch) -> tuple[NDArray[np.int64], ...]:
-    return epoch.tokens, epoch.squares, epoch.targets, epoch.sequences
 
 
 def _near(work: Work, lengths: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -129,7 +129,7 @@ class Limits:
                 "Truncate the sequences or raise the capacity."
             )
         for length in lengths:
-            self._check_affordable(length)
+            self.check_affordable(length)
         counts = {length: int(histogram[length]) for length in lengths}
         tokens = sum(length * count for length, count in counts.items())
         if tokens > _MAX_TOKENS:
@@ -162,7 +162,8 @@ class Limits:
             if _whole("a cost", cost) < 0:
                 raise ValueError(f"a cost must be at least 0. Got {cost} for length {length}.")
 
-    def _check_affordable(self, length: int) -> None:
+    def check_affordable(self, length: int) -> None:
+        """Raises ValueError for a length whose cost no pack can pay."""
         cost = self.cost_of(length)
         if self.budget is not None and cost > self.budget:
             raise ValueError(

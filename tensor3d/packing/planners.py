@@ -48,7 +48,7 @@ class Planner(Protocol):
         ...
 
 
-def planner(plan: Callable[[Mapping[int, int], Limits], PackingPlan]) -> Planner:
+def planner(plan: Callable[[dict[int, int], Limits], PackingPlan]) -> Planner:
     """The planner that plans so, once its limits are checked and its sequences counted by length, longest first."""
 
     @functools.wraps(plan, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
@@ -63,7 +63,7 @@ def planner(plan: Callable[[Mapping[int, int], Limits], PackingPlan]) -> Planner
         limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
         return plan(limits.counts(histogram), limits)
 
-    del checked.__wrapped__  # type: ignore[attr-defined]  # whose signature is another
+    del checked.__wrapped__  # whose signature is another
     return checked
 
 
@@ -142,7 +142,7 @@ _ROUNDINGS = (1e-6, 0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
 
 
 @planner
-def lp(counts: Mapping[int, int], limits: Limits) -> PackingPlan:
+def lp(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """Packs sequences in nearly as few packs as can be: tens above a proven bound, for millions of sequences.
 
     The linear programme of packing (see column_generation.py) is solved, and its amounts are rounded to whole
@@ -175,7 +175,7 @@ def lp(counts: Mapping[int, int], limits: Limits) -> PackingPlan:
 
 
 @planner
-def lpfhp(counts: Mapping[int, int], limits: Limits) -> PackingPlan:
+def lpfhp(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """Packs sequences by best fit, longest first (Krell et al., 2021, arXiv 2107.02027, section 3.2).
 
     Packs filled alike are moved as one group, so that the time depends on the lengths that occur and not on how many
@@ -190,7 +190,7 @@ def lpfhp(counts: Mapping[int, int], limits: Limits) -> PackingPlan:
 
 
 @planner
-def spfhp(counts: Mapping[int, int], limits: Limits) -> PackingPlan:
+def spfhp(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """Packs sequences longest first, each into the pack with the most room (Krell et al., 2021, arXiv 2107.02027, 3.1).
 
     What fits nowhere begins a pack of its own, also where equal sequences could share one. As quick as `lpfhp`, and
@@ -255,7 +255,7 @@ Floats = NDArray[np.float64]
 
 
 @planner
-def nnlshp(counts: Mapping[int, int], limits: Limits) -> PackingPlan:
+def nnlshp(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """Packs sequences by least squares over all full packs (Krell et al., 2021, arXiv 2107.02027, section 3.3).
 
     Every way to fill a pack exactly is a column; the numbers of packs, at least 0, are those that miss the histogram
@@ -363,7 +363,7 @@ def _steepest(table: Table, misses: Floats, tolerance: float) -> NDArray[np.int6
 
 
 @planner
-def padded(counts: Mapping[int, int], limits: Limits) -> PackingPlan:
+def padded(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """One sequence a pack, whatever else the limits allow; the rest of the pack stays empty.
 
     The plan's lower bound is that of these limits. Args, Raises: see `Planner`.

@@ -305,12 +305,7 @@ class StreamPacker:
                 f"a length must lie between 1 and the capacity of {limits.capacity}. Got {length}. "
                 "Truncate the sequences or raise the capacity."
             )
-        cost = limits.cost_of(length)
-        if limits.budget is not None and cost > limits.budget:
-            raise ValueError(
-                f"a sequence of {length} tokens costs {cost}, more than the budget of {limits.budget} of a whole pack. "
-                "Raise the budget or shorten the sequences."
-            )
+        limits.check_affordable(length)
         return length
 
     def _add(self, length: int) -> list[int] | None:

@@ -140,7 +140,8 @@ def _kind_at(name: str, by_name: dict[str, tuple[str, ParallelRule]]) -> Paralle
 
 
 def _check_left_over(module: nn.Module, kinds: dict[int, ParallelRule], covered: set[int]) -> None:
-    cared_for = {id(p) for _, owner in _owners(module, kinds) for p in _parameters_of(owner, kinds[id(owner)])}
+    owners = _owners(module, kinds)
+    cared_for = {id(p) for kind, owner in owners for p in owner.parameters(recurse=kind.covers_children)}
     tree = {id(each) for each in module.modules()}
     open_points = []
     for name, each in module.named_modules():
@@ -162,10 +163,6 @@ def _check_left_over(module: nn.Module, kinds: dict[int, ParallelRule], covered:
         shown = "\n  ".join(open_points[:8])
         more = f"\n  and {len(open_points) - 8} more" if len(open_points) > 8 else ""
         raise ValueError(f"the plan does not say what becomes of these modules:\n  {shown}{more}")
-
-
-def _parameters_of(module: nn.Module, kind: ParallelRule) -> Iterator[nn.Parameter]:
-    return module.parameters(recurse=kind.covers_children)
 
 
 # --- Whether all ranks were given the same model: what differs would be put together from pieces of several -----------

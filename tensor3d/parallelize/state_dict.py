@@ -61,7 +61,8 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], cube: Cube)
         if isinstance(target, Tensor):
             _check_value(name, state[name], target)
             first, value = sources.setdefault(id(target), (name, state[name]))
-            if value is not state[name] and not _same_values(value, state[name]):
+            again = state[name].detach().to(value.device, value.dtype)
+            if value is not state[name] and not torch.equal(value.detach(), again):
                 raise ValueError(
                     f"{first!r} and {name!r} are one weight of the model (tied), and the state has other values for "
                     "the second than for the first. Pass equal ones, or untie them before parallelize."
@@ -102,10 +103,6 @@ def _check_value(name: str, value: Any, target: Tensor) -> None:
             f"{name!r} must have shape {tuple(target.shape)}. Got {tuple(value.shape)}. The state is that of a model "
             "of other sizes, or holds one rank's blocks."
         )
-
-
-def _same_values(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.detach(), b.detach().to(a.device, a.dtype))
 
 
 def _block(whole: Tensor, target: Tensor, order: Tensor | None, cube: Cube) -> Tensor:

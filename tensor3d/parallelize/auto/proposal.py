@@ -32,7 +32,8 @@ def fold(treatments: Mapping[str, Treatment], names: Iterable[str]) -> dict[str,
         if name in matched:
             continue
         for pattern in _patterns(name):
-            hits = [other for other in everything if _matches(pattern, other)]
+            regular = re.compile(re.escape(pattern).replace(r"\*", "[^.]*"))
+            hits = [other for other in everything if regular.fullmatch(other)]
             # A pattern of one is a name; and no two patterns may claim a module.
             if len(hits) > 1 and all(
                 hit in treatments and treatments[hit] == treatment and hit not in matched for hit in hits
@@ -53,10 +54,6 @@ def _patterns(name: str) -> Iterator[str]:
     for size in range(len(numbers), 0, -1):
         for chosen in combinations(numbers, size):
             yield ".".join("*" if place in chosen else part for place, part in enumerate(parts))
-
-
-def _matches(pattern: str, name: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]*"), name) is not None
 
 
 # --- What `propose_plan` returns --------------------------------------------------------------------------------------
