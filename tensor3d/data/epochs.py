@@ -14,7 +14,6 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -295,11 +294,8 @@ class Epochs:
         limits = self.rules.limits
         packer = StreamPacker(limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs)
         shuffled = rng.permutation(len(lengths))
-        packs = packer.feed(lengths[shuffled].tolist()) + packer.flush()
-        return PackAssignment(
-            offsets=np.concatenate(([0], np.cumsum([len(pack) for pack in packs]))),
-            sequences=shuffled[np.fromiter(chain.from_iterable(packs), dtype=np.int64, count=len(lengths))],
-        )
+        packs = PackAssignment.of(packer.feed(lengths[shuffled].tolist()) + packer.flush())
+        return PackAssignment(offsets=packs.offsets, sequences=shuffled[packs.sequences])
 
     def _order(self, number: int, tokens: NDArray[np.int64], counts: list[int]) -> NDArray[np.int64]:
         bins, groups = self.rules.bins, len(counts)

@@ -95,6 +95,14 @@ class Limits:
             costs=None if costs is None else tuple(_whole("a cost", cost) for cost in costs[: max(capacity, 0) + 1]),
         )
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "capacity": self.capacity,
+            "max_sequences": self.max_sequences,
+            "budget": self.budget,
+            "costs": None if self.costs is None else list(self.costs),
+        }
+
     def cost_of(self, length: int) -> int:
         """Cost of a sequence of `length` tokens; 0 without a budget."""
         return 0 if self.costs is None else self.costs[length]

@@ -266,14 +266,7 @@ class StreamPacker:
         self._longest = max((length for _, length in self._waiting), default=0)
 
     def _settings(self) -> dict[str, Any]:
-        limits = self._limits
-        return {
-            "capacity": limits.capacity,
-            "max_sequences": limits.max_sequences,
-            "budget": limits.budget,
-            "costs": None if limits.costs is None else list(limits.costs),
-            "window": self._window,
-        }
+        return {**self._limits.to_json(), "window": self._window}
 
     def _stock_of(self, state: Mapping[str, Any]) -> tuple[PendingQueue, int]:
         stock, last = PendingQueue(self._limits), -1

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Literal, TypeVar
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.object_collectives import first_names
 from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
 
@@ -127,7 +128,7 @@ class Proposal:
                 wrong.setdefault((each.what, each.number, each.axis), []).append(each.layer)
         if wrong:
             lines = (
-                f"{what}={number} does not divide by {axis}={cube.axis(axis).size} in {_few(layers)}"  # type: ignore[arg-type]
+                f"{what}={number} does not divide by {axis}={cube.axis(axis).size} in {first_names(layers, 3)}"  # type: ignore[arg-type]
                 for (what, number, axis), layers in wrong.items()
             )
             raise ValueError(
@@ -143,7 +144,3 @@ class Proposal:
             parts += ["Remarks", *(f"  - {remark}" for remark in self.remarks)]
         parts += ["Open", *(f"  - {point}" for point in self.unresolved)] if self.unresolved else ["Nothing is open."]
         return "\n".join(parts)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
