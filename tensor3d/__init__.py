@@ -2,17 +2,17 @@
 
 from tensor3d.attention import attention
 from tensor3d.batches.padded import PaddedPacks, local_shard, pack_padded
-from tensor3d.batches.row_queries import RowIndex, RowSelection
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.collectives import all_reduce_replicated
 from tensor3d.distributed.comm_stats import CommStats
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import CubeShape
-from tensor3d.distributed.policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.explain import CostReport, explain
 from tensor3d.layers.attention import Attention3D
 from tensor3d.layers.dropout import Dropout3D
-from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D, TiedProjection3D
+from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
 from tensor3d.layers.heads import SmallHead3D, vocab_topk
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.layers.loss import cross_entropy
@@ -52,11 +52,9 @@ __all__ = [
     "PaddedPacks",
     "Projection3D",
     "RMSNorm3D",
-    "RowIndex",
     "RowSelection",
     "Sequences",
     "SmallHead3D",
-    "TiedProjection3D",
     "TransformerLayer3D",
     "all_reduce_replicated",
     "attention",

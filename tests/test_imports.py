@@ -373,8 +373,8 @@ def test_no_test_imports_from_another() -> None:
         ("from tests import test_layers", 1),
         ("import tests.models.bert.test_model", 1),
         ("def f():\n    from tests.tools.conftest import write", 1),
-        ("from tests.twins import error", 0),
-        ("from tests.test_layers_helpers.twins import error\nimport pytest", 1),
+        ("from tests.single_device_reference import error", 0),
+        ("from tests.test_layers_helpers.single import error\nimport pytest", 1),
         ("import test_layers", 0),
     ],
 )

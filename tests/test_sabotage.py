@@ -17,15 +17,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d import Cube, Embedding3D, Face, Sequences, TiedProjection3D, TransformerLayer3D, gather, local, shard
+from tensor3d import Cube, Embedding3D, Face, Projection3D, Sequences, TransformerLayer3D, gather, local, shard
 from tensor3d.attention import attention
 from tensor3d.distributed.collectives import Axis, CommHandle, reduce_scatter
 from tensor3d.distributed.grad_reducer import GradReducer
 from tensor3d.sharding.matmul import all_gather_weight, matmul
 from tensor3d.sharding.param_layout import Layout, mix, vector
 from tests.ranks import run_ranks
-from tests.tied import Tied, truth
-from tests.twins import error, fill, full
+from tests.single_device_reference import error, fill, full
+from tests.tied_weight_model import Tied, truth
 
 TOLERANCE, FAR_ABOVE = 1e-9, 1e-3
 
@@ -98,7 +98,7 @@ def vocabulary() -> Callable[[Cube], float]:
 
     def measure(cube: Cube) -> float:
         embedding, distance = on_both(make, cube, weights)
-        projection = TiedProjection3D(14, 8, cube, bias=False)
+        projection = Projection3D(8, 14, cube, holds_weight=False)
         logits = projection(shard(x, cube, "z"), embedding.weight)
         return max(distance, error(gather(logits, cube, "y"), F.linear(x, weights["weight"])))
 

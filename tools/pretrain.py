@@ -23,7 +23,7 @@ from tqdm import tqdm
 from models.bert.huggingface import write_model_json
 from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.checkpoint import Checkpoints
-from tensor3d.data.batch import fit_packs_per_rank
+from tensor3d.data.packed_batch import fit_packs_per_rank
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import format_error, run_on_all_ranks, run_on_rank0
@@ -88,8 +88,7 @@ def prepare_packs(command: Command, shape: CubeShape) -> None:
     if recipe.data.plans is not None:
         data.epochs.save_plan(0)
     packs = global_batch(recipe.batch, data.packing_factor)
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    check_steps(recipe, data, packs, cube_shape=sizes, data_index=0, x_index=0, z_index=0)
+    check_steps(recipe, data, packs, shape)
     if recipe.data.plans is not None:
         epochs = -(-recipe.run.steps * packs // data.packs_per_epoch)
         for epoch in tqdm(range(1, epochs), desc="plans", unit="epoch", disable=None):
@@ -361,8 +360,7 @@ def settings_of(trainer: Trainer, corpus: TrainingCorpus) -> dict[str, Any]:
     """What MLPerf asks a log to say of a run."""
     recipe, feed, shape = trainer.recipe, trainer.feed, trainer.cube.shape
     data, held_out = feed.data, corpus.info.has_held_out
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    k = fit_packs_per_rank(feed.global_batch, sizes, recipe.batch.packs_per_rank)
+    k = fit_packs_per_rank(feed.global_batch, shape, recipe.batch.packs_per_rank)
     return settings(
         recipe.optimizer,
         betas=feed.betas(),

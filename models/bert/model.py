@@ -27,8 +27,8 @@ from tensor3d import (
     LayerNorm3D,
     Linear3D,
     LookupEmbedding3D,
+    Projection3D,
     SmallHead3D,
-    TiedProjection3D,
     TransformerLayer3D,
     all_reduce_replicated,
     cross_entropy,
@@ -37,8 +37,9 @@ from tensor3d import (
     select,
 )
 from tensor3d.attention import Backend
-from tensor3d.data.batch import HeadRows, Pack, PackedBatch, collate
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.data.masking import MASKED_SHARE
+from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.layers.attention import Recompute
 from tensor3d.ops.activations import activated
 
@@ -60,12 +61,12 @@ def modern_layer(
     *,
     backend: Backend = "auto",
     recompute: Recompute = "none",
-    keep_gathered: bool = False,
+    reshard_after_forward: bool = True,
 ) -> Block3D:
     """Layer `number` of the encoder, counted from 0, face z to face z.
 
     Args:
-        backend, recompute, keep_gathered: as in `BertModel`.
+        backend, recompute, reshard_after_forward: as in `BertModel`.
 
     Raises:
         ValueError: sizes that do not divide, named with the axis.
@@ -79,12 +80,12 @@ def modern_layer(
         bias=False,
         std=config.std,
         recompute=recompute,
-        reshard_after_forward=not keep_gathered,
+        reshard_after_forward=reshard_after_forward,
         rotary_base=_ROTARY_BASE if config.rotary_base is None else config.rotary_base,
         window=config.window_of(number),
     )
     mlp = GatedMLP3D(
-        config.hidden, cube, config.inner_size, "gelu", std=config.std, reshard_after_forward=not keep_gathered
+        config.hidden, cube, config.inner_size, "gelu", std=config.std, reshard_after_forward=reshard_after_forward
     )
     return Block3D(
         attention,
@@ -132,9 +133,8 @@ def example_batch(
         capacity=slots,
         masked_per_pack=masked,
         max_sequences=len(lengths),
-        y=shape.y,
-        z=shape.z,
-        slice_index=cube.coordinate["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
         with_read_rows=with_read_rows,
     )
@@ -192,7 +192,7 @@ def classic_layer(
     *,
     backend: Backend = "auto",
     recompute: Recompute = "none",
-    keep_gathered: bool = False,
+    reshard_after_forward: bool = True,
 ) -> TransformerLayer3D:
     """A layer as Devlin et al. have it, face z to face z; they are all alike, whatever the `number`."""
     return TransformerLayer3D(
@@ -208,7 +208,7 @@ def classic_layer(
         eps=config.eps,
         std=config.std,
         recompute=recompute,
-        reshard_after_forward=not keep_gathered,
+        reshard_after_forward=reshard_after_forward,
     )
 
 
@@ -218,7 +218,7 @@ class BertModel(Pretrained):
     Every rank constructs it at the same time, after `cube.manual_seed`.
 
     Args:
-        recompute, keep_gathered: memory against time, as in `TransformerLayer3D`; the results are the same.
+        recompute, reshard_after_forward: memory against time, as in `TransformerLayer3D`; the results are the same.
         read_rows_only: the last layer computes only the rows that heads read, which its batches have to name
             (`PackedBatch.read`); the results are the same, but for dropout's draws.
 
@@ -233,7 +233,7 @@ class BertModel(Pretrained):
         *,
         backend: Backend = "auto",
         recompute: Recompute = "none",
-        keep_gathered: bool = False,
+        reshard_after_forward: bool = True,
         read_rows_only: bool = False,
     ) -> None:
         super().__init__()
@@ -241,7 +241,9 @@ class BertModel(Pretrained):
         self.embeddings = BertEmbeddings(config, cube)
         layer = modern_layer if config.encoder == "modern" else classic_layer
         self.layers = nn.ModuleList(
-            layer(config, cube, number, backend=backend, recompute=recompute, keep_gathered=keep_gathered)
+            layer(
+                config, cube, number, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
+            )
             for number in range(config.layers)
         )
         # A residual stream that no LayerNorm has closed needs one at the end.
@@ -256,7 +258,7 @@ class BertModel(Pretrained):
             ValueError: the last layer needs to know which rows are read, and the batch does not say.
         """
         # Asked for before anything is sent.
-        chosen = self._read(batch).chosen if self.read_rows_only else None
+        chosen = self._read(batch) if self.read_rows_only else None
         h = self.embeddings(batch.ids, batch.positions, batch.types)
         for layer in self.layers[:-1]:
             h = layer(h, batch.sequences)
@@ -267,10 +269,10 @@ class BertModel(Pretrained):
         """Where masked places (R,) and [CLS] (C,) are in what `forward` gives, as rows of the plane."""
         if not self.read_rows_only:
             return batch.masked, batch.first
-        read = self._read(batch)
-        return read.masked, read.first
+        masked, first = self._read(batch).heads
+        return masked, first
 
-    def _read(self, batch: PackedBatch) -> HeadRows:
+    def _read(self, batch: PackedBatch) -> RowSelection:
         if batch.read is None:
             raise ValueError(
                 "a model with read_rows_only=True needs batches that say which rows are read. Got one without. Make "
@@ -287,7 +289,7 @@ class MaskedLMHead(nn.Module):
         self.cube, self.activation = cube, config.activation
         self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
         self.norm = LayerNorm3D(config.hidden, cube, "y", eps=config.eps, bias=config.bias)
-        self.projection = TiedProjection3D(config.vocab, config.hidden, cube)
+        self.projection = Projection3D(config.hidden, config.vocab, cube, bias=True, holds_weight=False)
 
     def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:
         """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y."""
@@ -318,7 +320,7 @@ class BertForPreTraining(Pretrained):
         *,
         backend: Backend = "auto",
         recompute: Recompute = "none",
-        keep_gathered: bool = False,
+        reshard_after_forward: bool = True,
         read_rows_only: bool = False,
     ) -> None:
         super().__init__()
@@ -328,7 +330,7 @@ class BertForPreTraining(Pretrained):
             cube,
             backend=backend,
             recompute=recompute,
-            keep_gathered=keep_gathered,
+            reshard_after_forward=reshard_after_forward,
             read_rows_only=read_rows_only,
         )
         self.masked_lm = MaskedLMHead(config, cube)

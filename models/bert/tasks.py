@@ -19,7 +19,7 @@ from models.bert.model import BertForPreTraining, BertModel, Pooler
 from models.bert.text_batches import EncodedText, TextBatch, collate_texts
 from tensor3d import Cube, Dropout3D, SmallHead3D, all_reduce_replicated, gather_rows, local_rows, select
 from tensor3d.attention import Backend
-from tensor3d.data.batch import IGNORED, PackedBatch
+from tensor3d.data.packed_batch import IGNORED, PackedBatch
 from tensor3d.distributed.collectives import all_gather, all_reduce
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.heads import vocab_topk
@@ -32,7 +32,7 @@ class BertForSequenceClassification(PretrainedClassifier):
     Args:
         outputs: c: classes, or 1 for regression.
         dropout: of the pooled vector. Default: as of hidden states.
-        backend, recompute, keep_gathered: as in `BertModel`.
+        backend, recompute, reshard_after_forward: as in `BertModel`.
 
     Raises:
         ValueError: fewer than one output, or see `BertModel`.
@@ -47,13 +47,15 @@ class BertForSequenceClassification(PretrainedClassifier):
         dropout: float | None = None,
         backend: Backend = "auto",
         recompute: Recompute = "none",
-        keep_gathered: bool = False,
+        reshard_after_forward: bool = True,
     ) -> None:
         super().__init__()
         if outputs < 1:
             raise ValueError(f"outputs must be at least 1. Got {outputs}.")
         self.config, self.outputs, self.cube = config, outputs, cube
-        self.bert = BertModel(config, cube, backend=backend, recompute=recompute, keep_gathered=keep_gathered)
+        self.bert = BertModel(
+            config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
+        )
         self.pooler = Pooler(config, cube)
         self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
         self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
@@ -84,7 +86,7 @@ class BertForQuestionAnswering(Pretrained):
     """The encoder and a narrow head of two outputs a token: is it the first one of the answer, is it the last?
 
     Args:
-        backend, recompute, keep_gathered: as in `BertModel`.
+        backend, recompute, reshard_after_forward: as in `BertModel`.
     """
 
     def __init__(
@@ -94,11 +96,13 @@ class BertForQuestionAnswering(Pretrained):
         *,
         backend: Backend = "auto",
         recompute: Recompute = "none",
-        keep_gathered: bool = False,
+        reshard_after_forward: bool = True,
     ) -> None:
         super().__init__()
         self.config, self.cube = config, cube
-        self.bert = BertModel(config, cube, backend=backend, recompute=recompute, keep_gathered=keep_gathered)
+        self.bert = BertModel(
+            config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
+        )
         self.answers = SmallHead3D(config.hidden, 2, cube, "z", std=config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:

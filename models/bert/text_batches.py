@@ -17,17 +17,13 @@ from torch import Tensor
 
 from tensor3d import Cube, CubeShape
 from tensor3d.data.array_utils import first_rows, ranges
-from tensor3d.data.batch import UNUSED, Pack, PackedBatch, collate
+from tensor3d.data.packed_batch import UNUSED, Pack, PackedBatch, collate
 from tensor3d.distributed.collectives import all_gather
 from tensor3d.packing import PackAssignment, pack_evenly, restore_order
 
 # Batches of ever other numbers of rows make allocators and kernel caches grow: on a CPU from 450 to 1480 MB in 400
 # steps of some 5,500 rows, and to 650 MB and no further with rows rounded. Small batches stay as small as can be.
 _ROUNDED_TO, _FEW_SIZES_FROM = 64, 2048  # token slots of a pack
-
-
-def _none() -> NDArray[np.int64]:
-    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +34,7 @@ class EncodedText:
     """int64 (tokens,)"""
     types: NDArray[np.int64]
     """int64 (tokens,): 0 for the first text of a pair, 1 for the second."""
-    masked: NDArray[np.int64] = field(default_factory=_none)
+    masked: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """int64 (masked,): places in the sequence whose pieces are asked for, ascending."""
 
 
@@ -142,7 +138,7 @@ def collate_texts(texts: Sequence[EncodedText], cube: Cube, *, alone: bool = Fal
         raise ValueError(f"a batch needs at least one text, and each text a token. Got lengths {lengths.tolist()[:8]}.")
     capacity, packs = (_apart if alone else _together)(lengths, shape)
     masked = np.array([len(text.masked) for text in texts], dtype=np.int64)
-    plane = cube.coordinate["data"] * shape.x + cube.coordinate["x"]
+    plane = shape.plane_of(cube.rank)
     bounds = list(pairwise(packs.offsets.tolist()))
     per_plane = len(packs) // shape.planes
     own = bounds[plane * per_plane : (plane + 1) * per_plane]
@@ -151,9 +147,8 @@ def collate_texts(texts: Sequence[EncodedText], cube: Cube, *, alone: bool = Fal
         capacity=capacity,
         masked_per_pack=max(int(masked[packs.sequences[first:last]].sum()) for first, last in bounds),
         max_sequences=int(np.diff(packs.offsets).max()),
-        y=shape.y,
-        z=shape.z,
-        slice_index=cube.coordinate["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
     )
     slots = batch.first.shape[0]

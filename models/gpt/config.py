@@ -68,17 +68,7 @@ class GptConfig:
 
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""
-        for what, number, axis in (
-            ("heads", self.heads, "y"),
-            ("hidden", self.hidden, "y"),
-            ("hidden", self.hidden, "z"),
-            ("inner", self.inner_size, "y"),
-        ):
-            size = getattr(shape, axis)
-            if number % size:
-                raise ValueError(
-                    f"{what} must divide by {axis}={size}. Got {number}. Choose another {what} or another cube."
-                )
+        shape.check_block(heads=self.heads, hidden=self.hidden, inner=self.inner_size)
 
 
 PRESETS: dict[str, GptConfig] = {

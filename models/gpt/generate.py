@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.gpt.batch import Text, lay
+from models.gpt.causal_batch import Text, lay
 from models.gpt.model import Gpt
 from tensor3d import gather, select
 

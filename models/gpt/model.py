@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.gpt.batch import lay
+from models.gpt.causal_batch import lay
 from models.gpt.config import GptConfig
 from tensor3d import (
     Attention3D,

@@ -16,7 +16,7 @@ from tensor3d.attention.backends import AttentionArgs, AttentionRequest, Backend
 from tensor3d.attention.flex import flex
 from tensor3d.attention.grouped import grouped
 from tensor3d.attention.varlen import varlen
-from tensor3d.batches.row_queries import RowIndex
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 
 # --- Dense attention with a block-diagonal mask: what every other backend is compared with ----------------------------
@@ -64,7 +64,7 @@ def attention(
     dropout: float = 0.0,
     causal: bool = False,
     window: int | None = None,
-    queries: RowIndex | None = None,
+    queries: RowSelection | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(d)) v within each sequence; nothing crosses a boundary, and no rank talks to another.
 
@@ -97,7 +97,7 @@ def attention(
     return _BACKENDS[name](q, k, v, call)
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: RowIndex | None) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: RowSelection | None) -> None:
     if k.dim() != 3 or k.shape != v.shape or q.shape[1:] != k.shape[1:] or (queries is None and q.shape != k.shape):
         raise ValueError(
             f"q, k and v must have one shape (rows, heads, head dimension). Got {tuple(q.shape)}, {tuple(k.shape)} and "
@@ -115,7 +115,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries
         check_queries(queries, k.shape[0])
 
 
-def check_queries(queries: RowIndex, rows: int) -> None:
+def check_queries(queries: RowSelection, rows: int) -> None:
     """Raises ValueError unless the queries are among so many rows."""
     if queries.most >= rows:
         raise ValueError(f"queries are numbers of this rank's {rows} rows, from 0. Got {queries.most}.")

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tensor3d.batches.row_queries import RowIndex
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 
 # --- What is asked of a backend beside q, k and v ---------------------------------------------------------------------
@@ -18,7 +18,7 @@ from tensor3d.batches.sequences import Sequences
 @dataclass(frozen=True, kw_only=True)
 class AttentionArgs:
     sequences: Sequences
-    queries: RowIndex | None
+    queries: RowSelection | None
     """None: all rows ask."""
     dropout: float
     causal: bool

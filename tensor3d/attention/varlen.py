@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d.attention.backends import AttentionArgs, apart
-from tensor3d.batches.row_queries import RowIndex
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 
 
@@ -85,7 +85,7 @@ class QueryPermutation:
     """Of any sequence."""
 
 
-def order_of(queries: RowIndex, sequences: Sequences) -> QueryPermutation:
+def order_of(queries: RowSelection, sequences: Sequences) -> QueryPermutation:
     """Made once for all layers."""
     return sequences.once(
         ("order", queries), lambda: _made_order(queries.numbers, np.asarray(sequences.starts), sequences.device)

@@ -189,14 +189,14 @@ def local_shard(batch: Batch, cube: Cube) -> Batch:
     Raises:
         ValueError: it does not divide among the planes.
     """
-    planes, place = cube.shape.planes, cube.coordinate
+    planes = cube.shape.planes
     if not len(batch) or len(batch) % planes:
         raise ValueError(
             f"a global batch must divide among the data={cube.shape.data} * x={cube.shape.x} = {planes} planes of the "
             f"cube. Got {len(batch)} sequences. Take a multiple of {planes}, leave out an incomplete last batch "
             "(drop_last=True of a DataLoader), or choose another cube."
         )
-    share, plane = len(batch) // planes, place["data"] * cube.shape.x + place["x"]
+    share, plane = len(batch) // planes, cube.shape.plane_of(cube.rank)
     return batch[plane * share : (plane + 1) * share]
 
 

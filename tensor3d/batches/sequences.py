@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensor3d.batches.length_groups import LengthGroups, group_by_length, group_queries
-from tensor3d.batches.row_queries import RowIndex
+from tensor3d.batches.row_selection import RowSelection
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Sequences:
         """The sequences by length class. Made once for all layers."""
         return group_by_length(self.lengths, self.starts, self.device)
 
-    def grouping_of(self, queries: RowIndex) -> LengthGroups:
+    def grouping_of(self, queries: RowSelection) -> LengthGroups:
         """Those in which rows ask, by length class. Made once for all layers."""
         return self.once(
             ("grouping", queries), lambda: group_queries(self.lengths, self.starts, queries.numbers, self.device)

@@ -14,7 +14,6 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -222,16 +221,14 @@ class Epochs:
         rules = self.rules
         histogram = np.bincount(lengths, minlength=rules.capacity + 1)
         path = self.plan_path(number, group)
-        if rules.plan is not None and rules.plan.limits == rules.limits and _holds(rules.plan, histogram):
-            plan = rules.plan
-        elif path is not None and path.exists():
-            plan = load_plan(path, fingerprint_of(histogram, rules.limits, rules.method))
-        else:
-            limits = rules.limits
-            plan = PLANNERS[rules.method](
-                histogram, limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs
-            )
-        return plan
+        made, limits = rules.plan, rules.limits
+        if made is not None and made.limits == limits and np.array_equal(made.histogram(), histogram):
+            return made
+        if path is not None and path.exists():
+            return load_plan(path, fingerprint_of(histogram, limits, rules.method))
+        return PLANNERS[rules.method](
+            histogram, limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs
+        )
 
     def save_plan(self, number: int) -> list[Path]:
         """Plans an epoch and writes the plan files that are missing; returns their paths.
@@ -297,11 +294,8 @@ class Epochs:
         limits = self.rules.limits
         packer = StreamPacker(limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs)
         shuffled = rng.permutation(len(lengths))
-        packs = packer.feed(lengths[shuffled].tolist()) + packer.flush()
-        return PackAssignment(
-            offsets=np.concatenate(([0], np.cumsum([len(pack) for pack in packs]))),
-            sequences=shuffled[np.fromiter(chain.from_iterable(packs), dtype=np.int64, count=len(lengths))],
-        )
+        packs = PackAssignment.of(packer.feed(lengths[shuffled].tolist()) + packer.flush())
+        return PackAssignment(offsets=packs.offsets, sequences=shuffled[packs.sequences])
 
     def _order(self, number: int, tokens: NDArray[np.int64], counts: list[int]) -> NDArray[np.int64]:
         bins, groups = self.rules.bins, len(counts)
@@ -322,7 +316,3 @@ class Epochs:
         per_group = self.source.shards // self.rules.groups
         first, end = drawing.offsets[group * per_group], drawing.offsets[(group + 1) * per_group]
         return slice(int(first), int(end))
-
-
-def _holds(plan: PackingPlan, histogram: NDArray[np.integer]) -> bool:
-    return np.array_equal(plan.histogram(), histogram)

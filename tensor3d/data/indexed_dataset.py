@@ -105,7 +105,9 @@ class IndexedWriter:
     """
 
     def __init__(self, prefix: str | Path, *, vocab_size: int) -> None:
-        self._code = _code_of(vocab_size)
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1. Got {vocab_size}.")
+        self._code = 8 if vocab_size <= 2**16 else 4
         self._paths = _paths(Path(prefix))
         self._vocab_size = vocab_size
         self._items = 0
@@ -153,7 +155,10 @@ class IndexedWriter:
             )
         ends = np.cumsum(counts)
         if (sizes < 1).any():
-            self._refuse_empty(int(np.argmax(sizes < 1)), counts, ends)
+            item = int(np.argmax(sizes < 1))
+            document = int(np.searchsorted(ends, item, side="right"))
+            number = item - int(ends[document] - counts[document])
+            raise ValueError(f"item {number} of document {self._boundaries - 1 + document} is empty; leave it out.")
         outside = ids[(ids < 0) | (ids >= self._vocab_size)]
         if len(outside):
             raise ValueError(f"ids must lie between 0 and {self._vocab_size - 1}. Got {outside[0]}.")
@@ -197,17 +202,6 @@ class IndexedWriter:
             _put(self._index, (ends - lengths) * width, "<i8")
             position = int(ends[-1])
         shutil.copyfileobj(self._documents, self._index, _BLOCK)
-
-    def _refuse_empty(self, item: int, counts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        document = int(np.searchsorted(ends, item, side="right"))
-        number = item - int(ends[document] - counts[document])
-        raise ValueError(f"item {number} of document {self._boundaries - 1 + document} is empty; leave it out.")
-
-
-def _code_of(vocab_size: int) -> int:
-    if vocab_size < 1:
-        raise ValueError(f"vocab_size must be at least 1. Got {vocab_size}.")
-    return 8 if vocab_size <= 2**16 else 4
 
 
 def _put(file: BinaryIO, values: NDArray[Any], dtype: Any) -> None:

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d.attention.varlen import order_of
-from tensor3d.data.batch import BatchLayout, Pack, PackedBatch, collate, fit_packs_per_rank
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.masking import masked_count
+from tensor3d.data.packed_batch import BatchLayout, Pack, PackedBatch, collate, fit_packs_per_rank
 from tensor3d.data.segments import Segments
 from tensor3d.data.shard_exchange import FetchRequest, RemoteEpochSamples, ShardExchange
 from tensor3d.data.sources import sequences_of
 from tensor3d.data.step_schedule import Schedule, StepPlan
+from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.packing import Work
 
 # --- Batches on their way to a device, beside what it computes --------------------------------------------------------
@@ -43,8 +44,8 @@ def settle(batch: PackedBatch) -> None:
     sequences = batch.sequences
     _ = sequences.grouping, sequences.positions
     if batch.read is not None:
-        sequences.grouping_of(batch.read.chosen.own)
-        order_of(batch.read.chosen.own, sequences)
+        sequences.grouping_of(batch.read)
+        order_of(batch.read, sequences)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,8 +154,7 @@ class Loader:
     Args:
         data: where the packs come from.
         global_batch: packs of a step, over all ranks.
-        cube_shape: sizes of the axes data, x, y, z.
-        data_index, x_index, z_index: this rank's place.
+        shape, rank: the cube, and this rank of it.
         packs_per_rank: k; a micro-batch has data * x * z * k packs. None: the largest, one micro-batch a step.
         start_step: index of the first step.
         end_step: index after the last step; nothing is built beyond it. None: no end.
@@ -178,10 +178,8 @@ class Loader:
         data: PretrainingData,
         *,
         global_batch: int,
-        cube_shape: tuple[int, int, int, int],
-        data_index: int,
-        x_index: int,
-        z_index: int,
+        shape: CubeShape,
+        rank: int,
         packs_per_rank: int | None = None,
         start_step: int = 0,
         end_step: int | None = None,
@@ -202,11 +200,9 @@ class Loader:
         if blocks is None:
             blocks = 1 if exchange is None else exchange.blocks
         self.layout = BatchLayout(
-            cube_shape=cube_shape,
-            data_index=data_index,
-            x_index=x_index,
-            z_index=z_index,
-            packs_per_rank=fit_packs_per_rank(global_batch, cube_shape, packs_per_rank),
+            shape=shape,
+            rank=rank,
+            packs_per_rank=fit_packs_per_rank(global_batch, shape, packs_per_rank),
             capacity=data.capacity,
         )
         self.schedule = Schedule(data, self.layout, global_batch=global_batch, work=work, blocks=blocks)
@@ -342,18 +338,20 @@ class Loader:
 
     def _packs(self, plan: StepPlan, fetched: Fetched) -> list[Pack]:
         """This plane's packs, micro-batch after micro-batch."""
-        slots = self.schedule.plane(self.layout.data_index, self.layout.x_index).reshape(-1)
+        place = self.layout.shape.coordinate(self.layout.rank)
+        slots = self.schedule.plane(place["data"], place["x"]).reshape(-1)
         packs: list[Pack | None] = [None] * len(slots)
         for epoch, here in epochs_of(plan, slots):
             content = fetched.get((plan.index, epoch))
             built = self._data.build(plan.drawn[epoch], plan.packs[slots[here]], content)
-            for place, pack in zip(here.tolist(), built, strict=True):
-                packs[place] = pack
+            for slot, pack in zip(here.tolist(), built, strict=True):
+                packs[slot] = pack
         return [pack for pack in packs if pack is not None]
 
     def _fetch(self, exchange: ShardExchange, plans: Sequence[StepPlan]) -> Fetched:
         """The content of this plane's packs, in the order in which `_packs` takes them."""
-        planes = [self.schedule.plane(rank, self.layout.x_index).reshape(-1) for rank in exchange.data_ranks]
+        x = self.layout.shape.coordinate(self.layout.rank)["x"]
+        planes = [self.schedule.plane(data, x).reshape(-1) for data in exchange.data_ranks]
         keys, wanted = [], []
         for plan in plans:
             for epoch, drawn in plan.drawn.items():
@@ -380,7 +378,6 @@ def to_batch(
     with_read_rows: bool = False,
 ) -> PackedBatch:
     """The packs of a plane as tensors, with the limits of their data; a smaller capacity where all packs fit it."""
-    _, _, y, z = layout.cube_shape
     masked = data.masked_per_pack
     if capacity is not None and capacity < data.capacity:
         masked = min(masked, masked_count(capacity))
@@ -389,9 +386,8 @@ def to_batch(
         capacity=data.capacity if capacity is None else capacity,
         masked_per_pack=masked,
         max_sequences=data.max_sequences,
-        y=y,
-        z=z,
-        slice_index=layout.z_index,
+        shape=layout.shape,
+        rank=layout.rank,
         pad=data.special.pad,
         with_read_rows=with_read_rows,
     )
@@ -403,10 +399,8 @@ def to_batch(
 def evaluation_batches(
     data: PretrainingData,
     *,
-    cube_shape: tuple[int, int, int, int],
-    data_index: int,
-    x_index: int,
-    z_index: int,
+    shape: CubeShape,
+    rank: int,
     packs_per_rank: int,
     device: torch.device | str = "cpu",
     with_read_rows: bool = False,
@@ -418,8 +412,7 @@ def evaluation_batches(
 
     Args:
         data: the held-out documents.
-        cube_shape: sizes of the axes data, x, y, z.
-        data_index, x_index, z_index: this rank's place.
+        shape, rank: the cube, and this rank of it.
         packs_per_rank: k, as in training.
         device: where the batches are delivered.
         with_read_rows: as of `Loader`.
@@ -427,14 +420,7 @@ def evaluation_batches(
     Raises:
         ValueError: see `BatchLayout`, at the call and not at the first step.
     """
-    layout = BatchLayout(
-        cube_shape=cube_shape,
-        data_index=data_index,
-        x_index=x_index,
-        z_index=z_index,
-        packs_per_rank=packs_per_rank,
-        capacity=data.capacity,
-    )
+    layout = BatchLayout(shape=shape, rank=rank, packs_per_rank=packs_per_rank, capacity=data.capacity)
     return _steps(data, layout, device, with_read_rows)
 
 

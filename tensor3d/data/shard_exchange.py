@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ class RemoteSource:
         ValueError: a shard of this rank is missing, or shards that do not divide among the data ranks.
     """
 
-    def __init__(self, sampler: Sampler, everyone: HostAllToAll) -> None:
+    def __init__(self, sampler: Sampler[Any], everyone: HostAllToAll) -> None:
         own = shards_of(sampler.shards, everyone.size, everyone.index)
         missing = [shard for shard in own if shard in sampler.missing]
         if missing:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from tensor3d.distributed.seeds import mix
 from tensor3d.packing import PackAssignment
 
 _STREAM = 5
+Shard = TypeVar("Shard")
 
 
 class EpochSamples(Protocol):
@@ -58,22 +60,35 @@ class ShardSamples(Protocol):
         """The content of the chosen sequences, in their order."""
 
 
-class Sampler(Protocol):
-    """Draws the sequences of one shard at a time, so that whoever has a shard can draw it and nobody else need to."""
+class Sampler(ABC, Generic[Shard]):
+    """Draws the sequences of one shard at a time, so that whoever has a shard can draw it and nobody else need to.
+
+    Args:
+        datasets: by shard; None: not on this machine.
+        max_length: tokens of a sequence, at most.
+    """
+
+    def __init__(self, datasets: Sequence[Shard | None], max_length: int) -> None:
+        self._datasets, self.max_length = tuple(datasets), max_length
 
     @property
-    def shards(self) -> int: ...
+    def shards(self) -> int:
+        return len(self._datasets)
 
     @property
-    def missing(self) -> Sequence[int]:
+    def missing(self) -> list[int]:
         """The shards that are not on this machine."""
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of a sequence, at most."""
+        return [number for number, dataset in enumerate(self._datasets) if dataset is None]
 
     def draw(self, shard: int, epoch: int) -> ShardSamples:
         """ValueError for a shard that is not here."""
+        dataset = self._datasets[shard]
+        if dataset is None:
+            raise ValueError(f"shard {shard} of {self.shards} is not on this machine.")
+        return self._draw(dataset, shard, epoch)
+
+    @abstractmethod
+    def _draw(self, dataset: Shard, shard: int, epoch: int) -> ShardSamples: ...
 
 
 class LocalSource:
@@ -83,7 +98,7 @@ class LocalSource:
         ValueError: no shard at all, or one that is not here.
     """
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler[Any]) -> None:
         if sampler.missing or not sampler.shards:
             raise ValueError(
                 f"of {sampler.shards} shards, shard {', '.join(map(str, sampler.missing)) or 0} is not on this "
@@ -125,31 +140,19 @@ class ShardedPairs(LocalSource):
         super().__init__(PairSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability))
 
 
-class PairSampler:
-    """A `Sampler` of sentence pairs; see `ShardedPairs`."""
+class PairSampler(Sampler[IndexedDataset]):
+    """Of sentence pairs; see `ShardedPairs`."""
 
     def __init__(
         self, datasets: Sequence[IndexedDataset | None], *, max_length: int, seed: int, short_probability: float
     ) -> None:
-        self._datasets = tuple(datasets)
-        self.max_length = max_length
+        super().__init__(datasets, max_length)
         self._short_probability = short_probability
         # A single shard is drawn as a corpus that was never cut into shards.
-        several = len(self._datasets) > 1
-        self._seeds = [mix(seed, _STREAM, shard) if several else seed for shard in range(len(self._datasets))]
+        several = self.shards > 1
+        self._seeds = [mix(seed, _STREAM, shard) if several else seed for shard in range(self.shards)]
 
-    @property
-    def shards(self) -> int:
-        return len(self._datasets)
-
-    @property
-    def missing(self) -> list[int]:
-        return [number for number, dataset in enumerate(self._datasets) if dataset is None]
-
-    def draw(self, shard: int, epoch: int) -> ShardPairs:
-        dataset = self._datasets[shard]
-        if dataset is None:
-            raise ValueError(f"shard {shard} of {self.shards} is not on this machine.")
+    def _draw(self, dataset: IndexedDataset, shard: int, epoch: int) -> ShardPairs:
         pairs = sample_pairs(
             dataset,
             max_length=self.max_length,

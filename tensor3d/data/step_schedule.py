@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data.batch import BatchLayout
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.epochs import Epoch
+from tensor3d.data.packed_batch import BatchLayout
 from tensor3d.packing import Work, attended, deal, imbalance
 
 
@@ -65,7 +65,7 @@ class Schedule:
         work: Work | None = None,
         blocks: int = 1,
     ) -> None:
-        groups, data_ranks = data.rules.groups, layout.cube_shape[0]
+        groups, data_ranks = data.rules.groups, layout.shape.data
         if global_batch % groups:
             raise ValueError(
                 f"a global batch of {global_batch} packs has no equal share of {groups} groups of shards. Take a "
@@ -106,7 +106,8 @@ class Schedule:
         for epoch, content in drawn.items():
             here = epochs == epoch
             packs[here] = chosen = content.order[number[here] % size]
-            sums[:, here] = np.stack([values[chosen] for values in _per_pack(content)])
+            per_pack = (content.tokens, content.squares, content.targets, content.sequences)
+            sums[:, here] = np.stack([values[chosen] for values in per_pack])
             lengths.append(content.lengths_in(chosen))
         tokens, squares, targets, sequences = sums
         each = np.concatenate(lengths)
@@ -128,21 +129,15 @@ class Schedule:
             imbalance=unevenness,
         )
 
-    def plane(self, data_index: int, x_index: int) -> NDArray[np.int64]:
-        """int64 (micro-batches, z * k): the slots of a plane."""
-        data, x, z, k = self._sizes
-        slots = np.arange(self._global_batch).reshape(-1, data, x, z * k)
-        return slots[:, data_index, x_index]
-
-    @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        data, x, _, z = self._layout.cube_shape
-        return data, x, z, self._layout.packs_per_rank
+    def plane(self, data: int, x: int) -> NDArray[np.int64]:
+        """int64 (micro-batches, z * k): the slots of the plane at a place on the axes data and x."""
+        shape = self._layout.shape
+        return np.arange(self._global_batch).reshape(-1, shape.data, shape.x, self._layout.plane_packs)[:, data, x]
 
     def _deal(self, group: NDArray[np.int64], costs: NDArray[np.float64] | None) -> tuple[NDArray[np.int64], float]:
         """int64 (packs,): which pack lies in each slot; and how uneven the ranks' work is, if it is weighed."""
-        data, x, z, k = self._sizes
-        slots = np.arange(len(group)).reshape(-1, self._blocks, data // self._blocks, x, z, k)
+        shape, k = self._layout.shape, self._layout.packs_per_rank
+        slots = np.arange(len(group)).reshape(-1, self._blocks, shape.data // self._blocks, shape.x, shape.z, k)
         dealt = np.empty_like(slots)
         weighed = costs is not None
         costs = np.ones((len(group), 2)) if costs is None else costs
@@ -154,7 +149,7 @@ class Schedule:
                 # Like beside like: what is uneven between bins then lies between micro-batches, where nobody waits.
                 here = bins[np.argsort(costs[bins, -1].sum(axis=1), kind="stable")]
             dealt[:, block] = here.reshape(place.shape)
-        per_micro_batch = dealt.reshape(len(dealt), data * x * z, k)
+        per_micro_batch = dealt.reshape(len(dealt), shape.planes * shape.z, k)
         worst = max(imbalance(costs[:, -1], micro_batch) for micro_batch in per_micro_batch)
         return dealt.reshape(-1), worst
 
@@ -171,10 +166,6 @@ class Schedule:
     def _capacity(self, longest: int) -> int:
         bins = self._data.rules.bins
         return self._layout.capacity if bins is None else min(self._layout.capacity, bins.edge(longest))
-
-
-def _per_pack(epoch: Epoch) -> tuple[NDArray[np.int64], ...]:
-    return epoch.tokens, epoch.squares, epoch.targets, epoch.sequences
 
 
 def _near(work: Work, lengths: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.masking import StoredMasks, masked_counts
 from tensor3d.data.segments import NO_LABEL, Segments, full_lengths
 from tensor3d.data.shard_exchange import RemoteSource
-from tensor3d.data.sources import LocalSource
+from tensor3d.data.sources import LocalSource, Sampler
 from tensor3d.distributed.host_all_to_all import HostAllToAll
 
 LABELS, MASKS = "labels.npy", "masks"
@@ -98,8 +98,8 @@ class StoredShard:
             raise ValueError(f"{masks.dataset.prefix}.idx does not belong to {self.prefix}.idx; {_AGAIN}")
 
 
-class StoredShards:
-    """A `Sampler` that draws what is stored, in every epoch the same.
+class StoredShards(Sampler[StoredShard]):
+    """Draws what is stored, in every epoch the same.
 
     Args:
         shards: None: not on this machine.
@@ -116,22 +116,10 @@ class StoredShards:
                     f"{shard.prefix} has a sequence of {shard.lengths.max()} tokens, and max_length is {max_length}; "
                     "raise that, or prepare samples of this length."
                 )
-        self._shards = tuple(shards)
-        self.max_length = max_length
+        super().__init__(shards, max_length)
 
-    @property
-    def shards(self) -> int:
-        return len(self._shards)
-
-    @property
-    def missing(self) -> list[int]:
-        return [number for number, shard in enumerate(self._shards) if shard is None]
-
-    def draw(self, shard: int, epoch: int) -> StoredShard:
-        found = self._shards[shard]
-        if found is None:
-            raise ValueError(f"shard {shard} of {self.shards} is not on this machine.")
-        return found
+    def _draw(self, dataset: StoredShard, shard: int, epoch: int) -> StoredShard:
+        return dataset
 
 
 class StoredSamples(LocalSource):

@@ -33,16 +33,12 @@ def walk(tensor: Tensor, goes_on: Callable[[Any], bool]) -> Iterator[Any]:
 
 def check_summed(part: Tensor) -> None:
     """Raises ValueError where what is about to be summed over ranks is a mean over the rows of each."""
-    if any(_is_mean(node) for node in walk(part, _carries)):
+    if any(_is_mean(node) for node in walk(part, lambda node: _CARRYING.fullmatch(node.name()) is not None)):
         raise ValueError(
             "a mean over the rows of this rank was passed to a sum over ranks: its gradient would be too large by the "
             "number of ranks, and wrong where their numbers of rows differ. Divide the sum by the number of the whole "
             "step: all_reduce_replicated(losses.sum() / count, ...)."
         )
-
-
-def _carries(node: Any) -> bool:
-    return _CARRYING.fullmatch(node.name()) is not None
 
 
 def _is_mean(node: Any) -> bool:

@@ -43,7 +43,7 @@ class Axis:
     """None for an axis of one member."""
     traffic: CommCounter
     overlap: bool = True
-    """Whether a collective may still travel when it is returned (`tensor3d.distributed.policies.ExecutionPolicy`)."""
+    """Whether a collective may still travel when it is returned (`cube_policies.ExecutionPolicy`)."""
 
     @property
     def size(self) -> int:

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from tensor3d.distributed import process_group
 from tensor3d.distributed.collectives import Axis
 from tensor3d.distributed.comm_stats import CommCounter
+from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
 from tensor3d.distributed.grad_reducer import GradReducer
-from tensor3d.distributed.policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.seeds import mix
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
 from tensor3d.ops.compiled_regions import CompiledRegions

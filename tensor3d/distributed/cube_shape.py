@@ -67,8 +67,26 @@ class CubeShape:
         size: int = getattr(self, axis)
         return size
 
+    def check_block(self, *, heads: int, hidden: int, inner: int) -> None:
+        """Raises ValueError where the sizes of a transformer block do not divide: what its layers would say, before any
+        process."""
+        sizes: tuple[tuple[str, int, AxisName], ...] = (
+            ("heads", heads, "y"),
+            ("hidden", hidden, "y"),
+            ("hidden", hidden, "z"),
+            ("inner", inner, "y"),
+        )
+        for what, number, axis in sizes:
+            size = self.size(axis)
+            if number % size:
+                raise ValueError(
+                    f"{what} must divide by {axis}={size}. Got {number}. Choose another {what} or another cube."
+                )
+
     def coordinate(self, rank: int) -> dict[AxisName, int]:
-        """Where a rank stands on each axis."""
+        """Where a rank stands on each axis. Raises ValueError for a rank that the cube does not have."""
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"a rank of {self} must lie between 0 and {self.ranks - 1}. Got {rank}.")
         place: dict[AxisName, int] = {}
         for axis in reversed(self.wire):
             rank, place[axis] = divmod(rank, self.size(axis))
@@ -80,6 +98,11 @@ class CubeShape:
         for axis in self.wire:
             rank = rank * self.size(axis) + place[axis]
         return rank
+
+    def plane_of(self, rank: int) -> int:
+        """The index of a rank's plane, in the order (data, x)."""
+        place = self.coordinate(rank)
+        return place["data"] * self.x + place["x"]
 
     def members(self, axes: tuple[AxisName, ...], rank: int) -> tuple[int, ...]:
         """The ranks that agree with `rank` on every axis outside `axes`, ascending."""

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from tensor3d.distributed.collectives import Axis, CommHandle, all_reduce
 from tensor3d.distributed.comm_stats import bucket_elements
-from tensor3d.distributed.policies import MixedPrecisionPolicy
+from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 
 
 @dataclass(kw_only=True)

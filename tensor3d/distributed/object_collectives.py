@@ -133,6 +133,12 @@ def format_error(problem: Exception) -> str:
     return str(problem)
 
 
+def first_names(names: Sequence[str], at_most: int) -> str:
+    """The first of them, in words, and how many more there are."""
+    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return ", ".join(names[:at_most]) + more
+
+
 def all_gather_object(cube: Cube, value: Any) -> list[Any]:
     """What each rank has, by rank."""
     if cube.mesh is None:

@@ -68,10 +68,7 @@ def place(environment: Mapping[str, str] | None = None) -> WorkerInfo | None:
     variables = os.environ if environment is None else environment
     if not is_launched(variables):
         return None
-    world, rank, local = (_number(variables, name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
-    if not 0 <= rank < world:
-        raise ValueError(f"RANK must be at least 0 and below WORLD_SIZE={world}. Got {rank}. torchrun sets both.")
-    per_node = _number(variables, "LOCAL_WORLD_SIZE", default=local + 1)
+    world, rank, local, per_node = _numbers(variables)
     if not 0 <= local < per_node:
         raise ValueError(
             f"LOCAL_RANK must be at least 0 and below LOCAL_WORLD_SIZE={per_node}. Got {local}. torchrun sets both."
@@ -123,15 +120,12 @@ def connect(
                 f"{ranks}, or with launch/local.sh."
             )
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    world, rank, local = (_number(variables, name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    world, rank, local, on_node = _numbers(variables)
     if world != ranks:
         raise ValueError(
             f"the cube needs {ranks} processes (x*y*z*data). Got WORLD_SIZE={world}. Start {ranks}, or choose a cube "
             f"of {world}."
         )
-    if not 0 <= rank < world:
-        raise ValueError(f"RANK must be at least 0 and below WORLD_SIZE={world}. Got {rank}. torchrun sets both.")
-    on_node = _number(variables, "LOCAL_WORLD_SIZE", default=local + 1)
     # One device for every rank of this node, or none for any: a node of mixed ranks could not agree on a backend.
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= on_node
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
@@ -250,7 +244,9 @@ def _welcome(store: dist.Store, world: int, name: str, timeout: timedelta) -> No
             store.set(f"welcome/{word}", name)
         welcomed |= set(words.values())
         # A word may be that of a process that died: its key is looked at again until one has come that lives.
-        missing = [key for key, word in words.items() if not _has_taken(store, word, name)]
+        taken = [word for word in words.values() if store.check([f"taken/{word}"])]
+        taken = [word for word in taken if store.get(f"taken/{word}").decode() == name]
+        missing = [key for key, word in words.items() if word not in taken]
         if missing and time.monotonic() > deadline:
             raise dist.DistStoreError(
                 f"{len(missing)} of {world} ranks did not come within {timeout.total_seconds():.0f} s, the first of "
@@ -263,9 +259,12 @@ def _welcome(store: dist.Store, world: int, name: str, timeout: timedelta) -> No
     store.set(f"begun/{name}", "")
 
 
-def _has_taken(store: dist.Store, word: str, name: str) -> bool:
-    key = f"taken/{word}"
-    return store.check([key]) and store.get(key).decode() == name
+def _numbers(variables: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Ranks of the job, this rank, its number on its node, ranks of the node."""
+    world, rank, local = (_number(variables, name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    if not 0 <= rank < world:
+        raise ValueError(f"RANK must be at least 0 and below WORLD_SIZE={world}. Got {rank}. torchrun sets both.")
+    return world, rank, local, _number(variables, "LOCAL_WORLD_SIZE", default=local + 1)
 
 
 def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,19 @@ from tensor3d.distributed.collectives import Axis, CommHandle
 Start = Callable[[nn.Parameter, Axis, torch.dtype], CommHandle]
 """Issues the gather of a weight over x, whose rows are cut over another axis, in a type."""
 Kind = Literal["product", "lookup"]
+
+
+class PassPosition(Enum):
+    """Where a use of a weight stands in the order of a pass."""
+
+    FIRST = "first"
+    """It works on nothing that others of the pass have computed."""
+    FOLLOWING = "following"
+    """It works on results of others in the pass."""
+    UNORDERED = "unordered"
+    """It has no place in the order of a step, since no backward pass follows."""
+
+
 _Key = tuple[int, bool, Kind, str, torch.dtype]
 _LONGEST = 10_000  # uses that are written down, should no backward pass ever end them
 
@@ -82,7 +96,14 @@ class WeightPrefetcher:
         vars(self).update(vars(WeightPrefetcher()))
 
     def take(
-        self, weight: nn.Parameter, block: Tensor, kind: Kind, rows: Axis, dtype: torch.dtype, after: bool, start: Start
+        self,
+        weight: nn.Parameter,
+        block: Tensor,
+        kind: Kind,
+        rows: Axis,
+        dtype: torch.dtype,
+        following: bool,
+        start: Start,
     ) -> CommHandle:
         """The gather of `weight`: the one that is on its way, else one that is issued now.
 
@@ -90,7 +111,7 @@ class WeightPrefetcher:
             block: this rank's part of the weight.
             kind: what for.
             rows, dtype: see `Start`.
-            after: in a forward pass, whether this use works on what others have computed.
+            following: in a forward pass, whether this use works on what others have computed.
             start: issues the gather.
         """
         if len(self._now) == _LONGEST:
@@ -102,8 +123,8 @@ class WeightPrefetcher:
         if place < len(self._order) and self._order[place].key != key:
             self._astray = True
         if backward:
-            after = bool(self._now) and self._now[-1].is_backward
-        self._now.append(_WeightUse(key=key, weight=weight, rows=rows, dtype=dtype, follows=after))
+            following = bool(self._now) and self._now[-1].is_backward
+        self._now.append(_WeightUse(key=key, weight=weight, rows=rows, dtype=dtype, follows=following))
         ahead = self._on_the_way
         if ahead is None:
             return start(weight, rows, dtype)

@@ -75,7 +75,7 @@ def _input(module: nn.Module, rows: int, cube: Cube) -> torch.Tensor | None:
         return _state(module, rows, module.in_features, module.face, cube)
     if isinstance(module, (LayerNorm3D, RMSNorm3D)):
         return _state(module, rows, module.hidden, module.face, cube)
-    if isinstance(module, Projection3D):
+    if isinstance(module, Projection3D) and module.weight is not None:
         return _state(module, rows, module.hidden, module.reads, cube)
     return None
 

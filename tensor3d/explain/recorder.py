@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tensor3d.distributed.autograd_graph import walk
 from tensor3d.distributed.comm_stats import Key, Kind
 from tensor3d.explain.report import Shape
-from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D, TiedProjection3D
+from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
 from tensor3d.layers.heads import SmallHead3D
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.sharding.activation_layout import other
@@ -136,8 +136,6 @@ def faces_of(module: nn.Module) -> tuple[str, str]:
         return "", "z"
     if isinstance(module, Projection3D):
         return module.reads, "y"
-    if isinstance(module, TiedProjection3D):
-        return "z", "y"
     if isinstance(module, SmallHead3D):
         return module.face, ""
     face = getattr(module, "face", None)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend, attention, check_cover, check_queries, check_window
-from tensor3d.batches.row_queries import RowIndex
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
@@ -82,7 +82,7 @@ class Attention3D(nn.Module):
         self.qkv = Linear3D(hidden, 3 * hidden, cube, "z", bias, std=std, reshard_after_forward=reshard)
         self.out = Linear3D(hidden, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
-    def forward(self, x: Tensor, sequences: Sequences, queries: RowIndex | None = None) -> Tensor:
+    def forward(self, x: Tensor, sequences: Sequences, queries: RowSelection | None = None) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
 
         Args:
@@ -95,7 +95,7 @@ class Attention3D(nn.Module):
             return self.out(checkpoint(self._mixed, qkv, sequences, queries, use_reentrant=False))
         return self.out(self._mixed(qkv, sequences, queries))
 
-    def _mixed(self, qkv: Tensor, sequences: Sequences, queries: RowIndex | None) -> Tensor:
+    def _mixed(self, qkv: Tensor, sequences: Sequences, queries: RowSelection | None) -> Tensor:
         q, k, v = qkv.unbind(2)
         if self.rotary_base is not None:
             check_cover(sequences, q.shape[0])  # before positions meet rows that are not theirs
@@ -123,7 +123,7 @@ class Attention3D(nn.Module):
         return options if self.window is None else f"{options}, window={self.window}"
 
 
-def _asking(q: Tensor, queries: RowIndex) -> Tensor:
+def _asking(q: Tensor, queries: RowSelection) -> Tensor:
     """The rows that ask, in their order; what an unused slot holds is looked at by nobody."""
     if q.shape[0] == 0:  # no slot is used, and there is no row 0 that could fill it
         return torch.cat([q, q.new_zeros(len(queries), *q.shape[1:])])

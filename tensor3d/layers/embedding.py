@@ -1,4 +1,4 @@
-"""Embedding of tokens, small tables beside it, and the projection back to the vocabulary with the same weight.
+"""Embedding of tokens, and small tables beside it.
 
 M tokens of the cube, V vocabulary, H hidden size
 """
@@ -15,15 +15,15 @@ from torch.autograd.function import once_differentiable
 from tensor3d.distributed.collectives import all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
-from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch, lies
+from tensor3d.distributed.weight_prefetch import PassPosition
+from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
 from tensor3d.sharding.matmul import (
     get_gathered_weight,
-    matmul,
-    place_in_order,
+    position_in_pass,
     prefetch_next_weight,
     reduce_scatter_weight_grad,
 )
-from tensor3d.sharding.param_layout import block, chunk_bounds, constant, local_param, matrix, normal, table, vector
+from tensor3d.sharding.param_layout import block, chunk_bounds, local_param, matrix, normal, table
 from tensor3d.sharding.redistribute import check_numbers, chosen_rows, local_rows, places_in, sums_by_row
 
 
@@ -53,7 +53,7 @@ class Embedding3D(nn.Module):
         if ids.dim() == 2:
             return in_batch(self.forward, ids, "Embedding3D")
         check_numbers("ids", ids, self.vocab, self.cube)
-        return _Embedding.apply(self.weight, ids, self.cube, place_in_order(None, self.cube))
+        return _Embedding.apply(self.weight, ids, self.cube, position_in_pass(None, self.cube))
 
     def extra_repr(self) -> str:
         return f"{self.vocab}, {self.hidden}, ids -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
@@ -87,45 +87,17 @@ class LookupEmbedding3D(nn.Module):
         return f"{self.rows}, {self.hidden}, numbers -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
 
 
-class TiedProjection3D(nn.Module):
-    """Logits over the vocabulary with the embedding's own weight; its gradients add up with the embedding's.
-
-    The slices of the logits are the vocabulary's chunks over y, so V need not divide. Pass them to `cross_entropy`.
-    """
-
-    def __init__(self, vocab: int, hidden: int, cube: Cube, bias: bool = True) -> None:
-        super().__init__()
-        check_divides("hidden", hidden, cube, "z")
-        self.vocab, self.hidden, self.cube = vocab, hidden, cube
-        self.bias = constant((vocab,), vector("y"), cube, 0.0) if bias else None
-
-    def forward(self, x: Tensor, weight: nn.Parameter) -> Tensor:
-        """(R/xy, H/z) on face z and `Embedding3D.weight`, to (R/xz, V/y) on face y."""
-        if x.dim() == 3:
-            return in_batch(lambda one: self.forward(one, weight), x, "TiedProjection3D")
-        check_activation(x, self.hidden, self.cube, "z", "TiedProjection3D")
-        if tuple(weight.shape) != (self.vocab, self.hidden):
-            raise ValueError(
-                f"the tied weight must have shape ({self.vocab}, {self.hidden}). Got {tuple(weight.shape)}."
-            )
-        return matmul(x, weight, self.cube, "z", self.bias)
-
-    def extra_repr(self) -> str:
-        reads, gives = lies(self.hidden, "z", self.cube), lies(self.vocab, "y", self.cube)
-        return f"{self.hidden} -> {self.vocab}, {reads} -> {gives}"
-
-
 class _Embedding(torch.autograd.Function):
     """Saved for backward: the ids' places and which of them are owned, never the table."""
 
     @staticmethod
-    def forward(ctx: Any, weight: nn.Parameter, ids: Tensor, cube: Cube, after: bool | None) -> Tensor:
+    def forward(ctx: Any, weight: nn.Parameter, ids: Tensor, cube: Cube, position: PassPosition) -> Tensor:
         cube.ledger.forget_failed_passes()
         y, dtype = cube.axis("y"), cube.precision.computed(weight.dtype)
         # A table that does not travel is not converted: its chosen rows are.
         in_type = weight.dtype if cube.axis("x").size == 1 else dtype
-        slab = get_gathered_weight(weight, cube, y, in_type, kind="lookup", after=after).wait()
-        prefetch_next_weight(cube, after=after)
+        slab = get_gathered_weight(weight, cube, y, in_type, kind="lookup", position=position).wait()
+        prefetch_next_weight(cube, position=position)
         local_rows, owned = places_in(slab, ids, chunk_bounds(weight.shape[0], y.size, y.index)[0])
         ctx.save_for_backward(local_rows, owned)
         ctx.weight, ctx.cube, ctx.is_ordered, ctx.table_rows = weight, cube, True, slab.shape[0]

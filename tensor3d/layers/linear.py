@@ -15,21 +15,25 @@ from tensor3d.sharding.param_layout import block, check_layout, constant, matrix
 
 
 class Projection3D(nn.Module):
-    """Logits over a vocabulary, face z to face y, with a weight of its own or a tied one.
+    """Logits over a vocabulary, face z to face y, with a weight of its own, a shared one, or that of each call.
 
         weight   (V/yx, H/z)          x  (R/xy, H/z)          logits  (R/xz, V/y)
 
-    V need not divide: slices are the vocabulary's chunks over y, as `cross_entropy` expects them. A tied weight is one
-    parameter in two places, `Embedding3D.weight` for example: its gradients add up. Traffic as of `sharding.matmul`.
+    V need not divide: slices are the vocabulary's chunks over y, as `cross_entropy` expects them. A tied weight,
+    `Embedding3D.weight` for example, gets the sum of the gradients of all its uses. As `weight` it is one parameter in
+    two places, and checkpoints name both; with `holds_weight=False` it is the embedding's alone. Traffic as of
+    `sharding.matmul`.
 
     Args:
         hidden: H, divides by z.
         vocab: V.
         std: of the initial weights; biases start at 0.
         weight: the tied weight (V, H), layout `matrix("z")`. None: an own one is made.
+        holds_weight: False makes none: each call brings the tied weight.
 
     Raises:
-        ValueError: H does not divide by z, V is below 1, or a tied weight of another shape or layout.
+        ValueError: H does not divide by z, V is below 1, a tied weight of another shape or layout, or one for a
+            projection that holds none.
     """
 
     def __init__(
@@ -41,17 +45,19 @@ class Projection3D(nn.Module):
         *,
         std: float = 0.02,
         weight: nn.Parameter | None = None,
+        holds_weight: bool = True,
     ) -> None:
         super().__init__()
         check_divides("hidden", hidden, cube, "z")
         if vocab < 1:
             raise ValueError(f"vocab must be at least 1. Got {vocab}.")
+        self.hidden, self.vocab, self.cube, self.tied = hidden, vocab, cube, weight is not None or not holds_weight
         if weight is not None:
-            if tuple(weight.shape) != (vocab, hidden):
-                raise ValueError(f"the tied weight must have shape ({vocab}, {hidden}). Got {tuple(weight.shape)}.")
+            if not holds_weight:
+                raise ValueError("holds_weight=False leaves the tied weight to each call. Give no weight here.")
+            self._check_shape(weight)
             check_layout(weight, matrix("z"), cube)
-        self.hidden, self.vocab, self.cube, self.tied = hidden, vocab, cube, weight is not None
-        self.weight = normal((vocab, hidden), matrix("z"), cube, std) if weight is None else weight
+        self.weight = normal((vocab, hidden), matrix("z"), cube, std) if not self.tied else weight
         self.bias = constant((vocab,), vector("y"), cube, 0.0) if bias else None
 
     @property
@@ -59,17 +65,35 @@ class Projection3D(nn.Module):
         """The face of the input."""
         return "z"
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(R/xy, H/z) on face z, to (R/xz, V/y) on face y."""
+    def forward(self, x: Tensor, weight: nn.Parameter | None = None) -> Tensor:
+        """(R/xy, H/z) on face z, to (R/xz, V/y) on face y.
+
+        Args:
+            weight: the tied one, where the projection holds none.
+        """
         if x.dim() == 3:
-            return in_batch(self.forward, x, "Projection3D")
+            return in_batch(lambda rows: self.forward(rows, weight), x, "Projection3D")
         check_activation(x, self.hidden, self.cube, "z", "Projection3D")
-        return matmul(x, self.weight, self.cube, "z", self.bias)
+        used = weight if self.weight is None else self.weight
+        if used is None or (weight is not None and weight is not used):
+            raise ValueError(
+                "a projection with holds_weight=False needs the tied weight in each call, and any other has its own. "
+                f"Got {'none' if weight is None else 'a second one'}."
+            )
+        self._check_shape(used)
+        return matmul(x, used, self.cube, "z", self.bias)
+
+    def _check_shape(self, weight: Tensor) -> None:
+        if tuple(weight.shape) != (self.vocab, self.hidden):
+            raise ValueError(
+                f"the tied weight must have shape ({self.vocab}, {self.hidden}). Got {tuple(weight.shape)}."
+            )
 
     def extra_repr(self) -> str:
         reads, gives = lies(self.hidden, "z", self.cube), lies(self.vocab, "y", self.cube)
+        own = "" if self.weight is None else f", {block(self.weight)}"
         tied, bias = ", tied" if self.tied else "", "" if self.bias is None else ", with bias"
-        return f"{self.hidden} -> {self.vocab}, {reads} -> {gives}, {block(self.weight)}{tied}{bias}"
+        return f"{self.hidden} -> {self.vocab}, {reads} -> {gives}{own}{tied}{bias}"
 
 
 # --- The linear layer -------------------------------------------------------------------------------------------------

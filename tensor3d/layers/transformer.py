@@ -13,7 +13,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend
-from tensor3d.batches.row_queries import RowSelection
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.attention import Attention3D, Recompute
@@ -177,12 +177,12 @@ class Block3D(nn.Module):
         return result
 
     def _attend(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
-        mixed: Tensor = self.attention(x, sequences) if chosen is None else self.attention(x, sequences, chosen.own)
+        mixed: Tensor = self.attention(x, sequences) if chosen is None else self.attention(x, sequences, chosen)
         return mixed
 
     def _kept(self, x: Tensor, chosen: RowSelection | None) -> Tensor:
         """Of the residual stream, what goes on."""
-        return x if chosen is None else select(x, chosen.rows, self.dropout.cube)
+        return x if chosen is None else select(x, chosen.plane_rows, self.dropout.cube)
 
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

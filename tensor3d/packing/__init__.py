@@ -6,8 +6,8 @@ A planner turns a histogram of lengths into a `PackingPlan`; `assign` puts real 
 
 from tensor3d.packing.assign import PackAssignment, assign
 from tensor3d.packing.balance import Work, attended, deal, imbalance
-from tensor3d.packing.batch import pack_batch, pack_evenly, restore_order
 from tensor3d.packing.limits import Limits
+from tensor3d.packing.one_batch import pack_batch, pack_evenly, restore_order
 from tensor3d.packing.plan import LowerBound, PackingPlan, PackPattern, fingerprint_of, load_plan, save_plan
 from tensor3d.packing.planners import PLANNERS, Planner, lp, lpfhp, nnlshp, padded, spfhp
 from tensor3d.packing.scaling_rules import packed_betas, packs_per_step

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,14 @@ class PackAssignment:
     """int64 (packs + 1,): pack `i` holds `sequences[offsets[i]:offsets[i + 1]]`."""
     sequences: NDArray[np.int64]
     """int64 (sequences,): every sequence once."""
+
+    @classmethod
+    def of(cls, packs: Sequence[Sequence[int]]) -> PackAssignment:
+        """Packs that are listed one by one."""
+        return cls(
+            offsets=np.cumsum([0, *map(len, packs)], dtype=np.int64),
+            sequences=np.fromiter(chain.from_iterable(packs), dtype=np.int64),
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

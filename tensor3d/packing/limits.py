@@ -95,6 +95,14 @@ class Limits:
             costs=None if costs is None else tuple(_whole("a cost", cost) for cost in costs[: max(capacity, 0) + 1]),
         )
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "capacity": self.capacity,
+            "max_sequences": self.max_sequences,
+            "budget": self.budget,
+            "costs": None if self.costs is None else list(self.costs),
+        }
+
     def cost_of(self, length: int) -> int:
         """Cost of a sequence of `length` tokens; 0 without a budget."""
         return 0 if self.costs is None else self.costs[length]
@@ -129,7 +137,7 @@ class Limits:
                 "Truncate the sequences or raise the capacity."
             )
         for length in lengths:
-            self._check_affordable(length)
+            self.check_affordable(length)
         counts = {length: int(histogram[length]) for length in lengths}
         tokens = sum(length * count for length, count in counts.items())
         if tokens > _MAX_TOKENS:
@@ -162,7 +170,8 @@ class Limits:
             if _whole("a cost", cost) < 0:
                 raise ValueError(f"a cost must be at least 0. Got {cost} for length {length}.")
 
-    def _check_affordable(self, length: int) -> None:
+    def check_affordable(self, length: int) -> None:
+        """Raises ValueError for a length whose cost no pack can pay."""
         cost = self.cost_of(length)
         if self.budget is not None and cost > self.budget:
             raise ValueError(

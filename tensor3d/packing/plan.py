@@ -183,7 +183,7 @@ def fingerprint_of(histogram: NDArray[np.integer] | Sequence[int], limits: Limit
         ValueError: see `Limits.counts`.
     """
     counts = sorted(limits.counts(histogram).items())
-    return _digest({"planner": planner, "limits": _limits_to_json(limits), "counts": counts})
+    return _digest({"planner": planner, "limits": limits.to_json(), "counts": counts})
 
 
 def save_plan(plan: PackingPlan, path: Path | str, fingerprint: str) -> None:
@@ -198,7 +198,7 @@ def save_plan(plan: PackingPlan, path: Path | str, fingerprint: str) -> None:
     content = {
         "version": _VERSION,
         "fingerprint": fingerprint,
-        "limits": _limits_to_json(plan.limits),
+        "limits": plan.limits.to_json(),
         "totals": _totals(plan),
         "bound": None if plan.known_bound is None else vars(plan.known_bound),
         "strategies": [[strategy.repeat, *strategy.lengths] for strategy in plan.strategies],
@@ -266,15 +266,6 @@ def _plan_from_json(content: dict[str, Any]) -> PackingPlan:
     if plan.known_bound is not None and plan.known_bound.packs > plan.packs:
         raise ValueError(f"it has {plan.packs} packs, fewer than its lower bound of {plan.known_bound.packs}")
     return plan
-
-
-def _limits_to_json(limits: Limits) -> dict[str, Any]:
-    return {
-        "capacity": limits.capacity,
-        "max_sequences": limits.max_sequences,
-        "budget": limits.budget,
-        "costs": None if limits.costs is None else list(limits.costs),
-    }
 
 
 def _totals(plan: PackingPlan) -> dict[str, int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -16,6 +17,55 @@ from tensor3d.packing.bin_groups import BinGroups, best_fit
 from tensor3d.packing.column_generation import MAX_SIZE, size_of, solve
 from tensor3d.packing.limits import Limits, require_scipy
 from tensor3d.packing.plan import PackingPlan, lp_bound
+
+# --- What every planner takes -----------------------------------------------------------------------------------------
+
+
+class Planner(Protocol):
+    """Plans the packs of all sequences of a histogram. Deterministic: a function of its arguments alone."""
+
+    def __call__(
+        self,
+        histogram: NDArray[np.integer] | Sequence[int],
+        capacity: int,
+        max_sequences: int | None = None,
+        *,
+        budget: int | None = None,
+        costs: Sequence[int] | NDArray[np.integer] | None = None,
+    ) -> PackingPlan:
+        """The plan.
+
+        Args:
+            histogram: whole numbers (lengths,); `histogram[i]` sequences have `i` tokens.
+            capacity: token slots of a pack.
+            max_sequences: sequences of a pack, at most. None: no limit.
+            budget: a second limit: the sum of the costs over a pack, at most.
+            costs: whole numbers (capacity + 1 or more,): cost of a sequence by length.
+
+        Raises:
+            ValueError: see `Limits` and `Limits.counts`.
+        """
+        ...
+
+
+def planner(plan: Callable[[dict[int, int], Limits], PackingPlan]) -> Planner:
+    """The planner that plans so, once its limits are checked and its sequences counted by length, longest first."""
+
+    @functools.wraps(plan, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+    def checked(
+        histogram: NDArray[np.integer] | Sequence[int],
+        capacity: int,
+        max_sequences: int | None = None,
+        *,
+        budget: int | None = None,
+        costs: Sequence[int] | NDArray[np.integer] | None = None,
+    ) -> PackingPlan:
+        limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
+        return plan(limits.counts(histogram), limits)
+
+    del checked.__wrapped__  # whose signature is another
+    return checked
+
 
 # --- From numbers of packs that a programme wishes for to packs of the sequences that there are -----------------------
 
@@ -91,14 +141,8 @@ _ROUNDINGS = (1e-6, 0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
 """What is added to every amount before it is rounded down; the first forgives the solver its tolerance."""
 
 
-def lp(
-    histogram: NDArray[np.integer] | Sequence[int],
-    capacity: int,
-    max_sequences: int | None = None,
-    *,
-    budget: int | None = None,
-    costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> PackingPlan:
+@planner
+def lp(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """Packs sequences in nearly as few packs as can be: tens above a proven bound, for millions of sequences.
 
     The linear programme of packing (see column_generation.py) is solved, and its amounts are rounded to whole
@@ -106,22 +150,15 @@ def lp(
     and `lpfhp`: the plan with the fewest packs is returned, with the programme's bound. The result is a function of
     the arguments and of the versions of scipy and numpy; where several machines need one plan, plan once and store it.
 
-    Args:
-        histogram: whole numbers (lengths,); `histogram[i]` sequences have `i` tokens.
-        capacity: token slots of a pack.
-        max_sequences: sequences of a pack, at most. None: no limit.
-        budget: a second limit: the sum of the costs over a pack, at most.
-        costs: whole numbers (capacity + 1 or more,): cost of a sequence by length.
+    Args: see `Planner`.
 
     Raises:
-        ValueError: see `Limits` and `Limits.counts`; scipy is not installed; or the programme is too large.
+        ValueError: see `Planner`; scipy is not installed; or the programme is too large.
     """
-    limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
-    counts = limits.counts(histogram)
     if (size := size_of(counts, limits)) > MAX_SIZE:
         raise ValueError(
-            f"the linear programme of {len(counts)} lengths in {capacity} slots is too large: {size}, and may be "
-            f"{MAX_SIZE}. Choose the planner lpfhp or the streaming packer, which fill such large packs well."
+            f"the linear programme of {len(counts)} lengths in {limits.capacity} slots is too large: {size}, and may "
+            f"be {MAX_SIZE}. Choose the planner lpfhp or the streaming packer, which fill such large packs well."
         )
     require_scipy("the planner lp")
     relaxation = solve(counts, limits)
@@ -137,63 +174,33 @@ def lp(
 # --- Longest-pack-first histogram packing: best fit, in one pass over the lengths -------------------------------------
 
 
-def lpfhp(
-    histogram: NDArray[np.integer] | Sequence[int],
-    capacity: int,
-    max_sequences: int | None = None,
-    *,
-    budget: int | None = None,
-    costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> PackingPlan:
+@planner
+def lpfhp(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """Packs sequences by best fit, longest first (Krell et al., 2021, arXiv 2107.02027, section 3.2).
 
     Packs filled alike are moved as one group, so that the time depends on the lengths that occur and not on how many
     sequences there are: milliseconds for 16 million. The result is a function of the arguments alone.
 
-    Args:
-        histogram: whole numbers (lengths,); `histogram[i]` sequences have `i` tokens.
-        capacity: token slots of a pack.
-        max_sequences: sequences of a pack, at most. None: no limit.
-        budget: a second limit: the sum of the costs over a pack, at most.
-        costs: whole numbers (capacity + 1 or more,): cost of a sequence by length.
-
-    Raises:
-        ValueError: see `Limits` and `Limits.counts`.
+    Args, Raises: see `Planner`.
     """
-    limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
-    return PackingPlan.of(limits, best_fit(limits.counts(histogram), limits))
+    return PackingPlan.of(limits, best_fit(counts, limits))
 
 
 # --- Shortest-pack-first histogram packing: worst fit, in one pass over the lengths -----------------------------------
 
 
-def spfhp(
-    histogram: NDArray[np.integer] | Sequence[int],
-    capacity: int,
-    max_sequences: int | None = None,
-    *,
-    budget: int | None = None,
-    costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> PackingPlan:
+@planner
+def spfhp(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """Packs sequences longest first, each into the pack with the most room (Krell et al., 2021, arXiv 2107.02027, 3.1).
 
     What fits nowhere begins a pack of its own, also where equal sequences could share one. As quick as `lpfhp`, and
     behind it in efficiency: it serves to compare. The result is a function of the arguments
     alone.
 
-    Args:
-        histogram: whole numbers (lengths,); `histogram[i]` sequences have `i` tokens.
-        capacity: token slots of a pack.
-        max_sequences: sequences of a pack, at most. None: no limit.
-        budget: a second limit: the sum of the costs over a pack, at most.
-        costs: whole numbers (capacity + 1 or more,): cost of a sequence by length.
-
-    Raises:
-        ValueError: see `Limits` and `Limits.counts`.
+    Args, Raises: see `Planner`.
     """
-    limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
     shelf = BinGroups(limits)
-    for length, count in limits.counts(histogram).items():
+    for length, count in counts.items():
         shelf.worst_fit(length, count)
     return PackingPlan.of(limits, shelf.packs())
 
@@ -247,14 +254,8 @@ Table = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
-def nnlshp(
-    histogram: NDArray[np.integer] | Sequence[int],
-    capacity: int,
-    max_sequences: int | None = None,
-    *,
-    budget: int | None = None,
-    costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> PackingPlan:
+@planner
+def nnlshp(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """Packs sequences by least squares over all full packs (Krell et al., 2021, arXiv 2107.02027, section 3.3).
 
     Every way to fill a pack exactly is a column; the numbers of packs, at least 0, are those that miss the histogram
@@ -263,18 +264,11 @@ def nnlshp(
     of 512 and depth 3; `lp` is nearly always better and quicker. The result is a function of the arguments and
     of scipy's version.
 
-    Args:
-        histogram: whole numbers (lengths,); `histogram[i]` sequences have `i` tokens.
-        capacity: token slots of a pack.
-        max_sequences: sequences of a pack, at most. None: no limit, for which there is memory at small capacities only.
-        budget: a second limit: the sum of the costs over a pack, at most.
-        costs: whole numbers (capacity + 1 or more,): cost of a sequence by length.
+    Args: see `Planner`. Without `max_sequences` there is memory at small capacities only.
 
     Raises:
-        ValueError: see `Limits` and `Limits.counts`; scipy is not installed; or it would take too much memory or time.
+        ValueError: see `Planner`; scipy is not installed; or it would take too much memory or time.
     """
-    limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
-    counts = limits.counts(histogram)
     _check_size(limits)
     require_scipy("the planner nnlshp")
     table = _affordable(partitions(limits.capacity, min(limits.max_sequences, limits.capacity)), limits)
@@ -368,45 +362,16 @@ def _steepest(table: Table, misses: Floats, tolerance: float) -> NDArray[np.int6
 # --- No packing: the baseline that every other planner is compared with -----------------------------------------------
 
 
-def padded(
-    histogram: NDArray[np.integer] | Sequence[int],
-    capacity: int,
-    max_sequences: int | None = None,
-    *,
-    budget: int | None = None,
-    costs: Sequence[int] | NDArray[np.integer] | None = None,
-) -> PackingPlan:
+@planner
+def padded(counts: dict[int, int], limits: Limits) -> PackingPlan:
     """One sequence a pack, whatever else the limits allow; the rest of the pack stays empty.
 
-    Args:
-        histogram: whole numbers (lengths,); `histogram[i]` sequences have `i` tokens.
-        capacity: token slots of a pack.
-        max_sequences: as for other planners; the plan's lower bound is that of these limits.
-        budget: likewise.
-        costs: likewise.
-
-    Raises:
-        ValueError: see `Limits` and `Limits.counts`.
+    The plan's lower bound is that of these limits. Args, Raises: see `Planner`.
     """
-    limits = Limits.of(capacity, max_sequences, budget=budget, costs=costs)
-    return PackingPlan.of(limits, {(length,): count for length, count in limits.counts(histogram).items()})
+    return PackingPlan.of(limits, {(length,): count for length, count in counts.items()})
 
 
 # --- All planners -----------------------------------------------------------------------------------------------------
-
-
-class Planner(Protocol):
-    """Plans the packs of all sequences of a histogram. Deterministic: a function of its arguments alone."""
-
-    def __call__(
-        self,
-        histogram: NDArray[np.integer] | Sequence[int],
-        capacity: int,
-        max_sequences: int | None = None,
-        *,
-        budget: int | None = None,
-        costs: Sequence[int] | NDArray[np.integer] | None = None,
-    ) -> PackingPlan: ...
 
 
 PLANNERS: Mapping[str, Planner] = MappingProxyType(

@@ -266,14 +266,7 @@ class StreamPacker:
         self._longest = max((length for _, length in self._waiting), default=0)
 
     def _settings(self) -> dict[str, Any]:
-        limits = self._limits
-        return {
-            "capacity": limits.capacity,
-            "max_sequences": limits.max_sequences,
-            "budget": limits.budget,
-            "costs": None if limits.costs is None else list(limits.costs),
-            "window": self._window,
-        }
+        return {**self._limits.to_json(), "window": self._window}
 
     def _stock_of(self, state: Mapping[str, Any]) -> tuple[PendingQueue, int]:
         stock, last = PendingQueue(self._limits), -1
@@ -305,12 +298,7 @@ class StreamPacker:
                 f"a length must lie between 1 and the capacity of {limits.capacity}. Got {length}. "
                 "Truncate the sequences or raise the capacity."
             )
-        cost = limits.cost_of(length)
-        if limits.budget is not None and cost > limits.budget:
-            raise ValueError(
-                f"a sequence of {length} tokens costs {cost}, more than the budget of {limits.budget} of a whole pack. "
-                "Raise the budget or shorten the sequences."
-            )
+        limits.check_affordable(length)
         return length
 
     def _add(self, length: int) -> list[int] | None:

@@ -17,10 +17,10 @@ from tensor3d.distributed.collectives import all_gather
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.optim.clip_grad import check_parameters
-from tensor3d.parallelize.layer_rules import Dropout, advice, is_on_cube, is_torchs_layer, mixes, runs_code_of
 from tensor3d.parallelize.module_copy import ModuleBuilder, clone_module_shell, take_hooks, untracked_modules
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.state_dict import guard_loads
+from tensor3d.parallelize.torch_layer_rules import Dropout, advice, is_on_cube, is_torchs_layer, mixes, runs_code_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which module a plan gives which kind, and what is wrong with a plan. No rank finds anything else than another.
@@ -140,7 +140,8 @@ def _kind_at(name: str, by_name: dict[str, tuple[str, ParallelRule]]) -> Paralle
 
 
 def _check_left_over(module: nn.Module, kinds: dict[int, ParallelRule], covered: set[int]) -> None:
-    cared_for = {id(p) for _, owner in _owners(module, kinds) for p in _parameters_of(owner, kinds[id(owner)])}
+    owners = _owners(module, kinds)
+    cared_for = {id(p) for kind, owner in owners for p in owner.parameters(recurse=kind.covers_children)}
     tree = {id(each) for each in module.modules()}
     open_points = []
     for name, each in module.named_modules():
@@ -162,10 +163,6 @@ def _check_left_over(module: nn.Module, kinds: dict[int, ParallelRule], covered:
         shown = "\n  ".join(open_points[:8])
         more = f"\n  and {len(open_points) - 8} more" if len(open_points) > 8 else ""
         raise ValueError(f"the plan does not say what becomes of these modules:\n  {shown}{more}")
-
-
-def _parameters_of(module: nn.Module, kind: ParallelRule) -> Iterator[nn.Parameter]:
-    return module.parameters(recurse=kind.covers_children)
 
 
 # --- Whether all ranks were given the same model: what differs would be put together from pieces of several -----------

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d.distributed.cube import Cube
-from tensor3d.sharding.param_layout import Layout, as_parameter
+from tensor3d.sharding.param_layout import Layout, as_parameter, cut_rows
 
 # --- The workshop: cuts the original's weights for the cube, each once ------------------------------------------------
 
@@ -125,8 +125,7 @@ class ModuleBuilder:
                 "are cut from full ones, of a single-device model."
             )
         self.cube.over(*layout.sum_over)  # its process groups must exist before a backward pass needs them
-        slices = layout.slices(source.shape, self.cube)
-        block = source.detach()[slices] if permute_rows is None else _permuted(source.detach(), slices, permute_rows)
+        block = cut_rows(source.detach(), layout.slices(source.shape, self.cube), permute_rows)
         block = block.to(self.cube.device, copy=True, memory_format=torch.contiguous_format)
         parameter = as_parameter(block, source.shape, layout, self.cube)
         parameter.requires_grad_(source.requires_grad)
@@ -137,11 +136,6 @@ def _key(source: Tensor) -> Hashable:
     """The same for one tensor and for equal views of one: views are made anew at each use."""
     base = source if source._base is None else source._base
     return id(base), source.storage_offset(), source.shape, source.stride()
-
-
-def _permuted(source: Tensor, slices: tuple[slice, ...], permute_rows: Tensor) -> Tensor:
-    all_rows = (slice(None), *slices[1:])
-    return source[all_rows].index_select(0, permute_rows[slices[0]].to(source.device))
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from tensor3d.distributed.collectives import all_gather
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName
+from tensor3d.distributed.object_collectives import first_names
 from tensor3d.parallelize.torch_attention import TorchAttention3D
-from tensor3d.sharding.param_layout import chunk_bounds, local
+from tensor3d.sharding.param_layout import chunk_bounds, cut_rows, local, local_slices
 
 
 def full_state_dict(model: nn.Module, cube: Cube) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], cube: Cube)
         if isinstance(target, Tensor):
             _check_value(name, state[name], target)
             first, value = sources.setdefault(id(target), (name, state[name]))
-            if value is not state[name] and not _same_values(value, state[name]):
+            again = state[name].detach().to(value.device, value.dtype)
+            if value is not state[name] and not torch.equal(value.detach(), again):
                 raise ValueError(
                     f"{first!r} and {name!r} are one weight of the model (tied), and the state has other values for "
                     "the second than for the first. Pass equal ones, or untie them before parallelize."
@@ -70,7 +72,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], cube: Cube)
     for name, target in targets.items():
         if isinstance(target, Tensor):
             here = local(target.detach())
-            here.copy_(_block(state[name].detach(), target, orders.get(name), cube))
+            here.copy_(cut_rows(state[name].detach(), local_slices(target, cube), orders.get(name)))
     for prefix, module in model.named_modules():
         extra = f"{prefix}._extra_state" if prefix else "_extra_state"
         if extra in targets and not isinstance(targets[extra], Tensor):
@@ -80,15 +82,11 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], cube: Cube)
 def _check_names(targets: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     missing, unexpected = targets.keys() - state.keys(), state.keys() - targets.keys()
     if missing or unexpected:
+        lost, other = (first_names([repr(name) for name in sorted(names)], 5) for names in (missing, unexpected))
         raise ValueError(
             "the state must have the model's names (model.state_dict()). "
-            f"Missing: {_shown(missing)}. Unexpected: {_shown(unexpected)}."
+            f"Missing: {lost or 'none'}. Unexpected: {other or 'none'}."
         )
-
-
-def _shown(names: Collection[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(map(repr, sorted(names)[:5])) + more or "none"
 
 
 def _check_value(name: str, value: Any, target: Tensor) -> None:
@@ -102,23 +100,6 @@ def _check_value(name: str, value: Any, target: Tensor) -> None:
             f"{name!r} must have shape {tuple(target.shape)}. Got {tuple(value.shape)}. The state is that of a model "
             "of other sizes, or holds one rank's blocks."
         )
-
-
-def _same_values(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.detach(), b.detach().to(a.device, a.dtype))
-
-
-def _block(whole: Tensor, target: Tensor, order: Tensor | None, cube: Cube) -> Tensor:
-    """This rank's part of what belongs into `target`."""
-    bounds = [slice(0, size) for size in target.shape]
-    for axis, dim, size in _cuts(target, cube) if isinstance(target, DTensor) else ():
-        members = cube.axis(axis)
-        first, last = chunk_bounds(size, members.size, members.index)
-        bounds[dim] = slice(bounds[dim].start + first, bounds[dim].start + last)
-    if order is None:
-        return whole[tuple(bounds)]
-    all_rows = (slice(None), *bounds[1:])
-    return whole[all_rows].index_select(0, order[bounds[0]].to(whole.device))
 
 
 def guard_loads(model: nn.Module) -> nn.Module:

@@ -18,9 +18,9 @@ from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.parallelize.auto.op_rules import hides_what_comes_later
-from tensor3d.parallelize.layer_rules import Linear
 from tensor3d.parallelize.module_copy import ModuleBuilder
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
+from tensor3d.parallelize.torch_layer_rules import Linear
 from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch, lies
 from tensor3d.sharding.matmul import matmul
 from tensor3d.sharding.param_layout import block, matrix, vector
@@ -75,9 +75,14 @@ class PackedRows:
 # --- torch's multi-head attention, over packed sequences --------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Attention(ParallelRule):
-    """See `rules.attention`."""
+    """nn.MultiheadAttention as self-attention within the sequences that `rows` holds while the model runs.
+
+    In nn.TransformerEncoderLayer it works as it is. Rows of `in_proj_weight` and `in_proj_bias` are in another order
+    than the original's, (head, q/k/v, d): take them out with `full_state_dict`, put them in with
+    `load_full_state_dict`.
+    """
 
     rows: PackedRows
     causal: bool = False

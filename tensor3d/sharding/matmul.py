@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
-from tensor3d.distributed.weight_prefetch import Kind, Start, follows
+from tensor3d.distributed.weight_prefetch import Kind, PassPosition, Start, follows
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.layout_checks import check_origin
@@ -70,7 +70,7 @@ def matmul(
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
     # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
-    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, place_in_order(a, cube))
+    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, position_in_pass(a, cube))
 
 
 class _Product(torch.autograd.Function):
@@ -83,13 +83,14 @@ class _Product(torch.autograd.Function):
         cube: Cube,
         face: Face,
         reshard: bool,
-        after: bool | None,
+        position: PassPosition,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         rows, columns = cube.axis(other(face)), cube.axis(face)
-        gathering_a, gathering_w = all_gather(a, rows), get_gathered_weight(weight, cube, rows, a.dtype, after=after)
+        gathering_a = all_gather(a, rows)
+        gathering_w = get_gathered_weight(weight, cube, rows, a.dtype, position=position)
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
-        prefetch_next_weight(cube, after=after)
+        prefetch_next_weight(cube, position=position)
         shift = None if bias is None else local(bias).to(a.dtype)
         if shift is not None and columns.size == 1:
             c = torch.addmm(shift, a_full, w_full.t())  # where nothing is summed, the product itself adds it
@@ -145,15 +146,15 @@ def all_gather_weight(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype
     return all_gather(_pad_rows(block, chunk), x).narrowed(last - first)
 
 
-def place_in_order(a: Tensor | None, cube: Cube) -> bool | None:
-    """What `get_gathered_weight` is to know of a use in a forward pass, asked outside of autograd's functions.
+def position_in_pass(a: Tensor | None, cube: Cube) -> PassPosition:
+    """Where a use in a forward pass stands, asked outside of autograd's functions.
 
     Args:
         a: what is multiplied; None: nothing that was computed.
     """
     if not torch.is_grad_enabled() or not _works_ahead(cube):
-        return None
-    return a is not None and follows(a)
+        return PassPosition.UNORDERED
+    return PassPosition.FOLLOWING if a is not None and follows(a) else PassPosition.FIRST
 
 
 def get_gathered_weight(
@@ -163,23 +164,23 @@ def get_gathered_weight(
     dtype: torch.dtype,
     *,
     kind: Kind = "product",
-    after: bool | None = True,
+    position: PassPosition = PassPosition.FOLLOWING,
 ) -> CommHandle:
     """The same, or the gather that the product before has started (distributed/weight_prefetch.py).
 
     Args:
         kind: what for; a tied weight has uses of both.
-        after: whether this use works on results of others in the pass; None: it has no place in the order of a step,
-            since no backward pass follows.
+        position: of this use among those of the pass.
     """
-    if after is None or not _works_ahead(cube):
+    if position is PassPosition.UNORDERED or not _works_ahead(cube):
         return all_gather_weight(weight, cube, rows, dtype)
-    return cube.ahead.take(weight, local(weight), kind, rows, dtype, after, _gathering(cube))
+    following = position is PassPosition.FOLLOWING
+    return cube.ahead.take(weight, local(weight), kind, rows, dtype, following, _gathering(cube))
 
 
-def prefetch_next_weight(cube: Cube, *, after: bool | None = True) -> None:
+def prefetch_next_weight(cube: Cube, *, position: PassPosition = PassPosition.FOLLOWING) -> None:
     """Starts the gather for the product after this one, to travel under what is computed now."""
-    if after is not None and _works_ahead(cube):
+    if position is not PassPosition.UNORDERED and _works_ahead(cube):
         cube.ahead.go_on(local, _gathering(cube))
 
 

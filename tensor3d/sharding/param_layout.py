@@ -121,6 +121,24 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def local_slices(tensor: Tensor, cube: Cube) -> tuple[slice, ...]:
+    """Where this rank's block of a parameter or gradient lies in the full one: all of it, of a plain tensor."""
+    cut: tuple[tuple[AxisName, int], ...] = ()
+    if isinstance(tensor, DTensor):
+        placements = zip(MESH_AXES, tensor.placements, strict=True)
+        cut = tuple((axis, placement.dim) for axis, placement in placements if isinstance(placement, Shard))
+    return Layout(cut=cut, sum_over=()).slices(tensor.shape, cube)
+
+
+def cut_rows(whole: Tensor, slices: tuple[slice, ...], permute_rows: Tensor | None) -> Tensor:
+    """A block of `whole`, or, where `permute_rows` (rows,) is given, of the tensor whose row `i` is row
+    `permute_rows[i]` of it."""
+    if permute_rows is None:
+        return whole[slices]
+    all_rows = (slice(None), *slices[1:])
+    return whole[all_rows].index_select(0, permute_rows[slices[0]].to(whole.device))
+
+
 def block(parameter: Tensor) -> str:
     """Logical and local shape, for what layers say of themselves."""
     whole, here = tuple(parameter.shape), tuple(local(parameter).shape)

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.cube_shape import MESH_AXES, CubeShape
+from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.sharding.activation_layout import Face
-from tensor3d.sharding.param_layout import Layout, local
+from tensor3d.sharding.param_layout import local, local_slices
 from tensor3d.testing.inputs import Input, Sharded, block, here
 
 # --- What one device gives: parameters with values of their own, the output, and every gradient -----------------------
@@ -177,7 +177,7 @@ def run(
     module = layer(cube)
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
-        place = _place_of(parameter, cube)
+        place = local_slices(parameter, cube)
         local(parameter).data.copy_(expected.parameters[name][place])
     leaves = [here(given, cube) for given in inputs]
     output = module(*map(_marked, inputs, leaves))
@@ -191,11 +191,11 @@ def run(
     output.backward(direction)
     for number, (given, leaf) in enumerate(zip(inputs, leaves, strict=True)):
         if isinstance(given, Sharded):
-            where = block(given.tensor.shape, given.face, cube)
+            where = block(given.tensor.shape, given.face, cube.shape, cube.rank)
             blocks[input_name(number)] = Block(place=where, values=_grad(leaf))
     for name, parameter in parameters.items():
         plain = cube.shape.ranks > 1 and not isinstance(parameter, DTensor)
-        blocks[name] = Block(place=_place_of(parameter, cube), values=_grad(parameter), plain=plain)
+        blocks[name] = Block(place=local_slices(parameter, cube), values=_grad(parameter), plain=plain)
     return blocks
 
 
@@ -203,7 +203,7 @@ def output_place(shape: Sequence[int], returns: Returns, cube: Cube) -> tuple[sl
     """Where this rank's part of the output lies in the full one."""
     if returns == "scalar":
         return ()
-    place = block(shape, cast(Face, returns[-1]), cube)
+    place = block(shape, cast(Face, returns[-1]), cube.shape, cube.rank)
     return place[:1] if returns.startswith("rows") else place
 
 
@@ -222,17 +222,6 @@ class _Input(torch.autograd.Function):
 
 def _marked(given: Input, leaf: Any) -> Any:
     return _Input.apply(leaf.requires_grad_(), given.face) if isinstance(given, Sharded) else leaf
-
-
-def _place_of(parameter: Tensor, cube: Cube) -> tuple[slice, ...]:
-    if not isinstance(parameter, DTensor):
-        return tuple(slice(0, size) for size in parameter.shape)
-    cut = tuple(
-        (axis, cast(Any, placement).dim)
-        for axis, placement in zip(MESH_AXES, parameter.placements, strict=True)
-        if placement.is_shard()
-    )
-    return Layout(cut=cut, sum_over=()).slices(parameter.shape, cube)
 
 
 def _grad(tensor: Tensor) -> Tensor | None:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
 from tensor3d.sharding.activation_layout import Face, other
-from tensor3d.sharding.param_layout import chunk_bounds
 from tensor3d.testing.compare import Block, Expected, Returns, input_name
+from tensor3d.testing.inputs import block as block_on
 from tensor3d.testing.report import Outcome, Report, largest_difference, wanted_of
 
 # --- A loss that no factor explains: whether it was divided by counts that differ from rank to rank -------------------
@@ -243,7 +243,7 @@ def _misplaced(outcome: Outcome, blocks: Sequence[Block], wanted: Tensor, return
     values = [block.values for block in blocks if block.values is not None]
     if returns in ("y", "z"):
         elsewhere: Face = other("y" if returns == "y" else "z")
-        targets = [wanted[_place(outcome.shape, rank, elsewhere, wanted)] for rank in range(len(values))]
+        targets = [wanted[block_on(wanted.shape, elsewhere, outcome.shape, rank)] for rank in range(len(values))]
         if all(
             value.shape == target.shape and largest_difference(value, target) <= _NEAR * float(wanted.abs().max())
             for value, target in zip(values, targets, strict=True)
@@ -260,14 +260,6 @@ def _misplaced(outcome: Outcome, blocks: Sequence[Block], wanted: Tensor, return
                 "that how the output lies (a face, its rows alone, a scalar)?"
             )
     return ""
-
-
-def _place(shape: CubeShape, rank: int, face: Face, wanted: Tensor) -> tuple[slice, slice]:
-    place, rows = shape.coordinate(rank), slice(0, wanted.shape[0])
-    for axis in ("data", "x", other(face)):
-        first, last = chunk_bounds(rows.stop - rows.start, shape.size(axis), place[axis])
-        rows = slice(rows.start + first, rows.start + last)
-    return rows, slice(*chunk_bounds(wanted.shape[1], shape.size(face), place[face]))
 
 
 def _advice(causes: Sequence[BugHypothesis], name: str, report: Report, returns: Returns) -> str:

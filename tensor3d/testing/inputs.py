@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.cube_shape import AxisName, CubeShape
+from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.sharding.activation_layout import Face, check_face, other
 from tensor3d.sharding.param_layout import chunk_bounds
 
@@ -128,40 +128,39 @@ def check_inputs(inputs: Sequence[Input], shape: CubeShape, needed_rows: int, ne
             )
         if isinstance(given, Sequences):
             for rank in range(shape.ranks):
-                _own_lengths(given, shape, shape.coordinate(rank))
+                _own_lengths(given, shape, rank)
 
 
 def here(given: Input, cube: Cube) -> Any:
     """What this rank is given of an input."""
     if isinstance(given, Sharded):
-        return given.tensor[block(given.tensor.shape, given.face, cube)].clone()
+        return given.tensor[block(given.tensor.shape, given.face, cube.shape, cube.rank)].clone()
     if isinstance(given, PerToken):
-        planes, x = cube.shape.planes, cube.axis("x")
-        return given.tensor.chunk(planes)[cube.axis("data").index * x.size + x.index]
+        return given.tensor.chunk(cube.shape.planes)[cube.shape.plane_of(cube.rank)]
     if isinstance(given, Sequences):
-        return Sequences.from_lengths(_own_lengths(given, cube.shape, cube.coordinate), given.device)
+        return Sequences.from_lengths(_own_lengths(given, cube.shape, cube.rank), given.device)
     return given.value
 
 
-def block(shape: Sequence[int], face: Face, cube: Cube) -> tuple[slice, ...]:
-    """Where this rank's block of a matrix on `face` lies; of a tensor of another rank its rows."""
-    rows = slice(0, shape[0])
-    for axis in (cube.axis("data"), cube.axis("x"), cube.axis(other(face))):
-        first, last = chunk_bounds(rows.stop - rows.start, axis.size, axis.index)
+def block(sizes: Sequence[int], face: Face, shape: CubeShape, rank: int) -> tuple[slice, ...]:
+    """Where a rank's block of a matrix on `face` lies; of a tensor of another number of dims its rows."""
+    place, rows = shape.coordinate(rank), slice(0, sizes[0])
+    for axis in ("data", "x", other(face)):
+        first, last = chunk_bounds(rows.stop - rows.start, shape.size(axis), place[axis])
         rows = slice(rows.start + first, rows.start + last)
-    if len(shape) != 2:
+    if len(sizes) != 2:
         return (rows,)
-    return rows, slice(*chunk_bounds(shape[1], cube.axis(face).size, cube.axis(face).index))
+    return rows, slice(*chunk_bounds(sizes[1], shape.size(face), place[face]))
 
 
-def _own_lengths(sequences: Sequences, shape: CubeShape, place: dict[AxisName, int]) -> list[int]:
+def _own_lengths(sequences: Sequences, shape: CubeShape, rank: int) -> list[int]:
     """Lengths of the sequences in the rows of a rank on face y.
 
     Raises:
         ValueError: the rows do not divide, or a sequence crosses the border between two ranks.
     """
     parts = shape.planes * shape.z
-    part = (place["data"] * shape.x + place["x"]) * shape.z + place["z"]
+    part = shape.plane_of(rank) * shape.z + shape.coordinate(rank)["z"]
     ends = list(accumulate(sequences.lengths, initial=0))
     first, last = ends[-1] * part // parts, ends[-1] * (part + 1) // parts
     if ends[-1] % parts or first not in ends or last not in ends:

@@ -59,7 +59,8 @@ class ProcessState:
         self._random, self._numpy = random.getstate(), np.random.get_state()
         self._environment = dict(os.environ)
         self._paths = list(sys.path), list(sys.argv)
-        self._signals = {number: signal.getsignal(number) for number in _catchable()}
+        catchable = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+        self._signals = {number: signal.getsignal(number) for number in catchable}
         self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._filters = list(warnings.filters)
         self._root_handlers = list(logging.root.handlers)
@@ -216,10 +217,6 @@ def _rights() -> list[Any]:
     """User, group, and what the system grants the process: much of it cannot be taken back."""
     limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CORE)]
     return [os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *limits]
-
-
-def _catchable() -> list[int]:
-    return [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
 def _loggers() -> list[tuple[str, logging.Logger]]:

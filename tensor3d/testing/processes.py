@@ -84,31 +84,39 @@ def started(
         raise ValueError(f"the number of ranks must be at least 1. Got {world}.")
     check_may_start()
     work = pickled(body, *args)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
     ranks: list[Rank] = []
     # Not a TCPStore: it looks up the name of each caller, for 5 s where the name server is deaf.
     folder = tempfile.TemporaryDirectory(prefix="tensor3d-ranks-", ignore_cleanup_errors=True)
     store = os.path.join(folder.name, "store")
     try:
-        for number in range(world):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank_main, args=(theirs, work, number, world, store, timeout), daemon=True
-            )
-            ranks.append(Rank(number=number, process=process, pipe=ours))
-            process.start()
-            theirs.close()
+        start(ranks, world, preload, _rank_main, work, store, timeout)
         yield ranks
     finally:
-        begun = [rank for rank in ranks if rank.process.pid is not None]
-        for rank in begun:
-            rank.process.kill()
-        for rank in begun:
-            rank.process.join()
-        for rank in ranks:
-            rank.pipe.close()
+        end(ranks)
         folder.cleanup()
+
+
+def start(ranks: list[Rank], world: int, preload: Sequence[str], target: Callable[..., None], *args: Any) -> None:
+    """Begins `target(pipe, rank, world, *args)` on `world` processes, each of which joins `ranks` before it starts."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    for number in range(world):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=target, args=(theirs, number, world, *args), daemon=True)
+        ranks.append(Rank(number=number, process=process, pipe=ours))
+        process.start()
+        theirs.close()
+
+
+def end(ranks: Sequence[Rank]) -> None:
+    """Kills all, those that have begun, and waits until they are gone."""
+    begun = [rank for rank in ranks if rank.process.pid is not None]
+    for rank in begun:
+        rank.process.kill()
+    for rank in begun:
+        rank.process.join()
+    for rank in ranks:
+        rank.pipe.close()
 
 
 def check_may_start() -> None:
@@ -152,7 +160,7 @@ def hang_error(missing: Sequence[int], timeout: float) -> RankError:
     )
 
 
-def collect(ranks: list[Rank], timeout: float) -> list[Any]:
+def collect(ranks: Sequence[Rank], timeout: float) -> list[Any]:
     """Their results by rank. Raises RankError as `run_ranks`."""
     results: dict[int, Any] = {}
     waiting = {rank.pipe: rank for rank in ranks}
@@ -167,7 +175,7 @@ def collect(ranks: list[Rank], timeout: float) -> list[Any]:
     return [results[rank.number] for rank in ranks]
 
 
-def _rank_main(pipe: Connection, work: bytes, rank: int, world: int, path: str, timeout: float) -> None:
+def _rank_main(pipe: Connection, rank: int, world: int, work: bytes, path: str, timeout: float) -> None:
     torch.set_num_threads(1)
     try:
         body, args = pickle.loads(work)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import multiprocessing
 import os
 import pickle
 import socket
@@ -23,7 +22,7 @@ from torch.distributed.tensor._redistribute import clear_redistribute_planner_ca
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from tensor3d.testing.process_state import ProcessState
-from tensor3d.testing.processes import PRELOAD, Rank, check_may_start, hang_error, pickled
+from tensor3d.testing.processes import PRELOAD, Rank, check_may_start, collect, end, hang_error, pickled, start
 
 _MEETING = timedelta(seconds=30)
 """That the ranks are given to meet before a function begins; who does not come is in another collective."""
@@ -115,18 +114,11 @@ class _World:
     """The standing ranks of one world size."""
 
     def __init__(self, world: int, preload: Sequence[str], packages: Sequence[str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(preload))
         self._ranks: list[Rank] = []
         self._settling = False
         self._generation, self._timeout = 0, 0.0
         try:
-            for number in range(world):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, number, world, packages), daemon=True)
-                self._ranks.append(Rank(number=number, process=process, pipe=ours))
-                process.start()
-                theirs.close()
+            start(self._ranks, world, preload, _serve, packages)
             port = self._ranks[0].result()
             self._tell(port)
         except BaseException:
@@ -145,20 +137,11 @@ class _World:
         """Results by rank."""
         for rank in self._ranks:
             rank.pipe.send_bytes(work)
-        results: dict[int, Any] = {}
-        waiting = {rank.pipe: rank for rank in self._ranks}
-        while waiting:
-            ready = wait(list(waiting), timeout=timeout)
-            if not ready:
-                raise hang_error([rank.number for rank in waiting.values()], timeout)
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                rank = waiting.pop(pipe)
-                results[rank.number] = rank.result()
+        results = collect(self._ranks, timeout)
         # Only now: what one rank drops, another may still be receiving from.
         self._tell("settle")
         self._settling = True
-        return [results[rank.number] for rank in self._ranks]
+        return results
 
     def left_over(self) -> str:
         """What the last function left on the ranks that cannot be put back; empty where they are as new."""
@@ -171,13 +154,7 @@ class _World:
         return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
 
     def end(self) -> None:
-        begun = [rank for rank in self._ranks if rank.process.pid is not None]
-        for rank in begun:
-            rank.process.kill()
-        for rank in begun:
-            rank.process.join()
-        for rank in self._ranks:
-            rank.pipe.close()
+        end(self._ranks)
 
     def _settle(self) -> str:
         if not self._settling:

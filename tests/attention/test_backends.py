@@ -31,7 +31,7 @@ from tensor3d.attention.backends import (
 )
 from tensor3d.attention.flex import BLOCK, block_mask
 from tensor3d.attention.varlen import order_of, window_size
-from tensor3d.batches.row_queries import RowIndex
+from tensor3d.batches.row_selection import RowSelection
 
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
 LENGTHS = (5, 130, 1, 64, 1, 2, 127, 128, 33, 90)
@@ -160,7 +160,7 @@ def test_windows_in_the_words_of_the_kernel(causal: bool, window: int | None, wa
 
 def test_queries_in_the_order_of_their_sequences() -> None:
     sequences = Sequences.from_lengths([3, 2, 4])
-    queries = RowIndex.from_numbers([8, -1, 0, 2, 8])
+    queries = RowSelection.from_numbers([8, -1, 0, 2, 8])
     order = order_of(queries, sequences)
     assert order.cu_seqlens.tolist() == [0, 2, 2, 4]
     assert order.cu_seqlens.dtype == torch.int32
@@ -196,7 +196,7 @@ def test_what_is_given_to_the_kernel(numbers: list[int] | None, monkeypatch: pyt
     module = importlib.import_module("tensor3d.attention.varlen")
     monkeypatch.setattr(module, "flash", kernel_by_hand)
     sequences = Sequences.from_lengths([3, 2, 4])
-    queries = None if numbers is None else RowIndex.from_numbers(numbers)
+    queries = None if numbers is None else RowSelection.from_numbers(numbers)
     call = AttentionArgs(sequences=sequences, queries=queries, dropout=0.0, causal=False, window=None)
     q, k, v, direction = drawn(sequences, queries, torch.float64)
     got = results(lambda *qkv: module.varlen(*qkv, call), q, k, v, direction)
@@ -206,7 +206,7 @@ def test_what_is_given_to_the_kernel(numbers: list[int] | None, monkeypatch: pyt
 
 
 def drawn(
-    sequences: Sequences, queries: RowIndex | None, dtype: torch.dtype, device: str = "cpu", width: int = 8
+    sequences: Sequences, queries: RowSelection | None, dtype: torch.dtype, device: str = "cpu", width: int = 8
 ) -> list[Tensor]:
     """q, k, v and the direction in which the result is differentiated."""
     random = torch.Generator().manual_seed(0)
@@ -227,9 +227,9 @@ def results(run: Callable[..., Tensor], *data: Tensor) -> list[Tensor]:
 # --- flex ----------------------------------------------------------------------------------------------------------
 
 
-def some_queries(sequences: Sequences, count: int = 300) -> RowIndex:
+def some_queries(sequences: Sequences, count: int = 300) -> RowSelection:
     """In any order, some twice, some slots not used."""
-    return RowIndex.from_numbers(np.random.default_rng(1).integers(-1, sequences.rows, count))
+    return RowSelection.from_numbers(np.random.default_rng(1).integers(-1, sequences.rows, count))
 
 
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 40), (True, 9), (True, 300)])

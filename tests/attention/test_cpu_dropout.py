@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensor3d import Sequences, attention
 from tensor3d.attention.cpu import with_dropout
-from tensor3d.batches.row_queries import RowIndex
+from tensor3d.batches.row_selection import RowSelection
 from tools.bench.harness.memory import peak_bytes
 
 CPU = sys.modules["tensor3d.attention.cpu"]
@@ -127,7 +127,7 @@ def test_where_all_stay_it_is_attention(
     monkeypatch.setattr(CPU, "keep_mask", lambda like, _: torch.ones(like.shape, dtype=torch.uint8))
     torch.manual_seed(0)
     rows = sum(lengths)
-    queries = RowIndex.from_numbers([0, rows - 1, -1, rows // 2]) if asked else None
+    queries = RowSelection.from_numbers([0, rows - 1, -1, rows // 2]) if asked else None
     q, k, v = (
         torch.randn(n, 2, 8, dtype=torch.float64, requires_grad=True) for n in (4 if asked else rows, rows, rows)
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensor3d import Attention3D, Cube, Sequences, attention
 from tensor3d.attention import Backend
-from tensor3d.batches.row_queries import RowIndex
+from tensor3d.batches.row_selection import RowSelection
 
 BACKENDS: tuple[Backend, ...] = ("reference", "grouped")
 HEADS, WIDTH = 3, 4
@@ -41,7 +41,7 @@ def some(
     numbers: list[int], data: list[Tensor], sequences: Sequences, backend: Backend, **options: Any
 ) -> list[Tensor]:
     q, k, v = (t.clone().requires_grad_() for t in data[:3])
-    queries = RowIndex.from_numbers(numbers)
+    queries = RowSelection.from_numbers(numbers)
     asked = q.index_select(0, queries.rows.clamp_min(0))
     out = attention(asked, k, v, sequences, backend=backend, queries=queries, **options)
     return finished(out, data[3][: len(numbers)], q, k, v)
@@ -109,24 +109,24 @@ def test_slots_that_are_not_used_give_zeros_and_still_have_a_backward_pass(
 
 def test_only_sequences_in_which_rows_ask_are_computed() -> None:
     short = Sequences.from_lengths((9, 7, 8, 6) * 10)
-    grouping = short.grouping_of(RowIndex.from_numbers([0, 1, 20]))
+    grouping = short.grouping_of(RowSelection.from_numbers([0, 1, 20]))
     assert sorted(member for group in grouping.groups for member in group.members) == [0, 2]
     assert sum(group.asking_slots * group.length for group in grouping.groups) < 60
-    long = Sequences.from_lengths(LONG).grouping_of(RowIndex.from_numbers([0, 1, 700]))
+    long = Sequences.from_lengths(LONG).grouping_of(RowSelection.from_numbers([0, 1, 700]))
     assert [group.asked for group in long.groups] == [2, 0, 0, 1]
     assert long.gather is None, "keys stay where they lie"
 
 
 def test_made_once_for_all_layers() -> None:
-    sequences, queries = Sequences.from_lengths(LENGTHS), RowIndex.from_numbers([1, 2])
+    sequences, queries = Sequences.from_lengths(LENGTHS), RowSelection.from_numbers([1, 2])
     assert sequences.grouping_of(queries) is sequences.grouping_of(queries)
-    assert sequences.grouping_of(RowIndex.from_numbers([1, 2])) is not sequences.grouping_of(queries)
+    assert sequences.grouping_of(RowSelection.from_numbers([1, 2])) is not sequences.grouping_of(queries)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dropout_of_chosen_rows_is_unbiased(backend: Backend) -> None:
     torch.manual_seed(1)
-    sequences, queries = Sequences.from_lengths((5, 9, 5, 1)), RowIndex.from_numbers([2, 7, -1, 19, 13])
+    sequences, queries = Sequences.from_lengths((5, 9, 5, 1)), RowSelection.from_numbers([2, 7, -1, 19, 13])
     q, k, v, _ = (t.float() for t in rows(20))
     call: dict[str, Any] = {"backend": backend, "queries": queries}
     wanted = attention(q[:5], k, v, sequences, **call)
@@ -141,7 +141,7 @@ def test_nobody_asks(backend: Backend, count: int, numbers: list[int]) -> None:
     """Where no row asks, or there is none: zeros, and a backward pass to q, k and v."""
     k, v = torch.randn(2, count, HEADS, WIDTH, requires_grad=True).unbind()
     q = torch.full((len(numbers), HEADS, WIDTH), float("nan"), requires_grad=True)
-    sequences, queries = Sequences.from_lengths([count] if count else []), RowIndex.from_numbers(numbers)
+    sequences, queries = Sequences.from_lengths([count] if count else []), RowSelection.from_numbers(numbers)
     out = attention(q, k, v, sequences, backend=backend, queries=queries)
     assert torch.equal(out, torch.zeros(len(numbers), HEADS, WIDTH))
     gradients = torch.autograd.grad(out.sum(), (q, k, v))
@@ -151,30 +151,30 @@ def test_nobody_asks(backend: Backend, count: int, numbers: list[int]) -> None:
 def test_the_layer_takes_and_refuses_what_the_function_does() -> None:
     layer = Attention3D(8, 2, Cube.single())
     with pytest.raises(ValueError, match=r"numbers.*4 rows, from \b0\b.*4"):
-        layer(torch.randn(4, 8), Sequences.from_lengths([4]), RowIndex.from_numbers([4]))
-    none = layer(torch.randn(0, 8), Sequences.from_lengths([]), RowIndex.from_numbers([-1, -1]))
+        layer(torch.randn(4, 8), Sequences.from_lengths([4]), RowSelection.from_numbers([4]))
+    none = layer(torch.randn(0, 8), Sequences.from_lengths([]), RowSelection.from_numbers([-1, -1]))
     none.sum().backward()
     assert torch.equal(none, layer.out(torch.zeros(2, 8)))
 
 
 def test_moves_and_shows_its_numbers() -> None:
-    queries = RowIndex.from_numbers(np.array([3, -1], dtype=np.int32))
+    queries = RowSelection.from_numbers(np.array([3, -1], dtype=np.int32))
     assert (queries.rows.tolist(), queries.rows.dtype, len(queries), queries.most) == ([3, -1], torch.int64, 2, 3)
     moved = queries.to("meta")
     assert moved.rows.device.type == "meta"
     assert moved.numbers.tolist() == [3, -1]
-    assert RowIndex.from_numbers([]).most == -1
+    assert RowSelection.from_numbers([]).most == -1
 
 
 def test_what_does_not_fit_is_refused() -> None:
     q, sequences = torch.zeros(4, 2, 3), Sequences.from_lengths([4])
     with pytest.raises(ValueError, match=r"row.*4 rows for \b2\b"):
-        attention(q, q, q, sequences, queries=RowIndex.from_numbers([0, 1]))
+        attention(q, q, q, sequences, queries=RowSelection.from_numbers([0, 1]))
     with pytest.raises(ValueError, match=r"numbers.*4 rows, from \b0\b.*4"):
-        attention(q[:1], q, q, sequences, queries=RowIndex.from_numbers([4]))
+        attention(q[:1], q, q, sequences, queries=RowSelection.from_numbers([4]))
     with pytest.raises(ValueError, match=r"-1 for an unused slot\. Got -2"):
-        RowIndex.from_numbers([0, -2])
+        RowSelection.from_numbers([0, -2])
     with pytest.raises(ValueError, match=r"whole numbers .* Got float64 of shape \(1,\)"):
-        RowIndex.from_numbers([0.5])  # type: ignore[list-item]
+        RowSelection.from_numbers([0.5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"one shape"):
-        attention(q[:2, :1], q, q, sequences, queries=RowIndex.from_numbers([0, 1]))
+        attention(q[:2, :1], q, q, sequences, queries=RowSelection.from_numbers([0, 1]))

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensor3d import checkpoint
 from tests.checkpoint.subject import ALONE, Shape, make, same, state, step
 from tests.ranks import run_ranks
-from tests.twins import full
+from tests.single_device_reference import full
 
 
 def written(shape: Shape, folder: Path) -> list[Tensor]:

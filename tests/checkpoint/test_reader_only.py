@@ -10,7 +10,7 @@ import torch
 from tensor3d import checkpoint
 from tests.checkpoint.subject import ALONE, Shape, make, step
 from tests.ranks import run_ranks
-from tests.twins import full, ranks_of
+from tests.single_device_reference import full, ranks_of
 
 
 def part_of(folder: Path, shape: Shape) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensor3d import CubeShape
 from tensor3d.data import IndexedDataset, LengthBuckets, Loader
 from tests.data.samples import pretraining, write_random
 
-ONE_DEVICE = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}
+ONE_DEVICE = {"shape": CubeShape(), "rank": 0}
 LIMITS = {"capacity": 64, "max_length": 50, "max_sequences": 4, "seed": 5, "method": "padded"}
 
 
@@ -67,4 +68,4 @@ def test_what_cannot_be_is_named(documents: IndexedDataset) -> None:
     with pytest.raises(ValueError, match=r"bins.*8.*6"):
         Loader(data, global_batch=6, **ONE_DEVICE)
     with pytest.raises(ValueError, match=r"8 packs per rank \* z=1 \* capacity 5 has 40 rows, .* y=16"):
-        Loader(data, global_batch=8, **{**ONE_DEVICE, "cube_shape": (1, 1, 16, 1)})
+        Loader(data, global_batch=8, **{**ONE_DEVICE, "shape": CubeShape(y=16)})

@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 
+from tensor3d import CubeShape
 from tensor3d.data import (
     IndexedDataset,
     Loader,
@@ -21,11 +22,11 @@ from tensor3d.data import (
     TrainBatch,
     evaluation_batches,
 )
-from tensor3d.data.batch import IGNORED, UNUSED
+from tensor3d.data.packed_batch import IGNORED, UNUSED
 from tests.data.samples import VOCABULARY, pretraining, write_random
 
 CAPACITY = 64
-ONE_DEVICE = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}
+ONE_DEVICE = {"shape": CubeShape(), "rank": 0}
 
 
 @pytest.fixture(scope="module")
@@ -68,35 +69,43 @@ def rows_of(step: TrainBatch) -> torch.Tensor:
     return torch.cat([batch.ids.view(-1, CAPACITY) for batch in step.batches])
 
 
-def check_own_sequences(batch: PackedBatch, z_index: int, z_size: int) -> None:
+def check_own_sequences(batch: PackedBatch, member: int, z_size: int) -> None:
     """A member's sequences begin at the [CLS] rows of its slice of the plane, and where a pack's tail is unused."""
-    own = batch.ids.view(z_size, -1)[z_index]
+    own = batch.ids.view(z_size, -1)[member]
     assert batch.sequences.rows == len(own)
     starts = batch.sequences.cu_seqlens[:-1].long()
     filled = own[starts] == VOCABULARY.cls
-    first = batch.first - z_index * len(own)
+    first = batch.first - member * len(own)
     torch.testing.assert_close(starts[filled], first[(first >= 0) & (first < len(own)) & (batch.first != UNUSED)])
     assert (own[starts[~filled]] == VOCABULARY.pad).all()
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 1, 1), (1, 1, 2, 2), (1, 2, 2, 2), (2, 2, 1, 1), (2, 1, 2, 4), (1, 1, 8, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        CubeShape(x=2),
+        CubeShape(y=2, z=2),
+        CubeShape(x=2, y=2, z=2),
+        CubeShape(x=2, data=2),
+        CubeShape(y=2, z=4, data=2),
+        CubeShape(y=8),
+    ],
+)
 @pytest.mark.parametrize("packs_per_rank", [None, 1])
 def test_a_step_has_the_same_packs_on_every_cube(
-    data: PretrainingData, shape: tuple[int, int, int, int], packs_per_rank: int | None
+    data: PretrainingData, shape: CubeShape, packs_per_rank: int | None
 ) -> None:
     reference = steps(data, 3)
-    sizes, x_size, _, z_size = shape
+    sizes, x_size, z_size = shape.data, shape.x, shape.z
     planes = {
-        (data_index, x_index, z_index): steps(
+        (d, x, z): steps(
             data,
             3,
-            cube_shape=shape,
-            data_index=data_index,
-            x_index=x_index,
-            z_index=z_index,
+            shape=shape,
+            rank=shape.rank({"data": d, "x": x, "y": 0, "z": z}),
             packs_per_rank=packs_per_rank,
         )
-        for data_index, x_index, z_index in product(range(sizes), range(x_size), range(z_size))
+        for d, x, z in product(range(sizes), range(x_size), range(z_size))
     }
     for number, whole in enumerate(reference):
         first_members = [planes[d, x, 0][number] for d, x in product(range(sizes), range(x_size))]
@@ -215,19 +224,17 @@ def test_closing_twice_is_closing_once(data: PretrainingData) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cube_shape": (1, 3, 1, 1)}, "global batch of 16.*x=3.*= 3.*Take 15 or 18"),
+        ({"shape": CubeShape(x=3)}, "global batch of 16.*x=3.*= 3.*Take 15 or 18"),
         (
-            {"cube_shape": (1, 2, 1, 2), "packs_per_rank": 3},
+            {"shape": CubeShape(x=2, z=2), "packs_per_rank": 3},
             r"data=1.*x=2.*z=2.*packs_per_rank=3 = 12.*Take 12 or 24",
         ),
-        ({"cube_shape": (1, 32, 1, 1)}, "= 32. Take 32 packs"),
-        ({"cube_shape": (1, 1, 3, 1)}, r"16 packs per rank \* z=1 \* capacity 64 has 1024 rows, .* y=3"),
-        ({"cube_shape": (0, 1, 1, 1)}, r"must be at least 1. Got \(0, 1, 1, 1\)"),
+        ({"shape": CubeShape(x=32)}, "= 32. Take 32 packs"),
+        ({"shape": CubeShape(y=3)}, r"16 packs per rank \* z=1 \* capacity 64 has 1024 rows, .* y=3"),
         ({"global_batch": 0}, "at least 1.*0 and None"),
         ({"packs_per_rank": 0}, "must be at least 1. Got 16 and 0"),
-        ({"z_index": 1}, "z_index must lie between 0 and 0. Got 1"),
-        ({"x_index": -1}, "x_index must lie between 0 and 0. Got -1"),
-        ({"data_index": 1}, r"data_index.*\b0.*\b0.*\b1"),
+        ({"rank": 1}, "a rank of 1x1x1 must lie between 0 and 0. Got 1"),
+        ({"rank": -1}, "rank.* between 0 and 0. Got -1"),
         ({"start_step": -1}, r"start_step.*\b0.*\b1.*-1.*\b2"),
         ({"lookahead": 0}, r"start_step.*\b0.*\b1.*\b0.*\b0"),
     ],
@@ -237,27 +244,20 @@ def test_what_does_not_divide_or_fit_is_named(data: PretrainingData, arguments: 
         Loader(data, **{"global_batch": 16, **ONE_DEVICE, **arguments})
 
 
-@pytest.mark.parametrize(("shape", "packs_per_rank"), [((1, 1, 1, 1), 5), ((1, 2, 2, 2), 1), ((2, 2, 1, 1), 8)])
-def test_evaluation_shows_every_pack_once(
-    data: PretrainingData, shape: tuple[int, int, int, int], packs_per_rank: int
-) -> None:
+@pytest.mark.parametrize(
+    ("shape", "packs_per_rank"), [(CubeShape(), 5), (CubeShape(x=2, y=2, z=2), 1), (CubeShape(x=2, data=2), 8)]
+)
+def test_evaluation_shows_every_pack_once(data: PretrainingData, shape: CubeShape, packs_per_rank: int) -> None:
     available = data.packs_per_epoch
     expected = data.packs(0, data.epochs[0].order)
-    sizes, x_size, _, _ = shape
-    planes = [
-        list(
-            evaluation_batches(
-                data, cube_shape=shape, data_index=d, x_index=x, z_index=0, packs_per_rank=packs_per_rank
-            )
-        )
-        for d, x in product(range(sizes), range(x_size))
-    ]
+    firsts = [shape.rank({"data": d, "x": x, "y": 0, "z": 0}) for d in range(shape.data) for x in range(shape.x)]
+    planes = [list(evaluation_batches(data, shape=shape, rank=rank, packs_per_rank=packs_per_rank)) for rank in firsts]
     rows = torch.cat([step.batches[0].ids for together in zip(*planes, strict=True) for step in together])
     rows = rows.view(-1, CAPACITY)
     for row, pack in zip(rows, expected, strict=False):
         assert row[: len(pack.ids)].tolist() == pack.ids.tolist()
     assert (rows[available:] == VOCABULARY.pad).all()
-    assert len(rows) - available < shape[0] * shape[1] * shape[3] * packs_per_rank
+    assert len(rows) - available < shape.planes * shape.z * packs_per_rank
     for plane in planes:
         assert len({step.batches[0].masked.shape for step in plane}) == 1
         assert sum(step.targets for step in plane) == int(data.epochs[0].targets.sum())

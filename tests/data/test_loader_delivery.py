@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensor3d.data.batch import Pack, PackedBatch, collate
+from tensor3d import CubeShape
 from tensor3d.data.loader import DeviceBatch, DevicePrefetcher, settle, tensors_of
+from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -28,7 +29,7 @@ def batch(*lengths: int, first_id: int = 5) -> PackedBatch:
         masked_labels=ids[one],
         next_labels=np.zeros(len(lengths), dtype=np.int64),
     )
-    return collate([pack], capacity=12, masked_per_pack=2, max_sequences=3, y=1, z=1, slice_index=0, pad=0)
+    return collate([pack], capacity=12, masked_per_pack=2, max_sequences=3, shape=CubeShape(), rank=0, pad=0)
 
 
 def test_tensors_are_found_wherever_they_are() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from tensor3d import Cube
+from tensor3d import Cube, CubeShape
 from tensor3d.data import (
     ExchangeOptions,
     IndexedDataset,
@@ -44,13 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(cube: Cube) -> dict[str, Any]:
-    shape, place = cube.shape, cube.coordinate
     return {
         "global_batch": BATCH,
-        "cube_shape": (shape.data, shape.x, shape.y, shape.z),
-        "data_index": place["data"],
-        "x_index": place["x"],
-        "z_index": place["z"],
+        "shape": cube.shape,
+        "rank": cube.rank,
         "packs_per_rank": 1,
         "start_step": 1,
         "end_step": 1 + STEPS,
@@ -154,7 +151,7 @@ def sequences_in(step: TrainBatch) -> list[tuple[int, ...]]:
 def test_the_sequences_of_every_global_batch_are_unchanged(folder: Path) -> None:
     together = run_ranks(8, _content, folder)
     reading = everything(folder, 1)
-    alone = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}
+    alone = {"shape": CubeShape(), "rank": 0}
     with Loader(reading, global_batch=BATCH, end_step=1 + STEPS, **alone) as loader:
         for index, step in enumerate(loader):
             mine = sorted(sequence for rank in together for sequence in rank[index])

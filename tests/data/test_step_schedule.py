@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensor3d import CubeShape
 from tensor3d.data import BatchLayout, IndexedDataset, PretrainingData, Schedule
 from tensor3d.packing import Work
 from tests.data.samples import pretraining, write_random
 
 WORK = Work(per_token=1.0, per_square=0.1)
 LIMITS = {"capacity": 64, "max_length": 48, "max_sequences": 4, "seed": 5}
-SHAPES = [(1, 1, 1, 1), (2, 2, 1, 1), (1, 2, 2, 2), (4, 1, 1, 2)]
+SHAPES = [CubeShape(), CubeShape(x=2, data=2), CubeShape(x=2, y=2, z=2), CubeShape(z=2, data=4)]
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +26,11 @@ def data(shards: list[IndexedDataset]) -> PretrainingData:
     return pretraining(*shards, **LIMITS)
 
 
-def layout(shape: tuple[int, int, int, int], k: int) -> BatchLayout:
-    return BatchLayout(cube_shape=shape, data_index=0, x_index=0, z_index=0, packs_per_rank=k, capacity=64)
+def layout(shape: CubeShape, k: int) -> BatchLayout:
+    return BatchLayout(shape=shape, rank=0, packs_per_rank=k, capacity=64)
 
 
-def work_of_ranks(data: PretrainingData, schedule: Schedule, shape: tuple[int, int, int, int], k: int) -> np.ndarray:
+def work_of_ranks(data: PretrainingData, schedule: Schedule, shape: CubeShape, k: int) -> np.ndarray:
     """(micro-batches, ranks): work of each rank, counted from the packs themselves."""
     plan = schedule.step(1)
     work = []
@@ -37,15 +38,12 @@ def work_of_ranks(data: PretrainingData, schedule: Schedule, shape: tuple[int, i
         lengths = data.pack(int(epoch), int(pack)).lengths
         tail = 64 - lengths.sum()
         work.append(64 * WORK.per_token + WORK.per_square * float((lengths**2).sum() + tail**2))
-    d, x, _, z = shape
-    return np.array(work).reshape(-1, d * x * z, k).sum(-1)
+    return np.array(work).reshape(-1, shape.planes * shape.z, k).sum(-1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("k", [1, 2])
-def test_balance_changes_the_place_of_packs_and_not_the_step(
-    data: PretrainingData, shape: tuple[int, int, int, int], k: int
-) -> None:
+def test_balance_changes_the_place_of_packs_and_not_the_step(data: PretrainingData, shape: CubeShape, k: int) -> None:
     plain = Schedule(data, layout(shape, k), global_batch=48)
     balanced = Schedule(data, layout(shape, k), global_batch=48, work=WORK)
     for index in (0, 1, data.packs_per_epoch // 48):
@@ -57,7 +55,7 @@ def test_balance_changes_the_place_of_packs_and_not_the_step(
 
 
 def test_ranks_have_even_work_in_every_micro_batch(data: PretrainingData) -> None:
-    shape, k = (2, 2, 1, 1), 4
+    shape, k = CubeShape(x=2, data=2), 4
     balanced = Schedule(data, layout(shape, k), global_batch=48, work=WORK)
     plain = Schedule(data, layout(shape, k), global_batch=48)
     even, random = (work_of_ranks(data, schedule, shape, k) for schedule in (balanced, plain))
@@ -71,7 +69,7 @@ def test_windows_weigh_the_pairs_within_them_and_a_step_knows_its_lengths(data: 
     """Across the end of an epoch, against each pack's own lengths; the unused tail attends to itself."""
     work = Work(per_token=1.0, per_square=0.1, per_near=0.3, window=7)
     index = data.packs_per_epoch // 48
-    plan = Schedule(data, layout((2, 2, 1, 1), 4), global_batch=48, work=work).step(index)
+    plan = Schedule(data, layout(CubeShape(x=2, data=2), 4), global_batch=48, work=work).step(index)
     assert len(plan.drawn) == 2
     packs = [data.pack(int(epoch), int(pack)).lengths for epoch, pack in zip(plan.epochs, plan.packs, strict=True)]
     assert plan.lengths.tolist() == np.bincount(np.concatenate(packs), minlength=65).tolist()
@@ -88,7 +86,7 @@ def near_by_hand(length: int, window: int) -> int:
 
 
 def test_packs_of_like_work_share_a_micro_batch_where_a_rank_has_one(data: PretrainingData) -> None:
-    shape, k = (2, 2, 1, 1), 1
+    shape, k = CubeShape(x=2, data=2), 1
     even, random = (
         work_of_ranks(data, Schedule(data, layout(shape, k), global_batch=48, work=work), shape, k)
         for work in (WORK, None)
@@ -99,7 +97,7 @@ def test_packs_of_like_work_share_a_micro_batch_where_a_rank_has_one(data: Pretr
 
 
 def test_planes_divide_the_slots(data: PretrainingData) -> None:
-    schedule = Schedule(data, layout((2, 3, 1, 2), 1), global_batch=24)
+    schedule = Schedule(data, layout(CubeShape(x=3, z=2, data=2), 1), global_batch=24)
     planes = [schedule.plane(d, x) for d in range(2) for x in range(3)]
     assert planes[0].tolist() == [[0, 1], [12, 13]]
     assert planes[4].tolist() == [[8, 9], [20, 21]]
@@ -109,7 +107,7 @@ def test_planes_divide_the_slots(data: PretrainingData) -> None:
 @pytest.mark.parametrize("work", [None, WORK])
 def test_a_block_of_data_ranks_has_the_packs_of_its_groups(shards: list[IndexedDataset], work: Work | None) -> None:
     data = pretraining(*shards, **LIMITS, groups=4)
-    schedule = Schedule(data, layout((4, 1, 1, 1), 3), global_batch=24, work=work, blocks=2)
+    schedule = Schedule(data, layout(CubeShape(data=4), 3), global_batch=24, work=work, blocks=2)
     for index in range(2 * data.packs_per_epoch // 24):
         plan = schedule.step(index)
         for rank in range(4):
@@ -132,9 +130,9 @@ def test_a_global_batch_has_the_same_share_of_each_group(shards: list[IndexedDat
 def test_what_does_not_divide_is_named(data: PretrainingData, shards: list[IndexedDataset]) -> None:
     grouped = pretraining(*shards, **LIMITS, groups=4)
     with pytest.raises(ValueError, match=r"global.*6.*4"):
-        Schedule(grouped, layout((1, 1, 1, 1), 6), global_batch=6)
+        Schedule(grouped, layout(CubeShape(), 6), global_batch=6)
     with pytest.raises(ValueError, match=r"\b3\b.*data=3 and \b4\b"):
-        Schedule(grouped, layout((3, 1, 1, 1), 4), global_batch=12, blocks=3)
+        Schedule(grouped, layout(CubeShape(data=3), 4), global_batch=12, blocks=3)
     with pytest.raises(ValueError, match="4 shards do not divide among 3 groups"):
         pretraining(*shards, **LIMITS, groups=3)
 
@@ -142,14 +140,14 @@ def test_what_does_not_divide_is_named(data: PretrainingData, shards: list[Index
 def test_a_step_ends_in_the_epoch_of_its_last_pack(data: PretrainingData) -> None:
     """Also where that is the last of its epoch."""
     size = data.packs_per_epoch
-    schedule = Schedule(data, layout((1, 1, 1, 1), 1), global_batch=size)
+    schedule = Schedule(data, layout(CubeShape(), 1), global_batch=size)
     assert [schedule.last_epoch(step) for step in range(3)] == [0, 1, 2]
-    shifted = Schedule(data, layout((1, 1, 1, 1), 1), global_batch=size + 1)
+    shifted = Schedule(data, layout(CubeShape(), 1), global_batch=size + 1)
     assert [shifted.last_epoch(step) for step in range(3)] == [1, 2, 3]
 
 
 def test_squares_of_a_step_are_those_of_its_sequences(data: PretrainingData) -> None:
-    plan = Schedule(data, layout((1, 1, 1, 1), 1), global_batch=16).step(1)
+    plan = Schedule(data, layout(CubeShape(), 1), global_batch=16).step(1)
     lengths = [data.pack(int(e), int(p)).lengths for e, p in zip(plan.epochs, plan.packs, strict=True)]
     assert plan.squares == sum(int((each**2).sum()) for each in lengths)
     assert plan.tokens == sum(int(each.sum()) for each in lengths)

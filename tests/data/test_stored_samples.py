@@ -177,13 +177,8 @@ def _compare(folder: Path, kind: str) -> tuple[int, int]:
     cube = Cube(data=2)
     prefixes, single = folder_of_shards(folder / str(cube.coordinate["data"]), kind), kind == "texts"
     shards = [stored(prefix, single=single) for prefix in prefixes]
-    settings: dict[str, Any] = {
-        "global_batch": 8,
-        "cube_shape": (2, 1, 1, 1),
-        "data_index": cube.coordinate["data"],
-        "x_index": 0,
-    }
-    settings |= {"z_index": 0, "packs_per_rank": 2, "end_step": 6}
+    settings: dict[str, Any] = {"global_batch": 8, "shape": cube.shape, "rank": cube.rank}
+    settings |= {"packs_per_rank": 2, "end_step": 6}
     everyone = HostAllToAll.along(cube, "data", timeout=timedelta(seconds=60))
     own = [shard if n // 2 == everyone.index else None for n, shard in enumerate(shards)]
     source = RemoteSamples(own, everyone, max_length=12)

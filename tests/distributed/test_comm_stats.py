@@ -28,7 +28,7 @@ from tensor3d.distributed.collectives import Axis, all_gather, all_reduce, all_t
 from tensor3d.distributed.comm_stats import CommCounter, CommStats, Key, Kind
 from tensor3d.sharding.activation_layout import other
 from tests.ranks import run_ranks
-from tests.twins import name_of
+from tests.single_device_reference import name_of
 
 Shape = tuple[int, int, int, int]
 

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, distribute, local, local_param, shard
 from tensor3d.sharding.param_layout import vector
 from tests.ranks import run_ranks
-from tests.tied import HIDDEN, Tied, Trial, truth
-from tests.twins import error, fast_alone, full, make_twins, ranks_of
+from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
+from tests.tied_weight_model import HIDDEN, Tied, Trial, truth
 
 Shape = tuple[int, int, int, int]
 

@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.bert import BertConfig, BertForPreTraining
-from tensor3d import Cube, MixedPrecisionPolicy
+from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
 from tensor3d.data import Loader, SpecialTokens, TrainBatch
-from tensor3d.data.batch import Pack, PackedBatch, collate
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.loader import settle
+from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.optim import AdamW, GradScaler, Lamb, decay_groups
 from tools.bench.harness.synthetic_data import RandomPairs
 from tools.training.trainer import TrainingStep
@@ -84,7 +84,7 @@ def pack(*lengths: int) -> Pack:
 
 def packed(*packs: Pack) -> PackedBatch:
     limits = {"capacity": CAPACITY, "masked_per_pack": 4, "max_sequences": 4}
-    return collate(packs, y=1, z=1, slice_index=0, pad=0, with_read_rows=True, **limits)  # type: ignore[arg-type]
+    return collate(packs, shape=CubeShape(), rank=0, pad=0, with_read_rows=True, **limits)  # type: ignore[arg-type]
 
 
 def a_step(batches: list[PackedBatch]) -> TrainBatch:
@@ -222,7 +222,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(
     step = training(Cube.single("cuda", precision=MixedPrecisionPolicy(compute=compute)), **options)
     source = RandomPairs(np.bincount([5, 7, 9, 16]), 1000, special=SPECIAL, seed=0)
     data = PretrainingData(source, SPECIAL, capacity=CAPACITY, max_length=CAPACITY, max_sequences=3, seed=0)
-    place = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}
+    place = {"shape": CubeShape(), "rank": 0}
     arguments: dict[str, Any] = {**place, "device": "cuda", "with_read_rows": True}
     with Loader(data, global_batch=8, packs_per_rank=4, **arguments) as loader:
         for number in range(5):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tensor3d import Cube
 from tensor3d.distributed.signals import Clock
 from tensor3d.distributed.watchdog import HANG, ORPHANED, PREEMPTED, REPEAT, Watchdog
-from tests.watched import Job, mark, meet
+from tests.watchdog_jobs import Job, mark, meet
 
 TERM = 128 + signal.SIGTERM
 

@@ -17,7 +17,7 @@ from tensor3d.optim import AdamW
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
-from tests.twins import fast_alone, full, ranks_of
+from tests.single_device_reference import fast_alone, full, ranks_of
 
 STEPS = 3
 
@@ -72,8 +72,8 @@ def test_overlap_changes_no_bit_and_no_byte(shape: Shape) -> None:
     [
         {"recompute": "layer"},
         {"recompute": "attention"},
-        {"keep_gathered": True},
-        {"recompute": "layer", "keep_gathered": True},
+        {"reshard_after_forward": False},
+        {"recompute": "layer", "reshard_after_forward": False},
     ],
 )
 def test_overlap_changes_nothing_where_things_are_kept_or_computed_again(options: dict[str, Any]) -> None:

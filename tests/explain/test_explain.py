@@ -40,8 +40,8 @@ from tensor3d.layers.linear import Projection3D
 from tests.models.kept import kept_bytes
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.tied import Tied
-from tests.twins import ranks_of
+from tests.single_device_reference import ranks_of
+from tests.tied_weight_model import Tied
 
 Run = Callable[[], Tensor]
 SHAPES = [
@@ -123,7 +123,7 @@ def _bert(shape: Shape) -> None:
     for made, precision in (
         ({}, MixedPrecisionPolicy()),
         ({"recompute": "layer"}, MixedPrecisionPolicy()),
-        ({"keep_gathered": True}, MixedPrecisionPolicy(compute=torch.bfloat16)),
+        ({"reshard_after_forward": False}, MixedPrecisionPolicy(compute=torch.bfloat16)),
     ):
         cube = Cube(*shape, precision=precision)
         cube.manual_seed(0)

@@ -18,9 +18,9 @@ from tensor3d import (
     LayerNorm3D,
     Linear3D,
     LookupEmbedding3D,
+    Projection3D,
     RMSNorm3D,
     SmallHead3D,
-    TiedProjection3D,
     TransformerLayer3D,
     all_reduce_replicated,
     cross_entropy,
@@ -28,7 +28,7 @@ from tensor3d import (
     shard,
 )
 from tests.ranks import run_ranks
-from tests.twins import (
+from tests.single_device_reference import (
     EVERY_SHAPE,
     SHAPES_AND_TYPES,
     SMALL_SHAPES,
@@ -43,7 +43,7 @@ from tests.twins import (
     ranks_of,
     sequences_of,
 )
-from tests.twins import worst as worst_of
+from tests.single_device_reference import worst as worst_of
 
 Shape = tuple[int, int, int, int]
 at_shapes_and_types = pytest.mark.parametrize(("shape", "dtype"), SHAPES_AND_TYPES)
@@ -185,8 +185,8 @@ class TokenModel(nn.Module):
         self.cube, self.vocab = cube, vocab
         self.tokens = Embedding3D(vocab, 16, cube, std=0.3)
         self.positions = LookupEmbedding3D(9, 16, cube, std=0.3)
-        self.projection = TiedProjection3D(vocab, 16, cube)
-        self.other_projection = TiedProjection3D(vocab, 16, cube, bias=False)
+        self.projection = Projection3D(16, vocab, cube, bias=True, holds_weight=False)
+        self.other_projection = Projection3D(16, vocab, cube, holds_weight=False)
         self.turned = Linear3D(16, 16, cube, std=0.3)
         self.head = SmallHead3D(16, 3, cube, "y", std=0.3)
         self.head_on_z = SmallHead3D(16, 3, cube, "z", std=0.3)
@@ -213,7 +213,7 @@ def _tokens(vocab: int, shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     labels = torch.randint(0, vocab, (64,), generator=generator)
     ids[5], labels[6], labels[7] = vocab - 1, vocab - 1, -100
     labels[7] = -100
-    plane = cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+    plane = cube.shape.plane_of(cube.rank)
     own = slice(plane * 64 // cube.shape.planes, (plane + 1) * 64 // cube.shape.planes)
     # Row 7 counts for neither vocabulary loss; its label modulo 3 serves the narrow heads on both sides alike.
     loss, predictions = model(ids[own], labels[own])

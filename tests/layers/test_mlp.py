@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tensor3d import Attention3D, Cube, Sequences
 from tensor3d.layers.mlp import GatedActivation, GatedMLP3D
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, TOLERANCE, compare, ranks_of, sequences_of, worst
+from tests.single_device_reference import FOUR_SHAPES, TOLERANCE, compare, ranks_of, sequences_of, worst
 
 Shape = tuple[int, int, int, int]
 HIDDEN, INNER, HEADS, ROWS = 32, 24, 8, 64

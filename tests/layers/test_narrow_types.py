@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensor3d import Cube, Embedding3D, LayerNorm3D, Linear3D, MixedPrecisionPolicy, RMSNorm3D, cross_entropy, local
 from tensor3d.layers.norm_kernels import combined_moments
-from tests.twins import error
+from tests.single_device_reference import error
 
 NARROW = [torch.bfloat16, torch.float16]
 

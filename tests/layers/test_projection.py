@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from tensor3d import Cube, Embedding3D, Linear3D, all_reduce_replicated, cross_entropy, gather, local_rows, shard
 from tensor3d.layers.linear import Projection3D
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, TOLERANCE, compare, error, gradient_errors, make_twins, ranks_of, worst
+from tests.single_device_reference import (
+    FOUR_SHAPES,
+    TOLERANCE,
+    compare,
+    error,
+    gradient_errors,
+    make_twins,
+    ranks_of,
+    worst,
+)
 
 Shape = tuple[int, int, int, int]
 VOCAB, HIDDEN, ROWS = 13, 16, 32
@@ -30,7 +39,7 @@ class Tied(nn.Module):
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Ids and labels of the whole cube to the loss of all."""
         cube = self.cube
-        plane = cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+        plane = cube.shape.plane_of(cube.rank)
         ids, labels = (t.chunk(cube.shape.planes)[plane] for t in (ids, labels))
         logits = self.head(self.tokens(ids))
         losses, _ = cross_entropy(logits, local_rows(labels, cube, "y"), VOCAB, cube)
@@ -95,6 +104,15 @@ def test_what_cannot_be_is_refused() -> None:
         Projection3D(HIDDEN, 14, Cube.single(), weight=weight)
     with pytest.raises(ValueError, match=r"vocab.*1.*0"):
         Projection3D(HIDDEN, 0, Cube.single())
+    with pytest.raises(ValueError, match=r"holds_weight=False leaves.*Give no weight"):
+        Projection3D(HIDDEN, VOCAB, Cube.single(), weight=weight, holds_weight=False)
+    none, x = Projection3D(HIDDEN, VOCAB, Cube.single(), holds_weight=False), torch.zeros(2, HIDDEN)
+    with pytest.raises(ValueError, match=r"needs the tied weight in each call.*Got none"):
+        none(x)
+    with pytest.raises(ValueError, match=r"any other has its own\. Got a second one"):
+        Projection3D(HIDDEN, VOCAB, Cube.single())(x, weight)
+    with pytest.raises(ValueError, match=r"shape \(13, 16\)\. Got \(16, 16\)"):
+        none(x, Embedding3D(HIDDEN, HIDDEN, Cube.single()).weight)
     run_ranks(2, _weight_of_the_other_face)
 
 

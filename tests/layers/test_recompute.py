@@ -11,7 +11,7 @@ from torch import Tensor
 from tensor3d import Cube, Sequences, TransformerLayer3D, all_reduce_replicated, local, shard
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
-from tests.twins import fast_alone, ranks_of
+from tests.single_device_reference import fast_alone, ranks_of
 
 Shape = tuple[int, int, int, int]
 PACKS, CAPACITY, HIDDEN = 8, 24, 64

@@ -13,10 +13,9 @@ from tensor3d import (
     Projection3D,
     RMSNorm3D,
     SmallHead3D,
-    TiedProjection3D,
     explain,
 )
-from tensor3d.parallelize.layer_rules import TurnedLinear3D, TurnedProjection3D
+from tensor3d.parallelize.torch_layer_rules import TurnedLinear3D, TurnedProjection3D
 from tests.ranks import run_ranks
 
 
@@ -29,7 +28,7 @@ def printed() -> str:
         "rms": RMSNorm3D(16, cube),
         "up": Linear3D(16, 64, cube, "z"),
         "down": Linear3D(64, 16, cube, "y", bias=False),
-        "tied": TiedProjection3D(11, 16, cube),
+        "tied": Projection3D(16, 11, cube, holds_weight=False),
         "projection": Projection3D(16, 11, cube),
         "head": SmallHead3D(16, 3, cube, "y"),
     }
@@ -51,7 +50,7 @@ ModuleDict(
   (rms): RMSNorm3D(16, face z (M/4, 16), eps=1e-06)
   (up): Linear3D(16 -> 64, face z (M/4, 16) -> face y (M/2, 32), weight (64, 16) here (32, 16))
   (down): Linear3D(64 -> 16, face y (M/2, 32) -> face z (M/4, 16), weight (16, 64) here (16, 32), bias=False)
-  (tied): TiedProjection3D(16 -> 11, face z (M/4, 16) -> face y (M/2, 6))
+  (tied): Projection3D(16 -> 11, face z (M/4, 16) -> face y (M/2, 6), tied)
   (projection): Projection3D(16 -> 11, face z (M/4, 16) -> face y (M/2, 6), weight (11, 16) here (6, 16))
   (head): SmallHead3D(16 -> 3, face y (M/2, 8) -> copies over y, weight (3, 16) here (3, 8))
 )"""

@@ -37,7 +37,7 @@ from tensor3d import (
 from tensor3d.distributed.collectives import CommHandle, reduce_scatter
 from tensor3d.sharding.param_layout import matrix, table, vector
 from tests.ranks import run_ranks
-from tests.twins import error, full
+from tests.single_device_reference import error, full
 
 # --- types ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import torch
 from models.bert import BertForPreTraining
 from tensor3d import clip_grad_norm_
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
-from tests.twins import error, gradient_errors, make_twins
+from tests.single_device_reference import error, gradient_errors, make_twins
 
 ODD = 67
 

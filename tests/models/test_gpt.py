@@ -13,7 +13,17 @@ from models.gpt import PRESETS, CausalBatch, Gpt, GptConfig, Sampling, count_tar
 from models.gpt.generate import choose, next_logits
 from tensor3d import Cube, CubeShape
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, TOLERANCE, error, fast_alone, gradient_errors, make_twins, name_of, ranks_of, worst
+from tests.single_device_reference import (
+    FOUR_SHAPES,
+    TOLERANCE,
+    error,
+    fast_alone,
+    gradient_errors,
+    make_twins,
+    name_of,
+    ranks_of,
+    worst,
+)
 
 Shape = tuple[int, int, int, int]
 VOCAB, CAPACITY, PACKS = 37, 24, 8

@@ -20,7 +20,7 @@ from tensor3d.parallelize import full_state_dict, parallelize
 from tests.models.padded import PACKS, of_sequences, of_tokens, padded
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import error, full, worst
+from tests.single_device_reference import error, full, worst
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from models.vit import PRESETS, Vit, VitConfig, cut_patches, pack_images
 from tensor3d import Cube, local_shard
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, error, gradient_errors, make_twins, ranks_of, worst
+from tests.single_device_reference import FOUR_SHAPES, error, gradient_errors, make_twins, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
 # (height, width) in patches: squares, strips, and one patch alone.

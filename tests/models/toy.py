@@ -26,6 +26,14 @@ def toy_config(vocab: int, **changes: object) -> BertConfig:
     return BertConfig(vocab=vocab, **{**sizes, **quiet, **changes})  # type: ignore[arg-type]
 
 
+def model_options(of_costs: dict[str, Any]) -> dict[str, Any]:
+    """How a model is made of which the cost model is asked with these options."""
+    kept = of_costs.get("keep_gathered", False)
+    return {key: value for key, value in of_costs.items() if key != "keep_gathered"} | {
+        "reshard_after_forward": not kept
+    }
+
+
 def toy_packs(vocab: int, count: int, seed: int = 3) -> list[Pack]:
     """Packs with random ids, among them the last of the vocabulary, which lies on the shortest slice."""
     random = np.random.default_rng(seed)
@@ -83,17 +91,16 @@ def totals(packs: list[Pack]) -> tuple[int, int]:
 
 def lay(packs: list[Pack], cube: Cube, capacity: int = CAPACITY, *, with_read_rows: bool = False) -> PackedBatch:
     """This rank's part of one micro-batch of all `packs`."""
-    shape, place = cube.shape, cube.coordinate
-    count, plane = len(packs) // shape.planes, place["data"] * shape.x + place["x"]
+    shape = cube.shape
+    count, plane = len(packs) // shape.planes, shape.plane_of(cube.rank)
     assert count * shape.planes == len(packs)
     return collate(
         packs[plane * count : (plane + 1) * count],
         capacity=capacity,
         masked_per_pack=MASKED_PER_PACK,
         max_sequences=MAX_SEQUENCES,
-        y=shape.y,
-        z=shape.z,
-        slice_index=place["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
         with_read_rows=with_read_rows,
     )

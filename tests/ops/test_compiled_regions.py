@@ -24,7 +24,7 @@ from tensor3d.ops.dropout import drop, gain_of, keep_mask
 from tests.models.toy import sums_and_gradients
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
-from tests.twins import CPU, error, fast_alone, fused, ranks_of
+from tests.single_device_reference import CPU, error, fast_alone, fused, ranks_of
 
 Shape = tuple[int, int, int, int]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tensor3d import Cube, clip_grad_norm_, clip_gradients, constant, distribute, local, normal
 from tensor3d.sharding.param_layout import copies, matrix, narrow, table, vector
 from tests.ranks import run_ranks
-from tests.tied import Tied
-from tests.twins import error, fast_alone, full, make_twins, ranks_of
+from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
+from tests.tied_weight_model import Tied
 
 Shape = tuple[int, int, int, int]
 BOXES: list[Shape] = [(2, 1, 2, 1), (2, 2, 2, 1), (1, 8, 1, 1), (8, 1, 1, 1), (1, 2, 2, 2)]

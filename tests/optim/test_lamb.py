@@ -16,7 +16,7 @@ from tensor3d.distributed.collectives import Axis, CommHandle
 from tensor3d.optim import Lamb, lamb
 from tests.optim.zoo import BETAS, EPS, LAYOUTS, first_values, gradients_of, make, rate, run
 from tests.ranks import run_ranks
-from tests.twins import error, full
+from tests.single_device_reference import error, full
 
 Shape = tuple[int, int, int, int]
 STEPS, DECAY = 20, 0.1

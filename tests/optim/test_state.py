@@ -18,7 +18,7 @@ from tensor3d import local
 from tensor3d.optim import GradScaler
 from tests.optim.zoo import BETAS, EPS, KINDS, Zoo, bits, make, rate, run, same
 from tests.ranks import run_ranks
-from tests.twins import error, full
+from tests.single_device_reference import error, full
 
 Shape = tuple[int, int, int, int]
 kinds = pytest.mark.parametrize("kind", KINDS)

@@ -27,8 +27,8 @@ from tests.optim.zoo import (
     spoiled,
 )
 from tests.ranks import run_ranks
-from tests.tied import Tied
-from tests.twins import error, full
+from tests.single_device_reference import error, full
+from tests.tied_weight_model import Tied
 
 Shape = tuple[int, int, int, int]
 kinds = pytest.mark.parametrize("kind", KINDS)

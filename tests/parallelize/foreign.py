@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tensor3d import Cube, Sequences
 from tensor3d.parallelize import PackedRows, full_tensor, rules
 from tensor3d.sharding.param_layout import vector
-from tests.twins import error
+from tests.single_device_reference import error
 
 PACKS = ((5, 3), (8,), (2, 6), (1, 4, 3), (7, 1), (8,), (4, 4), (3, 5))
 LENGTHS = [length for pack in PACKS for length in pack]

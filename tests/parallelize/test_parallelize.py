@@ -30,7 +30,7 @@ from tests.parallelize.foreign import (
     varied,
 )
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, error, ranks_of, worst
+from tests.single_device_reference import FOUR_SHAPES, error, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
 

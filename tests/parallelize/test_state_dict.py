@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tensor3d import Cube, Sequences
 from tensor3d.parallelize import ModuleBuilder, PackedRows, full_state_dict, parallelize, rules
-from tensor3d.parallelize.layer_rules import Linear
 from tensor3d.parallelize.state_dict import load_full_state_dict
+from tensor3d.parallelize.torch_layer_rules import Linear
 from tensor3d.sharding.param_layout import vector
 from tests.parallelize.foreign import Language, Scale, language_plan, varied
 from tests.ranks import run_ranks

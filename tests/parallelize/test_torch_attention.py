@@ -13,7 +13,7 @@ from tensor3d import Cube, Sequences, gather, shard
 from tensor3d.parallelize import PackedRows, full_state_dict, parallelize, rules
 from tests.parallelize.foreign import HEADS, HIDDEN, LENGTHS, ROWS, errors_of, own_sequences, varied
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, error, ranks_of, worst
+from tests.single_device_reference import FOUR_SHAPES, error, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
 LONGEST = max(LENGTHS)

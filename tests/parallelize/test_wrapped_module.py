@@ -18,7 +18,7 @@ from tensor3d.parallelize import full_state_dict, parallelize, rules
 from tensor3d.sharding.param_layout import matrix, vector
 from tests.parallelize.foreign import HIDDEN, ROWS, Scale, errors_of, own_plane, varied
 from tests.ranks import run_ranks
-from tests.twins import name_of, ranks_of, worst
+from tests.single_device_reference import name_of, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
 SHAPES = [(1, 2, 2, 1), (2, 1, 1, 2)]

@@ -9,7 +9,7 @@ from torch import Tensor
 from tensor3d import Cube, Face, gather, shard
 from tensor3d.sharding.activation_layout import check_activation, check_divides, check_face, local_block, other
 from tests.ranks import run_ranks
-from tests.twins import SHAPES, name_of, ranks_of
+from tests.single_device_reference import SHAPES, name_of, ranks_of
 
 Shape = tuple[int, int, int, int]
 FACES: tuple[Face, Face] = ("y", "z")

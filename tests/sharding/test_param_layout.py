@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from tensor3d import Cube, Layout, check_parameters, clip_grad_norm_, constant, distribute, local, local_param, normal
 from tensor3d.sharding.param_layout import as_parameter, copies, matrix, narrow, table, vector
 from tests.ranks import run_ranks
-from tests.twins import full, name_of, ranks_of
+from tests.single_device_reference import full, name_of, ranks_of
 
 Shape = tuple[int, int, int, int]
 BOXES: list[Shape] = [(2, 2, 2, 1), (1, 8, 1, 1), (8, 1, 1, 1), (1, 3, 2, 1), (1, 2, 2, 2)]
@@ -142,7 +142,7 @@ def _own_arithmetic(shape: Shape) -> dict[str, float]:
     temperature = distribute(torch.tensor([3.0], dtype=torch.float64), copies("z"), cube)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(32, 24, generator=generator, dtype=torch.float64)
-    rows = x.chunk(cube.shape.planes)[cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]]
+    rows = x.chunk(cube.shape.planes)[cube.shape.plane_of(cube.rank)]
     own = rows.chunk(cube.shape.y)[cube.coordinate["y"]].chunk(cube.shape.z, 1)[cube.coordinate["z"]]
     (own * local_param(gate, vector("z"), cube)).square().sum().backward()
     # Beside a head whose logits are copies over z, the row sums stand in for the logits.

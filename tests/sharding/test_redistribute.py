@@ -12,7 +12,7 @@ from tensor3d import Cube, Embedding3D, Face, LookupEmbedding3D, gather, redistr
 from tensor3d.distributed.comm_stats import CommStats
 from tensor3d.sharding.activation_layout import other
 from tests.ranks import run_ranks
-from tests.twins import name_of, ranks_of
+from tests.single_device_reference import name_of, ranks_of
 
 Shape = tuple[int, int, int, int]
 FACES: tuple[Face, Face] = ("y", "z")
@@ -25,7 +25,7 @@ def matrix(salt: int, rows: int = ROWS) -> Tensor:
 
 
 def plane_number(cube: Cube) -> int:
-    return cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+    return cube.shape.plane_of(cube.rank)
 
 
 # --- select --------------------------------------------------------------------------------------------------------

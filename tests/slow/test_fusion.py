@@ -17,7 +17,7 @@ from tensor3d.ops.activations import biased_backward
 from tensor3d.ops.dropout import gain_of, keep_mask
 from tests.models.toy import lay, sums_and_gradients, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import error, name_of, ranks_of
+from tests.single_device_reference import error, name_of, ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ SHAPES: list[Shape] = [(1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 2, 2, 1)]
 # Of the model, and of how it is made.
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
-    ({"norm": "pre", "activation": "gelu_tanh"}, {"keep_gathered": True}),
+    ({"norm": "pre", "activation": "gelu_tanh"}, {"reshard_after_forward": False}),
     ({"activation": "silu"}, {"recompute": "layer"}),
     ({"activation": "relu"}, {"recompute": "attention"}),
     ({"encoder": "modern"}, {}),

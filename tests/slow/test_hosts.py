@@ -112,7 +112,7 @@ def test_what_crosses_between_hosts(two: tuple[Host, ...], on_one: Path, tmp_pat
         host.slow("200mbit")
     for wire in ("data,x,y,z", "data,z,y,x"):
         output = tmp_path / f"{wire}.json"
-        words = ["--no-doctor", "--module", "tests.across", "--cube", "2x2x2", RECIPE, "--steps", "4"]
+        words = ["--no-doctor", "--module", "tests.steps_across_hosts", "--cube", "2x2x2", RECIPE, "--steps", "4"]
         started = on_hosts(two, *words, "--output", str(output), "--wire", wire, *where(on_one)[2:])
         statuses = ended(started)
         assert [status for status, _ in statuses] == [0, 0], statuses

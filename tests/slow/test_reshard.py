@@ -12,7 +12,7 @@ from torch import Tensor
 from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tests.ranks import run_ranks
-from tests.twins import error, full
+from tests.single_device_reference import error, full
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig

@@ -20,7 +20,7 @@ from tensor3d.optim import AdamW, Lamb
 from tests.models.kept import kept_bytes, load_of, wire_of
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import compare, worst
+from tests.single_device_reference import compare, worst
 
 LENGTHS = (5, 1, 6)  # of the sequences in each pack of 12
 

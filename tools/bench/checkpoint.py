@@ -22,7 +22,7 @@ from tqdm import tqdm
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
 from tensor3d.checkpoint import Checkpoints, RankResult
-from tensor3d.data.batch import Pack, PackedBatch, collate
+from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.distributed import process_group
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.processes import LocalGroup
@@ -162,9 +162,8 @@ def _batch(cube: Cube, config: BertConfig) -> tuple[PackedBatch, int]:
         capacity=_LENGTH,
         masked_per_pack=1,
         max_sequences=1,
-        y=shape.y,
-        z=shape.z,
-        slice_index=cube.coordinate["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
     )
     return batch.to(cube.device), shape.z * shape.x * shape.data

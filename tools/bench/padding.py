@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d import Cube, CubeShape
-from tensor3d.data.batch import check_rows, fit_packs_per_rank
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tools.bench.harness.step_trial import (
     BINNED,
     PACKED,
@@ -152,11 +152,10 @@ class ModeFigures:
 
 def check_bins(recipe: TrainConfig, shape: CubeShape) -> None:
     """Raises ValueError where the rows of the shortest bin do not divide among the members of y."""
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
+    k = fit_packs_per_rank(recipe.batch.global_batch, shape, recipe.batch.packs_per_rank)
     width = min(recipe.data.bin_width, recipe.data.capacity)
     try:
-        check_rows(packs_per_rank=k, z=shape.z, capacity=width, y=shape.y)
+        check_rows(shape, k, width)
     except ValueError as problem:
         raise ValueError(f"cube {shape}, binned with data.bin_width={width}: {problem}") from None
 

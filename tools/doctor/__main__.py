@@ -45,7 +45,7 @@ from tools.doctor.checks import SEEN, Checks
 from tools.doctor.collective_checks import CollectiveChecks, TimingBudget, figures, product_seconds, slowest_axis
 from tools.doctor.report import NAME, Report
 from tools.doctor.rules import NOT_READY, Finding, MemberNames, NotReadyError, ending_on_sigterm, judge_products
-from tools.doctor.store_rounds import RoundResult, StoreRounds
+from tools.doctor.store_agreement import RoundResult, StoreRounds
 
 # --- The checks that need a process group: collectives and products, under a watch that names who goes silent ---------
 

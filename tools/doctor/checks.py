@@ -28,7 +28,7 @@ from tools.doctor.rules import (
     odd_ones,
     who_has,
 )
-from tools.doctor.store_rounds import RoundResult, StoreRounds
+from tools.doctor.store_agreement import RoundResult, StoreRounds
 
 # --- Whether a folder is the same place for all nodes, and each of them can write there -------------------------------
 

@@ -37,7 +37,7 @@ from tools.doctor.rules import (
     judge_nodes,
     judge_versions,
 )
-from tools.doctor.store_rounds import RoundResult, StoreRounds
+from tools.doctor.store_agreement import RoundResult, StoreRounds
 
 NAME = "tools.doctor.nodes"
 

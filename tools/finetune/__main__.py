@@ -19,6 +19,7 @@ from tools.finetune.job import FinetuneCommand, recipe_among
 from tools.finetune.qa_task import AnswerData, AnswerTask
 from tools.finetune.seed_sweep import finetune
 from tools.finetune.tasks import ClassifyTask, FinetuneTask, RegressTask
+from tools.training.config import with_new_names
 
 # --- `classify` and `regress` as commands -----------------------------------------------------------------------------
 
@@ -140,12 +141,12 @@ def parse(arguments: Sequence[str]) -> FinetuneCommand:
     if name in COMMANDS:
         # Alone, so that messages are about its own options.
         kind = COMMANDS[name]
-        command = tyro.cli(kind, args=rest, default=kind.defaults(rest), prog=f"{_PROG} {name}")
+        command = tyro.cli(kind, args=with_new_names(rest), default=kind.defaults(rest), prog=f"{_PROG} {name}")
     else:
         kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
         union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
         description = "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers or answers."
-        command = tyro.cli(union, args=list(arguments), prog=_PROG, description=description)
+        command = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description=description)
     if command.recipe != recipe_among(arguments):
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")
     return command

@@ -42,8 +42,8 @@ class ModelSection:
     """Probability, of attention weights. Default: that of start_from, else 0.1."""
     recompute: Literal["none", "layer", "attention"] = "none"
     """What the backward pass computes again instead of keeping it."""
-    keep_gathered: bool = False
-    """Keep gathered inputs and weights for the backward pass: less traffic, more memory."""
+    reshard_after_forward: bool = True
+    """Gather inputs and weights again in the backward pass; false keeps them: less traffic, more memory."""
 
     def __post_init__(self) -> None:
         if (self.start_from is None) == (self.vocab is None):

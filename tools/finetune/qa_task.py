@@ -17,7 +17,7 @@ from models.bert import BertConfig
 from models.bert.tasks import BertForQuestionAnswering
 from models.bert.text_batches import TextBatch
 from tensor3d import Cube
-from tensor3d.data.batch import IGNORED
+from tensor3d.data.packed_batch import IGNORED
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
@@ -217,7 +217,7 @@ class AnswerTask:
 
     def make_model(self, config: BertConfig, cube: Cube) -> BertForQuestionAnswering:
         return BertForQuestionAnswering(
-            config, cube, recompute=self._options.recompute, keep_gathered=self._options.keep_gathered
+            config, cube, recompute=self._options.recompute, reshard_after_forward=self._options.reshard_after_forward
         )
 
     def loss(self, model: BertForQuestionAnswering, laid: TextBatch, examples: Sequence[Example], texts: int) -> Tensor:

@@ -18,7 +18,7 @@ from models.bert import BertConfig
 from models.bert.tasks import BertForSequenceClassification, class_logits
 from models.bert.text_batches import EncodedText, TextBatch
 from tensor3d import Cube
-from tensor3d.data.batch import IGNORED
+from tensor3d.data.packed_batch import IGNORED
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.batching import split
 from tools.corpus.pipeline import draft
@@ -213,7 +213,7 @@ class _TextTask(ABC):
     def make_model(self, config: BertConfig, cube: Cube) -> BertForSequenceClassification:
         options = self._recipe.model
         return BertForSequenceClassification(
-            config, self.columns, cube, recompute=options.recompute, keep_gathered=options.keep_gathered
+            config, self.columns, cube, recompute=options.recompute, reshard_after_forward=options.reshard_after_forward
         )
 
     def loss(

@@ -19,10 +19,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.gpt import PRESETS, Gpt, GptConfig, count_targets, lay, pack_texts
-from models.gpt.batch import Text
+from models.gpt.causal_batch import Text
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
 from tensor3d.data import IndexedDataset, SpecialTokens
-from tensor3d.data.batch import check_rows, fit_packs_per_rank
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
@@ -186,8 +186,8 @@ class TrainCommand:
         shape = self.shape
         self.config.check(shape)
         self.learning_rate.at(0)
-        k = fit_packs_per_rank(self.batch, (shape.data, shape.x, shape.y, shape.z), None)
-        check_rows(packs_per_rank=k, z=shape.z, capacity=self.length, y=shape.y)
+        k = fit_packs_per_rank(self.batch, shape, None)
+        check_rows(shape, k, self.length)
         check_new(self.output)
 
     def run(self) -> int:

@@ -114,7 +114,7 @@ def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
     choice = StepOptions(
         micro_batches=expected.micro_batches,
         recompute=recipe.model.recompute,
-        keep_gathered=recipe.model.keep_gathered,
+        keep_gathered=not recipe.model.reshard_after_forward,
     )
     overlap: Overlap = "products" if recipe.speed.overlap else "none"
     return step_time(costs.cost(shape, choice), cluster, recipe.precision.compute, overlap).total

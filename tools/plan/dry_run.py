@@ -132,7 +132,8 @@ def dry_step(
         load: what a micro-batch gives the rank.
         micro_batches: of a step. Two are run; what further ones receive follows, and the peak stays.
         types, optimizer: as a recipe has them.
-        recompute, keep_gathered: as in `BertModel`.
+        recompute: as in `BertModel`.
+        keep_gathered: whether the model is made with `reshard_after_forward=False`.
 
     Raises:
         ValueError: this process is in a process group, a rank that the cube does not have, no micro-batch, or sizes or
@@ -151,7 +152,7 @@ def dry_step(
         places = list(_places(sequences, config))
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
             with cube.skip_init():
-                model = BertForPreTraining(config, cube, recompute=recompute, keep_gathered=keep_gathered)
+                model = BertForPreTraining(config, cube, recompute=recompute, reshard_after_forward=not keep_gathered)
             stepping = make_optimizer(model, OptimizerConfig(kind=optimizer), cube, betas=(0.9, 0.999))
             for place in places:
                 live.follow(place)

@@ -14,11 +14,11 @@ import tyro
 from models.bert.cost_model.saved_activations import Device
 from tensor3d import CubeShape, checkpoint
 from tensor3d.data import ExchangeOptions
-from tensor3d.data.batch import check_rows, fit_packs_per_rank
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.shard_exchange import check_within, shards_of
 from tensor3d.distributed.cube_shape import AxisName
 from tools.corpus.training_corpus import is_samples, read_samples_info
-from tools.training.config import DataConfig, TrainConfig, read_config
+from tools.training.config import DataConfig, TrainConfig, read_config, with_new_names
 from tools.training.factory import check_attention, check_compiler, planned_device
 from tools.training.profiling import ProfileSchedule
 from tools.training.resume import has_optimizer_state, weights_for
@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str]) -> Command:
     # Without a recipe tyro says what is missing, or prints the help.
     settings = TrainConfig() if path is None else read_config(path)
     default = Command(recipe=tyro.MISSING, settings=settings)
-    command = tyro.cli(Command, args=list(arguments), default=default, prog="python -m tools.pretrain")
+    command = tyro.cli(Command, args=with_new_names(arguments), default=default, prog="python -m tools.pretrain")
     if command.recipe != path:
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")
     return dataclasses.replace(command, settings=fitted(command.settings, command.corpus))
@@ -129,9 +129,8 @@ def check(command: Command, shape: CubeShape) -> None:
         check_within(options, shape.data, recipe.data.groups)
     if recipe.batch.packing_rule == "sequences":
         return  # the packs of a step are known when the corpus is packed
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    k = fit_packs_per_rank(recipe.batch.global_batch, sizes, recipe.batch.packs_per_rank)
-    check_rows(packs_per_rank=k, z=shape.z, capacity=recipe.data.capacity, y=shape.y)
+    k = fit_packs_per_rank(recipe.batch.global_batch, shape, recipe.batch.packs_per_rank)
+    check_rows(shape, k, recipe.data.capacity)
 
 
 def _check_speed(command: Command) -> None:

@@ -7,6 +7,7 @@ import math
 import sys
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -94,9 +95,8 @@ class ModelConfig:
     recompute: Literal["none", "layer", "attention"] = "none"
     """What the backward pass computes again instead of keeping it: whole layers (their input alone is kept), or
     attention alone. The gradients are the same bits."""
-    keep_gathered: bool = False
-    """Keep gathered inputs and weights for the backward pass instead of gathering them again: less traffic, more
-    memory."""
+    reshard_after_forward: bool = True
+    """Gather inputs and weights again in the backward pass; false keeps them: less traffic, more memory."""
 
     def config(self, data: DataConfig) -> BertConfig:
         """The model's sizes, with the vocabulary and the longest sequence of the data.
@@ -249,6 +249,17 @@ class RunConfig:
 # --- From a TOML table to frozen dataclasses, with every key and type checked -----------------------------------------
 
 T = TypeVar("T")
+_OLD_NAME, _NEW_NAME = "keep_gathered", "reshard_after_forward"
+"""In recipes, checkpoints and command lines of before, and today's name of the opposite."""
+
+
+def with_new_names(arguments: Sequence[str]) -> list[str]:
+    """A command line whose options have the names of today."""
+    new = {
+        "--model.keep-gathered": "--model.no-reshard-after-forward",
+        "--model.no-keep-gathered": "--model.reshard-after-forward",
+    }
+    return [new.get(argument.replace("_", "-"), argument) for argument in arguments]
 
 
 def from_table(kind: type[T], table: Any, where: str = "") -> T:
@@ -267,6 +278,9 @@ def from_table(kind: type[T], table: Any, where: str = "") -> T:
     values = {}
     for name, value in table.items():
         key = f"{where}.{name}" if where else name
+        if name == _OLD_NAME and _NEW_NAME in known and _NEW_NAME not in table:
+            values[_NEW_NAME] = not _checked(value, bool, key)
+            continue
         if name not in known:
             raise ValueError(f"unknown key {key}. Known here: {', '.join(known)}.")
         wanted = hints[name]

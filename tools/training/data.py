@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.bert.cost_model.flops import work
-from tensor3d import Cube
+from tensor3d import Cube, CubeShape
 from tensor3d.data import (
     BatchLayout,
     ExchangeOptions,
@@ -24,7 +24,7 @@ from tensor3d.data import (
     ShardExchange,
     SpecialTokens,
 )
-from tensor3d.data.batch import fit_packs_per_rank
+from tensor3d.data.packed_batch import fit_packs_per_rank
 from tensor3d.distributed.host_all_to_all import HostAllToAll
 from tensor3d.distributed.object_collectives import check_same_on_all_ranks, run_on_all_ranks
 from tensor3d.packing import PackingPlan, packed_betas, packs_per_step
@@ -69,7 +69,7 @@ class TrainData:
         # Of epoch 0, which is not kept for ever.
         self._packing_factor = self.data.packing_factor
         self.global_batch = global_batch(recipe.batch, self._packing_factor)
-        run_on_all_ranks(cube, lambda: check_steps(recipe, self.data, self.global_batch, **place(cube)))
+        run_on_all_ranks(cube, lambda: check_steps(recipe, self.data, self.global_batch, cube.shape))
 
     @classmethod
     def of_corpus(
@@ -104,6 +104,8 @@ class TrainData:
         return Loader(
             self.data,
             global_batch=self.global_batch,
+            shape=self._cube.shape,
+            rank=self._cube.rank,
             packs_per_rank=batch.packs_per_rank,
             start_step=start_step,
             end_step=end_step,
@@ -112,7 +114,6 @@ class TrainData:
             exchange=self.exchange,
             every=self._every,
             with_read_rows=self._recipe.speed.read_rows_only,
-            **place(self._cube),
         )
 
     def _pack_first_epoch(self) -> str:
@@ -197,22 +198,11 @@ def global_batch(batch: BatchConfig, packing_factor: float) -> int:
     return batch.global_batch
 
 
-def check_steps(recipe: TrainConfig, data: PretrainingData, packs: int, **where: Any) -> None:
+def check_steps(recipe: TrainConfig, data: PretrainingData, packs: int, shape: CubeShape) -> None:
     """Raises ValueError where steps of so many packs cannot be laid on a cube, as the loader would."""
-    per_rank = fit_packs_per_rank(packs, where["cube_shape"], recipe.batch.packs_per_rank)
-    layout = BatchLayout(packs_per_rank=per_rank, capacity=data.capacity, **where)
+    per_rank = fit_packs_per_rank(packs, shape, recipe.batch.packs_per_rank)
+    layout = BatchLayout(shape=shape, rank=0, packs_per_rank=per_rank, capacity=data.capacity)
     Schedule(data, layout, global_batch=packs)
-
-
-def place(cube: Cube) -> dict[str, Any]:
-    """Sizes of a cube and a rank's place, as the loader asks for them."""
-    shape, coordinate = cube.shape, cube.coordinate
-    return {
-        "cube_shape": (shape.data, shape.x, shape.y, shape.z),
-        "data_index": coordinate["data"],
-        "x_index": coordinate["x"],
-        "z_index": coordinate["z"],
-    }
 
 
 def _drawing(recipe: TrainConfig) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from models.bert.cost_model.peak_memory import StepMemory, step_memory
 from models.bert.cost_model.saved_activations import Device, MicroBatchShape
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
-from tensor3d.data.batch import check_rows, fit_packs_per_rank
 from tensor3d.data.dataset import default_masked_per_pack
 from tensor3d.data.masking import MASKED_SHARE, masked_count
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.packing import attended, packs_per_step
 from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
@@ -86,9 +86,8 @@ def expect(
     config.check(shape)
     contents = expected_contents(data, corpus)
     packs, surely = _packs(recipe, shape, contents)
-    sizes = (shape.data, shape.x, shape.y, shape.z)
-    k = fit_packs_per_rank(packs, sizes, recipe.batch.packs_per_rank)
-    check_rows(packs_per_rank=k, z=shape.z, capacity=data.capacity, y=shape.y)
+    k = fit_packs_per_rank(packs, shape, recipe.batch.packs_per_rank)
+    check_rows(shape, k, data.capacity)
     micro_batches = packs // (shape.planes * shape.z * k)
     wire = CommModel(
         shape=shape, compute=_BYTES[recipe.precision.compute], gradient=_BYTES[recipe.precision.reduce], parameter=4
@@ -124,7 +123,7 @@ def expect(
             load,
             micro_batches=micro_batches,
             recompute=choice.recompute,
-            keep_gathered=choice.keep_gathered,
+            keep_gathered=not choice.reshard_after_forward,
             optimizer=recipe.optimizer.kind,
             device=device,
             wire_buffers=device == "cpu",  # which gloo connects
@@ -161,7 +160,8 @@ def _expected_traffic(
     """Of a step of any number of micro-batches, all of which receive the same."""
     read = slots if recipe.speed.read_rows_only else None
     speed, lamb = recipe.model, recipe.optimizer.kind == "lamb"
-    rows, recompute, keep_gathered = (load.rows, load.masked, load.first), speed.recompute, speed.keep_gathered
+    rows, recompute = (load.rows, load.masked, load.first), speed.recompute
+    keep_gathered = not speed.reshard_after_forward
     total = step_traffic(
         config,
         wire,

@@ -13,7 +13,7 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import PretrainingData, evaluation_batches
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.distributed.object_collectives import run_on_rank0
-from tools.training.data import held_out_data, place
+from tools.training.data import held_out_data
 from tools.training.metrics import ConsoleLogger, EvaluationMetrics, MemoryMetrics, next_sentence_accuracy, peak_memory
 from tools.training.mlperf_log import MLPerfLog
 from tools.training.profiling import StepProfiler
@@ -36,10 +36,11 @@ def held_out_means(
     sums, targets, sequences = torch.zeros(5, dtype=torch.float64), 0, 0
     batches = evaluation_batches(
         data,
+        shape=cube.shape,
+        rank=cube.rank,
         packs_per_rank=packs_per_rank,
         device=cube.device,
         with_read_rows=model.bert.read_rows_only,
-        **place(cube),
     )
     for number, batch in enumerate(batches, start=1):
         if not goes_on(number):

@@ -254,7 +254,7 @@ class Trainer:
             cube,
             backend=recipe.speed.attention,
             recompute=memory.recompute,
-            keep_gathered=memory.keep_gathered,
+            reshard_after_forward=memory.reshard_after_forward,
             read_rows_only=recipe.speed.read_rows_only,
         )
         check_parameters(self.model.parameters(), cube)

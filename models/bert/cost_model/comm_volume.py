@@ -136,6 +136,6 @@ def _layers(config: BertConfig, wire: CommModel, rows: int, kept: bool, recomput
 
 
 def read_slots(packs: int, budget: int, wire: CommModel) -> int:
-    """U: slots of a plane of `packs` packs for rows that heads read, `budget` a pack (`tensor3d.data.batch`)."""
+    """U: slots of a plane of `packs` packs for rows that heads read, `budget` a pack (`tensor3d.data.packed_batch`)."""
     y, z = wire.size("y"), wire.size("z")
     return -(-(packs // z) * budget // y) * y * z

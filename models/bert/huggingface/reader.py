@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from models.bert.huggingface import param_names
 from models.bert.huggingface.config import (
@@ -29,9 +28,8 @@ from models.bert.huggingface.model_json import read_object
 from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF
-from tensor3d.distributed.cube_shape import MESH_AXES
 from tensor3d.distributed.object_collectives import run_on_all_ranks
-from tensor3d.sharding.param_layout import Layout, local
+from tensor3d.sharding.param_layout import local, local_slices
 
 # --- The tensors of a Hugging Face folder, in whichever of the usual files they are; read slice by slice --------------
 #
@@ -289,7 +287,7 @@ class HFWeights(WeightSource):
             return
         embedding = used["bert.embeddings.tokens.weight"]
         pairs = (
-            (param_names.DECODER_WEIGHT, param_names.EMBEDDING, _own_part(embedding, cube)),
+            (param_names.DECODER_WEIGHT, param_names.EMBEDDING, local_slices(embedding, cube)),
             (param_names.DECODER_BIAS, param_names.MASKED_LM_BIAS, (slice(0, embedding.shape[0]),)),
         )
         with reading(self._tensors) as read:
@@ -311,7 +309,7 @@ class HFWeights(WeightSource):
         with reading(self._tensors) as read:
             for name, parameter in used.items():
                 found = [self._names[each] for each in sources[name]]
-                here, part = local(parameter), _own_part(parameter, cube)
+                here, part = local(parameter), local_slices(parameter, cube)
                 if _ATTENTION not in name:
                     here.copy_(_read(read, found[0], part))
                     continue
@@ -319,15 +317,6 @@ class HFWeights(WeightSource):
                     rows, places = param_names.third_of_rows(part[0], self.config.head_dim, third)
                     values = _read(read, each, (rows, *part[1:]))
                     here.index_copy_(0, places.to(here.device), values.to(here.device, here.dtype))
-
-
-def _own_part(parameter: Tensor, cube: Cube) -> tuple[slice, ...]:
-    """What this rank holds of a parameter."""
-    if not isinstance(parameter, DTensor):
-        return tuple(slice(0, size) for size in parameter.shape)
-    placements = zip(MESH_AXES, parameter.placements, strict=True)
-    cut = tuple((axis, placement.dim) for axis, placement in placements if placement.is_shard())  # type: ignore[attr-defined]
-    return Layout(cut=cut, sum_over=()).slices(parameter.shape, cube)
 
 
 def _read(read: Read, name: str, part: tuple[slice, ...]) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from models.bert.config import BertConfig
 from models.bert.huggingface.param_names import part_of
 from tensor3d import Cube
+from tensor3d.distributed.object_collectives import first_names
 
 W = TypeVar("W", bound="WeightSource")
 
@@ -41,15 +42,10 @@ class LoadReport:
         if self.declined:
             told.append(f"not taken from the folder, so as initialised: {', '.join(self.declined)}")
         if self.rounded:
-            told.append(f"fp64 in the folder, so rounded: {_some(self.rounded)}")
+            told.append(f"fp64 in the folder, so rounded: {first_names(self.rounded, 4)}")
         if self.unused:
-            told.append(f"in the folder, but not of this model: {_some(self.unused)}")
+            told.append(f"in the folder, but not of this model: {first_names(self.unused, 4)}")
         return "; ".join(told)
-
-
-def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{', '.join(names[:4])}{more}"
 
 
 class WeightSource(ABC):

@@ -9,7 +9,8 @@ from itertools import combinations
 from typing import Literal, TypeVar
 
 from tensor3d.distributed.cube import Cube
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.distributed.object_collectives import first_names
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -32,7 +33,8 @@ def fold(treatments: Mapping[str, Treatment], names: Iterable[str]) -> dict[str,
         if name in matched:
             continue
         for pattern in _patterns(name):
-            hits = [other for other in everything if _matches(pattern, other)]
+            regular = re.compile(re.escape(pattern).replace(r"\*", "[^.]*"))
+            hits = [other for other in everything if regular.fullmatch(other)]
             # A pattern of one is a name; and no two patterns may claim a module.
             if len(hits) > 1 and all(
                 hit in treatments and treatments[hit] == treatment and hit not in matched for hit in hits
@@ -53,10 +55,6 @@ def _patterns(name: str) -> Iterator[str]:
     for size in range(len(numbers), 0, -1):
         for chosen in combinations(numbers, size):
             yield ".".join("*" if place in chosen else part for place, part in enumerate(parts))
-
-
-def _matches(pattern: str, name: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]*"), name) is not None
 
 
 # --- What `propose_plan` returns --------------------------------------------------------------------------------------
@@ -130,7 +128,7 @@ class Proposal:
                 wrong.setdefault((each.what, each.number, each.axis), []).append(each.layer)
         if wrong:
             lines = (
-                f"{what}={number} does not divide by {axis}={cube.axis(axis).size} in {_few(layers)}"  # type: ignore[arg-type]
+                f"{what}={number} does not divide by {axis}={cube.axis(axis).size} in {first_names(layers, 3)}"  # type: ignore[arg-type]
                 for (what, number, axis), layers in wrong.items()
             )
             raise ValueError(
@@ -146,7 +144,3 @@ class Proposal:
             parts += ["Remarks", *(f"  - {remark}" for remark in self.remarks)]
         parts += ["Open", *(f"  - {point}" for point in self.unresolved)] if self.unresolved else ["Nothing is open."]
         return "\n".join(parts)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

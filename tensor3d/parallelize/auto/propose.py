@@ -11,8 +11,8 @@ from tensor3d.parallelize.auto.op_rules import TraceResult, is_within, role_of
 from tensor3d.parallelize.auto.proposal import PlanLine, Proposal, fold
 from tensor3d.parallelize.auto.solver import LayerRuleChoice, LayerRuleChoices
 from tensor3d.parallelize.auto.tracer import read
-from tensor3d.parallelize.layer_rules import advice, mixes
 from tensor3d.parallelize.torch_attention import PackedRows
+from tensor3d.parallelize.torch_layer_rules import advice, mixes
 
 # --- What a plan cannot carry over, in words: each point with its module and the remedy -------------------------------
 

@@ -10,9 +10,9 @@ from torch import nn
 from tensor3d.parallelize import rules
 from tensor3d.parallelize.auto.op_rules import Role, TracedCall, TraceResult, above, is_within, role_of
 from tensor3d.parallelize.auto.proposal import DivisibilityRequirement
-from tensor3d.parallelize.layer_rules import mixes
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
+from tensor3d.parallelize.torch_layer_rules import mixes
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.param_layout import vector
 

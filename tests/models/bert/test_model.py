@@ -15,7 +15,7 @@ from tensor3d.data import Pack
 from tests.models.parity import ODD, loss_and_gradients
 from tests.models.toy import Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import (
+from tests.single_device_reference import (
     SHAPES_AND_TYPES,
     TOLERANCE,
     error,

@@ -16,7 +16,7 @@ from tensor3d.data import Pack
 from tests.models.parity import ODD, loss_and_gradients
 from tests.models.toy import CAPACITY, Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import FOUR_SHAPES, error, ranks_of, worst
+from tests.single_device_reference import FOUR_SHAPES, error, ranks_of, worst
 
 # Layers 0 and 2 see whole sequences, layer 1 its next neighbours.
 LOCAL: dict[str, Any] = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}

@@ -10,12 +10,22 @@ import torch
 
 from models.bert import BertForPreTraining
 from models.bert.cost_model.comm_volume import read_slots, step_traffic
-from tensor3d import Cube
+from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch, collate
-from tests.models.toy import CAPACITY, MASKED_PER_PACK, MAX_SEQUENCES, Shape, lay, totals, toy_config, toy_packs
+from tests.models.toy import (
+    CAPACITY,
+    MASKED_PER_PACK,
+    MAX_SEQUENCES,
+    Shape,
+    lay,
+    model_options,
+    totals,
+    toy_config,
+    toy_packs,
+)
 from tests.ranks import run_ranks
-from tests.twins import error, fast_alone, full, ranks_of
+from tests.single_device_reference import error, fast_alone, full, ranks_of
 
 PACKS = 16
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -35,7 +45,7 @@ def _both(shape: Shape, encoder: str, options: dict[str, Any], dtype: torch.dtyp
     for only in (False, True):
         cube = Cube(*shape)
         cube.manual_seed(0)
-        model = BertForPreTraining(config, cube, read_rows_only=only, **options)
+        model = BertForPreTraining(config, cube, read_rows_only=only, **model_options(options))
         batch = lay(packs, cube, with_read_rows=only)
         with cube.traffic.counting() as traffic:
             output = model(batch, *totals(packs))
@@ -46,7 +56,7 @@ def _both(shape: Shape, encoder: str, options: dict[str, Any], dtype: torch.dtyp
     for (name, wanted), got in zip(whole.named_parameters(), model.parameters(), strict=True):
         found[name] = error(full(got.grad), full(wanted.grad))
     assert batch.read is not None
-    slots = [rows.shape[0] for rows in (batch.masked, batch.first, batch.read.chosen.rows)]
+    slots = [rows.shape[0] for rows in (batch.masked, batch.first, batch.read.plane_rows)]
     wire = CommModel(
         shape=cube.shape,
         rank=cube.rank,
@@ -86,7 +96,7 @@ def test_with_what_saves_memory(options: dict[str, Any], encoder: str) -> None:
 
 def _rows(batch: PackedBatch, slots: torch.Tensor) -> list[int]:
     assert batch.read is not None
-    return [int(batch.read.chosen.rows[slot]) if slot >= 0 else -1 for slot in slots.tolist()]
+    return [int(batch.read.plane_rows[slot]) if slot >= 0 else -1 for slot in slots.tolist()]
 
 
 @pytest.mark.parametrize(("y", "z"), [(1, 1), (2, 2), (3, 2), (2, 4)])
@@ -99,19 +109,19 @@ def test_slots_are_the_rows_of_the_batch(y: int, z: int) -> None:
             capacity=CAPACITY,
             masked_per_pack=MASKED_PER_PACK,
             max_sequences=MAX_SEQUENCES,
-            y=y,
-            z=z,
-            slice_index=index,
+            shape=CubeShape(y=y, z=z),
+            rank=index,
             pad=0,
             with_read_rows=True,
         )
         assert batch.read is not None
-        assert _rows(batch, batch.read.masked) == batch.masked.tolist()
-        assert _rows(batch, batch.read.first) == batch.first.tolist()
-        first = index * len(packs) // z * CAPACITY
-        own += [number if number < 0 else number + first for number in batch.read.chosen.own.rows.tolist()]
+        masked, first = batch.read.heads
+        assert _rows(batch, masked) == batch.masked.tolist()
+        assert _rows(batch, first) == batch.first.tolist()
+        before = index * len(packs) // z * CAPACITY
+        own += [number if number < 0 else number + before for number in batch.read.rows.tolist()]
     assert batch.read is not None
-    assert own == batch.read.chosen.rows.tolist()
+    assert own == batch.read.plane_rows.tolist()
     assert len(own) % y == len(own) % z == 0
 
 

@@ -26,7 +26,16 @@ from models.bert.text_batches import EncodedText, TextBatch, collate_texts
 from tensor3d import Cube, gather
 from tests.models.toy import toy_config
 from tests.ranks import run_ranks
-from tests.twins import TOLERANCE, error, fast_alone, full, gradient_errors, make_twins, ranks_of, worst
+from tests.single_device_reference import (
+    TOLERANCE,
+    error,
+    fast_alone,
+    full,
+    gradient_errors,
+    make_twins,
+    ranks_of,
+    worst,
+)
 
 VOCAB = 67
 Shape = tuple[int, int, int, int]

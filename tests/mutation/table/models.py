@@ -74,14 +74,14 @@ MUTATIONS = (
     ),
     Mutation(
         "gpt-labels-are-the-tokens",
-        "models/gpt/batch.py",
+        "models/gpt/causal_batch.py",
         old="return [*text[1:], NO_TARGET]",
         new="return [*text]",
         tests=("tests/models/test_gpt.py::test_labels_are_the_next_tokens_of_the_same_text",),
     ),
     Mutation(
         "gpt-targets-one-too-many",
-        "models/gpt/batch.py",
+        "models/gpt/causal_batch.py",
         old="return sum(len(text) - 1 for pack in packs for text in pack)",
         new="return sum(len(text) for pack in packs for text in pack)",
         tests=("tests/models/test_gpt.py",),

@@ -78,10 +78,10 @@ MUTATIONS = (
     ),
     Mutation(
         "even-packs-longest-last",
-        "tensor3d/packing/batch.py",
+        "tensor3d/packing/one_batch.py",
         old='np.argsort(-lengths, kind="stable")',
         new='np.argsort(lengths, kind="stable")',
-        tests=("tests/packing/test_batch_even.py",),
+        tests=("tests/packing/test_one_batch_even.py",),
     ),
     Mutation(
         "work-without-squares",

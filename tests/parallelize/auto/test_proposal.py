@@ -28,7 +28,7 @@ from tests.parallelize.foreign import (
 )
 from tests.parallelize.stacks import Stack, hidden, linear
 from tests.ranks import run_ranks
-from tests.twins import worst
+from tests.single_device_reference import worst
 
 
 def test_the_proposal_reads_as_a_table_and_what_is_open() -> None:

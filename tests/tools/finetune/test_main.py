@@ -16,7 +16,7 @@ import torch
 
 from models.bert.huggingface import open_weights
 from tests.ranks import run_ranks
-from tests.twins import name_of, ranks_of
+from tests.single_device_reference import name_of, ranks_of
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.finetune import seed_run, seed_sweep
 from tools.finetune.__main__ import main

@@ -14,7 +14,7 @@ import torch
 
 from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tests.ranks import run_ranks
-from tests.twins import name_of, ranks_of
+from tests.single_device_reference import name_of, ranks_of
 from tools.gpt.__main__ import main
 from tools.gpt.train import packs_of, texts_of
 

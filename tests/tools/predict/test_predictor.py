@@ -18,8 +18,8 @@ from models.bert import BertForPreTraining
 from models.bert.tasks import class_logits, sentence_vectors
 from tensor3d import Cube
 from tests.ranks import run_ranks
+from tests.single_device_reference import name_of, ranks_of
 from tests.tools.asked import CONFIG, LABELS, MASKED, QUESTIONS, TEXTS, write_models
-from tests.twins import name_of, ranks_of
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.predict import Filled, load
 from tools.predict.__main__ import main

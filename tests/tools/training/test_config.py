@@ -10,6 +10,7 @@ from typing import get_type_hints
 import pytest
 
 from tools.training import config_docs
+from tools.training.arguments import parse
 from tools.training.config import DataConfig, ModelConfig, TrainConfig, from_table, read_config
 
 if sys.version_info >= (3, 11):
@@ -87,6 +88,18 @@ def test_a_bad_recipe_is_named_with_its_key(tmp_path: Path, text: str, message: 
     with pytest.raises(ValueError, match=message) as problem:
         read_config(path)
     assert "bad.toml" in str(problem.value)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_recipe_and_an_option_of_before_say_whether_gathered_weights_are_kept(tmp_path: Path, kept: bool) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f"[model]\nkeep_gathered = {str(kept).lower()}\n")
+    assert read_config(recipe).model.reshard_after_forward is not kept
+    option = "--model.keep_gathered" if not kept else "--model.no-keep-gathered"
+    assert parse([str(recipe), option]).settings.model.reshard_after_forward is kept
+    recipe.write_text("[model]\nkeep_gathered = true\nreshard_after_forward = true\n")
+    with pytest.raises(ValueError, match=r"unknown key model\.keep_gathered"):
+        read_config(recipe)
 
 
 def test_positions_are_as_many_as_asked_for_or_needed() -> None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from models.bert import BertForPreTraining
 from tensor3d import Cube, checkpoint, local
 from tests.ranks import run_ranks
+from tests.single_device_reference import full
 from tests.tools.runs import arguments, losses
-from tests.twins import full
 from tools import pretrain
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus

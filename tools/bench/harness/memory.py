@@ -201,8 +201,7 @@ def _size(batch: PackedBatch) -> int:
     """Bytes of its tensors, which the loader has made before the step; not of what layers have kept with it since."""
     tensors = [value for value in vars(batch).values() if isinstance(value, Tensor)] + [batch.sequences.cu_seqlens]
     if batch.read is not None:
-        chosen = batch.read.chosen
-        tensors += [batch.read.masked, batch.read.first, chosen.rows, chosen.own.rows]
+        tensors += [batch.read.rows, batch.read.plane_rows, *batch.read.heads]
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -214,7 +213,7 @@ def _expected(trainer: Trainer, wire: CommModel, each: KeptPass, micro_batches: 
         load_of(each.batch),
         micro_batches=micro_batches,
         recompute=recipe.model.recompute,
-        keep_gathered=recipe.model.keep_gathered,
+        keep_gathered=not recipe.model.reshard_after_forward,
         optimizer=recipe.optimizer.kind,
         device="cuda" if cuda else "cpu",
         wire_buffers=not cuda,

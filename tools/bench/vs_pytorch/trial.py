@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, TransformerLayer3D, clip_grad_norm_, local, shard
 from tensor3d.batches.sequences import Sequences
-from tensor3d.data.batch import Pack, PackedBatch, check_rows, collate
 from tensor3d.data.masking import MASKED_SHARE
+from tensor3d.data.packed_batch import Pack, PackedBatch, check_rows, collate
 from tensor3d.optim import AdamW, decay_groups
 from tools.bench.harness.memory import PeakMemory, peak_on
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights
@@ -77,7 +77,7 @@ class Work:
             )
         try:
             self.config.check(shape)
-            check_rows(packs_per_rank=self.sequences // members, z=shape.z, capacity=self.length, y=shape.y)
+            check_rows(shape, self.sequences // members, self.length)
         except ValueError as problem:
             raise ValueError(f"cube {shape}: {problem}") from None
 
@@ -108,17 +108,15 @@ def plain_batch(work: Work, first: int, last: int, device: torch.device) -> Plai
 
 def packed_batch(work: Work, cube: Cube) -> PackedBatch:
     """The same batch, a sequence in each pack, as this rank of a cube holds it."""
-    shape, place = cube.shape, cube.coordinate
-    count = work.sequences // shape.planes
-    plane = place["data"] * shape.x + place["x"]
+    shape = cube.shape
+    count, plane = work.sequences // shape.planes, shape.plane_of(cube.rank)
     return collate(
         _packs(work)[plane * count : (plane + 1) * count],
         capacity=work.length,
         masked_per_pack=work.masked,
         max_sequences=1,
-        y=shape.y,
-        z=shape.z,
-        slice_index=place["z"],
+        shape=shape,
+        rank=cube.rank,
         pad=0,
     ).to(cube.device)
 

@@ -27,8 +27,8 @@ from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy, clip_grad_norm
 from tensor3d.attention import attention
 from tensor3d.attention.backends import Backend
 from tensor3d.batches.sequences import Sequences
-from tensor3d.data.batch import PackedBatch
 from tensor3d.data.loader import settle
+from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.optim import AdamW, decay_groups
 from tools.bench.vs_transformers.data import PaddedBatch, Work
 from tools.common.batching import split

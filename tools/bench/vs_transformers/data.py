@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tensor3d import CubeShape
 from tensor3d.data import Loader, PackedBatch, PretrainingData, SpecialTokens, TrainBatch
-from tensor3d.data.batch import IGNORED
+from tensor3d.data.packed_batch import IGNORED
 from tensor3d.packing import packs_per_step
 from tools.bench.harness.synthetic_data import RandomPairs
 
@@ -189,10 +190,8 @@ def works(
         data,
         global_batch=packs_per_step(sequences, data.packing_factor, packs),
         packs_per_rank=packs,
-        cube_shape=(1, 1, 1, 1),
-        data_index=0,
-        x_index=0,
-        z_index=0,
+        shape=CubeShape(),
+        rank=0,
         end_step=steps,
         with_read_rows=True,
     )

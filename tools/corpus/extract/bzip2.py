@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from tools.corpus.extract.record_stream import Chunk, Place, Report
+from tools.corpus.extract.record_splitter import Chunk, Place, Report
 
 BLOCK = 0x314159265359
 END = 0x177245385090

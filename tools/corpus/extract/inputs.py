@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from tools.corpus.extract.parquet import cut_row_groups
-from tools.corpus.extract.reading import FileRange, Format, detect_compression, detect_format, printable
+from tools.corpus.extract.read_context import FileRange, Format, detect_compression, detect_format, printable
 from tools.corpus.pipeline import Unit, read_manifest
 
 ENGINE_FILES = frozenset({"step.json", "left-out.jsonl"})

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.corpus.extract.reading import Document, ReadContext, row_document
+from tools.corpus.extract.read_context import Document, ReadContext, row_document
 
 _ROWS = 64
 _BUFFER = 1 << 20

@@ -16,9 +16,7 @@ from tyro.conf import Positional
 
 from tools.corpus.extract.dedup import HashStore, documents_name, hashes_name, remove_duplicates
 from tools.corpus.extract.filters import Filters
-from tools.corpus.extract.inputs import InputFile, Pieces, cut_sources, find_sources
-from tools.corpus.extract.parquet import read_parquet
-from tools.corpus.extract.readers import (
+from tools.corpus.extract.format_readers import (
     load_parser,
     read_books,
     read_jsonl,
@@ -26,7 +24,9 @@ from tools.corpus.extract.readers import (
     read_text,
     read_wikiextractor,
 )
-from tools.corpus.extract.reading import Document, Fields, ReadContext, printable, skip_damaged
+from tools.corpus.extract.inputs import InputFile, Pieces, cut_sources, find_sources
+from tools.corpus.extract.parquet import read_parquet
+from tools.corpus.extract.read_context import Document, Fields, ReadContext, printable, skip_damaged
 from tools.corpus.pipeline import Context, Manifest, Options, Stage, Team, draft, fingerprint_file
 
 # --- The step `extract` -----------------------------------------------------------------------------------------------

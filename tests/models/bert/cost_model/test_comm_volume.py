@@ -12,9 +12,9 @@ from models.bert import BertConfig, BertForPreTraining
 from models.bert.cost_model.comm_volume import step_traffic
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, clip_grad_norm_
 from tensor3d.cost_model.comm_volume import CommModel
-from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
+from tests.models.toy import CAPACITY, Shape, lay, model_options, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import EVERY_SHAPE, fast_alone, ranks_of
+from tests.single_device_reference import EVERY_SHAPE, fast_alone, ranks_of
 
 
 def counted(
@@ -28,7 +28,7 @@ def counted(
 ) -> dict[str, Any]:
     torch.set_default_dtype(dtype)
     cube = Cube(*shape, precision=precision)
-    model = BertForPreTraining(config, cube, **options)
+    model = BertForPreTraining(config, cube, **model_options(options))
     step = toy_packs(config.vocab, packs)
     batch = lay(step, cube)
     with cube.traffic.counting() as traffic:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.bert import PRESETS, BertConfig, BertForPreTraining
 from models.bert.cost_model.flops import model_flops, work
-from tensor3d import Cube
+from tensor3d import Cube, CubeShape
 from tensor3d.data import Pack, PackedBatch, collate
 from tensor3d.packing import Work, attended
 from tests.models.toy import toy_config
@@ -36,7 +36,7 @@ def one_pack(lengths: list[int], masked: int, config: BertConfig) -> PackedBatch
         next_labels=np.zeros(len(lengths), dtype=np.int64),
     )
     return collate(
-        [pack], capacity=tokens, masked_per_pack=masked, max_sequences=len(lengths), y=1, z=1, slice_index=0, pad=0
+        [pack], capacity=tokens, masked_per_pack=masked, max_sequences=len(lengths), shape=CubeShape(), rank=0, pad=0
     )
 
 

@@ -30,9 +30,9 @@ from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.optim import AdamW
 from tests.models import toy
 from tests.models.kept import kept_bytes, load_of, wire_of
-from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
+from tests.models.toy import Shape, lay, model_options, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import ranks_of
+from tests.single_device_reference import ranks_of
 
 Changes = dict[str, Any]
 WIDE = {"vocab": 2000, "hidden": 256, "inner": 1024}
@@ -68,7 +68,7 @@ def _kept(
         cube = Cube(*shape, precision=MixedPrecisionPolicy(compute=dtype))
         cube.manual_seed(0)
         config = toy_config(**{"vocab": 67, **changes})
-        model = BertForPreTraining(config, cube, **made)
+        model = BertForPreTraining(config, cube, **model_options(made))
         step = toy_packs(config.vocab, 16)
         batch = lay(step, cube)
         expected = saved(config, wire_of(cube, dtype), load_of(batch), **made)
@@ -148,7 +148,7 @@ def _peak(
     cube = Cube(*shape, precision=MixedPrecisionPolicy(compute=dtype))
     cube.manual_seed(0)
     config = toy_config(**{"vocab": 67, **changes})
-    model = BertForPreTraining(config, cube, **made)
+    model = BertForPreTraining(config, cube, **model_options(made))
     step = toy_packs(config.vocab, 32)
     batch = lay(step, cube)
 

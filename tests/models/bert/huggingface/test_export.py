@@ -40,7 +40,7 @@ from tests.models.bert.huggingface.subject import (
     write,
 )
 from tests.models.toy import toy_config
-from tests.twins import error
+from tests.single_device_reference import error
 
 transformers = pytest.importorskip("transformers")
 

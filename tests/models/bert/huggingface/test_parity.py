@@ -22,7 +22,7 @@ from tests.models.bert.huggingface.subject import saved
 from tests.models.padded import PACKS, of_sequences, of_tokens, padded
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import error, ranks_of, worst
+from tests.single_device_reference import error, ranks_of, worst
 
 pytest.importorskip("transformers")
 

@@ -34,7 +34,7 @@ from tests.models.bert.huggingface.subject import (
     values,
     write,
 )
-from tests.twins import error
+from tests.single_device_reference import error
 
 pytest.importorskip("transformers")
 

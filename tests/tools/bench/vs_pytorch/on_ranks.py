@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube
 from tensor3d.distributed.collectives import all_to_all
-from tests.twins import error, full
+from tests.single_device_reference import error, full
 from tools.bench.vs_pytorch.plain_bert import PlainBert, copy_weights
 from tools.bench.vs_pytorch.strategies import CollectiveCount
 from tools.bench.vs_pytorch.trial import RIVALS, Implementation, What, Work, make_ours, make_rival, plain_batch

@@ -15,8 +15,8 @@ from torch import nn
 from models.bert import BertForPreTraining
 from tensor3d import Cube, TransformerLayer3D
 from tests.ranks import run_ranks
+from tests.single_device_reference import error, gradient_errors
 from tests.tools.bench.vs_pytorch.on_ranks import CONFIG, all_counts, split_errors, work_of
-from tests.twins import error, gradient_errors
 from tools.bench.__main__ import main
 from tools.bench.vs_pytorch import command
 from tools.bench.vs_pytorch.command import HEADER, RivalFigures, faults, figures, loss_difference, row

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
-from tensor3d import ExecutionPolicy
-from tensor3d.data.batch import Pack, collate
+from tensor3d import CubeShape, ExecutionPolicy
 from tensor3d.data.loader import tensors_of
+from tensor3d.data.packed_batch import Pack, collate
 from tools.bench.__main__ import main
 from tools.bench.vs_transformers import figures as library_operators
 from tools.bench.vs_transformers import pretrain
@@ -62,7 +62,7 @@ PACKS = [
 
 
 def batch() -> Any:
-    return collate(PACKS, capacity=8, masked_per_pack=4, max_sequences=3, y=1, z=1, slice_index=0, pad=0)
+    return collate(PACKS, capacity=8, masked_per_pack=4, max_sequences=3, shape=CubeShape(), rank=0, pad=0)
 
 
 def test_sequences_are_taken_out_of_packs() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.corpus.extract.bzip2 import BLOCK, END, Mark, bzip2_chunks, find_marks
-from tools.corpus.extract.record_stream import Chunk, Place
+from tools.corpus.extract.record_splitter import Chunk, Place
 
 
 def noise(size: int, seed: int = 0) -> bytes:

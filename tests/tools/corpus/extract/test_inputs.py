@@ -15,7 +15,7 @@ import pytest
 
 from tests.tools.corpus.dumps import HEAD, TAIL, documents, page, pages, run, texts
 from tools.corpus.extract.bzip2 import find_marks
-from tools.corpus.extract.reading import detect_format
+from tools.corpus.extract.read_context import detect_format
 from tools.corpus.pipeline import BadInput
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.tools.corpus.dumps import documents, run
 from tools.corpus.extract.parquet import read_parquet
-from tools.corpus.extract.reading import Fields, FileRange, ReadContext
+from tools.corpus.extract.read_context import Fields, FileRange, ReadContext
 from tools.corpus.pipeline import Context
 
 
@@ -60,7 +60,7 @@ def peak(tmp_path: Path, count: int, different: int) -> float:
 def test_hashes_of_a_unit_without_limit_are_written_in_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, different: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("tools.corpus.extract.record_stream.CHUNK", 1 << 14)
+    monkeypatch.setattr("tools.corpus.extract.record_splitter.CHUNK", 1 << 14)
     for name in ("RUN", "BUCKET"):
         monkeypatch.setattr(f"tools.corpus.extract.dedup.{name}", 1000)
     few, many = peak(tmp_path, 4_000, different[0]), peak(tmp_path, 24_000, different[1])

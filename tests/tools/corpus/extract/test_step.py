@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tests.tools.corpus.dumps import HEAD, TAIL, content, documents, page, pages, run, texts
 from tools.corpus.extract.dedup import BUCKET, hash_text
 from tools.corpus.extract.filters import Filters
-from tools.corpus.extract.readers import read_text
-from tools.corpus.extract.reading import Fields, FileRange, ReadContext, detect_format, tidy
+from tools.corpus.extract.format_readers import read_text
+from tools.corpus.extract.read_context import Fields, FileRange, ReadContext, detect_format, tidy
 from tools.corpus.pipeline import Context
 from tools.corpus.quick.text_sources import TextSource
 

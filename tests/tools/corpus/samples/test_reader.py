@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from models.bert import BertConfig, BertForPreTraining
-from tensor3d import Cube
+from tensor3d import Cube, CubeShape
 from tensor3d.data import Loader, PretrainingData, StoredSamples
 from tests.data.samples import files_to_open
 from tests.tools.corpus.sampled import FIRST, content, made, training, unique_ids, write_ids
@@ -112,7 +112,7 @@ def test_training_and_evaluation_on_samples(ids: Path, tmp_path: Path, single: b
     config = BertConfig(layers=1, hidden=16, heads=2, vocab=opened.vocab_size, positions=24, dropout=0.0)
     cube = Cube.single()
     model = BertForPreTraining(config, cube)
-    place: dict[str, Any] = {"cube_shape": (1, 1, 1, 1), "data_index": 0, "x_index": 0, "z_index": 0}
+    place: dict[str, Any] = {"shape": CubeShape(), "rank": 0}
     with Loader(packed(opened), global_batch=4, end_step=1, **place) as loader:
         step = next(loader)
     output = model(step.batches[0], step.targets, step.sequences)

@@ -1,6 +1,7 @@
 """What a rank does to show what crosses between hosts: a few training steps, with the bytes that its host received.
 
-launch/torchrun.sh --module tests.across ... RECIPE --corpus FOLDER --steps N --output FILE.json [--wire data,x,y,z]
+launch/torchrun.sh --module tests.steps_across_hosts ... RECIPE --corpus FOLDER --steps N --output FILE.json
+    [--wire data,x,y,z]
 """
 
 from __future__ import annotations

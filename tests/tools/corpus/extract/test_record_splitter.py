@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.corpus.extract.record_stream import Chunk, Place, ReadBuffer, cut_elements, cut_lines
+from tools.corpus.extract.record_splitter import Chunk, Place, ReadBuffer, cut_elements, cut_lines
 
 CUTS = st.lists(st.integers(1, 12), min_size=1, max_size=20)
 Reports = list[tuple[str, str]]

@@ -19,7 +19,7 @@ from tensor3d.data import Pack
 from tensor3d.packing import PackAssignment, lpfhp, pack_batch, restore_order
 from tests.models.toy import CAPACITY, MAX_SEQUENCES, Shape, lay, toy_config
 from tests.ranks import run_ranks
-from tests.twins import error, make_twins, name_of, ranks_of
+from tests.single_device_reference import error, make_twins, name_of, ranks_of
 
 VOCAB = 67
 

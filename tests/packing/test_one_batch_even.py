@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor3d.packing import pack_evenly
-from tensor3d.packing.batch import _capacity_bound
+from tensor3d.packing.one_batch import _capacity_bound
 
 
 def least_capacity(lengths: list[int], packs: int) -> int:

@@ -1,7 +1,8 @@
-"""Kinds for torch's own layers, one each: a layer of the library with the original's weights under the same names."""
+"""Rules for torch's own layers, one each: a layer of the library with the original's weights under the same names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +16,13 @@ from tensor3d.layers.heads import SmallHead3D
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
 from tensor3d.parallelize.module_copy import ModuleBuilder
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.wrapped_module import ReplicatedModule3D
 from tensor3d.sharding.activation_layout import Face, check_face, in_batch, lies, other
 from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
 from tensor3d.sharding.redistribute import local_rows, redistribute
 
-# --- What to do with a module that the plan does not place, in words, and the check that a kind fits its module -------
+# --- What to do with a module that the plan does not place, in words, and the check that a rule fits its module -------
 
 # torch's own modules without parameters that mix rows or columns: on a rank's block they would give other numbers.
 _MIXING = (
@@ -142,7 +143,7 @@ def check_parameter_names(module: nn.Module, name: str, kind: object) -> None:
 # --- Kinds for torch's own layers, one each ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OnFace(ParallelRule):
     """A kind that is told which face its module reads."""
 
@@ -152,9 +153,9 @@ class OnFace(ParallelRule):
         check_face(self.face)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Linear(OnFace):
-    """See `rules.linear`."""
+    """nn.Linear as a `Linear3D` that reads `face`. `turn`: its input arrives on the other face and is turned first."""
 
     turn: bool = False
 
@@ -167,9 +168,12 @@ class Linear(OnFace):
         return filled(layer, module, workshop, matrix(self.face), vector(other(self.face)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Projection(ParallelRule):
-    """See `rules.projection`."""
+    """nn.Linear to a vocabulary as a `Projection3D`, face z to face y: odd sizes, its own weight or an embedding's.
+
+    `turn`: its input arrives on face y and is turned first.
+    """
 
     turn: bool = False
 
@@ -183,9 +187,9 @@ class Projection(ParallelRule):
         return filled(layer, module, workshop, matrix("z"), vector("y"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Head(OnFace):
-    """See `rules.head`."""
+    """nn.Linear with a handful of outputs as a `SmallHead3D`; computed in fp32 at least."""
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_type(module, name, self, (nn.Linear,))
@@ -197,9 +201,9 @@ class Head(OnFace):
         return filled(layer, module, workshop, narrow(self.face), copies(self.face))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Norm(OnFace):
-    """See `rules.norm`."""
+    """nn.LayerNorm (with or without bias), nn.RMSNorm and classes named *RMSNorm, over the columns of `face`."""
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and type(module).__name__.endswith("RMSNorm"):
@@ -222,41 +226,25 @@ class Norm(OnFace):
         return filled(layer, module, workshop, vector(self.face), vector(self.face))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Embedding(ParallelRule):
-    """See `rules.embedding`."""
+    """nn.Embedding as an `Embedding3D`. The row of `padding_idx` gets no gradient from lookups, as in torch."""
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
-        padding = check_embedding(module, name, self)
-        vocab, hidden = module.get_parameter("weight").shape
-        with workshop.cube.skip_init():
-            layer = (
-                Embedding3D(vocab, hidden, workshop.cube)
-                if padding is None
-                else PaddedEmbedding3D(vocab, hidden, workshop.cube, padding)
-            )
-        return filled(layer, module, workshop, matrix("z"))
+        return embedding(self, module, name, workshop, Embedding3D, PaddedEmbedding3D, matrix("z"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table(ParallelRule):
-    """See `rules.table`."""
+    """nn.Embedding with few rows (positions, token types) as a `LookupEmbedding3D`."""
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
-        padding = check_embedding(module, name, self)
-        rows, hidden = module.get_parameter("weight").shape
-        with workshop.cube.skip_init():
-            layer = (
-                LookupEmbedding3D(rows, hidden, workshop.cube)
-                if padding is None
-                else PaddedTableEmbedding3D(rows, hidden, workshop.cube, padding)
-            )
-        return filled(layer, module, workshop, table("z"))
+        return embedding(self, module, name, workshop, LookupEmbedding3D, PaddedTableEmbedding3D, table("z"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Dropout(ParallelRule):
-    """See `rules.dropout`."""
+    """nn.Dropout as `Dropout3D`; also what becomes of one that no pattern names."""
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_code(module, name, self, (nn.Dropout,))
@@ -287,9 +275,21 @@ def with_settings(layer: nn.Module, module: nn.Module) -> nn.Module:
     return layer
 
 
-def check_embedding(module: nn.Module, name: str, kind: ParallelRule) -> int | None:
-    """The padding index of what must be a plain nn.Embedding. Raises ValueError for what the 3-D ones cannot do."""
-    check_type(module, name, kind, (nn.Embedding,))
+def embedding(
+    rule: ParallelRule,
+    module: nn.Module,
+    name: str,
+    workshop: ModuleBuilder,
+    plain: Callable[[int, int, Cube], nn.Module],
+    padded: Callable[[int, int, Cube, int], nn.Module],
+    layout: Layout,
+) -> nn.Module:
+    """The layer for an nn.Embedding, without or with a row for padding.
+
+    Raises:
+        ValueError: another module, or an option that the 3-D ones do not have.
+    """
+    check_type(module, name, rule, (nn.Embedding,))
     assert isinstance(module, nn.Embedding)
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(module, option):
@@ -297,7 +297,10 @@ def check_embedding(module: nn.Module, name: str, kind: ParallelRule) -> int | N
                 f"an embedding on a cube has no {option}. Got {option}={getattr(module, option)} at {name!r}. Make the "
                 "original without it."
             )
-    return module.padding_idx
+    rows, hidden, padding, cube = *module.weight.shape, module.padding_idx, workshop.cube
+    with cube.skip_init():
+        layer = plain(rows, hidden, cube) if padding is None else padded(rows, hidden, cube, padding)
+    return filled(layer, module, workshop, layout)
 
 
 def check_rms(module: nn.Module, name: str, weight: Tensor) -> float:
@@ -355,48 +358,37 @@ class TurnedProjection3D(Projection3D):
     def extra_repr(self) -> str:
         return f"turned from {lies(self.hidden, self.reads, self.cube)}, {super().extra_repr()}"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: nn.Parameter | None = None) -> Tensor:
         """(R/xz, H/y) on face y, to (R/xz, V/y) on the same."""
         if x.dim() == 3:
-            return in_batch(self.forward, x, "Projection3D")
-        return super().forward(redistribute(x, self.cube, to="z"))
+            return in_batch(lambda rows: self.forward(rows, weight), x, "Projection3D")
+        return super().forward(redistribute(x, self.cube, to="z"), weight)
 
 
-class PaddedEmbedding3D(Embedding3D):
-    """An `Embedding3D` of which one row gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
+class _WithPadding:
+    """One row of an embedding gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
 
-    def __init__(self, vocab: int, hidden: int, cube: Cube, padding_idx: int) -> None:
-        super().__init__(vocab, hidden, cube)
+    cube: Cube
+
+    def __init__(self, rows: int, hidden: int, cube: Cube, padding_idx: int) -> None:
+        super().__init__(rows, hidden, cube)  # type: ignore[call-arg]
         self.padding_idx = padding_idx
 
     def forward(self, ids: Tensor) -> Tensor:
-        """As `Embedding3D.forward`."""
+        """As of the embedding without padding."""
         if ids.dim() == 2:
-            return in_batch(self.forward, ids, "Embedding3D")
-        return without_gradient(super().forward(ids), ids, self.padding_idx, self.cube)
+            return in_batch(self.forward, ids, type(self).__name__)
+        found: Tensor = super().forward(ids)  # type: ignore[misc]
+        padding = local_rows(ids, self.cube, "z") == self.padding_idx
+        return torch.where(padding.unsqueeze(-1), found.detach(), found)  # on face z
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, padding_idx={self.padding_idx}"
+        return f"{super().extra_repr()}, padding_idx={self.padding_idx}"  # type: ignore[misc]
 
 
-class PaddedTableEmbedding3D(LookupEmbedding3D):
-    """A `LookupEmbedding3D` of which one row gets no gradient from lookups, as nn.Embedding's `padding_idx`."""
-
-    def __init__(self, rows: int, hidden: int, cube: Cube, padding_idx: int) -> None:
-        super().__init__(rows, hidden, cube)
-        self.padding_idx = padding_idx
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        """As `LookupEmbedding3D.forward`."""
-        if numbers.dim() == 2:
-            return in_batch(self.forward, numbers, "LookupEmbedding3D")
-        return without_gradient(super().forward(numbers), numbers, self.padding_idx, self.cube)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, padding_idx={self.padding_idx}"
+class PaddedEmbedding3D(_WithPadding, Embedding3D):
+    """An `Embedding3D` with a row for padding."""
 
 
-def without_gradient(found: Tensor, ids: Tensor, padding_idx: int, cube: Cube) -> Tensor:
-    """`found` on face z, whose rows of `padding_idx` take no gradient back."""
-    padding = local_rows(ids, cube, "z") == padding_idx
-    return torch.where(padding.unsqueeze(-1), found.detach(), found)
+class PaddedTableEmbedding3D(_WithPadding, LookupEmbedding3D):
+    """A `LookupEmbedding3D` with a row for padding."""

@@ -1,4 +1,4 @@
-"""Kinds for modules that keep their own code, or are replaced by one that the user builds."""
+"""Rules for modules that keep their own code, or are replaced by one that the user builds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from torch import nn
 
 from tensor3d.distributed.cube_shape import AxisName, check_axes
 from tensor3d.parallelize.module_copy import ModuleBuilder, copied, strip_params
-from tensor3d.parallelize.rule import ParallelRule
+from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.wrapped_module import ReplicatedModule3D, on_cube
 from tensor3d.sharding.activation_layout import Face, check_face
 from tensor3d.sharding.param_layout import Layout
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Wrapped(ParallelRule):
-    """Blocks are given while the module's forward runs, and where a backward pass runs any of its code again.
+    """The module's own code, given this rank's block of each of its own parameters, e.g. `{"gamma": vector("z")}`.
+
+    For elementwise code: a LayerScale, a learned gate. Modules inside have rules of their own.
+
+    Blocks are given while the module's forward runs, and where a backward pass runs any of its code again.
 
     Code around it that reads such a parameter, or calls another method that does, gets the parameter as it lies on the
     cube, for which torch raises an error that speaks of DTensor: let it call the module, or name the module around it.
@@ -28,6 +32,9 @@ class Wrapped(ParallelRule):
 
     layouts: Mapping[str, Layout]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layouts", dict(self.layouts))
+
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         check_forward(module, name, self)
         held = dict(module.named_parameters(recurse=False, remove_duplicate=False))
@@ -35,7 +42,7 @@ class Wrapped(ParallelRule):
             raise ValueError(
                 f"{name!r} ({type(module).__name__}) holds the parameters {sorted(held)}, and its plan names "
                 f"{sorted(self.layouts)}. rules.wrapped needs a layout for each of its own parameters; those of "
-                "modules inside have kinds of their own."
+                "modules inside have rules of their own."
             )
         for each, layout in self.layouts.items():
             self._check_even(f"{name}.{each}", held[each].shape, layout, workshop)
@@ -55,14 +62,25 @@ class Wrapped(ParallelRule):
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Replicated(ParallelRule):
-    """See `rules.replicated`."""
+    """The module's own code and whole parameters on every rank, with all that lies inside.
+
+    Args:
+        sum_over: axes over which the ranks' gradients are parts of one sum. All four where each rank uses a part of
+            what it makes, as with `enters`; not those over which every rank has the whole gradient already.
+        enters: its result, the (rows, columns) of a plane that each of its ranks has made, goes on as this rank's block
+            on this face. A result of more dims has all but the last taken together, as (1, rows, columns).
+
+    Batch norm inside has the statistics of what its rank sees: in training that is the batch only where x and data are
+    1. Dropout inside draws other masks on each rank.
+    """
 
     sum_over: tuple[AxisName, ...]
     enters: Face | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sum_over", tuple(self.sum_over))
         check_axes(self.sum_over)
         if self.enters is not None:
             check_face(self.enters)
@@ -75,9 +93,14 @@ class Replicated(ParallelRule):
         return on_cube(strip_params(code), layouts, workshop.cube, self.enters)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Replace(ParallelRule):
-    """See `rules.replace`."""
+    """What `build(module, name, workshop)` returns, for what none of the other rules does.
+
+    `workshop.cube` is the cube, and `workshop.parameter(source, layout)` makes this rank's block of one of the
+    original's parameters. Parts of the module may be built by rules: as in
+    `rules.linear("z").build(module.q, name, workshop)`.
+    """
 
     maker: Callable[[nn.Module, str, ModuleBuilder], nn.Module]
 
@@ -93,9 +116,9 @@ class Replace(ParallelRule):
         return built.train(module.training)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Keep(ParallelRule):
-    """See `rules.keep`."""
+    """A module without parameters, copied as it is with all inside. Only needed where parallelize asks for a word."""
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
         held = [each for each, _ in module.named_parameters()]

@@ -15,14 +15,14 @@ from tensor3d import (
     Embedding3D,
     LayerNorm3D,
     Linear3D,
+    Projection3D,
     SmallHead3D,
-    TiedProjection3D,
     all_reduce_replicated,
     cross_entropy,
     local,
     redistribute,
 )
-from tests.twins import error, full, make_twins
+from tests.single_device_reference import error, full, make_twins
 
 Shape = tuple[int, int, int, int]
 VOCAB, HIDDEN = 13, 8
@@ -51,13 +51,13 @@ class Tied(nn.Module):
         self.on_z = LayerNorm3D(HIDDEN, cube, "z")
         self.dense = Linear3D(HIDDEN, HIDDEN, cube, std=0.5)
         self.on_y = LayerNorm3D(HIDDEN, cube, "y")
-        self.projection = TiedProjection3D(VOCAB, HIDDEN, cube)
+        self.projection = Projection3D(HIDDEN, VOCAB, cube, bias=True, holds_weight=False)
         self.head = SmallHead3D(HIDDEN, 3, cube, "y", std=0.5)
 
     def forward(self, number: int, fail: bool = False, head: bool = True) -> Tensor:
         """The loss of micro-batch `number` of the whole job, the same on every rank."""
         cube, weight = self.cube, self.tokens.weight
-        plane = cube.coordinate["data"] * cube.shape.x + cube.coordinate["x"]
+        plane = cube.shape.plane_of(cube.rank)
         ids, labels = (t.chunk(cube.shape.planes)[plane] for t in micro_batch(number))
         own = labels.chunk(cube.shape.z)[cube.coordinate["z"]]
         x = self.on_z(self.tokens(ids))

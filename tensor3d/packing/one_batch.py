@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from itertools import chain, pairwise
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -63,7 +62,7 @@ def pack_batch(
         packer = StreamPacker(capacity, max_sequences, budget=budget, costs=costs)
         other = packer.feed(lengths) + packer.flush()
         if len(other) < plan.packs:
-            packs = _by_lists(other)
+            packs = PackAssignment.of(other)
     empty = -len(packs) % multiple_of
     return PackAssignment(offsets=np.pad(packs.offsets, (0, empty), mode="edge"), sequences=packs.sequences)
 
@@ -132,19 +131,8 @@ def _by_plan(plan: PackingPlan, lengths: NDArray[np.int64]) -> PackAssignment:
     slots = np.concatenate([np.tile(each.lengths, each.repeat) for each in plan.strategies])
     sequences = np.empty(len(lengths), dtype=np.int64)
     sequences[np.argsort(slots, kind="stable")] = np.argsort(lengths, kind="stable")
-    return PackAssignment(offsets=_offsets(sizes), sequences=sequences)
-
-
-def _by_lists(packs: list[list[int]]) -> PackAssignment:
-    return PackAssignment(
-        offsets=_offsets(np.array([len(pack) for pack in packs])),
-        sequences=np.fromiter(chain.from_iterable(packs), dtype=np.int64),
-    )
-
-
-def _offsets(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    offsets: NDArray[np.int64] = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-    return offsets
+    offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    return PackAssignment(offsets=offsets, sequences=sequences)
 
 
 # --- Packing a batch into a given number of packs, as small as they can be --------------------------------------------
@@ -214,8 +202,4 @@ def _least_loaded(lengths: NDArray[np.integer], packs: int) -> tuple[PackAssignm
         load, pack = loads[0]
         members[pack].append(sequence)
         heapq.heapreplace(loads, (load + int(lengths[sequence]), pack))
-    sizes = np.cumsum([0, *map(len, members)], dtype=np.int64)
-    sequences = np.empty(len(lengths), dtype=np.int64)
-    for (first, last), of_pack in zip(pairwise(sizes.tolist()), members, strict=True):
-        sequences[first:last] = of_pack
-    return PackAssignment(offsets=sizes, sequences=sequences), max(loads)[0]
+    return PackAssignment.of(members), max(loads)[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, Sequences
-from tensor3d.data.batch import BatchLayout, fit_packs_per_rank
+from tensor3d.data.packed_batch import BatchLayout, fit_packs_per_rank
 from tensor3d.packing import pack_batch
 
 NO_TARGET = -100
@@ -61,17 +61,10 @@ def lay(packs: Sequence[Sequence[Text]], capacity: int, cube: Cube) -> CausalBat
         ValueError: the packs do not divide by data*x*z, a pack's texts are longer than its capacity together, or the
             rows of a plane do not divide by y.
     """
-    sizes = (cube.shape.data, cube.shape.x, cube.shape.y, cube.shape.z)
-    layout = BatchLayout(
-        cube_shape=sizes,
-        data_index=cube.coordinate["data"],
-        x_index=cube.coordinate["x"],
-        z_index=cube.coordinate["z"],
-        packs_per_rank=fit_packs_per_rank(len(packs), sizes, None),
-        capacity=capacity,
-    )
+    k = fit_packs_per_rank(len(packs), cube.shape, None)
+    layout = BatchLayout(shape=cube.shape, rank=cube.rank, packs_per_rank=k, capacity=capacity)
     plane = packs[layout.plane_start :][: layout.plane_packs]
-    own = plane[layout.z_index * layout.packs_per_rank :][: layout.packs_per_rank]
+    own = plane[cube.coordinate["z"] * k :][:k]
     ids = [token for pack in plane for token in _filled([list(text) for text in pack], capacity, 0)]
     labels = [label for pack in plane for label in _filled([_next(text) for text in pack], capacity, NO_TARGET)]
     return CausalBatch(

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tensor3d import CubeShape
 from tensor3d.data import Pack, PackedBatch, collate
-from tensor3d.data.batch import IGNORED, UNUSED
+from tensor3d.data.packed_batch import IGNORED, UNUSED
 
 LIMITS = {"capacity": 6, "masked_per_pack": 2, "max_sequences": 2, "pad": 0}
 
@@ -28,7 +29,7 @@ TWO = pack([2, 9, 3, 2, 4, 3], [0, 0, 0, 0, 0, 0], [3, 3], [1, 4], [9, 6], [0, 1
 
 
 def test_a_plane_of_two_packs_by_hand() -> None:
-    batch = collate([ONE, TWO], y=1, z=1, slice_index=0, **LIMITS)
+    batch = collate([ONE, TWO], shape=CubeShape(), rank=0, **LIMITS)
     assert batch.ids.tolist() == [2, 4, 3, 8, 3, 0, *(2, 9, 3, 2, 4, 3)]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, *(0, 1, 2, 0, 1, 2)]
     assert batch.types.tolist() == [0, 0, 0, 1, 1, 0, *(0, 0, 0, 0, 0, 0)]
@@ -44,7 +45,7 @@ def test_a_plane_of_two_packs_by_hand() -> None:
 
 
 def test_members_of_z_own_their_packs_and_share_the_rest() -> None:
-    first, second = (collate([ONE, TWO], y=2, z=2, slice_index=index, **LIMITS) for index in (0, 1))
+    first, second = (collate([ONE, TWO], shape=CubeShape(y=2, z=2), rank=index, **LIMITS) for index in (0, 1))
     assert (first.sequences.lengths, second.sequences.lengths) == ((5, 1), (3, 3))
     for field in fields(PackedBatch):
         if field.name not in ("sequences", "read"):
@@ -53,30 +54,30 @@ def test_members_of_z_own_their_packs_and_share_the_rest() -> None:
 
 def test_row_lists_divide_by_y_and_z() -> None:
     # Two packs have budgets of 4 and 4; lcm(3, 2) = 6.
-    batch = collate([ONE, TWO], y=3, z=2, slice_index=0, **LIMITS)
+    batch = collate([ONE, TWO], shape=CubeShape(y=3, z=2), rank=0, **LIMITS)
     assert batch.masked.tolist() == [1, 7, 10, UNUSED, UNUSED, UNUSED]
     assert batch.first.tolist() == [0, 6, 9, UNUSED, UNUSED, UNUSED]
     assert batch.masked_labels.shape == batch.next_labels.shape == (6,)
 
 
 def test_an_empty_pack_is_one_unused_tail() -> None:
-    batch = collate([Pack.empty(), ONE], y=1, z=1, slice_index=0, **LIMITS)
+    batch = collate([Pack.empty(), ONE], shape=CubeShape(), rank=0, **LIMITS)
     assert batch.ids.tolist() == [0] * 6 + [2, 4, 3, 8, 3, 0]
     assert batch.sequences.lengths == (6, 5, 1)
     assert batch.masked.tolist() == [7, UNUSED, UNUSED, UNUSED]
     assert batch.first.tolist() == [6, UNUSED, UNUSED, UNUSED]
-    nothing = collate([Pack.empty()], y=1, z=1, slice_index=0, **LIMITS)
+    nothing = collate([Pack.empty()], shape=CubeShape(), rank=0, **LIMITS)
     assert (nothing.masked == UNUSED).all()
     assert (nothing.next_labels == IGNORED).all()
 
 
 def test_to_moves_every_tensor() -> None:
-    batch = collate([ONE, TWO], y=1, z=1, slice_index=0, with_read_rows=True, **LIMITS).to("meta")
+    batch = collate([ONE, TWO], shape=CubeShape(), rank=0, with_read_rows=True, **LIMITS).to("meta")
     for field in fields(PackedBatch):
         if field.name != "read":
             assert getattr(batch, field.name).device.type == "meta"
     assert batch.read is not None
-    for tensor in (batch.read.masked, batch.read.first, batch.read.chosen.rows, batch.read.chosen.own.rows):
+    for tensor in (*batch.read.heads, batch.read.plane_rows, batch.read.rows):
         assert tensor.device.type == "meta"
     assert batch.sequences.lengths == (5, 1, 3, 3)
 
@@ -91,20 +92,18 @@ def test_to_moves_every_tensor() -> None:
 )
 def test_a_pack_over_a_limit_is_named(limit: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        collate([ONE, TWO], y=1, z=1, slice_index=0, **{**LIMITS, **limit})
+        collate([ONE, TWO], shape=CubeShape(), rank=0, **{**LIMITS, **limit})
 
 
 @pytest.mark.parametrize(
-    ("packs", "y", "z", "slice_index", "message"),
+    ("packs", "y", "z", "rank", "message"),
     [
         ([], 1, 1, 0, "each member of z=1. Got 0"),
         ([ONE, TWO, ONE], 1, 2, 0, "each member of z=2. Got 3"),
         ([ONE], 4, 1, 0, r"a plane of 1 packs per rank \* z=1 \* capacity 6 has 6 rows, which do not divide by y=4"),
-        ([ONE, TWO], 1, 2, 2, r"slice_index.*\b0.*\b1.*\b2"),
+        ([ONE, TWO], 1, 2, 2, r"rank of 1x1x2 .*\b0.*\b1.*\b2"),
     ],
 )
-def test_a_plane_that_does_not_divide_is_named(
-    packs: list[Pack], y: int, z: int, slice_index: int, message: str
-) -> None:
+def test_a_plane_that_does_not_divide_is_named(packs: list[Pack], y: int, z: int, rank: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        collate(packs, y=y, z=z, slice_index=slice_index, **LIMITS)
+        collate(packs, shape=CubeShape(y=y, z=z), rank=rank, **LIMITS)

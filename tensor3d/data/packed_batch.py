@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.batches.row_queries import RowIndex, RowSelection
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.data.array_utils import first_rows, ranges
+from tensor3d.distributed.cube_shape import CubeShape
 
 # --- The rows of a plane that a model's heads read: masked places and [CLS] -------------------------------------------
 #
@@ -29,22 +30,6 @@ UNUSED = -1
 """Where no row is meant."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HeadRows:
-    """Which rows they are, and where heads find them among these."""
-
-    chosen: RowSelection
-    masked: Tensor
-    """int64 (R,): slot of each token to guess, -1 where unused."""
-    first: Tensor
-    """int64 (C,): slot of each sequence's [CLS], -1 where unused."""
-
-    def moved(self, function: Callable[[Tensor], Tensor], own: RowIndex) -> HeadRows:
-        """The same, each tensor of it elsewhere."""
-        chosen = self.chosen.moved(function, own)
-        return HeadRows(chosen=chosen, masked=function(self.masked), first=function(self.first))
-
-
 def read_rows(
     masked: Sequence[NDArray[np.int64]],
     first: Sequence[NDArray[np.int64]],
@@ -52,20 +37,21 @@ def read_rows(
     capacity: int,
     budget: int,
     slots: tuple[int, int],
-    y: int,
-    z: int,
-    slice_index: int,
-) -> HeadRows:
-    """Of a plane's packs.
+    shape: CubeShape,
+    rank: int,
+) -> RowSelection:
+    """Those of a plane's packs; the heads are that for masked tokens (R,) and that for [CLS] (C,).
 
     Args:
         masked, first: of each pack, rows of the plane.
         capacity: rows of a pack.
         budget: of a pack, masked places and [CLS] together, at most.
         slots: R and C.
+        shape, rank: the cube, and this rank of it.
     """
+    z, slice_index = shape.z, shape.coordinate(rank)["z"]
     k = len(masked) // z
-    own_slots = -(-k * budget // y) * y
+    own_slots = _round_up(k * budget, shape.y)
     rows = np.full((z, own_slots), UNUSED, dtype=np.int64)
     places = [np.full(size, UNUSED, dtype=np.int64) for size in slots]
     filled = [0, 0]
@@ -78,11 +64,12 @@ def read_rows(
                 places[which][begin : filled[which]] = i * own_slots + here + np.arange(len(chosen))
                 here += len(chosen)
     mine = rows[slice_index]
-    own = RowIndex.from_numbers(np.where(mine == UNUSED, UNUSED, mine - slice_index * k * capacity), "cpu")
-    return HeadRows(
-        chosen=RowSelection(rows=torch.from_numpy(rows.reshape(-1)), own=own),
-        masked=torch.from_numpy(places[0]),
-        first=torch.from_numpy(places[1]),
+    own = np.where(mine == UNUSED, UNUSED, mine - slice_index * k * capacity)
+    return RowSelection(
+        rows=torch.from_numpy(own),
+        numbers=own,
+        plane_rows=torch.from_numpy(rows.reshape(-1)),
+        heads=tuple(map(torch.from_numpy, places)),
     )
 
 
@@ -98,82 +85,68 @@ class BatchLayout:
     take what is theirs from one list, so that a step has the same packs on any cube.
 
     Raises:
-        ValueError: sizes below 1, an index outside its axis, or rows that do not divide among the members of y.
+        ValueError: a size below 1, a rank that the cube does not have, or rows that do not divide among the members
+            of y.
     """
 
-    cube_shape: tuple[int, int, int, int]
-    """Sizes of the axes data, x, y, z."""
-    data_index: int
-    x_index: int
-    z_index: int
+    shape: CubeShape
+    rank: int
     packs_per_rank: int
     """k: packs on each face-y row slice."""
     capacity: int
     """Token slots of a pack."""
 
     def __post_init__(self) -> None:
-        _check_shape(self.cube_shape)
-        data, x, y, z = self.cube_shape
-        for name, index, size in (("data", self.data_index, data), ("x", self.x_index, x), ("z", self.z_index, z)):
-            if not 0 <= index < size:
-                raise ValueError(f"{name}_index must lie between 0 and {size - 1}. Got {index}.")
+        self.shape.coordinate(self.rank)  # refuses a rank outside
         if self.packs_per_rank < 1:
             raise ValueError(f"packs_per_rank must be at least 1. Got {self.packs_per_rank}.")
-        check_rows(packs_per_rank=self.packs_per_rank, z=z, capacity=self.capacity, y=y)
+        check_rows(self.shape, self.packs_per_rank, self.capacity)
 
     @property
     def micro_batch(self) -> int:
         """Packs of a micro-batch, over all planes."""
-        data, x, _, _ = self.cube_shape
-        return data * x * self.plane_packs
+        return self.shape.planes * self.plane_packs
 
     @property
     def plane_packs(self) -> int:
         """Packs of a micro-batch on one plane."""
-        return self.cube_shape[3] * self.packs_per_rank
+        return self.shape.z * self.packs_per_rank
 
     @property
     def plane_start(self) -> int:
         """First pack of this rank's plane within a micro-batch."""
-        return (self.data_index * self.cube_shape[1] + self.x_index) * self.plane_packs
+        return self.shape.plane_of(self.rank) * self.plane_packs
 
 
-def check_rows(*, packs_per_rank: int, z: int, capacity: int, y: int) -> None:
+def check_rows(shape: CubeShape, packs_per_rank: int, capacity: int) -> None:
     """Raises ValueError unless the rows of a plane divide among the members of y."""
-    rows = packs_per_rank * z * capacity
-    if rows % y:
+    rows = packs_per_rank * shape.z * capacity
+    if rows % shape.y:
         raise ValueError(
-            f"a plane of {packs_per_rank} packs per rank * z={z} * capacity {capacity} has {rows} rows, "
-            f"which do not divide by y={y}. Change packs_per_rank, the capacity or the cube."
+            f"a plane of {packs_per_rank} packs per rank * z={shape.z} * capacity {capacity} has {rows} rows, "
+            f"which do not divide by y={shape.y}. Change packs_per_rank, the capacity or the cube."
         )
 
 
-def fit_packs_per_rank(global_batch: int, cube_shape: tuple[int, int, int, int], packs_per_rank: int | None) -> int:
+def fit_packs_per_rank(global_batch: int, shape: CubeShape, packs_per_rank: int | None) -> int:
     """The number of packs per rank: the given one, or the largest that makes the global batch one micro-batch.
 
     Raises:
         ValueError: the global batch is not a whole number of micro-batches, or a number is below 1.
     """
-    _check_shape(cube_shape)
-    data, x, _, z = cube_shape
     if global_batch < 1 or (packs_per_rank is not None and packs_per_rank < 1):
         raise ValueError(
             f"global_batch and packs_per_rank must be at least 1. Got {global_batch} and {packs_per_rank}."
         )
-    unit = data * x * z * (packs_per_rank or 1)
+    unit = shape.planes * shape.z * (packs_per_rank or 1)
     if global_batch % unit:
         per_rank = "" if packs_per_rank is None else f" * packs_per_rank={packs_per_rank}"
         near = sorted({max(unit, global_batch // unit * unit), -(-global_batch // unit) * unit})
         raise ValueError(
-            f"a global batch of {global_batch} packs does not divide by data={data} * x={x} * z={z}{per_rank} "
-            f"= {unit}. Take {' or '.join(map(str, near))} packs, or another cube."
+            f"a global batch of {global_batch} packs does not divide by data={shape.data} * x={shape.x} * z={shape.z}"
+            f"{per_rank} = {unit}. Take {' or '.join(map(str, near))} packs, or another cube."
         )
     return packs_per_rank or global_batch // unit
-
-
-def _check_shape(cube_shape: tuple[int, int, int, int]) -> None:
-    if min(cube_shape) < 1:
-        raise ValueError(f"the sizes (data, x, y, z) of a cube must be at least 1. Got {cube_shape}.")
 
 
 # --- A plane's micro-batch as tensors ---------------------------------------------------------------------------------
@@ -228,22 +201,23 @@ class PackedBatch:
     """int64 (C,): plane row of each sequence's [CLS], -1 where unused."""
     next_labels: Tensor
     """int64 (C,): next-sentence label of each sequence, -100 where unused."""
-    read: HeadRows | None = None
+    read: RowSelection | None = None
     """For a model whose last layer computes only the rows that heads read."""
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """The batch on a device. From pinned memory the copy is asynchronous, ordered by the current stream."""
-        read = None if self.read is None else self.read.chosen.own.to(device)
+        read = None if self.read is None else self.read.to(device)
         return self._map(lambda tensor: tensor.to(device, non_blocking=True), self.sequences.to(device), read)
 
     def pin_memory(self) -> PackedBatch:
         """The batch in page-locked memory, from which a copy to a GPU runs beside the computation."""
         sequences = Sequences(cu_seqlens=self.sequences.cu_seqlens.pin_memory(), lengths=self.sequences.lengths)
-        return self._map(Tensor.pin_memory, sequences, None if self.read is None else self.read.chosen.own.pin_memory())
+        return self._map(Tensor.pin_memory, sequences, None if self.read is None else self.read.pin_memory())
 
-    def _map(self, function: Callable[[Tensor], Tensor], sequences: Sequences, own: RowIndex | None) -> PackedBatch:
+    def _map(
+        self, function: Callable[[Tensor], Tensor], sequences: Sequences, read: RowSelection | None
+    ) -> PackedBatch:
         names = (field.name for field in fields(self) if field.name not in ("sequences", "read"))
-        read = None if self.read is None or own is None else self.read.moved(function, own)
         return PackedBatch(sequences=sequences, read=read, **{name: function(getattr(self, name)) for name in names})
 
 
@@ -253,35 +227,32 @@ def collate(
     capacity: int,
     masked_per_pack: int,
     max_sequences: int,
-    y: int,
-    z: int,
-    slice_index: int,
+    shape: CubeShape,
+    rank: int,
     pad: int,
     with_read_rows: bool = False,
 ) -> PackedBatch:
     """Lays a plane's packs out as one rank's tensors.
 
     Args:
-        packs: the k * z packs of the plane; member `slice_index` of z owns the k from `slice_index * k` on.
+        packs: the k * z packs of the plane; member `i` of z owns the k from `i * k` on.
         capacity: token slots of a pack.
         masked_per_pack: tokens to guess in a pack, at most.
         max_sequences: sequences of a pack, at most.
-        y, z: sizes of the plane.
-        slice_index: this rank's place on the axis z.
+        shape, rank: the cube, and this rank of it.
         pad: the id of unused slots.
         with_read_rows: also say which rows heads read (`PackedBatch.read`).
 
     Raises:
         ValueError: a pack over a limit, or packs and rows that do not divide among z and y.
     """
+    z, slice_index = shape.z, shape.coordinate(rank)["z"]
     if not packs or len(packs) % z:
         raise ValueError(
             f"a plane needs the same number of packs, at least 1, for each member of z={z}. Got {len(packs)}."
         )
-    if not 0 <= slice_index < z:
-        raise ValueError(f"slice_index must lie between 0 and {z - 1}. Got {slice_index}.")
     k = len(packs) // z
-    check_rows(packs_per_rank=k, z=z, capacity=capacity, y=y)
+    check_rows(shape, k, capacity)
     for number, pack in enumerate(packs):
         _check(number, pack, capacity=capacity, masked_per_pack=masked_per_pack, max_sequences=max_sequences)
 
@@ -293,7 +264,7 @@ def collate(
         types[row, :tokens] = pack.types
         positions[row, :tokens] = ranges(np.zeros_like(pack.lengths), pack.lengths)
 
-    multiple = math.lcm(y, z)
+    multiple = math.lcm(shape.y, z)
     rows = range(0, len(packs) * capacity, capacity)
     masked_slots = _round_up(len(packs) * masked_per_pack, multiple)
     first_slots = _round_up(len(packs) * max_sequences, multiple)
@@ -302,9 +273,7 @@ def collate(
     read = None
     if with_read_rows:
         budget, slots = masked_per_pack + max_sequences, (masked_slots, first_slots)
-        read = read_rows(
-            masked, first, capacity=capacity, budget=budget, slots=slots, y=y, z=z, slice_index=slice_index
-        )
+        read = read_rows(masked, first, capacity=capacity, budget=budget, slots=slots, shape=shape, rank=rank)
     own = packs[slice_index * k : (slice_index + 1) * k]
     return PackedBatch(
         ids=torch.from_numpy(ids.reshape(-1)),

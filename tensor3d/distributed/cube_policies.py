@@ -1,4 +1,7 @@
-"""In which types a model computes and its gradients travel. Master weights keep theirs (Micikevicius et al. 2018)."""
+"""What all layers of a cube are told: how they do their work, and in which types.
+
+Master weights keep theirs (Micikevicius et al. 2018).
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from tools.corpus.extract.reading import Document, ReadContext, row_document, tidy
-from tools.corpus.extract.record_stream import RAISE, Place, Record, cut_elements, cut_lines, too_long
+from tools.corpus.extract.read_context import Document, ReadContext, row_document, tidy
+from tools.corpus.extract.record_splitter import RAISE, Place, Record, cut_elements, cut_lines, too_long
 
 # --- Pages of a MediaWiki dump (the export format of Special:Export, version 0.3 to 0.11) -----------------------------
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tools.corpus.extract.bzip2 import bzip2_chunks
-from tools.corpus.extract.record_stream import RAISE, Chunk, Place, ReadBuffer, gzip_chunks, plain_chunks, too_long
+from tools.corpus.extract.record_splitter import RAISE, Chunk, Place, ReadBuffer, gzip_chunks, plain_chunks, too_long
 from tools.corpus.pipeline import BadInput, Context
 
 # --- What kind of file an input is ------------------------------------------------------------------------------------

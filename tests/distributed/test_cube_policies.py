@@ -11,7 +11,7 @@ from tensor3d import Cube, Embedding3D, LayerNorm3D, MixedPrecisionPolicy, Small
 from tensor3d.sharding.param_layout import vector
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.twins import error, fast_alone, full, ranks_of
+from tests.single_device_reference import error, fast_alone, full, ranks_of
 
 HALF = MixedPrecisionPolicy(compute=torch.bfloat16)
 
