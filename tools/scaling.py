@@ -20,11 +20,12 @@ from typing import Any
 import torch.distributed as dist
 
 from tools.bench.__main__ import main as bench
-from tools.bench.harness.scaling_plots import check_drawing, draw, read_results, save_picture
+from tools.bench.harness.scaling_plots import draw, read_results
 from tools.bench.harness.step_trial import CubeFigures
 from tools.bench.scaling import HEADER, Point, base_of, row
 from tools.common.cli import run_main
 from tools.common.machine import format_table
+from tools.common.plotting import check_drawing, save
 
 KINDS = ("strong", "weak")
 
@@ -71,7 +72,7 @@ def collect(folder: Path) -> int:
         rows = [row(point, base) for point in points]
         print("\n".join([f"{kind} scaling; efficiency is to {base.step.name}", *format_table(HEADER, rows), ""]))
         pages.append("\n".join([f"## {kind} scaling, efficiency to {base.step.name}", "", *markdown(HEADER, rows), ""]))
-        save_picture(draw(kind, results), folder / f"{kind}.png")
+        save(draw(kind, results), folder / f"{kind}.png")
         print(f"written: {folder / f'{kind}.png'}")
     page = folder / "scaling.md"
     draft = page.with_name(page.name + ".partial")

@@ -33,6 +33,7 @@ from tools.bench.harness.step_trial import (
 )
 from tools.bench.shard_exchange import corpus_feed
 from tools.common.machine import Machine, format_table
+from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
@@ -253,25 +254,18 @@ def row(mode: ModeLoss) -> list[str]:
 
 def draw(curves: Curves, path: Path) -> None:
     """Masked-LM loss of each mode: a thin line for each seed, a bold one for their mean, both smoothed."""
-    # Slow to import, and needed for pictures alone.
-    from matplotlib.figure import Figure
-
-    from tools.common.plotting import COLOURS, DASHES, running_mean, save, window_of
-
-    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    figure = new_figure()
     axes = figure.add_subplot()
     for number, (mode, runs) in enumerate(curves.items()):
         losses = np.array([[step.masked_lm_loss for step in run] for run in runs])
         window = window_of(losses.shape[1])
         whole = max(1, losses.shape[1] - window // 2)
         smooth = np.stack([running_mean(run, window)[:whole] for run in losses])
-        steps, colour = np.arange(1, whole + 1), COLOURS[number % len(COLOURS)]
-        axes.plot(steps, smooth.T, color=colour, linewidth=0.7, alpha=0.4)
-        dashes = DASHES[number % len(DASHES)]
-        axes.plot(steps, smooth.mean(axis=0), color=colour, linewidth=2.2, linestyle=dashes, label=mode)
+        steps, own = np.arange(1, whole + 1), style(number)
+        axes.plot(steps, smooth.T, color=own["color"], linewidth=0.7, alpha=0.4)
+        axes.plot(steps, smooth.mean(axis=0), **own, linewidth=2.2, label=mode)
     axes.set(xlabel="step of the optimiser", ylabel=f"masked-LM loss (nats), mean of {window} steps")
     axes.margins(x=0.01)
-    axes.grid(color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     axes.legend(frameon=False)
     save(figure, path)

@@ -22,7 +22,7 @@ from tensor3d.distributed.object_collectives import run_on_rank0
 from tools import pretrain
 from tools.bench.harness.command import recipe_among
 from tools.bench.harness.processes import Group, LocalGroup, TorchrunGroup, disconnect
-from tools.bench.harness.scaling_plots import KINDS, check_picture, draw, kinds_of, save_picture
+from tools.bench.harness.scaling_plots import KINDS, draw, kinds_of
 from tools.bench.harness.step_trial import (
     LOSS_TOLERANCE,
     CubeFigures,
@@ -35,6 +35,7 @@ from tools.bench.harness.step_trial import (
 from tools.bench.step import deal, measure
 from tools.common.cpu import usable_cores
 from tools.common.machine import Machine, check_output, format_table
+from tools.common.plotting import check_picture, save
 from tools.training.config import TrainConfig
 
 # --- The figures of `bench strong` and `bench weak`: those of a step on each box, and how it scales -------------------
@@ -418,7 +419,7 @@ class ScalingCommand(RecipeCommand):
         }
         self.write(arguments, machine, **content)
         if self.plot is not None:
-            save_picture(draw(arguments[0], to_json(points)), self.plot)
+            save(draw(arguments[0], to_json(points)), self.plot)
             print(f"written: {self.plot}")
         sys.stdout.flush()
 

@@ -34,6 +34,7 @@ from tools.bench.scaling import (
     efficiency,
     numbers,
 )
+from tools.common import plotting
 from tools.training.config import ModelConfig
 
 QUIET = ["--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -277,7 +278,7 @@ def test_what_cannot_be_drawn_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_without_matplotlib_nothing_is_measured(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scaling_plots, "find_spec", lambda name: None)
+    monkeypatch.setattr(plotting, "find_spec", lambda name: None)
     assert main(arguments("strong", recipe, "--plot", str(tmp_path / "a.png"))) == 2
     assert "--plot needs the package matplotlib: pip install matplotlib." in capsys.readouterr().err
     assert main(["plot", str(tmp_path / "a.json"), "--output-dir", str(tmp_path)]) == 2

@@ -27,6 +27,7 @@ from tools.bench.vs_transformers.contenders import (
 )
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work
 from tools.common.machine import format_table
+from tools.common.plotting import COLOURS, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -308,14 +309,13 @@ def row(side: SideFigures) -> tuple[str, ...]:
 
 # --- The picture of `bench library`: one run, or several drawn together -----------------------------------------------
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = {
     PLAIN: "0.6",
-    MASKED: "#56B4E9",
-    OURS: "#0072B2",
-    ROWS: "#009E73",
-    COMPILED: "#E69F00",
-    ROWS_COMPILED: "#D55E00",
+    MASKED: COLOURS[5],
+    OURS: COLOURS[0],
+    ROWS: COLOURS[2],
+    COMPILED: COLOURS[4],
+    ROWS_COMPILED: COLOURS[1],
 }
 _KINDS = {FULL: "no padding", PADDED: "padded", SORTED: "padded, sorted by length"}
 
@@ -348,12 +348,10 @@ def draw(results: Sequence[SideFigures]) -> Figure:
 
     A contender has its colour in all of them; a number is its ratio to "transformers-masked".
     """
-    from matplotlib.figure import Figure  # it takes a second, for which nobody should wait who wants no picture
-
     presets = list(dict.fromkeys(side.preset for side in results))
     precisions = [name for name in LOSS_TOLERANCE if any(side.precision == name for side in results)]
     kinds = [kind for kind in _KINDS if any(side.inputs == kind for side in results)]
-    figure = Figure(figsize=(1.0 + 4.2 * len(kinds), 1.0 + 3.2 * len(presets)), layout="constrained")
+    figure = new_figure(1.0 + 4.2 * len(kinds), 1.0 + 3.2 * len(presets))
     panels = figure.subplots(len(presets), len(kinds), squeeze=False, sharey="row")
     for row, preset in zip(panels, presets, strict=True):
         first = True
@@ -400,6 +398,4 @@ def _draw_panel(axes: Axes, precisions: Sequence[str], sides: Sequence[SideFigur
             )
     axes.set_xticks(range(len(precisions)), precisions)
     axes.set_xlim(-0.5, len(precisions) - 0.5)
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes, "y")

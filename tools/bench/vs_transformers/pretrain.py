@@ -26,7 +26,6 @@ from tensor3d.distributed import process_group
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.memory import peak_on
 from tools.bench.harness.processes import interleave, using_threads
-from tools.bench.harness.scaling_plots import check_picture, save_picture
 from tools.bench.harness.synthetic_data import SHORTEST, exponential_histogram
 from tools.bench.vs_transformers.contenders import (
     COMPILING,
@@ -58,6 +57,7 @@ from tools.bench.vs_transformers.figures import (
 )
 from tools.common.cpu import usable_cores
 from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.common.plotting import check_picture, save
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.doctor.collective_timing import product_rate
 from tools.packing.histogram import read_histogram
@@ -282,7 +282,7 @@ class LibraryCommand(Subcommand):
                     preset, config, precisions, contenders, steps, turns, self.seed, device, self.backend
                 )
         if self.plot is not None:
-            save_picture(draw([*earlier, *results]), self.plot)
+            save(draw([*earlier, *results]), self.plot)
             print(f"written: {self.plot}")
         agreed = all_agree(results)
         if self.output is not None:
