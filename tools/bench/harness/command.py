@@ -1,12 +1,15 @@
-"""What every measurement is: a frozen dataclass of options that can check itself and run."""
+"""What every subcommand is: a frozen dataclass of options that can check itself and run."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tyro
 
 from models.bert import BertConfig
 
@@ -50,20 +53,21 @@ class Sizes:
                 raise ValueError(f"--{name} must be at least {bound}. Got {getattr(self, name)}.")
 
 
-# --- What every measurement is ----------------------------------------------------------------------------------------
+# --- What every subcommand is -----------------------------------------------------------------------------------------
 
 
 class Subcommand(ABC):
-    """One measurement. Its fields are its options; its docstring is its help."""
+    """One of them. Its fields are its options; its docstring is its help."""
 
     @classmethod
-    @abstractmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
         """An instance with the values of what is not given, which may depend on the arguments (a recipe's path).
 
         Raises:
             ValueError: a file among the arguments that cannot be read.
         """
+        options: Any = cls
+        return options(**{field.name: tyro.MISSING for field in dataclasses.fields(options) if is_required(field)})
 
     @abstractmethod
     def run(self, arguments: Sequence[str]) -> int:
@@ -76,6 +80,10 @@ class Subcommand(ABC):
             ValueError: an option that cannot be; before any process is started.
             RankFailedError: a process failed.
         """
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def recipe_among(arguments: Sequence[str]) -> Path | None:

@@ -129,10 +129,6 @@ class PlotCommand(Subcommand):
     output_dir: Path = Path()
     """Folder for strong.png and weak.png."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls(files=tyro.MISSING)
-
     def run(self, arguments: Sequence[str]) -> int:
         if not self.output_dir.is_dir():
             raise ValueError(f"--output-dir must be a folder that exists. Got {self.output_dir}.")
