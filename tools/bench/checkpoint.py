@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,11 +23,9 @@ from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
 from tensor3d.checkpoint import Checkpoints, RankResult
 from tensor3d.data.batch import Pack, PackedBatch, collate
-from tensor3d.distributed import process_group
-from tools.bench.harness.command import Subcommand
-from tools.bench.harness.processes import LocalGroup
-from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark, Count, Report
+from tools.bench.harness.processes import Trial, start
+from tools.common.machine import format_table
 
 # --- A training on one rank that is saved while somebody holds a watch ------------------------------------------------
 
@@ -65,7 +63,7 @@ class AsideSample:
         )
 
 
-class SavingTrial:
+class SavingTrial(Trial):
     """Pre-training on one small batch of random ids, halted between calls."""
 
     def __init__(self, cube: Cube, config: BertConfig, directory: Path) -> None:
@@ -181,7 +179,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointCommand(Subcommand):
+class CheckpointCommand(Benchmark[tuple[CubeShape, BertConfig]]):
     """Save a BERT in training on a cube of this machine's processes: while it waits, and while it goes on."""
 
     parameters: str = "100M"
@@ -190,42 +188,17 @@ class CheckpointCommand(Subcommand):
     """Sizes of the axes x, y and z, as XxYxZ."""
     data_parallel: int = 1
     """Copies of the cube."""
-    rounds: int = 3
+    rounds: Count = 3
     """Saves of each kind, in turns."""
-    steps: int = 5
+    steps: Count = 5
     """Steps before each pair of saves, whose median is what a step takes."""
     directory: Path | None = None
     """Where to save; a folder of its own is made there and taken away. Default: the system's temporary folder."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> CheckpointCommand:
-        return cls()
+    launcher: ClassVar[str | None] = OWN_PROCESSES
 
-    def run(self, arguments: Sequence[str]) -> int:
-        shape, config = self.check()
-        machine = Machine.here()
-        with tempfile.TemporaryDirectory(prefix="tensor3d-", dir=self.directory, ignore_cleanup_errors=True) as folder:
-            result = measure(self, shape, config, Path(folder))
-        print(f"{machine}\n{result.parameters:,} parameters on {shape}, {self.rounds} saves of each kind")
-        print("\n".join(format_table(HEADER, rows(result))))
-        print(verdict(result))
-        if self.output is not None:
-            head = heading(arguments, machine)
-            write_json(self.output, head | dataclasses.asdict(result))
-            print(f"written: {self.output}")
-        sys.stdout.flush()
-        return 0
-
-    def check(self) -> tuple[CubeShape, BertConfig]:
-        """The cube and the model. Raises ValueError for what can be seen before any process."""
-        if process_group.is_launched():
-            raise ValueError("this benchmark starts its processes itself. Call it without torchrun, srun or mpirun.")
-        for name in ("rounds", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
-        check_output(self.output)
+    def plan(self) -> tuple[CubeShape, BertConfig]:
+        """The cube and the model."""
         if self.directory is not None:
             checkpoint.check_writable(self.directory)
             if not self.directory.is_dir():
@@ -234,6 +207,14 @@ class CheckpointCommand(Subcommand):
         config = config_of(count(self.parameters))
         config.check(shape)
         return shape, config
+
+    def measure(self, plan: tuple[CubeShape, BertConfig]) -> Report:
+        shape, config = plan
+        with tempfile.TemporaryDirectory(prefix="tensor3d-", dir=self.directory, ignore_cleanup_errors=True) as folder:
+            result = measure(self, shape, config, Path(folder))
+        what = f"{result.parameters:,} parameters on {shape}, {self.rounds} saves of each kind"
+        lines = [what, *format_table(HEADER, rows(result)), verdict(result)]
+        return Report(lines=lines, content=dataclasses.asdict(result))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,10 +261,7 @@ def measure(command: CheckpointCommand, shape: CubeShape, config: BertConfig, fo
     sync: list[SyncSample] = []
     aside: list[AsideSample] = []
     with ExitStack() as stack:
-        cuda = torch.cuda.device_count() >= shape.ranks
-        make = partial(SavingTrial, config=config, directory=folder)
-        group: LocalGroup[SavingTrial] = LocalGroup(shape, make, cuda=cuda, cores=usable_cores())
-        stack.callback(group.close)
+        (group,) = start([shape], partial(SavingTrial, config=config, directory=folder), stack)
         parameters = group.call(SavingTrial.prepare)[0]
         for _ in tqdm(range(command.rounds), unit="round", disable=None):
             quiet += slowest(group.call(SavingTrial.steps, command.steps))

@@ -116,10 +116,10 @@ def cubes_of(text: str, data_parallel: int = 1) -> list[CubeShape]:
 class Report:
     """What a benchmark has found."""
 
-    lines: Sequence[str]
-    """For the screen, below the machine. Empty: there are no figures, and nothing is shown or written but faults."""
-    content: Mapping[str, Any]
-    """For the file, below its heading."""
+    lines: Sequence[str] = ()
+    """For the screen, below the machine."""
+    content: Mapping[str, Any] | None
+    """For the file, below its heading. None: there are no figures, and nothing is shown or written but faults."""
     faults: Sequence[str] = ()
     """What makes the figures wrong, in words: for standard error, with exit status 1."""
     well: bool = True
@@ -180,8 +180,9 @@ class Benchmark(Subcommand, Generic[P]):
         return {}
 
     def _tell(self, report: Report, machine: Machine, arguments: Sequence[str]) -> None:
-        if report.lines:
-            print("\n".join([*([] if self.at_once else [str(machine)]), *report.lines]), flush=True)
+        if report.content is not None:
+            for line in report.lines if self.at_once else [str(machine), *report.lines]:
+                print(line, flush=True)
             plot = getattr(self, "plot", None)
             if plot is not None and report.picture is not None:
                 save(report.picture(), plot)

@@ -94,7 +94,8 @@ def header(kind: type) -> list[str]:
 
 def cells(figures: Any) -> list[str]:
     """What the table shows of one object, under `header`."""
-    return [column.cell(figures, name) for name, column in columns(type(figures)).items()]
+    kind: type = type(figures)
+    return [column.cell(figures, name) for name, column in columns(kind).items()]
 
 
 def table(figures: Sequence[Any]) -> list[str]:
