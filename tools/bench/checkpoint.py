@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import ClassVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
@@ -22,9 +21,9 @@ from tqdm import tqdm
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
 from tensor3d.checkpoint import Checkpoints, RankResult
-from tensor3d.data.batch import Pack, PackedBatch, collate
 from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark, Count, Report
 from tools.bench.harness.processes import Trial, start
+from tools.bench.vs_pytorch.trial import Work, packed_batch
 from tools.common.machine import format_table
 
 # --- A training on one rank that is saved while somebody holds a watch ------------------------------------------------
@@ -71,7 +70,9 @@ class SavingTrial(Trial):
         cube.manual_seed(0)
         self._model = BertForPreTraining(config, cube)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
-        self._batch, self._targets = _batch(cube, config)
+        # One sequence of random ids in each pack of the plane.
+        self._work = Work(what="step", config=config, sequences=cube.shape.planes * cube.shape.z, length=_LENGTH)
+        self._batch = packed_batch(self._work, cube)
         self._checkpoints = Checkpoints(directory, cube, keep_last=1)
         self._step = 0
 
@@ -120,7 +121,8 @@ class SavingTrial(Trial):
 
     def _train(self) -> float:
         begin = perf_counter()
-        self._model(self._batch, self._targets, self._targets).loss.backward()
+        targets = self._work.sequences * self._work.masked
+        self._model(self._batch, targets, self._work.sequences).loss.backward()
         clip_grad_norm_(self._model.parameters(), 1.0, self._cube)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -135,37 +137,6 @@ def _good(outcomes: Sequence[RankResult]) -> RankResult:
     if outcome.error is not None:
         raise OSError(f"step {outcome.step} was not saved: {outcome.error}")
     return outcome
-
-
-def _batch(cube: Cube, config: BertConfig) -> tuple[PackedBatch, int]:
-    """One sequence of random ids in each pack of the plane, one of its tokens masked; and how many packs there are."""
-    shape = cube.shape
-    rng = np.random.default_rng([cube.coordinate["data"], cube.coordinate["x"]])
-    packs = []
-    for _ in range(shape.z):
-        ids = rng.integers(0, config.vocab, _LENGTH)
-        one = np.ones(1, dtype=np.int64)
-        packs.append(
-            Pack(
-                ids=ids,
-                types=np.zeros(_LENGTH, dtype=np.int64),
-                lengths=one * _LENGTH,
-                masked=one,
-                masked_labels=ids[1:2],
-                next_labels=0 * one,
-            )
-        )
-    batch = collate(
-        packs,
-        capacity=_LENGTH,
-        masked_per_pack=1,
-        max_sequences=1,
-        y=shape.y,
-        z=shape.z,
-        slice_index=cube.coordinate["z"],
-        pad=0,
-    )
-    return batch.to(cube.device), shape.z * shape.x * shape.data
 
 
 # --- `bench checkpoint` -----------------------------------------------------------------------------------------------

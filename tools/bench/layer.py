@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.param_layout import local, matrix, owns_for_norm
 from tools.bench.harness.benchmark import Benchmark, Count, Report, cubes_of
 from tools.bench.harness.figures import Column, Times, as_json, deal, means, mebibytes, milliseconds, table, times
-from tools.bench.harness.memory import peak_on
+from tools.bench.harness.memory import SavedTensors, nonzero, peak_on, wire_of
 from tools.bench.harness.processes import Trial, check_world, is_shown, start, take_turns
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -243,31 +242,23 @@ class PassTrial(Trial):
     def _find_facts(self) -> PassFacts:
         subject, cube = self._subject, self._cube
         self._forget()
-        kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
-
-        def keep(tensor: Tensor) -> Tensor:
-            own = local(tensor).detach()
-            kept[own.untyped_storage().data_ptr()] = own
-            return tensor
-
+        saved, wire = SavedTensors(subject.parameters), wire_of(cube, subject.parameters[0].dtype)
         with cube.traffic.counting() as traffic:
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with saved.hooks:
                 result = subject.forward(subject.inputs)
             result.backward(subject.arriving)
         squares = self._squares(result)
-        weights = {local(parameter).untyped_storage().data_ptr() for parameter in subject.parameters}
-        saved = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
-        kept.clear()
+        kept = saved.take()
         del result
         self._forget()
         return PassFacts(
             device=cube.device.type,
             threads=torch.get_num_threads(),
-            received=_some(traffic.received),
-            closed_form=_some(subject.closed_form(self._wire("bytes"))),
-            calls=_some(traffic.calls),
-            closed_form_calls=_some(subject.closed_form(self._wire("calls"))),
-            saved=saved,
+            received=nonzero(traffic.received),
+            closed_form=nonzero(subject.closed_form(wire)),
+            calls=nonzero(traffic.calls),
+            closed_form_calls=nonzero(subject.closed_form(dataclasses.replace(wire, unit="calls"))),
+            saved=kept,
             peak=peak_on(cube.device, self.sample),
             squares=squares,
         )
@@ -282,26 +273,9 @@ class PassTrial(Trial):
                 gradients += _square(local(parameter.grad))
         return _square(result.detach()), _square(subject.inputs.grad), gradients
 
-    def _wire(self, unit: Literal["bytes", "calls"]) -> CommModel:
-        parameter = self._subject.parameters[0].dtype
-        precision = self._cube.precision
-        return CommModel(
-            shape=self._cube.shape,
-            rank=self._cube.rank,
-            compute=precision.computed(parameter).itemsize,
-            gradient=precision.reduced(parameter).itemsize,
-            parameter=parameter.itemsize,
-            unit=unit,
-        )
-
 
 def _square(tensor: Tensor) -> float:
     return float(tensor.double().square().sum())
-
-
-def _some(count: Bytes) -> Bytes:
-    """Without what is zero, so that counts compare equal."""
-    return Counter({key: number for key, number in count.items() if number})
 
 
 # --- The figures of `bench matmul` and `bench layer`, made of what all ranks noted in all rounds ----------------------

@@ -26,7 +26,7 @@ from tools import pretrain
 from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark
 from tools.bench.harness.command import recipe_among
 from tools.bench.harness.figures import Column, Times, flat, means, mebibytes, relative_difference, times
-from tools.bench.harness.memory import PeakMemory, RankMemory, count_memory
+from tools.bench.harness.memory import PeakMemory, RankMemory, count_memory, nonzero, wire_of
 from tools.bench.harness.processes import CubeHandle, Group, Trial, Worker, interleave, start
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import TrainConfig, read_config
@@ -92,7 +92,7 @@ class StepTrial(Trial):
         self._steps = self._trainer.steps(self._loader)
         # The first step also makes the optimiser's state, after which memory does not grow any more.
         first, *_ = [self.sample() for _ in range(warmup)]
-        growth, wire = memory.growth(), self._wire()
+        growth, wire = memory.growth(), wire_of(cube, next(self._trainer.model.parameters()).dtype)
         self.facts = RankFacts(
             device=cube.device.type,
             threads=torch.get_num_threads(),
@@ -110,7 +110,7 @@ class StepTrial(Trial):
             seconds=metrics.seconds,
             tokens=round(metrics.tokens_per_second * metrics.seconds),
             loss=metrics.loss,
-            received=Counter({key: size for key, size in traffic.received.items() if size}),
+            received=nonzero(traffic.received),
             calls=traffic.calls,
             flops=round(metrics.model_tflops * 1e12 * metrics.seconds * self._cube.shape.ranks),
         )
@@ -118,17 +118,6 @@ class StepTrial(Trial):
     def close(self) -> None:
         self._loader.close()
         self._feed.close()
-
-    def _wire(self) -> CommModel:
-        trainer = self._trainer
-        precision, parameter = trainer.cube.precision, next(trainer.model.parameters()).dtype
-        return CommModel(
-            shape=self._cube.shape,
-            rank=self._cube.rank,
-            compute=precision.computed(parameter).itemsize,
-            gradient=precision.reduced(parameter).itemsize,
-            parameter=parameter.itemsize,
-        )
 
     def _closed_form(self, wire: CommModel) -> Bytes:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
@@ -153,7 +142,7 @@ class StepTrial(Trial):
             read=read_slots(layout.plane_packs, budget, wire) if only_read else None,
             lamb=sum(len(g["params"]) for g in groups if g["weight_decay"] > 0) if recipe.kind == "lamb" else 0,
         )
-        return Counter({key: size for key, size in expected.items() if size})
+        return nonzero(expected)
 
 
 # --- The figures of `bench step`, made of what all ranks noted in all rounds ------------------------------------------
