@@ -11,19 +11,21 @@ import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from models.bert import PRESETS
 from tensor3d import CubeShape
-from tools.common.plotting import COLOURS, DASHES, running_mean, save, window_of
+from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
 from tools.training.metrics import JOURNAL, read_journal
 from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # --- The curves of runs: read off what tools.pretrain has written in their folders ------------------------------------
 
@@ -231,7 +233,7 @@ def default_name(tag: str) -> str:
 
 def draw(curves: Sequence[Curve], tag: str) -> Figure:
     """All runs in one picture."""
-    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    figure = new_figure()
     axes = figure.add_subplot()
     names = labels(curves)
     for number, (curve, name) in enumerate(zip(curves, names, strict=True)):
@@ -243,9 +245,7 @@ def draw(curves: Sequence[Curve], tag: str) -> Figure:
     axes.set_title(title(curves), fontsize=13, loc="left")
     axes.tick_params(labelsize=11)
     axes.margins(x=0.01)
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     axes.legend(fontsize=10.5, frameon=False)
     return figure
 
@@ -271,16 +271,16 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
 
 def _draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
-    colour, window = COLOURS[number % len(COLOURS)], window_of(len(curve.values))
+    own, window = style(number), window_of(len(curve.values))
+    colour = own["color"]
     axes.plot(curve.steps, curve.values, color=colour, linewidth=0.9, alpha=0.45)
     # Up to the last whole window: the mean of the few points behind it would look like a turn of the loss.
     whole = max(1, len(curve.values) - window // 2)
     axes.plot(
         curve.steps[:whole],
         running_mean(curve.values, window)[:whole],
-        color=colour,
+        **own,
         linewidth=2.6,
-        linestyle=DASHES[number % len(DASHES)],
         label=f"{name}, mean of {window} points" if window > 1 else name,
     )
     if len(curve.held_out_steps):

@@ -20,11 +20,13 @@ from typing import Any
 import torch.distributed as dist
 
 from tools.bench.__main__ import main as bench
-from tools.bench.harness.scaling_plots import check_drawing, draw, read_results, save_picture
+from tools.bench.harness.figures import cells, header
+from tools.bench.harness.scaling_plots import draw, read_results
 from tools.bench.harness.step_trial import CubeFigures
-from tools.bench.scaling import HEADER, Point, base_of, row
+from tools.bench.scaling import Point, base_of, compared
 from tools.common.cli import run_main
 from tools.common.machine import format_table
+from tools.common.plotting import check_drawing, save
 
 KINDS = ("strong", "weak")
 
@@ -68,10 +70,10 @@ def collect(folder: Path) -> int:
     for kind, results in read_results(files).items():
         points = sorted((point_of(result) for result in results), key=lambda each: (each.step.ranks, each.step.name))
         base = base_of(points)
-        rows = [row(point, base) for point in points]
-        print("\n".join([f"{kind} scaling; efficiency is to {base.step.name}", *format_table(HEADER, rows), ""]))
-        pages.append("\n".join([f"## {kind} scaling, efficiency to {base.step.name}", "", *markdown(HEADER, rows), ""]))
-        save_picture(draw(kind, results), folder / f"{kind}.png")
+        titles, rows = header(Point), [cells(point) for point in compared(points)]
+        print("\n".join([f"{kind} scaling; efficiency is to {base.step.name}", *format_table(titles, rows), ""]))
+        pages.append("\n".join([f"## {kind} scaling, efficiency to {base.step.name}", "", *markdown(titles, rows), ""]))
+        save(draw(kind, results), folder / f"{kind}.png")
         print(f"written: {folder / f'{kind}.png'}")
     page = folder / "scaling.md"
     draft = page.with_name(page.name + ".partial")

@@ -27,7 +27,7 @@ from tensor3d.checkpoint import load, save
 from tensor3d.optim import AdamW, GradScaler, Lamb, decay_groups
 from tensor3d.optim.clip_grad import clip_gradients
 from tests.models.toy import lay, totals, toy_config, toy_packs
-from tests.twins import full
+from tests.single_device_reference import full
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -23,13 +23,14 @@ from tools.bench.gpu import GpuCommand
 from tools.bench.harness.command import Subcommand
 from tools.bench.harness.processes import RankFailedError
 from tools.bench.harness.scaling_plots import PlotCommand
+from tools.bench.harness.step_trial import RecipeBenchmark
 from tools.bench.layer import LayerCommand, MatmulCommand
 from tools.bench.overlap import OverlapCommand
 from tools.bench.packing import PackingCommand
 from tools.bench.padding import PaddingCommand
 from tools.bench.precision import PrecisionCommand
 from tools.bench.profile import ProfileCommand
-from tools.bench.scaling import ScalingCommand, StrongCommand, WeakCommand
+from tools.bench.scaling import StrongCommand, WeakCommand
 from tools.bench.shard_exchange import ExchangeCommand
 from tools.bench.step import StepCommand
 from tools.bench.tokenize import TokenizeCommand
@@ -96,7 +97,7 @@ def parse(arguments: Sequence[str]) -> Subcommand:
     chosen: Any = tyro.cli(
         union, args=list(arguments), prog="python -m tools.bench", description="Measurements, side by side."
     )
-    if isinstance(chosen, StepCommand | ScalingCommand | ExchangeCommand | LossCommand | PrecisionCommand):
+    if isinstance(chosen, RecipeBenchmark) and hasattr(chosen, "corpus"):
         # Samples have decided some of the recipe, as for training.
         return replace(chosen, settings=fitted(chosen.settings, chosen.corpus))
     command: Subcommand = chosen

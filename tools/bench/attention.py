@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -23,94 +22,52 @@ from torch import Tensor
 from tensor3d import Sequences, attention
 from tensor3d.attention.backends import SUPPORT, AttentionRequest, Name
 from tensor3d.data import SpecialTokens
-from tensor3d.distributed import process_group
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Bound, Count, Report, listed
+from tools.bench.harness.figures import Column, as_json, milliseconds, quartiles, table
 from tools.bench.harness.processes import interleave, using_threads
 from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, exponential_histogram
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.common.machine import Machine
 from tools.packing.histogram import read_histogram
 
 PADDED, FULL = "padded", "full"
-HEADER = ("attention", "ms", "quartiles", "x faster than padded", "x of prediction", "GFLOP/s", "calls", "area")
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionCommand(Subcommand):
+class AttentionCommand(Benchmark[tuple[list[Name], list[int], str]]):
     """Time backends of attention, forward and backward, in turns with padded SDPA and with SDPA of full-length
     sequences, whose time for a score entry predicts what the sum of squared lengths should take."""
 
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
-    longest: int = 512
+    longest: Annotated[int, Bound(SHORTEST)] = 512
     """Tokens of the formula's longest sequence; the padded rows of a histogram are as long as its own longest."""
-    tokens: int = 16_384
+    tokens: Count = 16_384
     """Rows in all, nearly."""
-    heads: int = 8
+    heads: Count = 8
     """Attention heads."""
-    head_dim: int = 64
+    head_dim: Count = 64
     """Columns of a head."""
     type: Literal["fp32", "bf16"] = "fp32"
     """Of queries, keys and values."""
     backends: str = "grouped"
     """Some of grouped, varlen, flex and reference, with commas."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Bound(0, below=1)] = 0.0
     """Of the probabilities."""
-    rounds: int = 7
+    rounds: Count = 7
     """Turns that each gets; one more before them is not counted."""
-    threads: int | None = None
+    threads: Count | None = None
     """Default: one a core."""
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: what all threads of this process have computed, which other work on the machine disturbs less."""
-    output: Path | None = None
-    """JSON file for the figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> AttentionCommand:
-        return cls()
+    launcher: ClassVar[str | None] = ONE_PROCESS
 
-    def run(self, arguments: Sequence[str]) -> int:
-        names = self.check()
-        lengths, source = self.lengths()
-        machine = Machine.here()
-        with using_threads(self.threads or usable_cores()):
-            threads = torch.get_num_threads()
-            results = measure(self, names, lengths)
-        print(f"{machine}\n{len(lengths)} sequences of {sum(lengths)} tokens in all, lengths: {source}")
-        print(f"{self.heads} heads of {self.head_dim}, {self.type}, dropout {self.dropout:g}")
-        print(f"{threads} threads, {self.rounds} rounds")
-        print("\n".join(format_table(HEADER, [row(each) for each in results])))
-        if self.output is not None:
-            options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-            content = {
-                **heading(arguments, machine),
-                **{name: value for name, value in options.items() if not isinstance(value, Path)},
-                "threads": threads,
-                "lengths": lengths,
-                "source": source,
-                "load_after": Machine.here().load,
-                "results": [dataclasses.asdict(each) for each in results],
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}")
-        sys.stdout.flush()
-        return 0
-
-    def check(self) -> list[Name]:
-        """The backends that are asked for. Raises ValueError for what cannot be."""
-        if process_group.is_launched():
-            raise ValueError("this benchmark is one process. Call it without torchrun, srun or mpirun.")
-        least = dict.fromkeys(("tokens", "heads", "head_dim", "rounds", "threads"), 1)
-        for option, bound in {**least, "longest": SHORTEST}.items():
-            value = getattr(self, option)
-            if value is not None and value < bound:
-                raise ValueError(f"--{option.replace('_', '-')} must be at least {bound}. Got {value}.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout must be at least 0 and below 1. Got {self.dropout}.")
-        check_output(self.output)
-        names = list(dict.fromkeys(self.backends.split(",")))
+    def plan(self) -> tuple[list[Name], list[int], str]:
+        """The backends that are asked for, and the lengths with what to say of them."""
+        names = listed("--backends", self.backends, SUPPORT)
         device = _device()
         capability = torch.cuda.get_device_capability() if device == "cuda" else None
         facts = AttentionRequest(
@@ -120,13 +77,33 @@ class AttentionCommand(Subcommand):
             capability=capability,
             dropout=self.dropout > 0,
         )
-        for name in names:
-            if name not in SUPPORT:
-                raise ValueError(f"--backends must be some of {','.join(SUPPORT)}. Got {name!r}.")
-            refusals = SUPPORT[name].refusals(facts)
-            if refusals:
+        backends = cast("list[Name]", names)
+        for name in backends:
+            if refusals := SUPPORT[name].refusals(facts):
                 raise ValueError(f"{name} cannot be measured here: it {'; it '.join(refusals)}.")
-        return cast("list[Name]", names)
+        return backends, *self.lengths()
+
+    def measure(self, plan: tuple[list[Name], list[int], str]) -> Report:
+        names, lengths, source = plan
+        with using_threads(self.threads or usable_cores()):
+            threads = torch.get_num_threads()
+            results = measure(self, names, lengths)
+        lines = [
+            f"{len(lengths)} sequences of {sum(lengths)} tokens in all, lengths: {source}",
+            f"{self.heads} heads of {self.head_dim}, {self.type}, dropout {self.dropout:g}",
+            f"{threads} threads, {self.rounds} rounds",
+            *table(results),
+        ]
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content = {
+            **{name: value for name, value in options.items() if not isinstance(value, Path)},
+            "threads": threads,
+            "lengths": lengths,
+            "source": source,
+            "load_after": Machine.here().load,
+            "results": as_json(results),
+        }
+        return Report(lines=lines, content=content)
 
     def lengths(self) -> tuple[list[int], str]:
         """Of each sequence, and what to say of them."""
@@ -149,21 +126,21 @@ def drawn(counts: NDArray[np.int64], tokens: int) -> list[int]:
 class AttentionFigures:
     """Of one way to attend. Seconds of one forward and backward pass."""
 
-    name: str
+    name: Annotated[str, Column("attention")]
     seconds: list[float]
     """By round."""
-    median: float
-    quartiles: tuple[float, float]
-    faster_than_padded: float
+    median: Annotated[float, milliseconds("ms")]
+    quartiles: Annotated[tuple[float, float], milliseconds("quartiles")]
+    faster_than_padded: Annotated[float, Column("x faster than padded", ".2f")]
     """Median over the rounds of padded / this."""
-    of_prediction: float
+    of_prediction: Annotated[float, Column("x of prediction", ".3f")]
     """Median over the rounds of this / predicted: the sum of squared lengths times the seconds that full-length SDPA
     takes for a score entry, in the same round."""
-    flops: float
+    flops: Annotated[float, Column("GFLOP/s", ",.0f", 1e-9)]
     """FLOP/s of the model, of the median: q kᵀ and weights · v of each sequence alone, and twice that backward."""
-    calls: int
+    calls: Annotated[int, Column("calls")]
     """Of SDPA or of another kernel."""
-    area: float
+    area: Annotated[float, Column("area", ".3f")]
     """Score entries that are computed, over the sum of squared lengths."""
 
 
@@ -224,31 +201,17 @@ def figures(
         work: calls and area.
         needed: FLOPs of the model.
     """
-    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+    first, median, third = quartiles(seconds)
     return AttentionFigures(
         name=name,
         seconds=seconds,
-        median=statistics.median(seconds),
+        median=median,
         quartiles=(first, third),
         faster_than_padded=statistics.median(a / b for a, b in zip(padded, seconds, strict=True)),
         of_prediction=statistics.median(a / b for a, b in zip(seconds, predicted, strict=True)),
-        flops=needed / statistics.median(seconds),
+        flops=needed / median,
         calls=work[0],
         area=work[1],
-    )
-
-
-def row(each: AttentionFigures) -> tuple[str, ...]:
-    first, third = each.quartiles
-    return (
-        each.name,
-        f"{each.median * 1e3:.1f}",
-        f"{first * 1e3:.1f}-{third * 1e3:.1f}",
-        f"{each.faster_than_padded:.2f}",
-        f"{each.of_prediction:.3f}",
-        f"{each.flops / 1e9:,.0f}",
-        str(each.calls),
-        f"{each.area:.3f}",
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import ClassVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
@@ -22,12 +21,10 @@ from tqdm import tqdm
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
 from tensor3d.checkpoint import Checkpoints, RankResult
-from tensor3d.data.packed_batch import Pack, PackedBatch, collate
-from tensor3d.distributed import process_group
-from tools.bench.harness.command import Subcommand
-from tools.bench.harness.processes import LocalGroup
-from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark, Count, Report
+from tools.bench.harness.processes import Trial, start
+from tools.bench.vs_pytorch.trial import Work, packed_batch
+from tools.common.machine import format_table
 
 # --- A training on one rank that is saved while somebody holds a watch ------------------------------------------------
 
@@ -65,7 +62,7 @@ class AsideSample:
         )
 
 
-class SavingTrial:
+class SavingTrial(Trial):
     """Pre-training on one small batch of random ids, halted between calls."""
 
     def __init__(self, cube: Cube, config: BertConfig, directory: Path) -> None:
@@ -73,7 +70,9 @@ class SavingTrial:
         cube.manual_seed(0)
         self._model = BertForPreTraining(config, cube)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
-        self._batch, self._targets = _batch(cube, config)
+        # One sequence of random ids in each pack of the plane.
+        self._work = Work(what="step", config=config, sequences=cube.shape.planes * cube.shape.z, length=_LENGTH)
+        self._batch = packed_batch(self._work, cube)
         self._checkpoints = Checkpoints(directory, cube, keep_last=1)
         self._step = 0
 
@@ -122,7 +121,8 @@ class SavingTrial:
 
     def _train(self) -> float:
         begin = perf_counter()
-        self._model(self._batch, self._targets, self._targets).loss.backward()
+        targets = self._work.sequences * self._work.masked
+        self._model(self._batch, targets, self._work.sequences).loss.backward()
         clip_grad_norm_(self._model.parameters(), 1.0, self._cube)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -139,36 +139,6 @@ def _good(outcomes: Sequence[RankResult]) -> RankResult:
     return outcome
 
 
-def _batch(cube: Cube, config: BertConfig) -> tuple[PackedBatch, int]:
-    """One sequence of random ids in each pack of the plane, one of its tokens masked; and how many packs there are."""
-    shape = cube.shape
-    rng = np.random.default_rng([cube.coordinate["data"], cube.coordinate["x"]])
-    packs = []
-    for _ in range(shape.z):
-        ids = rng.integers(0, config.vocab, _LENGTH)
-        one = np.ones(1, dtype=np.int64)
-        packs.append(
-            Pack(
-                ids=ids,
-                types=np.zeros(_LENGTH, dtype=np.int64),
-                lengths=one * _LENGTH,
-                masked=one,
-                masked_labels=ids[1:2],
-                next_labels=0 * one,
-            )
-        )
-    batch = collate(
-        packs,
-        capacity=_LENGTH,
-        masked_per_pack=1,
-        max_sequences=1,
-        shape=shape,
-        rank=cube.rank,
-        pad=0,
-    )
-    return batch.to(cube.device), shape.z * shape.x * shape.data
-
-
 # --- `bench checkpoint` -----------------------------------------------------------------------------------------------
 
 MOST_BLOCKED = 0.25
@@ -180,7 +150,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointCommand(Subcommand):
+class CheckpointCommand(Benchmark[tuple[CubeShape, BertConfig]]):
     """Save a BERT in training on a cube of this machine's processes: while it waits, and while it goes on."""
 
     parameters: str = "100M"
@@ -189,42 +159,17 @@ class CheckpointCommand(Subcommand):
     """Sizes of the axes x, y and z, as XxYxZ."""
     data_parallel: int = 1
     """Copies of the cube."""
-    rounds: int = 3
+    rounds: Count = 3
     """Saves of each kind, in turns."""
-    steps: int = 5
+    steps: Count = 5
     """Steps before each pair of saves, whose median is what a step takes."""
     directory: Path | None = None
     """Where to save; a folder of its own is made there and taken away. Default: the system's temporary folder."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> CheckpointCommand:
-        return cls()
+    launcher: ClassVar[str | None] = OWN_PROCESSES
 
-    def run(self, arguments: Sequence[str]) -> int:
-        shape, config = self.check()
-        machine = Machine.here()
-        with tempfile.TemporaryDirectory(prefix="tensor3d-", dir=self.directory, ignore_cleanup_errors=True) as folder:
-            result = measure(self, shape, config, Path(folder))
-        print(f"{machine}\n{result.parameters:,} parameters on {shape}, {self.rounds} saves of each kind")
-        print("\n".join(format_table(HEADER, rows(result))))
-        print(verdict(result))
-        if self.output is not None:
-            head = heading(arguments, machine)
-            write_json(self.output, head | dataclasses.asdict(result))
-            print(f"written: {self.output}")
-        sys.stdout.flush()
-        return 0
-
-    def check(self) -> tuple[CubeShape, BertConfig]:
-        """The cube and the model. Raises ValueError for what can be seen before any process."""
-        if process_group.is_launched():
-            raise ValueError("this benchmark starts its processes itself. Call it without torchrun, srun or mpirun.")
-        for name in ("rounds", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
-        check_output(self.output)
+    def plan(self) -> tuple[CubeShape, BertConfig]:
+        """The cube and the model."""
         if self.directory is not None:
             checkpoint.check_writable(self.directory)
             if not self.directory.is_dir():
@@ -233,6 +178,14 @@ class CheckpointCommand(Subcommand):
         config = config_of(count(self.parameters))
         config.check(shape)
         return shape, config
+
+    def measure(self, plan: tuple[CubeShape, BertConfig]) -> Report:
+        shape, config = plan
+        with tempfile.TemporaryDirectory(prefix="tensor3d-", dir=self.directory, ignore_cleanup_errors=True) as folder:
+            result = measure(self, shape, config, Path(folder))
+        what = f"{result.parameters:,} parameters on {shape}, {self.rounds} saves of each kind"
+        lines = [what, *format_table(HEADER, rows(result)), verdict(result)]
+        return Report(lines=lines, content=dataclasses.asdict(result))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,10 +232,7 @@ def measure(command: CheckpointCommand, shape: CubeShape, config: BertConfig, fo
     sync: list[SyncSample] = []
     aside: list[AsideSample] = []
     with ExitStack() as stack:
-        cuda = torch.cuda.device_count() >= shape.ranks
-        make = partial(SavingTrial, config=config, directory=folder)
-        group: LocalGroup[SavingTrial] = LocalGroup(shape, make, cuda=cuda, cores=usable_cores())
-        stack.callback(group.close)
+        (group,) = start([shape], partial(SavingTrial, config=config, directory=folder), stack)
         parameters = group.call(SavingTrial.prepare)[0]
         for _ in tqdm(range(command.rounds), unit="round", disable=None):
             quiet += slowest(group.call(SavingTrial.steps, command.steps))

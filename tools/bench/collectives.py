@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
-import torch.distributed as dist
 
 from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster, Link, LinkFit
 from tensor3d.distributed.comm_stats import Kind
-from tools.bench.harness.command import Subcommand
-from tools.bench.harness.processes import CubeHandle, check_world, interleave, start
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.bench.harness.benchmark import Benchmark, Count, Report, cubes_of, listed
+from tools.bench.harness.figures import Column, as_json, means, table
+from tools.bench.harness.processes import CubeHandle, check_world, interleave, is_shown, start
+from tools.common.machine import Machine, format_table
 from tools.doctor.collective_timing import CollectingTrial, Rates, Series, combined
 
 # --- A straight line through measured times ---------------------------------------------------------------------------
@@ -35,6 +33,11 @@ class Line:
     seconds_per_byte: float
     error: float
     """Root of the mean square of the relative differences from what was measured."""
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second. None: bytes cost nothing."""
+        return 1 / self.seconds_per_byte if self.seconds_per_byte else None
 
 
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
@@ -87,6 +90,17 @@ class SeriesFigures:
     series: Series
     points: tuple[PointFigures, ...]
     line: Line
+
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("cube", of="shape"),
+        Column("axis", of="series.name"),
+        Column("members", of="series.members"),
+        Column("stride", of="series.stride"),
+        Column("kind", of="series.kind"),
+        Column("latency us", ".0f", 1e6, of="line.latency"),
+        Column("GB/s", ".3f", 1e-9, of="line.bandwidth"),
+        Column("fit error", ".0%", of="line.error"),
+    )
 
 
 def series_figures(shape: CubeShape, series: Series, points: Sequence[PointFigures]) -> SeriesFigures:
@@ -185,11 +199,10 @@ def _line(points: Sequence[PointFigures]) -> Line:
 _TYPES = ("fp32", "bf16", "fp16")
 _SIZES = "64,1024,16384,131072,1048576,4194304"
 _MOST_CALLS = 200
-HEADER = ("cube", "axis", "members", "stride", "kind", "latency us", "GB/s", "fit error")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectivesCommand(Subcommand):
+class CollectivesCommand(Benchmark[list[CubeShape]]):
     """Time the collectives of one cube or several at growing sizes, and what a rank computes when all are at work; fit
     latency and bandwidth, and write a file that tools.plan reads with --cluster."""
 
@@ -206,41 +219,14 @@ class CollectivesCommand(Subcommand):
     milliseconds: float = 60.0
     """That one collective takes at one size in a round, and two calls at least. A figure of computing takes five times
     as long."""
-    rounds: int = 5
+    rounds: Count = 5
     """Turns of each cube, one after another; medians are taken over them."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
-
-    def run(self, arguments: Sequence[str]) -> int:
-        shapes = self.check()
-        machine = Machine.here()
-        with ExitStack() as stack:
-            parts = start(shapes, partial(CollectingTrial, sizes=_numbers(self.sizes)), stack)
-            shown = not dist.is_initialized() or dist.get_rank() == 0
-            wrong = [fault for part in parts for rank in part.call(CollectingTrial.check) for fault in rank]
-            found, rates = ([], None) if wrong else self.measure(parts, shown=shown)
-            hosts = parts[0].call(CollectingTrial.get_host)
-        for fault in wrong if shown else ():
-            print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
-        if rates is None:
-            return 1
-        cluster = self.cluster(machine, hosts, found, rates)
-        if shown:
-            report(machine, found, rates, cluster)
-            self.write(arguments, machine, found, rates, cluster)
-        return 0
-
-    def check(self) -> list[CubeShape]:
-        """The cubes. Raises ValueError for what can be seen before any process is started."""
-        if self.rounds < 1:
-            raise ValueError(f"--rounds must be at least 1. Got {self.rounds}.")
+    def plan(self) -> list[CubeShape]:
+        """The cubes."""
         if not (math.isfinite(self.milliseconds) and self.milliseconds > 0):
             raise ValueError(f"--milliseconds must be a number above 0. Got {self.milliseconds}.")
-        shapes = [CubeShape.parse(text, self.data_parallel) for text in self.cubes.split(",")]
+        shapes = cubes_of(self.cubes, self.data_parallel)
         ranks = sorted({shape.ranks for shape in shapes})
         if len(ranks) > 1:
             raise ValueError(
@@ -256,17 +242,32 @@ class CollectivesCommand(Subcommand):
             )
         if self.products and not _numbers(self.products):
             raise ValueError(f"--products must be whole numbers of at least 1 with commas. Got {self.products!r}.")
-        if not set(self.types.split(",")) <= set(_TYPES):
-            raise ValueError(f"--types must be some of {','.join(_TYPES)}. Got {self.types!r}.")
+        listed("--types", self.types, _TYPES)
         check_world(shapes)
-        check_output(self.output)
         return shapes
 
-    def measure(
+    def measure(self, plan: list[CubeShape]) -> Report:
+        with ExitStack() as stack:
+            parts = start(plan, partial(CollectingTrial, sizes=_numbers(self.sizes)), stack)
+            shown = is_shown()
+            if wrong := [fault for part in parts for rank in part.call(CollectingTrial.check) for fault in rank]:
+                return Report(content=None, faults=wrong, shown=shown)
+            found, rates = self.take_turns(parts, shown=shown)
+            hosts = parts[0].call(CollectingTrial.get_host)
+        cluster = self.cluster(Machine.here(), hosts, found, rates)
+        content = {
+            "rounds": self.rounds,
+            "cluster": cluster.to_json(),
+            "rates": dataclasses.asdict(rates),
+            "collectives": as_json(found),
+        }
+        return Report(lines=lines_of(found, rates, cluster), content=content, shown=shown)
+
+    def take_turns(
         self, parts: Sequence[CubeHandle[CollectingTrial]], *, shown: bool
     ) -> tuple[list[SeriesFigures], Rates]:
         """All turns of all cubes; computing has its turns among them."""
-        types, products = self.types.split(","), _numbers(self.products)
+        types, products = listed("--types", self.types, _TYPES), _numbers(self.products)
         counts = [self._counts(part) for part in parts]
         rates: list[list[Rates]] = []
 
@@ -274,8 +275,7 @@ class CollectivesCommand(Subcommand):
             if i == len(parts):
                 rates.append(parts[0].call(CollectingTrial.rates, types, 5 * self.milliseconds / 1e3, products))
                 return []
-            by_rank = parts[i].call(CollectingTrial.turn, counts[i])
-            return [statistics.fmean(seconds) for seconds in zip(*by_rank, strict=True)]
+            return means(parts[i].call(CollectingTrial.turn, counts[i]))
 
         turns = interleave([*(str(part.shape) for part in parts), "computing"], self.rounds, turn, shown=shown)
         found = [
@@ -288,8 +288,7 @@ class CollectivesCommand(Subcommand):
     def _counts(self, part: CubeHandle[CollectingTrial]) -> list[int]:
         """Calls of each point in a turn, from how long one took."""
         points = part.call(CollectingTrial.get_points)[0]
-        once = part.call(CollectingTrial.turn, [1] * len(points))
-        seconds = [statistics.fmean(each) for each in zip(*once, strict=True)]
+        seconds = means(part.call(CollectingTrial.turn, [1] * len(points)))
         return [min(_MOST_CALLS, max(2, round(self.milliseconds / 1e3 / each))) for each in seconds]
 
     def cluster(self, machine: Machine, hosts: Sequence[str], found: Sequence[SeriesFigures], rates: Rates) -> Cluster:
@@ -298,27 +297,6 @@ class CollectivesCommand(Subcommand):
         # A computer that does not tell has a GiB a rank.
         memory = rates.memory or (machine.memory_bytes or per_node * 2**30) / per_node
         return make_cluster(f"{per_node} ranks on {device}", hosts, memory, found, rates)
-
-    def write(
-        self,
-        arguments: Sequence[str],
-        machine: Machine,
-        found: Sequence[SeriesFigures],
-        rates: Rates,
-        cluster: Cluster,
-    ) -> None:
-        """The JSON file, if one is asked for."""
-        if self.output is None:
-            return
-        content = {
-            **heading(arguments, machine),
-            "rounds": self.rounds,
-            "cluster": cluster.to_json(),
-            "rates": dataclasses.asdict(rates),
-            "collectives": [dataclasses.asdict(each) for each in found],
-        }
-        write_json(self.output, content)
-        print(f"written: {self.output}", flush=True)
 
 
 def _numbers(text: str) -> list[int]:
@@ -353,27 +331,13 @@ def figures_of(
     ]
 
 
-def row(each: SeriesFigures) -> list[str]:
-    """What the table shows of a series, under `HEADER`."""
-    series, line = each.series, each.line
-    return [
-        str(each.shape),
-        series.name,
-        str(series.members),
-        str(series.stride),
-        series.kind,
-        f"{line.latency * 1e6:.0f}",
-        f"{1e-9 / line.seconds_per_byte:.3f}" if line.seconds_per_byte else "-",
-        f"{line.error:.0%}",
-    ]
-
-
-def report(machine: Machine, found: Sequence[SeriesFigures], rates: Rates, cluster: Cluster) -> None:
+def lines_of(found: Sequence[SeriesFigures], rates: Rates, cluster: Cluster) -> list[str]:
     """The tables on the screen."""
-    print(machine)
-    print("\n".join(format_table(HEADER, [row(each) for each in found])))
     rows = [[f"products of {each.n}³, {each.type}", f"{each.flops / 1e9:.1f} GFLOP/s"] for each in rates.products]
     rows += [[f"sums of {each.size / 2**20:.0f} MiB", f"{each.bandwidth / 1e9:.2f} GB/s"] for each in rates.sums]
     rows.append(["a small operator", f"{rates.launch * 1e6:.1f} us"])
-    print("\n".join(format_table(["of each rank, when all are at work", ""], rows)))
-    print(f"{cluster.nodes} x {cluster.per_node} ranks, {len(cluster.fits)} fits", flush=True)
+    return [
+        *table(found),
+        *format_table(["of each rank, when all are at work", ""], rows),
+        f"{cluster.nodes} x {cluster.per_node} ranks, {len(cluster.fits)} fits",
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -27,12 +26,22 @@ from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
 from tensor3d.ops.activations import activated
 from tensor3d.ops.dropout import drop
 from tensor3d.sharding.param_layout import local, vector
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import Benchmark, Count, Report, cubes_of, listed
+from tools.bench.harness.figures import (
+    Column,
+    as_json,
+    deal,
+    flat,
+    means,
+    mebibytes,
+    milliseconds,
+    ratios_of,
+    spread,
+    table,
+)
 from tools.bench.harness.memory import counting_kept, peak_on
-from tools.bench.harness.processes import check_world, interleave, start
-from tools.bench.step import deal
+from tools.bench.harness.processes import Trial, check_world, is_shown, start, take_case_turns
 from tools.bench.vs_pytorch.trial import Implementation, Work, make_ours, packed_batch
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.training.config import read_config
 
 # --- What a rank does for `bench compile`: the same model eager and compiled, in the same process, in turns -----------
@@ -42,6 +51,10 @@ Type = Literal["fp32", "bf16"]
 Case = tuple[Type, Side]
 SIDES: tuple[Side, ...] = ("eager", "compiled")
 COMPUTE: dict[Type, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+
+
+def cases_of(types: Sequence[Type]) -> list[Case]:
+    return [(kind, side) for kind in types for side in SIDES]
 
 
 def cube_of(cube: Cube, case: Case) -> Cube:
@@ -78,7 +91,7 @@ class Facts:
     """The most bytes of tensors at once in a step, above those that stay."""
 
 
-class CompileTrial:
+class CompileTrial(Trial):
     """Both sides in all types on one rank, halted between calls.
 
     Args:
@@ -89,19 +102,13 @@ class CompileTrial:
         lock_bars_here()
         self._cube, self._work = cube, work
         self._cases: dict[Case, Implementation] = {}
-        self._facts: dict[Case, Facts] = {}
-        for case in [(kind, side) for kind in types for side in SIDES]:
-            self._cases[case], self._facts[case] = self._begun(case, warmup)
+        self.facts: dict[Case, Facts] = {}
+        for case in cases_of(types):
+            self._cases[case], self.facts[case] = self._begun(case, warmup)
 
-    def turn(self, case: Case, steps: int) -> list[float]:
-        """Seconds of each step. One more goes first and counts for nothing."""
-        return [self._step(self._cases[case]) for _ in range(1 + steps)][1:]
-
-    def get_facts(self) -> dict[Case, Facts]:
-        return self._facts
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def sample(self, case: Case) -> float:
+        """Seconds of a step."""
+        return self._step(self._cases[case])
 
     def _begun(self, case: Case, warmup: int) -> tuple[Implementation, Facts]:
         own = cube_of(self._cube, case)
@@ -162,30 +169,24 @@ class _Region:
     call: Callable[[], None]
 
 
-class RegionTrial:
+class RegionTrial(Trial):
     """All regions of a model's sizes on one rank, halted between calls."""
 
     def __init__(self, cube: Cube, work: Work, types: Sequence[Type]) -> None:
         lock_bars_here()
         self._device = cube.device
         self._regions: dict[tuple[str, Case], _Region] = {}
-        self._facts: dict[tuple[str, Case], RegionFacts] = {}
-        for case in [(kind, side) for kind in types for side in SIDES]:
+        self.facts: dict[tuple[str, Case], RegionFacts] = {}
+        for case in cases_of(types):
             own = cube_of(cube, case)
             own.manual_seed(work.seed)
             for name, region in regions(work, own, COMPUTE[case[0]] or torch.float32).items():
                 self._regions[name, case] = region
-                self._facts[name, case] = RegionFacts(elements=region.elements, first=self._timed(region))
+                self.facts[name, case] = RegionFacts(elements=region.elements, first=self._timed(region))
 
-    def turn(self, name: str, case: Case, calls: int) -> list[float]:
-        """Seconds of each call. One more goes first and counts for nothing."""
-        return [self._timed(self._regions[name, case]) for _ in range(1 + calls)][1:]
-
-    def get_facts(self) -> dict[tuple[str, Case], RegionFacts]:
-        return self._facts
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def sample(self, name: str, case: Case) -> float:
+        """Seconds of a call."""
+        return self._timed(self._regions[name, case])
 
     def _timed(self, region: _Region) -> float:
         begin = now(self._device)
@@ -293,6 +294,23 @@ class StepFigures:
     rounds: dict[Side, list[list[float]]]
     """Seconds of every step, by round."""
 
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("cube", of="cube"),
+        Column("type", of="type"),
+        Column("threads", of="threads"),
+        milliseconds("eager ms", of="seconds.eager"),
+        milliseconds("compiled ms", of="seconds.compiled"),
+        Column("ratio", ".3f", of="ratio"),
+        Column("by round", ".2f", of="ratio_range"),
+        Column("warm-up s", ".1f", of="warmup.eager"),
+        Column("compiled s", ".1f", of="warmup.compiled"),
+        mebibytes("saved MiB", of="saved.eager"),
+        mebibytes("compiled", of="saved.compiled"),
+        mebibytes("peak MiB", of="peak.eager"),
+        mebibytes("compiled", of="peak.compiled"),
+        Column("losses differ by", ".1e", of="loss_difference"),
+    )
+
     @property
     def loss_difference(self) -> float:
         return abs(self.loss["compiled"] / self.loss["eager"] - 1)
@@ -315,6 +333,22 @@ class RegionFigures:
     """Seconds of the first call."""
     rounds: dict[Side, list[list[float]]]
 
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("region", of="region"),
+        Column("type", of="type"),
+        Column("elements", ",", of="elements"),
+        Column("eager M/s", ".1f", 1e-6, of="speed.eager"),
+        Column("compiled M/s", ".1f", 1e-6, of="speed.compiled"),
+        Column("ratio", ".3f", of="ratio"),
+        Column("by round", ".2f", of="ratio_range"),
+        Column("first call s", ".1f", of="first.compiled"),
+    )
+
+    @property
+    def speed(self) -> dict[Side, float]:
+        """Elements a second, forward and backward together."""
+        return {side: self.elements / seconds for side, seconds in self.seconds.items()}
+
 
 def step_figures(
     shape: CubeShape,
@@ -328,11 +362,7 @@ def step_figures(
         turns: seconds of steps by round, rank and step, of each case.
         facts: by rank.
     """
-    rounds = {
-        side: [[statistics.fmean(step) for step in zip(*turn, strict=True)] for turn in turns[kind, side]]
-        for side in SIDES
-    }
-    ratios = _ratios(rounds)
+    rounds = {side: [means(turn) for turn in turns[kind, side]] for side in SIDES}
     own = {side: [fact[kind, side] for fact in facts] for side in SIDES}
     return StepFigures(
         cube=f"{shape.x}x{shape.y}x{shape.z}",
@@ -340,9 +370,7 @@ def step_figures(
         device=own["eager"][0].device,
         threads=own["eager"][0].threads,
         type=kind,
-        seconds={side: _median(rounds[side]) for side in SIDES},
-        ratio=statistics.median(ratios),
-        ratio_range=(min(ratios), max(ratios)),
+        **_compared(rounds),
         warmup={side: max(fact.warmup for fact in own[side]) for side in SIDES},
         loss={side: own[side][0].loss for side in SIDES},
         saved={side: max(fact.saved for fact in own[side]) for side in SIDES},
@@ -359,26 +387,21 @@ def region_figures(
 ) -> RegionFigures:
     """The figures of one region and type; `turns` by round and call."""
     rounds = {side: [list(turn) for turn in turns[name, (kind, side)]] for side in SIDES}
-    ratios = _ratios(rounds)
     return RegionFigures(
         region=name,
         type=kind,
         elements=facts[name, (kind, "eager")].elements,
-        seconds={side: _median(rounds[side]) for side in SIDES},
-        ratio=statistics.median(ratios),
-        ratio_range=(min(ratios), max(ratios)),
+        **_compared(rounds),
         first={side: facts[name, (kind, side)].first for side in SIDES},
         rounds=rounds,
     )
 
 
-def _ratios(rounds: Mapping[Side, Sequence[Sequence[float]]]) -> list[float]:
-    pairs = zip(rounds["compiled"], rounds["eager"], strict=True)
-    return [statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs]
-
-
-def _median(rounds: Sequence[Sequence[float]]) -> float:
-    return statistics.median(second for turn in rounds for second in turn)
+def _compared(rounds: Mapping[Side, Sequence[Sequence[float]]]) -> dict[str, Any]:
+    """Seconds of both sides, and what is said of their ratio."""
+    ratios = ratios_of(rounds["compiled"], rounds["eager"])
+    seconds = {side: statistics.median(flat(rounds[side])) for side in SIDES}
+    return {"seconds": seconds, "ratio": statistics.median(ratios), "ratio_range": spread(ratios)}
 
 
 def faults(steps: Sequence[StepFigures]) -> list[str]:
@@ -391,65 +414,13 @@ def faults(steps: Sequence[StepFigures]) -> list[str]:
     ]
 
 
-HEADER = (
-    "cube",
-    "type",
-    "threads",
-    "eager ms",
-    "compiled ms",
-    "ratio",
-    "by round",
-    "warm-up s",
-    "compiled s",
-    "saved MiB",
-    "compiled",
-    "peak MiB",
-    "compiled",
-    "losses differ by",
-)
-
-
-def row(step: StepFigures) -> tuple[str, ...]:
-    """What the table shows, under `HEADER`."""
-    low, high = step.ratio_range
-    return (
-        step.cube,
-        step.type,
-        str(step.threads),
-        *(f"{step.seconds[side] * 1e3:.1f}" for side in SIDES),
-        f"{step.ratio:.3f}",
-        f"{low:.2f}-{high:.2f}",
-        *(f"{step.warmup[side]:.1f}" for side in SIDES),
-        *(f"{step.saved[side] / 2**20:.2f}" for side in SIDES),
-        *(f"{step.peak[side] / 2**20:.2f}" for side in SIDES),
-        f"{step.loss_difference:.1e}",
-    )
-
-
-REGION_HEADER = ("region", "type", "elements", "eager M/s", "compiled M/s", "ratio", "by round", "first call s")
-
-
-def region_row(region: RegionFigures) -> tuple[str, ...]:
-    """What the table shows, under `REGION_HEADER`: millions of elements a second, forward and backward together."""
-    low, high = region.ratio_range
-    return (
-        region.region,
-        region.type,
-        f"{region.elements:,}",
-        *(f"{region.elements / region.seconds[side] / 1e6:.1f}" for side in SIDES),
-        f"{region.ratio:.3f}",
-        f"{low:.2f}-{high:.2f}",
-        f"{region.first['compiled']:.1f}",
-    )
-
-
 # --- `bench compile` --------------------------------------------------------------------------------------------------
 
 Preset = Literal["tiny", "mini", "small", "base", "large"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileCommand(Subcommand):
+class CompileCommand(Benchmark[tuple[list[CubeShape], list[Type]]]):
     """Time BERT steps with compiled regions and without, in turns in the same processes, and each region alone."""
 
     recipe: tyro.conf.Positional[Path | None] = None
@@ -462,37 +433,18 @@ class CompileCommand(Subcommand):
     """In which is computed: fp32, bf16, or both with a comma."""
     dropout: float | None = None
     """Of hidden states; attention has none. Default: that of the model."""
-    sequences: int = 8
+    sequences: Count = 8
     """Of the global batch. All are full."""
-    length: int = 128
+    length: Count = 128
     """Tokens of a sequence."""
-    steps: int = 10
+    steps: Count = 10
     """Steps that are timed, of each side; and calls of each region."""
-    warmup: int = 2
+    warmup: Count = 2
     """Steps before that, at least 1. The first one compiles."""
-    rounds: int = 5
+    rounds: Count = 5
     """Turns that each side gets; the steps are dealt out over them."""
     regions: bool = True
     """Measure each region alone, too, on one rank. Not under torchrun."""
-    output: Path | None = None
-    """JSON file for all figures."""
-
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
-
-    def run(self, arguments: Sequence[str]) -> int:
-        shapes, types = self.check()
-        work, machine = self.work(), Machine.here()
-        (steps, shown), regions = self.measure_steps(shapes, types, work), list[RegionFigures]()
-        if self.regions:
-            regions = self.measure_regions(types, work)
-        wrong = faults(steps)
-        if shown:
-            self.report(steps, regions, machine, arguments)
-            for fault in wrong:
-                print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
-        return 1 if wrong else 0
 
     def config(self) -> BertConfig:
         """The model's sizes."""
@@ -507,15 +459,10 @@ class CompileCommand(Subcommand):
     def work(self) -> Work:
         return Work(what="step", config=self.config(), sequences=self.sequences, length=self.length)
 
-    def check(self) -> tuple[list[CubeShape], list[Type]]:
-        """Cubes and types. Raises ValueError for what can be seen before any process is started."""
-        for name in ("sequences", "length", "steps", "warmup", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
-        types = list(dict.fromkeys(text.strip() for text in self.types.split(",")))
-        if not types or not set(types) <= set(get_args(Type)):
-            raise ValueError(f"--types must be some of {', '.join(get_args(Type))}. Got {self.types!r}.")
-        shapes = [CubeShape.parse(text) for text in self.cubes.split(",")]
+    def plan(self) -> tuple[list[CubeShape], list[Type]]:
+        """Cubes and types."""
+        types = listed("--types", self.types, get_args(Type))
+        shapes = cubes_of(self.cubes)
         for shape in shapes:
             self.work().check_cube(shape)
         check_world(shapes)
@@ -524,72 +471,53 @@ class CompileCommand(Subcommand):
                 "regions are measured in one process of their own, and torchrun, srun or mpirun has started all there "
                 "are. Add --no-regions, or call python -m tools.bench itself."
             )
-        check_output(self.output)
         return shapes, cast("list[Type]", types)
 
+    def measure(self, plan: tuple[list[CubeShape], list[Type]]) -> Report:
+        shapes, types = plan
+        config, counts = self.config(), deal(self.steps, self.rounds)
+        (steps, shown), regions = self.measure_steps(shapes, types, counts), list[RegionFigures]()
+        if self.regions:
+            regions = self.measure_regions(types, counts)
+        sizes = f"{config.layers} layers, hidden {config.hidden}, vocabulary {config.vocab}, dropout {config.dropout:g}"
+        lines = [
+            f"{sizes}; {self.sequences} sequences of {self.length} tokens; {self.steps} steps of each side in "
+            f"{len(counts)} rounds; ratios are compiled over eager",
+            *table(steps),
+            *(table(regions) if regions else []),
+        ]
+        content = {
+            "model": dataclasses.asdict(config),
+            "rounds": counts,
+            "steps": as_json(steps),
+            "regions": as_json(regions),
+        }
+        return Report(lines=lines, content=content, faults=faults(steps), shown=shown)
+
     def measure_steps(
-        self, shapes: Sequence[CubeShape], types: Sequence[Type], work: Work
+        self, shapes: Sequence[CubeShape], types: Sequence[Type], counts: Sequence[int]
     ) -> tuple[list[StepFigures], bool]:
-        """The figures, and whether this process is the one that shows them: under torchrun, rank 0."""
-        counts, cases = deal(self.steps, self.rounds), [(kind, side) for kind in types for side in SIDES]
+        """The figures, and whether this process is the one that shows them."""
+        cases, make = cases_of(types), partial(CompileTrial, work=self.work(), types=types, warmup=self.warmup)
         found, shown = list[StepFigures](), True
         for shape in shapes:
             with ExitStack() as stack:
-                part = start([shape], partial(CompileTrial, work=work, types=types, warmup=self.warmup), stack)[0]
-                # Asked for here: when the stack is left, nobody has a rank any more.
-                shown = not dist.is_initialized() or dist.get_rank() == 0
-                names = [f"{shape}, {kind}, {side}" for kind, side in cases]
-                turns = interleave(
-                    names,
-                    len(counts),
-                    lambda i, n, part=part: part.call(CompileTrial.turn, cases[i], counts[n]),  # type: ignore[misc]
-                    shown=shown,
-                )
+                (part,) = start([shape], make, stack)
+                shown = is_shown()
+                names = {f"{shape}, {kind}, {side}": ((kind, side),) for kind, side in cases}
+                turns = take_case_turns(part, names, counts, shown=shown)
                 facts = part.call(CompileTrial.get_facts)
             by_case = dict(zip(cases, turns, strict=True))
             found += [step_figures(shape, kind, by_case, facts) for kind in types]
         return found, shown
 
-    def measure_regions(self, types: Sequence[Type], work: Work) -> list[RegionFigures]:
-        counts = deal(self.steps, self.rounds)
+    def measure_regions(self, types: Sequence[Type], counts: Sequence[int]) -> list[RegionFigures]:
         with ExitStack() as stack:
-            part = start([CubeShape()], partial(RegionTrial, work=work, types=types), stack)[0]
+            (part,) = start([CubeShape()], partial(RegionTrial, work=self.work(), types=types), stack)
             facts = part.call(RegionTrial.get_facts)[0]
-            turns = interleave(
-                [f"{name}, {kind}, {side}" for name, (kind, side) in facts],
-                len(counts),
-                lambda i, n: part.call(RegionTrial.turn, *list(facts)[i], counts[n])[0],
+            turns = take_case_turns(
+                part, {f"{name}, {case[0]}, {case[1]}": (name, case) for name, case in facts}, counts
             )
-        by_case = dict(zip(facts, turns, strict=True))
+        by_case = {key: [rank for (rank,) in mine] for key, mine in zip(facts, turns, strict=True)}
         names = list(dict.fromkeys(name for name, _ in facts))
         return [region_figures(name, kind, by_case, facts) for kind in types for name in names]
-
-    def report(
-        self,
-        steps: Sequence[StepFigures],
-        regions: Sequence[RegionFigures],
-        machine: Machine,
-        arguments: Sequence[str],
-    ) -> None:
-        """The tables on the screen, and the JSON file."""
-        config = self.config()
-        print(f"{machine}")
-        print(
-            f"{config.layers} layers, hidden {config.hidden}, vocabulary {config.vocab}, dropout {config.dropout:g}; "
-            f"{self.sequences} sequences of {self.length} tokens; {self.steps} steps of each side in "
-            f"{len(deal(self.steps, self.rounds))} rounds; ratios are compiled over eager"
-        )
-        print("\n".join(format_table(HEADER, [row(each) for each in steps])))
-        if regions:
-            print("\n".join(format_table(REGION_HEADER, [region_row(each) for each in regions])))
-        if self.output is not None:
-            content = {
-                **heading(arguments, machine),
-                "model": dataclasses.asdict(config),
-                "rounds": deal(self.steps, self.rounds),
-                "steps": [dataclasses.asdict(each) for each in steps],
-                "regions": [dataclasses.asdict(each) for each in regions],
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}")
-        sys.stdout.flush()

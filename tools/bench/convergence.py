@@ -6,12 +6,12 @@ import dataclasses
 import itertools
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,21 +20,28 @@ from tqdm import tqdm
 from tensor3d import CubeShape
 from tensor3d.data import ExchangeOptions
 from tools import pretrain
+from tools.bench.harness.benchmark import Count, PictureFile, Report, listed
+from tools.bench.harness.figures import as_json
+from tools.bench.harness.processes import start
 from tools.bench.harness.step_trial import (
     BINNED,
     PACKED,
     PADDED,
-    RecipeCommand,
+    RecipeBenchmark,
     Training,
     check_cube,
     check_planned,
     in_mode,
-    start,
+    prepare_here,
 )
 from tools.bench.shard_exchange import corpus_feed
-from tools.common.machine import Machine, format_table
+from tools.common.machine import format_table
+from tools.common.plotting import new_figure, plain, running_mean, style, window_of
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EXCHANGED = "exchanged"
 MODES = (PADDED, BINNED, PACKED, EXCHANGED)
@@ -45,55 +52,23 @@ Curves = Mapping[str, Sequence[Sequence[StepMetrics]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossCommand(RecipeCommand):
+class LossCommand(RecipeBenchmark):
     """Train a recipe to its end in several modes and from several seeds, and compare the loss at the end."""
 
     seeds: str = "0,1,2"
     """At least two, with commas."""
     modes: str = ",".join(MODES)
     """Some of padded, binned, packed and exchanged: packed on two data ranks that read a shard each."""
-    last: int = 50
+    last: Count = 50
     """Steps at the end whose mean loss is compared."""
-    plot: Path | None = None
+    plot: PictureFile = None
     """PNG file of the curves."""
     corpus: Path | None = None
     """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY-2-shards."""
 
-    def run(self, arguments: Sequence[str]) -> int:
-        modes, seeds, settings = self.check(arguments)
-        training = self.as_training(settings, corpus=self.corpus)
-        pretrain.prepare_corpus(training, shown=True)
-        machine = Machine.here()
-        curves = train(settings, pretrain.corpus_folder(training), modes, seeds)
-        results = [figures(mode, curves[mode], self.last) for mode in modes]
-        verdict = compare(results)
-        print(f"{machine}\n{self.recipe}: {settings.run.steps} steps from seeds {self.seeds}")
-        print("\n".join(format_table(header(seeds, self.last), [row(mode) for mode in results])))
-        print(verdict)
-        if self.plot is not None:
-            draw(curves, self.plot)
-            print(f"written: {self.plot}")
-        self.write(
-            arguments,
-            machine,
-            trained=settings.to_dict(),
-            seeds=seeds,
-            last=self.last,
-            agree=verdict.agree,
-            pooled_deviation=verdict.deviation,
-            largest_difference=verdict.difference,
-            results=[dataclasses.asdict(mode) for mode in results],
-            curves={m: [[step.masked_lm_loss for step in run] for run in runs] for m, runs in curves.items()},
-        )
-        sys.stdout.flush()
-        return 0 if verdict.agree else 1
-
-    def check(self, arguments: Sequence[str]) -> tuple[list[str], list[int], TrainConfig]:
-        """Modes, seeds and the recipe of all modes. Raises ValueError for what can be seen before any process."""
-        self.check_call(arguments, "last")
-        modes = list(dict.fromkeys(self.modes.split(",")))
-        if not set(modes) <= set(MODES) or len(modes) < 2:
-            raise ValueError(f"--modes must be at least two of {','.join(MODES)}. Got {self.modes!r}.")
+    def plan(self) -> tuple[list[str], list[int], TrainConfig]:
+        """Modes, seeds and the recipe of all modes."""
+        modes = listed("--modes", self.modes, MODES, least=2)
         texts = [text.strip() for text in self.seeds.split(",")]
         if not all(text.isdecimal() for text in texts) or len(set(texts)) < max(2, len(texts)):
             raise ValueError(
@@ -102,7 +77,6 @@ class LossCommand(RecipeCommand):
             )
         if self.last > self.settings.run.steps:
             raise ValueError(f"--last must be at most run.steps={self.settings.run.steps}. Got {self.last}.")
-        check_plot(self.plot)
         check_planned(self.settings)
         settings = comparable(self.settings)
         for mode in modes:
@@ -110,11 +84,29 @@ class LossCommand(RecipeCommand):
             check_cube(self.as_training(in_mode(settings, mode), exchange=mode == EXCHANGED), shape)
         return modes, [int(text) for text in texts], settings
 
-
-def check_plot(path: Path | None) -> None:
-    """Raises ValueError where no picture can be written: better before a long run than after."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ValueError(f"--plot must be a file in a folder that exists. Got {path}.")
+    def measure(self, plan: tuple[list[str], list[int], TrainConfig]) -> Report:
+        modes, seeds, settings = plan
+        training = self.as_training(settings, corpus=self.corpus)
+        prepare_here(training)
+        curves = train(settings, pretrain.corpus_folder(training), modes, seeds)
+        results = [figures(mode, curves[mode], self.last) for mode in modes]
+        verdict = compare(results)
+        lines = [
+            f"{self.recipe}: {settings.run.steps} steps from seeds {self.seeds}",
+            *format_table(header(seeds, self.last), [row(mode) for mode in results]),
+            str(verdict),
+        ]
+        content = {
+            "trained": settings.to_dict(),
+            "seeds": seeds,
+            "last": self.last,
+            "agree": verdict.agree,
+            "pooled_deviation": verdict.deviation,
+            "largest_difference": verdict.difference,
+            "results": as_json(results),
+            "curves": {m: [[step.masked_lm_loss for step in run] for run in runs] for m, runs in curves.items()},
+        }
+        return Report(lines=lines, content=content, well=verdict.agree, picture=partial(draw, curves))
 
 
 def comparable(recipe: TrainConfig) -> TrainConfig:
@@ -166,7 +158,7 @@ def to_the_end(
     make_feed = partial(corpus_feed, corpus=corpus, options=options)
     history: list[StepMetrics] = []
     with ExitStack() as stack:
-        group = start(shape, partial(Training, recipe=recipe, make_feed=make_feed), stack, cuda=cuda)
+        (group,) = start([shape], partial(Training, recipe=recipe, make_feed=make_feed), stack, cuda=cuda)
         while (left := recipe.run.steps - len(history)) > 0:
             turn = group.call(Training.turn, min(left, _CHUNK))
             history += turn[0]
@@ -251,27 +243,20 @@ def row(mode: ModeLoss) -> list[str]:
     return [mode.mode, *losses, f"{mode.tokens_per_step:,.0f}", f"{mode.fill:.2%}"]
 
 
-def draw(curves: Curves, path: Path) -> None:
+def draw(curves: Curves) -> Figure:
     """Masked-LM loss of each mode: a thin line for each seed, a bold one for their mean, both smoothed."""
-    # Slow to import, and needed for pictures alone.
-    from matplotlib.figure import Figure
-
-    from tools.common.plotting import COLOURS, DASHES, running_mean, save, window_of
-
-    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    figure = new_figure()
     axes = figure.add_subplot()
     for number, (mode, runs) in enumerate(curves.items()):
         losses = np.array([[step.masked_lm_loss for step in run] for run in runs])
         window = window_of(losses.shape[1])
         whole = max(1, losses.shape[1] - window // 2)
         smooth = np.stack([running_mean(run, window)[:whole] for run in losses])
-        steps, colour = np.arange(1, whole + 1), COLOURS[number % len(COLOURS)]
-        axes.plot(steps, smooth.T, color=colour, linewidth=0.7, alpha=0.4)
-        dashes = DASHES[number % len(DASHES)]
-        axes.plot(steps, smooth.mean(axis=0), color=colour, linewidth=2.2, linestyle=dashes, label=mode)
+        steps, own = np.arange(1, whole + 1), style(number)
+        axes.plot(steps, smooth.T, color=own["color"], linewidth=0.7, alpha=0.4)
+        axes.plot(steps, smooth.mean(axis=0), **own, linewidth=2.2, label=mode)
     axes.set(xlabel="step of the optimiser", ylabel=f"masked-LM loss (nats), mean of {window} steps")
     axes.margins(x=0.01)
-    axes.grid(color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     axes.legend(frameon=False)
-    save(figure, path)
+    return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import subprocess
 import sys
@@ -11,21 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Annotated, Literal
 
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import Benchmark, Count, Report
+from tools.bench.harness.figures import Column, as_json, mebibytes, table
 from tools.bench.harness.memory import TreeMemory
 from tools.bench.harness.synthetic_data import write_dump, write_jsonl
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusCommand(Subcommand):
+class CorpusCommand(Benchmark[None]):
     """Prepare a corpus step by step, each in a process of its own, and watch its memory."""
 
     input: tuple[Path, ...] = ()
     """Files or folders that `extract` can read. Default: generated text."""
-    megabytes: int = 200
+    megabytes: Count = 200
     """Of generated text."""
     kind: Literal["jsonl", "dump"] = "jsonl"
     """Of generated text: JSON lines, or a MediaWiki dump in bzip2."""
@@ -36,29 +37,13 @@ class CorpusCommand(Subcommand):
     shards: int = 4
     directory: Path | None = None
     """Where to work; a folder of its own is made there and taken away. Default: the system's temporary folder."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> CorpusCommand:
-        return cls()
-
-    def run(self, arguments: Sequence[str]) -> int:
-        check_output(self.output)
-        if self.megabytes < 1:
-            raise ValueError(f"--megabytes must be at least 1. Got {self.megabytes}.")
-        machine = Machine.here()
+    def measure(self, plan: None) -> Report:
         with tempfile.TemporaryDirectory(prefix="tensor3d-", dir=self.directory, ignore_cleanup_errors=True) as name:
             folder = Path(name)
             inputs = self.input or (self._generate(folder),)
             measured = [measure(step, size_of(path), folder / out) for step, path, out in self._steps(folder, inputs)]
-        print(f"{machine}\n")
-        print("\n".join(format_table(HEADER, [row(step) for step in measured])))
-        if self.output is not None:
-            head = heading(arguments, machine)
-            write_json(self.output, head | {"steps": [dataclasses.asdict(step) for step in measured]})
-            print(f"written: {self.output}")
-        return 0
+        return Report(lines=["", *table(measured)], content={"steps": as_json(measured)})
 
     def _generate(self, folder: Path) -> Path:
         if self.kind == "jsonl":
@@ -96,27 +81,17 @@ class CorpusCommand(Subcommand):
 class Measured:
     """What a step took."""
 
-    step: str
-    input_bytes: int
-    output_bytes: int
-    seconds: float
-    peak_bytes: int
-    """Of all its processes together."""
-    megabytes_per_second: float = field(init=False)
+    step: Annotated[str, Column("step")]
+    input_bytes: Annotated[int, Column("input MB", ",.1f", 1e-6)]
+    output_bytes: Annotated[int, Column("output MB", ",.1f", 1e-6)]
+    seconds: Annotated[float, Column("seconds", ",.1f")]
+    megabytes_per_second: Annotated[float, Column("MB/s", ",.2f")] = field(init=False)
     """Of input."""
+    peak_bytes: Annotated[int, mebibytes("peak MiB", ",.0f")]
+    """Of all its processes together."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "megabytes_per_second", self.input_bytes / 1e6 / self.seconds)
-
-
-HEADER = ("step", "input MB", "output MB", "seconds", "MB/s", "peak MiB")
-
-
-def row(step: Measured) -> tuple[str, ...]:
-    """What the table shows, under `HEADER`."""
-    sizes = (f"{size / 1e6:,.1f}" for size in (step.input_bytes, step.output_bytes))
-    rate, peak = f"{step.megabytes_per_second:,.2f}", f"{step.peak_bytes / 2**20:,.0f}"
-    return (step.step, *sizes, f"{step.seconds:,.1f}", rate, peak)
 
 
 def measure(arguments: Sequence[str], input_bytes: int, output: Path) -> Measured:
@@ -144,3 +119,11 @@ def size_of(paths: Sequence[Path]) -> int:
     """Bytes of the files, and of all files below the folders."""
     files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
     return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def run_step(name: str, *arguments: object) -> None:
+    """One step as a command. Raises ValueError with what it has said where it fails."""
+    parts = [sys.executable, "-m", "tools.corpus", name, *map(str, arguments)]
+    done = subprocess.run(parts, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"the step failed:\n{done.stderr.strip()}")

@@ -7,65 +7,41 @@ import dataclasses
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import tyro
-
-from tools.bench.harness.command import Subcommand
+from tools.bench.corpus import run_step
+from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.common.machine import format_table
 from tools.corpus.pipeline import read_manifest
 
-_ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = 1 << 20
 EXTRACT, BZCAT, PYTHON = "tools.corpus extract", "bzcat", "Python's bz2"
 HEADER = ("", "seconds", "fastest", "MB/s packed", "MB/s XML", "ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractCommand(Subcommand):
+class ExtractCommand(Benchmark[None]):
     """Time `python -m tools.corpus extract`, the whole command, on a .bz2 file, and by turns `bzcat` and Python's bz2
     module, which only unpack it, on one core."""
 
     input: Path
     """A MediaWiki dump, packed with bzip2. Below some 20 MB the start of the processes tells most."""
-    workers: int | None = None
+    workers: Count | None = None
     """Of the step. Default: as many as there are cores."""
-    rounds: int = 3
+    rounds: Count = 3
     """Turns of each."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls(input=tyro.MISSING)
-
-    def run(self, arguments: Sequence[str]) -> int:
-        for name, value in (("rounds", self.rounds), ("workers", self.workers)):
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {value}.")
-        check_output(self.output)
-        machine = Machine.here()
+    def measure(self, plan: None) -> Report:
         figures = measure(self.input, self.workers or usable_cores(), self.rounds)
-        print(f"{machine}\n{sentence(figures)}")
-        print("\n".join(format_table(HEADER, rows(figures))), flush=True)
-        if self.output is not None:
-            content = {
-                **heading(arguments, machine),
-                "figures": {
-                    **dataclasses.asdict(figures),
-                    "ratios": {way: figures.ratio(way) for way in figures.seconds},
-                },
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}", flush=True)
-        return 0
+        ratios = {way: figures.ratio(way) for way in figures.seconds}
+        content = {"figures": {**dataclasses.asdict(figures), "ratios": ratios}}
+        return Report(lines=[sentence(figures), *format_table(HEADER, rows(figures))], content=content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +74,7 @@ def measure(file: Path, workers: int, rounds: int) -> ExtractFigures:
     xml_bytes = unpack(file)  # and the file is in memory for all
     with tempfile.TemporaryDirectory() as folder:
         manifest = None
-        ways: dict[str, Callable[[Path], object]] = {EXTRACT: lambda output: run_step(file, output, workers)}
+        ways: dict[str, Callable[[Path], object]] = {EXTRACT: partial(run_extract, file, workers)}
         if shutil.which(BZCAT):
             ways[BZCAT] = lambda _: subprocess.run([BZCAT, str(file)], stdout=subprocess.DEVNULL, check=True)
         ways[PYTHON] = lambda _: unpack(file)
@@ -134,13 +110,8 @@ def unpack(file: Path) -> int:
     return size
 
 
-def run_step(file: Path, output: Path, workers: int) -> None:
-    """Raises ValueError with what the step has said where it fails."""
-    parts = [sys.executable, "-m", "tools.corpus", "extract", str(file.absolute())]
-    parts += ["--output", str(output), "--workers", str(workers)]
-    done = subprocess.run(parts, cwd=_ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"the step failed:\n{done.stderr.strip()}")
+def run_extract(file: Path, workers: int, output: Path) -> None:
+    run_step("extract", file.absolute(), "--output", output, "--workers", workers)
 
 
 def rows(figures: ExtractFigures) -> list[tuple[str, ...]]:

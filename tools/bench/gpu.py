@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -68,7 +67,7 @@ class Outcome:
 class GpuCommand(Subcommand):
     """Run all GPU tests and benchmarks, stage by stage; each leaves a log, and all of them one page."""
 
-    output: Path
+    output: Path = Path("results/gpu")
     """Folder for logs, figures and the page, report.md; made if it is missing."""
     stages: str | None = None
     """Some of them, with commas, in their order. Default: all. `--show` lists them."""
@@ -90,10 +89,6 @@ class GpuCommand(Subcommand):
     """JSON file of lengths for the benchmarks: an object with `counts`. Default: a formula."""
     precision: str = "bf16"
     """Type of the products in the benchmarks."""
-
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls(output=Path("results/gpu"))
 
     def run(self, arguments: Sequence[str]) -> int:
         stages = self.chosen()

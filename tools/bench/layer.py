@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import sys
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, Sequences, TransformerLayer3D, matmul, normal, shard
@@ -27,11 +23,10 @@ from tensor3d.distributed.seeds import mix
 from tensor3d.layers.attention import Recompute
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.param_layout import local, matrix, owns_for_norm
-from tools.bench.harness.command import Subcommand
-from tools.bench.harness.memory import peak_on
-from tools.bench.harness.processes import CubeHandle, check_world, interleave, start
-from tools.bench.step import deal
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.bench.harness.benchmark import Benchmark, Count, Report, cubes_of
+from tools.bench.harness.figures import Column, Times, as_json, deal, means, mebibytes, milliseconds, table, times
+from tools.bench.harness.memory import SavedTensors, nonzero, peak_on, wire_of
+from tools.bench.harness.processes import Trial, check_world, is_shown, start, take_turns
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What `bench matmul` and `bench layer` run: a product and a transformer layer of given sizes, the same on any cube.
@@ -184,6 +179,10 @@ class PassSample:
     forward: float
     backward: float
 
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
 
 @dataclass(frozen=True, kw_only=True)
 class PassFacts:
@@ -207,7 +206,7 @@ class PassFacts:
     which this rank stands."""
 
 
-class PassTrial:
+class PassTrial(Trial):
     """A subject on one rank, halted between calls.
 
     Args:
@@ -220,20 +219,10 @@ class PassTrial:
         self._cube = cube.with_policy(MixedPrecisionPolicy(compute=compute))
         self._subject = make(self._cube)
         for _ in range(warmup):
-            self._pass()
+            self.sample()
         self.facts = self._find_facts()
 
-    def turn(self, passes: int) -> list[PassSample]:
-        """`passes` samples. One more goes first and counts for nothing: others had the caches in between."""
-        return [self._pass() for _ in range(1 + passes)][1:]
-
-    def get_facts(self) -> PassFacts:
-        return self.facts
-
-    def close(self) -> None:
-        pass
-
-    def _pass(self) -> PassSample:
+    def sample(self) -> PassSample:
         self._forget()
         before = self._now()
         result = self._subject.forward(self._subject.inputs)
@@ -253,37 +242,26 @@ class PassTrial:
     def _find_facts(self) -> PassFacts:
         subject, cube = self._subject, self._cube
         self._forget()
-        kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
-
-        def keep(tensor: Tensor) -> Tensor:
-            own = local(tensor).detach()
-            kept[own.untyped_storage().data_ptr()] = own
-            return tensor
-
+        saved, wire = SavedTensors(subject.parameters), wire_of(cube, subject.parameters[0].dtype)
         with cube.traffic.counting() as traffic:
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with saved.hooks:
                 result = subject.forward(subject.inputs)
             result.backward(subject.arriving)
         squares = self._squares(result)
-        weights = {local(parameter).untyped_storage().data_ptr() for parameter in subject.parameters}
-        saved = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
-        kept.clear()
+        kept = saved.take()
         del result
         self._forget()
         return PassFacts(
             device=cube.device.type,
             threads=torch.get_num_threads(),
-            received=_some(traffic.received),
-            closed_form=_some(subject.closed_form(self._wire("bytes"))),
-            calls=_some(traffic.calls),
-            closed_form_calls=_some(subject.closed_form(self._wire("calls"))),
-            saved=saved,
-            peak=peak_on(cube.device, self._run),
+            received=nonzero(traffic.received),
+            closed_form=nonzero(subject.closed_form(wire)),
+            calls=nonzero(traffic.calls),
+            closed_form_calls=nonzero(subject.closed_form(dataclasses.replace(wire, unit="calls"))),
+            saved=kept,
+            peak=peak_on(cube.device, self.sample),
             squares=squares,
         )
-
-    def _run(self) -> None:
-        self._pass()
 
     def _squares(self, result: Tensor) -> tuple[float, float, float]:
         subject = self._subject
@@ -295,26 +273,9 @@ class PassTrial:
                 gradients += _square(local(parameter.grad))
         return _square(result.detach()), _square(subject.inputs.grad), gradients
 
-    def _wire(self, unit: Literal["bytes", "calls"]) -> CommModel:
-        parameter = self._subject.parameters[0].dtype
-        precision = self._cube.precision
-        return CommModel(
-            shape=self._cube.shape,
-            rank=self._cube.rank,
-            compute=precision.computed(parameter).itemsize,
-            gradient=precision.reduced(parameter).itemsize,
-            parameter=parameter.itemsize,
-            unit=unit,
-        )
-
 
 def _square(tensor: Tensor) -> float:
     return float(tensor.double().square().sum())
-
-
-def _some(count: Bytes) -> Bytes:
-    """Without what is zero, so that counts compare equal."""
-    return Counter({key: number for key, number in count.items() if number})
 
 
 # --- The figures of `bench matmul` and `bench layer`, made of what all ranks noted in all rounds ----------------------
@@ -324,45 +285,37 @@ Turn = list[list[PassSample]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassFigures:
-    """One cube. Seconds of a pass are the mean over the ranks: their sum is then the time that passed."""
+class PassFigures(Times):
+    """One cube. Seconds are of passes, forward and backward together."""
 
-    cube: str
+    cube: Annotated[str, Column("cube", of="name", before="seconds_median")]
     """XxYxZ"""
     data_parallel: int
-    ranks: int
+    ranks: Annotated[int, Column("ranks", before="seconds_median")]
     device: str
-    threads: int
+    threads: Annotated[int, Column("threads", before="seconds_median")]
     """Of each rank."""
     passes: int
-    forward_seconds: float
+    forward_seconds: Annotated[float, milliseconds("forward ms", before="seconds_median")]
     """Median of the passes."""
-    backward_seconds: float
-    seconds_median: float
-    """Of both together."""
-    seconds_quartiles: tuple[float, float]
-    ratio: float
-    """Median over that of the first cube: above 1 is slower."""
-    ratio_range: tuple[float, float]
-    """The lowest and the highest of the same ratio, taken in each round alone."""
-    flops_per_second: float
+    backward_seconds: Annotated[float, milliseconds("backward ms", before="seconds_median")]
+    seconds_median: Annotated[float, milliseconds("pass ms")]
+    flops_per_second: Annotated[float, Column("GFLOP/s", ".1f", 1e-9)]
     """Floating-point operations of the job in a median pass, by closed form, over all ranks."""
-    collectives: int
+    collectives: Annotated[int, Column("collectives")]
     """In a pass, on each rank."""
-    bytes_received: int
+    bytes_received: Annotated[int, mebibytes("MiB received")]
     """In a pass, by the rank that receives most, in the ring model."""
-    bytes_closed_form: int
+    bytes_closed_form: Annotated[int, mebibytes("closed form", equal="traffic_equal")]
     """What that rank should receive by the formulas."""
     traffic_equal: bool
     """Whether counts and formulas agree on every rank, for each axis and kind: bytes and collectives."""
-    saved_bytes: int
+    saved_bytes: Annotated[int, mebibytes("saved MiB")]
     """Kept by autograd for backward, without parameters, on the rank that keeps most."""
-    peak_bytes: int
+    peak_bytes: Annotated[int, mebibytes("peak MiB")]
     """The most bytes of tensors at once above inputs and parameters, on the rank that needs most."""
     squares: tuple[float, float, float]
     """Sums of squares of result, inputs' gradient and parameters' gradients: equal on all cubes but for rounding."""
-    seconds: tuple[tuple[float, ...], ...]
-    """Every pass, by round."""
 
     @property
     def name(self) -> str:
@@ -380,26 +333,25 @@ def figures(
         first: the turns of the cube to compare with, in the same rounds.
         flops: floating-point operations of one pass, of all ranks together.
     """
-    rounds, base = [_totals(turn) for turn in turns], [_totals(turn) for turn in first]
-    passes = [second for seconds in rounds for second in seconds]
-    low, median, high = (float(q) for q in np.quantile(passes, [0.25, 0.5, 0.75]))
-    ratios = [statistics.median(mine) / statistics.median(theirs) for mine, theirs in zip(rounds, base, strict=True)]
+    rounds, base = ([means(turn, lambda sample: sample.total) for turn in each] for each in (turns, first))
+    timed = times(rounds, base)
     busiest = max(facts, key=lambda fact: fact.received.total())
     squares = np.sum([fact.squares for fact in facts], axis=0)
+    forward, backward = (
+        statistics.median(second for turn in turns for second in means(turn, part))
+        for part in (lambda sample: sample.forward, lambda sample: sample.backward)
+    )
     return PassFigures(
+        **timed,
         cube=f"{shape.x}x{shape.y}x{shape.z}",
         data_parallel=shape.data,
         ranks=shape.ranks,
         device=facts[0].device,
         threads=facts[0].threads,
-        passes=len(passes),
-        forward_seconds=statistics.median(_means(turns, "forward")),
-        backward_seconds=statistics.median(_means(turns, "backward")),
-        seconds_median=median,
-        seconds_quartiles=(low, high),
-        ratio=median / statistics.median(second for seconds in base for second in seconds),
-        ratio_range=(min(ratios), max(ratios)),
-        flops_per_second=flops / median,
+        passes=sum(map(len, rounds)),
+        forward_seconds=forward,
+        backward_seconds=backward,
+        flops_per_second=flops / timed["seconds_median"],
         collectives=max(fact.calls.total() for fact in facts),
         bytes_received=busiest.received.total(),
         bytes_closed_form=busiest.closed_form.total(),
@@ -407,70 +359,13 @@ def figures(
         saved_bytes=max(fact.saved for fact in facts),
         peak_bytes=max(fact.peak for fact in facts),
         squares=(float(squares[0]), float(squares[1]), float(squares[2])),
-        seconds=tuple(tuple(seconds) for seconds in rounds),
     )
-
-
-def _means(turns: Sequence[Turn], part: str) -> list[float]:
-    """Seconds of that part of each pass: the mean over the ranks."""
-    return [
-        statistics.fmean(getattr(sample, part) for sample in each) for turn in turns for each in zip(*turn, strict=True)
-    ]
-
-
-def _totals(turn: Turn) -> list[float]:
-    return [
-        forward + backward
-        for forward, backward in zip(_means([turn], "forward"), _means([turn], "backward"), strict=True)
-    ]
 
 
 def difference(cubes: Sequence[PassFigures]) -> float:
     """The largest relative difference of a sum of squares from the first cube's; NaN where one of them is no number."""
     squares = np.array([cube.squares for cube in cubes])
     return float(np.max(np.abs(squares / squares[0] - 1)))
-
-
-HEADER = (
-    "cube",
-    "ranks",
-    "threads",
-    "forward ms",
-    "backward ms",
-    "pass ms",
-    "quartiles",
-    "ratio",
-    "by round",
-    "GFLOP/s",
-    "collectives",
-    "MiB received",
-    "closed form",
-    "saved MiB",
-    "peak MiB",
-)
-
-
-def row(cube: PassFigures) -> tuple[str, ...]:
-    """What the table shows of a cube, under `HEADER`."""
-    low, high = cube.seconds_quartiles
-    least, most = cube.ratio_range
-    return (
-        cube.name,
-        str(cube.ranks),
-        str(cube.threads),
-        f"{cube.forward_seconds * 1e3:.1f}",
-        f"{cube.backward_seconds * 1e3:.1f}",
-        f"{cube.seconds_median * 1e3:.1f}",
-        f"{low * 1e3:.1f}-{high * 1e3:.1f}",
-        f"{cube.ratio:.2f}",
-        f"{least:.2f}-{most:.2f}",
-        f"{cube.flops_per_second / 1e9:.1f}",
-        str(cube.collectives),
-        f"{cube.bytes_received / 2**20:.2f}",
-        "equal" if cube.traffic_equal else f"{cube.bytes_closed_form / 2**20:.2f}",
-        f"{cube.saved_bytes / 2**20:.2f}",
-        f"{cube.peak_bytes / 2**20:.2f}",
-    )
 
 
 # --- What `bench matmul` and `bench layer` have in common: cubes side by side, forward and backward -------------------
@@ -480,7 +375,7 @@ _TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassCommand(Subcommand):
+class PassCommand(Benchmark[list[CubeShape]]):
     """Something that runs forward and backward on one cube or several."""
 
     cubes: str = "1x1x1"
@@ -491,60 +386,50 @@ class PassCommand(Subcommand):
     """In which is computed and sent. Weights and their gradients are fp32."""
     keep_gathered: bool = False
     """Keep gathered operands for backward."""
-    passes: int = 20
+    passes: Count = 20
     """Forward and backward, timed, on each cube."""
-    warmup: int = 3
+    warmup: Count = 3
     """Passes before that, at least 1."""
-    rounds: int = 4
+    rounds: Count = 4
     """Turns that each cube gets, one cube after another; the passes are dealt out over them."""
-    output: Path | None = None
-    """JSON file for all figures."""
-
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
 
     @abstractmethod
     def subject(self) -> Product | Layer:
         """What is measured."""
 
-    def run(self, arguments: Sequence[str]) -> int:
-        shapes = self.check()
-        machine = Machine.here()
-        with ExitStack() as stack:
-            compute = torch.bfloat16 if self.type == "bf16" else None
-            make = partial(PassTrial, make=self.subject(), compute=compute, warmup=self.warmup)
-            parts = start(shapes, make, stack)
-            shown = not dist.is_initialized() or dist.get_rank() == 0
-            results = self.measure(parts, shown=shown)
-        wrong = self.faults(results)
-        if shown:
-            self.report(results, machine, arguments)
-            for fault in wrong:
-                print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
-        return 1 if wrong else 0
-
-    def check(self) -> list[CubeShape]:
-        """The cubes. Raises ValueError for what can be seen before any process is started."""
-        for name in ("passes", "warmup", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
-        shapes = [CubeShape.parse(text, self.data_parallel) for text in self.cubes.split(",")]
+    def plan(self) -> list[CubeShape]:
+        """The cubes."""
+        shapes = cubes_of(self.cubes, self.data_parallel)
         for shape in shapes:
             self.subject().check(shape)
         check_world(shapes)
-        check_output(self.output)
         return shapes
 
-    def measure(self, parts: Sequence[CubeHandle[PassTrial]], *, shown: bool) -> list[PassFigures]:
-        counts = deal(self.passes, self.rounds)
-        names = [str(part.shape) for part in parts]
-        turns = interleave(names, len(counts), lambda i, n: parts[i].call(PassTrial.turn, counts[n]), shown=shown)
-        flops = self.subject().flops
-        return [
-            figures(part.shape, mine, part.call(PassTrial.get_facts), turns[0], flops)
-            for part, mine in zip(parts, turns, strict=True)
-        ]
+    def measure(self, plan: list[CubeShape]) -> Report:
+        counts, subject = deal(self.passes, self.rounds), self.subject()
+        compute = torch.bfloat16 if self.type == "bf16" else None
+        with ExitStack() as stack:
+            parts = start(plan, partial(PassTrial, make=subject, compute=compute, warmup=self.warmup), stack)
+            shown = is_shown()
+            turns = take_turns(parts, counts, shown=shown)
+            results = [
+                figures(part.shape, mine, part.call(PassTrial.get_facts), turns[0], subject.flops)
+                for part, mine in zip(parts, turns, strict=True)
+            ]
+        apart = difference(results)
+        lines = [f"{subject}, {self.type}", *table(results)]
+        if len(results) > 1:
+            allowed = f"allowed is {_TOLERANCE[self.type]:g}"
+            lines.append(f"largest relative difference of sums of squares: {apart:.1e}, {allowed}")
+        content = {
+            "subject": dataclasses.asdict(subject),
+            "type": self.type,
+            "warmup": self.warmup,
+            "rounds": counts,
+            "difference": apart,
+            "results": as_json(results),
+        }
+        return Report(lines=lines, content=content, faults=self.faults(results), shown=shown)
 
     def faults(self, results: Sequence[PassFigures]) -> list[str]:
         """What makes the figures wrong, in words."""
@@ -554,29 +439,6 @@ class PassCommand(Subcommand):
         if not difference(results) <= _TOLERANCE[self.type]:  # NaN too
             found.append("the cubes do not compute the same, so their times are no comparison")
         return found
-
-    def report(self, results: Sequence[PassFigures], machine: Machine, arguments: Sequence[str]) -> None:
-        """The table on the screen, and the JSON file."""
-        print(f"{machine}\n{self.subject()}, {self.type}")
-        print("\n".join(format_table(HEADER, [row(cube) for cube in results])))
-        if len(results) > 1:
-            print(
-                f"largest relative difference of sums of squares: {difference(results):.1e}, "
-                f"allowed is {_TOLERANCE[self.type]:g}"
-            )
-        if self.output is not None:
-            content = {
-                **heading(arguments, machine),
-                "subject": dataclasses.asdict(self.subject()),
-                "type": self.type,
-                "warmup": self.warmup,
-                "rounds": deal(self.passes, self.rounds),
-                "difference": difference(results),
-                "results": [dataclasses.asdict(cube) for cube in results],
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}")
-        sys.stdout.flush()
 
 
 # --- `bench matmul`: one matrix product on several cubes, side by side in one run -------------------------------------

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,12 +19,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from tensor3d import Cube, CubeShape, ExecutionPolicy, local
 from tensor3d.distributed.comm_stats import Place
-from tools.bench.harness.command import Sizes, Subcommand
+from tools.bench.harness.benchmark import Benchmark, Bound, Count, Report
+from tools.bench.harness.figures import Column, as_json, deal, flat, means, milliseconds, ratios_of, spread, table
 from tools.bench.harness.memory import counting_kept, peak_on
-from tools.bench.harness.processes import CubeHandle, check_world, interleave, start
-from tools.bench.step import deal
-from tools.bench.vs_pytorch.trial import Implementation, Work, make_ours
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.bench.harness.processes import Trial, check_world, is_shown, start, take_case_turns
+from tools.bench.vs_pytorch.trial import Implementation, Sizes, Work, make_ours
+from tools.common.machine import format_table
 
 # --- What one step of a rank was, collective by collective, and how long it would take on a slower wire ---------------
 
@@ -147,7 +145,7 @@ class Facts:
     """Whether all weights after the last step are those of the other side, to the bit."""
 
 
-class OverlapTrial:
+class OverlapTrial(Trial):
     """Both sides on one rank, halted between calls.
 
     Args:
@@ -164,10 +162,6 @@ class OverlapTrial:
             for _ in range(warmup):
                 self._losses[side].append(float(self._sides[side].step()))
 
-    def turn(self, side: Side, steps: int, latency: float) -> list[Sample]:
-        """Steps, timed, on a wire that is as slow as that. One more goes first and counts for nothing."""
-        return [self._sample(side, latency) for _ in range(1 + steps)][1:]
-
     def get_facts(self) -> dict[Side, Facts]:
         """Takes further steps to find them out, the same number on both sides."""
         found = {side: self._observe(side) for side in SIDES}
@@ -180,10 +174,8 @@ class OverlapTrial:
             for side in SIDES
         }
 
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _sample(self, side: Side, latency: float) -> Sample:
+    def sample(self, side: Side, latency: float) -> Sample:
+        """A step on a wire that is as slow as that."""
         with self._tracing(latency) as trace:
             dist.barrier()
             begin = time.perf_counter()
@@ -242,7 +234,7 @@ def _hidden(profiled: profile) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverlapCommand(Sizes, Subcommand):
+class OverlapCommand(Sizes, Benchmark[tuple[CubeShape, list[float]]]):
     """Time BERT steps with and without overlap, in turns, on the machine's own wire and on slower ones."""
 
     cube: str = "2x2x2"
@@ -251,41 +243,15 @@ class OverlapCommand(Sizes, Subcommand):
     """Copies of the cube."""
     latencies: str = "0,5,20"
     """Milliseconds that a collective takes at least, made by sleeping; with commas. 0: the machine's own wire."""
-    steps: int = 10
+    steps: Count = 10
     """Steps that are timed, of each side and latency."""
-    warmup: int = 3
+    warmup: Annotated[int, Bound(2)] = 3
     """Steps before that, at least 2: the first one learns in which order weights are used."""
-    rounds: int = 5
+    rounds: Count = 5
     """Turns that each gets; the steps are dealt out over them."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
-
-    def run(self, arguments: Sequence[str]) -> int:
-        shape, latencies = self.check()
-        machine = Machine.here()
-        with ExitStack() as stack:
-            make = partial(OverlapTrial, work=self.work, warmup=self.warmup, latencies=latencies)
-            part = start([shape], make, stack)[0]
-            shown = not dist.is_initialized() or dist.get_rank() == 0
-            results, facts = self.measure(part, latencies, shown=shown)
-        wrong = faults(facts)
-        if shown:
-            self.report(results, facts, machine, arguments)
-            for fault in wrong:
-                print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
-        return 1 if wrong else 0
-
-    @property
-    def work(self) -> Work:
-        return Work(what="step", config=self.config, sequences=self.sequences, length=self.length)
-
-    def check(self) -> tuple[CubeShape, list[float]]:
-        """The cube, and the latencies in seconds. Raises ValueError for what can be seen before any process."""
-        self.check_least(steps=1, warmup=2, rounds=1)
+    def plan(self) -> tuple[CubeShape, list[float]]:
+        """The cube, and the latencies in seconds."""
         try:
             latencies = [float(part) / 1e3 for part in self.latencies.split(",")]
         except ValueError:
@@ -300,58 +266,38 @@ class OverlapCommand(Sizes, Subcommand):
             raise ValueError(f"--cube must have at least 2 ranks: one alone sends nothing. Got {shape}.")
         self.work.check_cube(shape)
         check_world([shape])
-        check_output(self.output)
         return shape, sorted(set(latencies))
 
-    def measure(
-        self, part: CubeHandle[OverlapTrial], latencies: Sequence[float], *, shown: bool
-    ) -> tuple[list[LatencyFigures], list[dict[Side, Facts]]]:
+    def measure(self, plan: tuple[CubeShape, list[float]]) -> Report:
+        shape, latencies = plan
         counts = deal(self.steps, self.rounds)
-        cases = [(latency, side) for latency in latencies for side in SIDES]
-
-        def turn(i: int, number: int) -> list[list[Sample]]:
-            latency, side = cases[i]
-            return part.call(OverlapTrial.turn, side, counts[number], latency)
-
-        names = [f"{latency * 1e3:g} ms, {side}" for latency, side in cases]
-        turns = dict(zip(cases, interleave(names, len(counts), turn, shown=shown), strict=True))
-        facts = part.call(OverlapTrial.get_facts)
-        base = {side: turns[0.0, side] for side in SIDES}
-        found = [
-            latency_figures(latency, {side: turns[latency, side] for side in SIDES}, base) for latency in latencies
+        cases = [(side, latency) for latency in latencies for side in SIDES]
+        names = {f"{latency * 1e3:g} ms, {side}": (side, latency) for side, latency in cases}
+        with ExitStack() as stack:
+            make = partial(OverlapTrial, work=self.work, warmup=self.warmup, latencies=latencies)
+            (part,) = start([shape], make, stack)
+            shown = is_shown()
+            turns = dict(zip(cases, take_case_turns(part, names, counts, shown=shown), strict=True))
+            facts = part.call(OverlapTrial.get_facts)
+        base = {side: turns[side, 0.0] for side in SIDES}
+        results = [
+            latency_figures(latency, {side: turns[side, latency] for side in SIDES}, base) for latency in latencies
         ]
-        return found, facts
-
-    def report(
-        self,
-        results: Sequence[LatencyFigures],
-        facts: Sequence[dict[Side, Facts]],
-        machine: Machine,
-        arguments: Sequence[str],
-    ) -> None:
-        """The tables on the screen, and the JSON file."""
-        print(f"{machine}")
-        print(
+        same = all(rank[side].same_bits for rank in facts for side in SIDES)
+        lines = [
             f"cube {self.cube} x {self.data_parallel}: {self.layers} layers, hidden {self.hidden}, vocabulary "
             f"{self.vocab}, {self.sequences} sequences of {self.length} tokens; {self.steps} steps of each in "
-            f"{len(deal(self.steps, self.rounds))} rounds"
-        )
-        print("\n".join(format_table(HEADER, [row(latency) for latency in results])))
-        print(
-            "\n".join(format_table(FACTS_HEADER, [facts_row(side, [rank[side] for rank in facts]) for side in SIDES]))
-        )
-        verdict = "the same bits" if all(rank[side].same_bits for rank in facts for side in SIDES) else "DIFFERENT"
-        print(f"weights after all steps: {verdict}")
-        if self.output is not None:
-            content = {
-                **heading(arguments, machine),
-                "work": dataclasses.asdict(self.work),
-                "results": [dataclasses.asdict(each) for each in results],
-                "facts": [{side: dataclasses.asdict(fact) for side, fact in rank.items()} for rank in facts],
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}")
-        sys.stdout.flush()
+            f"{len(counts)} rounds",
+            *table(results),
+            *format_table(FACTS_HEADER, [facts_row(side, [rank[side] for rank in facts]) for side in SIDES]),
+            f"weights after all steps: {'the same bits' if same else 'DIFFERENT'}",
+        ]
+        content = {
+            "work": dataclasses.asdict(self.work),
+            "results": as_json(results),
+            "facts": [{side: dataclasses.asdict(fact) for side, fact in rank.items()} for rank in facts],
+        }
+        return Report(lines=lines, content=content, faults=faults(facts), shown=shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,6 +319,16 @@ class LatencyFigures:
     steps themselves."""
     steps: dict[Side, tuple[float, ...]]
 
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("latency ms", "g", 1e3, of="latency"),
+        milliseconds("overlap ms", of="seconds.overlap"),
+        milliseconds("none ms", of="seconds.none"),
+        Column("ratio", ".3f", of="ratio"),
+        Column("by round", ".2f", of="ratio_range"),
+        milliseconds("gain ms", of="gain"),
+        milliseconds("predicted ms", of="gain_predicted"),
+    )
+
 
 def latency_figures(
     latency: float, turns: dict[Side, list[list[list[Sample]]]], base: dict[Side, list[list[list[Sample]]]]
@@ -382,18 +338,16 @@ def latency_figures(
         turns: by side and round: of each rank, its steps.
         base: the same without latency.
     """
-    rounds = {side: [_mean_seconds(turn) for turn in turns[side]] for side in SIDES}
-    pairs = [
-        (statistics.median(on), statistics.median(off)) for on, off in zip(*(rounds[s] for s in SIDES), strict=True)
-    ]
-    ratios = [on / off for on, off in pairs]
-    steps = {side: tuple(second for seconds in rounds[side] for second in seconds) for side in SIDES}
+    rounds = {side: [means(turn, lambda sample: sample.seconds) for turn in turns[side]] for side in SIDES}
+    ratios = ratios_of(rounds["overlap"], rounds["none"])
+    steps = {side: tuple(flat(rounds[side])) for side in SIDES}
+    medians = {side: [statistics.median(seconds) for seconds in rounds[side]] for side in SIDES}
     return LatencyFigures(
         latency=latency,
         seconds={side: statistics.median(steps[side]) for side in SIDES},
         ratio=statistics.median(ratios),
-        ratio_range=(min(ratios), max(ratios)),
-        gain=statistics.median(off - on for on, off in pairs),
+        ratio_range=spread(ratios),
+        gain=statistics.median(off - on for on, off in zip(medians["overlap"], medians["none"], strict=True)),
         gain_predicted=_predicted(base["none"], latency) - _predicted(base["overlap"], latency) if latency else None,
         steps=steps,
     )
@@ -401,16 +355,7 @@ def latency_figures(
 
 def _predicted(rounds: list[list[list[Sample]]], latency: float) -> float:
     """Seconds of a step on that wire: of each step, the mean over the ranks; of these, the median."""
-    return statistics.median(
-        statistics.fmean(sample.predicted[latency] for sample in samples)
-        for turn in rounds
-        for samples in zip(*turn, strict=True)
-    )
-
-
-def _mean_seconds(turn: list[list[Sample]]) -> list[float]:
-    """Of each step, over the ranks."""
-    return [statistics.fmean(sample.seconds for sample in samples) for samples in zip(*turn, strict=True)]
+    return statistics.median(flat([means(turn, lambda sample: sample.predicted[latency]) for turn in rounds]))
 
 
 def faults(facts: Sequence[dict[Side, Facts]]) -> list[str]:
@@ -422,23 +367,6 @@ def faults(facts: Sequence[dict[Side, Facts]]) -> list[str]:
     if not all(fact.same_bits for rank in facts for fact in rank.values()):
         found.append("overlap changes the weights after some steps, which it must not")
     return found
-
-
-HEADER = ("latency ms", "overlap ms", "none ms", "ratio", "by round", "gain ms", "predicted ms")
-
-
-def row(figures: LatencyFigures) -> tuple[str, ...]:
-    """What the table shows, under `HEADER`."""
-    low, high = figures.ratio_range
-    return (
-        f"{figures.latency * 1e3:g}",
-        f"{figures.seconds['overlap'] * 1e3:.1f}",
-        f"{figures.seconds['none'] * 1e3:.1f}",
-        f"{figures.ratio:.3f}",
-        f"{low:.2f}-{high:.2f}",
-        f"{figures.gain * 1e3:.1f}",
-        "-" if figures.gain_predicted is None else f"{figures.gain_predicted * 1e3:.1f}",
-    )
 
 
 FACTS_HEADER = ("side", "MiB received", "collectives", "saved MiB", "peak MiB", "travelling ms", "hidden")

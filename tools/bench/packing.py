@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -20,10 +17,10 @@ from tqdm import tqdm
 
 from tensor3d.packing import PLANNERS, PackingPlan, assign, lpfhp
 from tensor3d.packing.planners import count_partitions
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import Benchmark, Natural, Report
+from tools.bench.harness.figures import Column, as_json, milliseconds, table
 from tools.bench.harness.memory import PeakMemory
 from tools.bench.harness.synthetic_data import Case, draw_case, exponential_histogram, faults
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
 
 _CAPACITY = 512
 _MOST_PARTITIONS = 20_000
@@ -31,49 +28,29 @@ _MOST_PARTITIONS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackingCommand(Subcommand):
+class PackingCommand(Benchmark[None]):
     """Check and time every planner on random histograms, and time how sequences are put into packs."""
 
-    histograms: int = 1000
+    histograms: Natural = 1000
     """Random histograms; 0: none."""
-    sequences: int = 0
+    sequences: Natural = 0
     """Put so many sequences, and ten times as many, into packs of 512; 0: none. 16279552 is an English Wikipedia."""
-    seed: int = 0
+    seed: Natural = 0
     """Of the histograms."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
+    at_once: ClassVar[bool] = True
 
-    def run(self, arguments: Sequence[str]) -> int:
-        for name in ("histograms", "sequences", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} must be at least 0. Got {getattr(self, name)}.")
+    def plan(self) -> None:
         if not self.histograms and not self.sequences:
             raise ValueError("nothing to measure: --histograms and --sequences are both 0.")
-        check_output(self.output)
-        machine = Machine.here()
-        print(machine, flush=True)
+
+    def measure(self, plan: None) -> Report:
         results, problems = check_planners(self.histograms, self.seed)
         if results:
-            print("\n".join(format_table(HEADER, [row(figures) for figures in results])), flush=True)
+            print("\n".join(table(results)), flush=True)
         dealt = [measure_apart(count) for count in (self.sequences, 10 * self.sequences) if count]
-        for figures in dealt:
-            print(sentence(figures), flush=True)
-        if self.output is not None:
-            content = {
-                **heading(arguments, machine),
-                "planners": [dataclasses.asdict(figures) for figures in results],
-                "assign": [dataclasses.asdict(figures) for figures in dealt],
-                "problems": problems,
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}", flush=True)
-        for problem in problems:
-            print(f"tools.bench: {problem}", file=sys.stderr)
-        return 1 if problems else 0
+        content = {"planners": as_json(results), "assign": as_json(dealt), "problems": problems}
+        return Report(lines=[sentence(figures) for figures in dealt], content=content, faults=problems)
 
 
 # Planners
@@ -83,17 +60,17 @@ class PackingCommand(Subcommand):
 class PlannerFigures:
     """One planner on all histograms that it was given."""
 
-    planner: str
-    histograms: int
-    failures: int
+    planner: Annotated[str, Column("planner")]
+    histograms: Annotated[int, Column("histograms")]
+    failures: Annotated[int, Column("failures")]
     """Histograms whose plan broke a limit, lost a sequence, or was below the bound."""
-    seconds_median: float
-    seconds_worst: float
-    efficiency: float
+    seconds_median: Annotated[float, milliseconds("median ms", ".2f")]
+    seconds_worst: Annotated[float, Column("worst s", ".3f")]
+    efficiency: Annotated[float, Column("efficiency", ".3%")]
     """Mean."""
-    gap: float
+    gap: Annotated[float, Column("over the bound", ".3%")]
     """Packs above the bound, as a share of it: mean."""
-    packs_over: int
+    packs_over: Annotated[int, Column("most packs over", ",")]
     """Packs above the bound: the most."""
 
 
@@ -106,18 +83,6 @@ class Trial:
     packs_over: int
     gap: float
     faults: tuple[str, ...]
-
-
-HEADER = (
-    "planner",
-    "histograms",
-    "failures",
-    "median ms",
-    "worst s",
-    "efficiency",
-    "over the bound",
-    "most packs over",
-)
 
 
 def check_planners(histograms: int, seed: int) -> tuple[list[PlannerFigures], list[str]]:
@@ -171,20 +136,6 @@ def figures_of(planner: str, trials: Sequence[Trial]) -> PlannerFigures:
         efficiency=statistics.fmean(trial.efficiency for trial in trials),
         gap=statistics.fmean(trial.gap for trial in trials),
         packs_over=max(trial.packs_over for trial in trials),
-    )
-
-
-def row(figures: PlannerFigures) -> tuple[str, ...]:
-    """What the table shows of a planner, under `HEADER`."""
-    return (
-        figures.planner,
-        str(figures.histograms),
-        str(figures.failures),
-        f"{figures.seconds_median * 1e3:.2f}",
-        f"{figures.seconds_worst:.3f}",
-        f"{figures.efficiency:.3%}",
-        f"{figures.gap:.3%}",
-        f"{figures.packs_over:,}",
     )
 
 

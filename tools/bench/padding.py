@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d import Cube, CubeShape
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
+from tools.bench.harness.benchmark import Count, Report, cubes_of, listed
+from tools.bench.harness.figures import Column, as_json, deal, flat, milliseconds, spread, table
 from tools.bench.harness.step_trial import (
     BINNED,
     PACKED,
     PADDED,
-    RecipeCommand,
+    RecipeBenchmark,
     Training,
     TrainingTurn,
     alternate,
     check_cube,
     check_planned,
     in_mode,
-    start,
+    start_trainings,
     timed,
     training_seconds,
 )
-from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, exponential_histogram
-from tools.bench.step import deal
-from tools.common.machine import Machine, format_table
+from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, lengths_of
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
-from tools.packing.histogram import read_histogram
 from tools.training.config import TrainConfig
 from tools.training.data import TrainData
 
@@ -44,7 +42,7 @@ _SKIP = 1  # the first step of a turn: others had the caches before it
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaddingCommand(RecipeCommand):
+class PaddingCommand(RecipeBenchmark):
     """Time steps on packs, on one sequence a pack with its padding, and on batches of like length, in turns."""
 
     histogram: Path | None = None
@@ -55,97 +53,75 @@ class PaddingCommand(RecipeCommand):
     """Copies of each cube."""
     modes: str = ",".join(MODES)
     """Which of them, with commas; "padded" must be among them, to compare with."""
-    steps: int = 20
+    steps: Count = 20
     """Steps that are timed, of each mode on each cube."""
-    warmup: int = 2
+    warmup: Count = 2
     """Steps before that, at least 1."""
-    rounds: int = 5
+    rounds: Count = 5
     """Turns that each mode gets, one mode after another; the steps are dealt out over them."""
-    sequences: int = 10_000
+    sequences: Count = 10_000
     """Sequences of an epoch, drawn from the histogram."""
 
-    def run(self, arguments: Sequence[str]) -> int:
-        modes, shapes = self.check(arguments)
-        histogram, source = self.lengths()
-        machine = Machine.here()
-        results = [
-            figure
-            for shape in shapes
-            for figure in measure(self, shape, {mode: in_mode(self.settings, mode) for mode in modes}, histogram)
-        ]
-        print(f"{machine}\n{self.recipe}, lengths: {source}")
-        print(f"{self.steps} steps of each mode in {len(deal(self.steps, self.rounds))} rounds")
-        print("\n".join(format_table(HEADER, [row(figure) for figure in results])))
-        self.write(
-            arguments,
-            machine,
-            lengths=source,
-            sequences=self.sequences,
-            results=[dataclasses.asdict(f) for f in results],
-        )
-        sys.stdout.flush()
-        return 0
-
-    def check(self, arguments: Sequence[str]) -> tuple[list[str], list[CubeShape]]:
-        """The modes and cubes that are asked for. Raises ValueError for what can be seen before any process."""
-        self.check_call(arguments, "steps", "warmup", "rounds", "sequences")
-        modes = list(dict.fromkeys(self.modes.split(",")))
-        if not set(modes) <= set(MODES) or PADDED not in modes:
-            raise ValueError(f"--modes must be some of {','.join(MODES)}, padded among them. Got {self.modes!r}.")
+    def plan(self) -> tuple[list[str], list[CubeShape], tuple[NDArray[np.int64], str]]:
+        """The modes and cubes that are asked for, and the lengths."""
+        modes = listed("--modes", self.modes, MODES, needs=PADDED)
         check_planned(self.settings)
         if self.settings.batch.packing_rule == "sequences":
             raise ValueError(
                 'batch.packing_rule must not be "sequences": all modes have the same slots a step here. Set it to '
                 '"none".'
             )
-        shapes = [CubeShape.parse(text, self.data_parallel) for text in self.cubes.split(",")]
+        shapes = cubes_of(self.cubes, self.data_parallel)
         for shape in shapes:
             check_cube(self.as_training(self.settings), shape)
             if BINNED in modes:
                 check_bins(self.settings, shape)
-        return modes, shapes
+        return modes, shapes, self.lengths()
+
+    def measure(self, plan: tuple[list[str], list[CubeShape], tuple[NDArray[np.int64], str]]) -> Report:
+        modes, shapes, (histogram, source) = plan
+        recipes = {mode: in_mode(self.settings, mode) for mode in modes}
+        results = [figure for shape in shapes for figure in measure(self, shape, recipes, histogram)]
+        rounds = f"{self.steps} steps of each mode in {len(deal(self.steps, self.rounds))} rounds"
+        return Report(
+            lines=[f"{self.recipe}, lengths: {source}", rounds, *table(results)],
+            content={"lengths": source, "sequences": self.sequences, "results": as_json(results)},
+        )
 
     def lengths(self) -> tuple[NDArray[np.int64], str]:
         """The histogram, and what to say of it."""
         longest = self.settings.data.max_length
-        if self.histogram is None:
-            return exponential_histogram(longest), f"exponential with mean {5 / 8 * longest:g}, cut at {longest}"
-        counts = np.trim_zeros(read_histogram(self.histogram), "b")
-        if len(counts) - 1 > longest:
-            raise ValueError(
-                f"{self.histogram} has sequences of {len(counts) - 1} tokens, more than data.max_length={longest}. "
-                "Raise that and the capacity, or take another histogram."
-            )
-        short = int(counts[:SHORTEST].sum())
-        note = f" ({short} shorter than {SHORTEST} tokens taken as {SHORTEST})" if short else ""
-        return counts, f"{self.histogram}{note}"
+        limit = f"data.max_length={longest}. Raise that and the capacity"
+        counts, source = lengths_of(self.histogram, longest, limit)
+        short = 0 if self.histogram is None else int(counts[:SHORTEST].sum())
+        return counts, f"{source} ({short} shorter than {SHORTEST} tokens taken as {SHORTEST})" if short else source
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModeFigures:
     """One mode on one cube. Slots are the places of tokens in packs, filled or not."""
 
-    cube: str
+    cube: Annotated[str, Column("cube")]
     ranks: int
-    mode: str
+    mode: Annotated[str, Column("mode")]
     steps: int
-    seconds_median: float
+    seconds_median: Annotated[float, milliseconds("step ms")]
     """Of a step."""
     slots_per_second: float
     """Over all ranks; median of the rounds."""
-    fill: float
+    fill: Annotated[float, Column("fill", ".2%")]
     """Share of the slots that hold a token, over an epoch."""
-    tokens_per_second: float
+    tokens_per_second: Annotated[float, Column("tokens/s", ",.0f")]
     """Real tokens: fill * slots_per_second."""
-    padding_ratio: float
+    padding_ratio: Annotated[float, Column("padding ratio", ".3f")]
     """Fill over that of the mode "padded": the speed-up that is to be had."""
-    speed_up: float
+    speed_up: Annotated[float, Column("speed-up", ".3f")]
     """Tokens/s over those of "padded"; median of the rounds."""
-    speed_up_range: tuple[float, float]
+    speed_up_range: Annotated[tuple[float, float], Column("by round", ".2f")]
     """The lowest and the highest round."""
-    efficiency: float
+    efficiency: Annotated[float, Column("efficiency", ".3f")]
     """Speed-up over padding ratio: 1 where nothing of it is lost."""
-    efficiency_range: tuple[float, float]
+    efficiency_range: Annotated[tuple[float, float], Column("by round", ".2f")]
     seconds: tuple[tuple[float, ...], ...]
     """Every step, by round."""
 
@@ -172,10 +148,8 @@ def measure(
     """All modes on one cube, in turns."""
     make_feed = partial(random_feed, histogram=histogram, sequences=command.sequences)
     with ExitStack() as stack:
-        groups = {
-            mode: start(shape, partial(Training, recipe=recipe, make_feed=make_feed), stack)
-            for mode, recipe in recipes.items()
-        }
+        ways = {mode: partial(Training, recipe=recipe, make_feed=make_feed) for mode, recipe in recipes.items()}
+        groups = start_trainings(shape, ways, stack)
         turns = alternate(groups, deal(command.steps, command.rounds), skip=_SKIP, warmup=command.warmup)
         fills = {mode: group.call(epoch_fill)[0] for mode, group in groups.items()}
     turns = {mode: timed(mine, _SKIP) for mode, mine in turns.items()}
@@ -215,7 +189,7 @@ def figures(
         ranks=shape.ranks,
         mode=mode,
         steps=sum(map(len, rounds)),
-        seconds_median=statistics.median(second for seconds in rounds for second in seconds),
+        seconds_median=statistics.median(flat(rounds)),
         slots_per_second=speed,
         fill=fill,
         tokens_per_second=fill * speed,
@@ -223,7 +197,7 @@ def figures(
         speed_up=ratio * statistics.median(kept),
         speed_up_range=(ratio * min(kept), ratio * max(kept)),
         efficiency=statistics.median(kept),
-        efficiency_range=(min(kept), max(kept)),
+        efficiency_range=spread(kept),
         seconds=tuple(tuple(seconds) for seconds in rounds),
     )
 
@@ -231,34 +205,3 @@ def figures(
 def slots_per_second(turn: TrainingTurn) -> float:
     slots = sum(metrics.tokens_per_second * metrics.seconds / metrics.fill for metrics in turn[0])
     return slots / sum(training_seconds(turn))
-
-
-HEADER = (
-    "cube",
-    "mode",
-    "step ms",
-    "fill",
-    "tokens/s",
-    "padding ratio",
-    "speed-up",
-    "by round",
-    "efficiency",
-    "by round",
-)
-
-
-def row(mode: ModeFigures) -> tuple[str, ...]:
-    """What the table shows of a mode, under `HEADER`."""
-    (slowest, fastest), (least, most) = mode.speed_up_range, mode.efficiency_range
-    return (
-        mode.cube,
-        mode.mode,
-        f"{mode.seconds_median * 1e3:.1f}",
-        f"{mode.fill:.2%}",
-        f"{mode.tokens_per_second:,.0f}",
-        f"{mode.padding_ratio:.3f}",
-        f"{mode.speed_up:.3f}",
-        f"{slowest:.2f}-{fastest:.2f}",
-        f"{mode.efficiency:.3f}",
-        f"{least:.2f}-{most:.2f}",
-    )

@@ -5,29 +5,29 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Annotated, Literal, cast, get_args
 
 from tqdm import tqdm
 
 from tensor3d import CubeShape
 from tools import pretrain
-from tools.bench.convergence import check_plot, draw, to_the_end
-from tools.bench.harness.step_trial import RecipeCommand, check_cube
-from tools.common.machine import Machine, format_table
+from tools.bench.convergence import draw, to_the_end
+from tools.bench.harness.benchmark import Count, PictureFile, Report
+from tools.bench.harness.figures import Column, as_json, milliseconds, table
+from tools.bench.harness.step_trial import RecipeBenchmark, check_cube, prepare_here
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
 Type = Literal["fp32", "bf16", "fp16"]
 REFERENCE: Type = "fp32"
-HEADER = ["precision", "loss", "to fp32", "masked-LM loss", "to fp32", "ms a step"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionCommand(RecipeCommand):
+class PrecisionCommand(RecipeBenchmark):
     """Train a recipe in several precisions, from the same weights on the same packs, and compare the final losses."""
 
     steps: int | None = None
@@ -36,49 +36,17 @@ class PrecisionCommand(RecipeCommand):
     """fp32, and some of bf16 and fp16. fp16 is very slow on CPUs."""
     cube: str = "1x1x1"
     """Sizes XxYxZ of the cube, in processes of this machine."""
-    last: int = 50
+    last: Count = 50
     """Steps at the end whose mean loss is compared."""
     tolerance: float = 0.01
     """By what share of the loss of fp32 the others may differ from it."""
-    plot: Path | None = None
+    plot: PictureFile = None
     """PNG file of the curves."""
     corpus: Path | None = None
     """Folder of the prepared corpus, made if missing. Default: as pre-training chooses it."""
 
-    def run(self, arguments: Sequence[str]) -> int:
-        precisions, shape, settings = self.check(arguments)
-        training = self.as_training(settings, corpus=self.corpus)
-        pretrain.prepare_corpus(training, shown=True)
-        machine = Machine.here()
-        curves = train(settings, pretrain.corpus_folder(training), precisions, shape)
-        results = compare(curves, self.last)
-        agree = all(result.difference <= self.tolerance for result in results)
-        print(f"{machine}\n{self.recipe}: {settings.run.steps} steps on {shape}, means of the last {self.last}")
-        print("\n".join(format_table(HEADER, [row(result) for result in results])))
-        print(verdict(results, self.tolerance))
-        if self.plot is not None:
-            draw({name: [run] for name, run in curves.items()}, self.plot)
-            print(f"written: {self.plot}")
-        self.write(
-            arguments,
-            machine,
-            trained=settings.to_dict(),
-            cube=str(shape),
-            last=self.last,
-            tolerance=self.tolerance,
-            agree=agree,
-            results=[dataclasses.asdict(result) for result in results],
-            curves={
-                name: {"loss": [step.loss for step in run], "masked_lm": [step.masked_lm_loss for step in run]}
-                for name, run in curves.items()
-            },
-        )
-        sys.stdout.flush()
-        return 0 if agree else 1
-
-    def check(self, arguments: Sequence[str]) -> tuple[list[Type], CubeShape, TrainConfig]:
-        """What to train. Raises ValueError for what can be seen before any process."""
-        self.check_call(arguments, "last")
+    def plan(self) -> tuple[list[Type], CubeShape, TrainConfig]:
+        """What to train."""
         names = list(dict.fromkeys(text.strip() for text in self.precisions.split(",")))
         if not set(names) <= set(get_args(Type)) or REFERENCE not in names or len(names) < 2:
             raise ValueError(f"--precisions must be fp32 and some of bf16 and fp16. Got {self.precisions!r}.")
@@ -89,11 +57,37 @@ class PrecisionCommand(RecipeCommand):
             settings = dataclasses.replace(settings, run=dataclasses.replace(settings.run, steps=self.steps))
         if self.last > settings.run.steps:
             raise ValueError(f"--last must be at most the steps of a run, {settings.run.steps}. Got {self.last}.")
-        check_plot(self.plot)
         shape = CubeShape.parse(self.cube)
         check_cube(self.as_training(settings), shape)
         # fp32 first: the others are compared with it.
         return cast("list[Type]", sorted(names, key=lambda name: name != REFERENCE)), shape, settings
+
+    def measure(self, plan: tuple[list[Type], CubeShape, TrainConfig]) -> Report:
+        precisions, shape, settings = plan
+        training = self.as_training(settings, corpus=self.corpus)
+        prepare_here(training)
+        curves = train(settings, pretrain.corpus_folder(training), precisions, shape)
+        results = compare(curves, self.last)
+        agree = all(result.difference <= self.tolerance for result in results)
+        lines = [
+            f"{self.recipe}: {settings.run.steps} steps on {shape}, means of the last {self.last}",
+            *table(results),
+            verdict(results, self.tolerance),
+        ]
+        content = {
+            "trained": settings.to_dict(),
+            "cube": str(shape),
+            "last": self.last,
+            "tolerance": self.tolerance,
+            "agree": agree,
+            "results": as_json(results),
+            "curves": {
+                name: {"loss": [step.loss for step in run], "masked_lm": [step.masked_lm_loss for step in run]}
+                for name, run in curves.items()
+            },
+        }
+        picture = partial(draw, {name: [run] for name, run in curves.items()})
+        return Report(lines=lines, content=content, well=agree, picture=picture)
 
 
 def in_precision(recipe: TrainConfig, precision: Type) -> TrainConfig:
@@ -117,15 +111,15 @@ def train(
 class PrecisionLoss:
     """The end of a run. Losses in nats, means over its last steps."""
 
-    precision: str
-    loss: float
+    precision: Annotated[str, Column("precision")]
+    loss: Annotated[float, Column("loss", ".4f")]
     """Masked-LM and next-sentence."""
-    loss_difference: float
+    loss_difference: Annotated[float, Column("to fp32", "+.3%")]
     """(this - fp32) / fp32"""
-    masked_lm_loss: float
-    masked_lm_difference: float
+    masked_lm_loss: Annotated[float, Column("masked-LM loss", ".4f")]
+    masked_lm_difference: Annotated[float, Column("to fp32", "+.3%")]
     """(this - fp32) / fp32"""
-    seconds_per_step: float
+    seconds_per_step: Annotated[float, milliseconds("ms a step")]
     """Median. Runs follow one another, so times are no comparison on a machine that has other work."""
 
     @property
@@ -159,18 +153,6 @@ def compare(curves: Mapping[str, Sequence[StepMetrics]], last: int) -> list[Prec
             )
         )
     return results
-
-
-def row(result: PrecisionLoss) -> list[str]:
-    """What the table shows of a precision, under `HEADER`."""
-    return [
-        result.precision,
-        f"{result.loss:.4f}",
-        f"{result.loss_difference:+.3%}",
-        f"{result.masked_lm_loss:.4f}",
-        f"{result.masked_lm_difference:+.3%}",
-        f"{1e3 * result.seconds_per_step:.1f}",
-    ]
 
 
 def verdict(results: Sequence[PrecisionLoss], tolerance: float) -> str:

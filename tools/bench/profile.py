@@ -8,17 +8,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from models.bert import PRESETS
 from tensor3d.attention.backends import Backend
-from tensor3d.distributed import process_group
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Bound, Count, Natural, NewFile, Report, listed
 from tools.bench.harness.memory import without_notes
+from tools.bench.harness.synthetic_data import SHORTEST, lengths_of
 from tools.bench.vs_transformers.contenders import (
     CONTENDERS,
     ROWS_COMPILED,
@@ -28,8 +30,7 @@ from tools.bench.vs_transformers.contenders import (
     write_model,
 )
 from tools.bench.vs_transformers.data import PADDED, Work, works
-from tools.bench.vs_transformers.pretrain import histogram_of
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.common.machine import format_table
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.training.factory import TYPES
 
@@ -67,7 +68,7 @@ class StepProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileCommand(Subcommand):
+class ProfileCommand(Benchmark[tuple[NDArray[np.int64], str]]):
     """Follow one training step with PyTorch's profiler: the dearest kernels, launches, time without a kernel, and a
     trace for Perfetto."""
 
@@ -79,11 +80,11 @@ class ProfileCommand(Subcommand):
     """One of `bench library`'s."""
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
-    length: int = 512
+    length: Annotated[int, Bound(SHORTEST)] = 512
     """Tokens of the longest sequence, and slots of a pack."""
-    packs: int = 8
+    packs: Count = 8
     """Of a micro-batch; a step has one."""
-    layers: int | None = None
+    layers: Count | None = None
     """Transformer layers, instead of the preset's."""
     dropout: float = 0.1
     """Probability, of hidden states."""
@@ -93,52 +94,36 @@ class ProfileCommand(Subcommand):
     """Entries of the vocabulary."""
     backend: Backend = "auto"
     """Of our attention."""
-    kernels: int = 25
+    kernels: Count = 25
     """How many, the dearest, are told."""
-    seed: int = 0
+    seed: Natural = 0
     """Of weights, sequences and masks."""
-    trace: Path | None = None
+    trace: Annotated[Path | None, NewFile()] = None
     """JSON file for the trace, of Chrome's format."""
-    output: Path | None = None
-    """JSON file for the figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
+    launcher: ClassVar[str | None] = ONE_PROCESS
 
-    def run(self, arguments: Sequence[str]) -> int:
-        self.check()
-        machine = Machine.here()
+    def plan(self) -> tuple[NDArray[np.int64], str]:
+        """The lengths of sequences, and what to say of them."""
+        listed("--preset", self.preset, PRESETS)
+        listed("--contender", self.contender, CONTENDERS)
+        return lengths_of(self.histogram, self.length, f"--length {self.length}. Raise that")
+
+    def measure(self, plan: tuple[NDArray[np.int64], str]) -> Report:
+        lengths, source = plan
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        side, steps = self._made(device)
-        found, trace = profiled(side, steps, device)
-        print(f"{machine}\n{self.contender}, BERT-{self.preset}, {self.precision}, {self.packs} packs: {found}")
-        print("\n".join(table(found.kernels[: self.kernels], found.busy_seconds)), flush=True)
+        found, trace = profiled(*self._made(lengths, device), device)
+        lines = [
+            f"lengths: {source}",
+            f"{self.contender}, BERT-{self.preset}, {self.precision}, {self.packs} packs: {found}",
+            *table(found.kernels[: self.kernels], found.busy_seconds),
+        ]
         if self.trace is not None:
             trace.export_chrome_trace(str(self.trace))
-            print(f"written: {self.trace}")
-        if self.output is not None:
-            write_json(self.output, {**heading(arguments, machine), "results": dataclasses.asdict(found)})
-            print(f"written: {self.output}")
-        return 0
+            lines.append(f"written: {self.trace}")
+        return Report(lines=lines, content={"results": dataclasses.asdict(found)})
 
-    def check(self) -> None:
-        """Raises ValueError for what can be seen before all work."""
-        if process_group.is_launched():
-            raise ValueError("this benchmark is one process. Call it without torchrun, srun or mpirun.")
-        for name in ("packs", "kernels", "length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
-        if self.preset not in PRESETS:
-            raise ValueError(f"--preset must be one of {', '.join(PRESETS)}. Got {self.preset!r}.")
-        if self.contender not in CONTENDERS:
-            raise ValueError(f"--contender must be one of {', '.join(CONTENDERS)}. Got {self.contender!r}.")
-        check_output(self.output)
-        check_output(self.trace)
-
-    def _made(self, device: torch.device) -> tuple[Implementation, list[Work]]:
-        lengths, source = histogram_of(self.histogram, self.length)
-        print(f"lengths: {source}", flush=True)
+    def _made(self, lengths: NDArray[np.int64], device: torch.device) -> tuple[Implementation, list[Work]]:
         config = with_sizes(
             PRESETS[self.preset], layers=self.layers, dropout=self.dropout, attention_dropout=self.attention_dropout
         )

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 
-from tensor3d import Cube, CubeShape
+from tensor3d import CubeShape
 from tensor3d.distributed import process_group
-from tensor3d.distributed.object_collectives import run_on_rank0
 from tools import pretrain
-from tools.bench.harness.command import recipe_among
-from tools.bench.harness.processes import Group, LocalGroup, TorchrunGroup, disconnect
-from tools.bench.harness.scaling_plots import KINDS, check_picture, draw, kinds_of, save_picture
+from tools.bench.harness.benchmark import Count, PictureFile, Report, cubes_of
+from tools.bench.harness.figures import Column, as_json, deal, mebibytes, milliseconds, table
+from tools.bench.harness.processes import is_shown
+from tools.bench.harness.scaling_plots import KINDS, draw, kinds_of
 from tools.bench.harness.step_trial import (
     LOSS_TOLERANCE,
     CubeFigures,
-    RecipeCommand,
+    RecipeBenchmark,
     StepTrial,
     check_cube,
-    counted,
     loss_difference,
+    prepare_here,
+    start_on_corpus,
 )
-from tools.bench.step import deal, measure
+from tools.bench.step import measure
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table
 from tools.training.config import TrainConfig
 
 # --- The figures of `bench strong` and `bench weak`: those of a step on each box, and how it scales -------------------
@@ -50,6 +48,34 @@ class Point:
     """As in the recipe of this point; and so the next."""
     hidden: int
     step: CubeFigures
+    efficiency: float = math.nan
+    """To the base of all points (`compared`)."""
+
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("box", of="step.name"),
+        Column("kind", of="kind"),
+        Column("ranks", of="step.ranks"),
+        Column("packs", of="global_batch"),
+        Column("hidden", of="hidden"),
+        milliseconds("step ms", of="step.seconds_median"),
+        milliseconds("quartiles", of="step.seconds_quartiles"),
+        Column("tokens/s", ",.0f", of="step.tokens_per_second"),
+        Column("efficiency", ".2f", of="efficiency"),
+        Column("collectives", of="step.collectives"),
+        Column("closed form", of="step.collectives_closed_form", equal="step.collectives_equal"),
+        mebibytes("MiB received", of="step.bytes_received"),
+        mebibytes("closed form", of="step.bytes_closed_form", equal="step.traffic_equal"),
+        mebibytes("saved MiB", of="step.saved_bytes"),
+        mebibytes("closed form", of="step.saved_closed_form", equal="step.saved_equal"),
+        mebibytes("held MiB", of="step.held_bytes"),
+        mebibytes("closed form", of="step.held_closed_form", equal="step.held_equal"),
+        mebibytes("peak MiB", ".1f", of="step.peak_tensor_bytes"),
+        Column("first loss", ".6f", of="step.first_loss"),
+    )
+
+    @property
+    def kind(self) -> str:
+        return ",".join(self.kinds)
 
     @property
     def flops_per_rank(self) -> float:
@@ -72,19 +98,20 @@ def efficiency(point: Point, base: Point) -> float:
     return point.flops_per_rank / base.flops_per_rank
 
 
+def compared(points: Sequence[Point]) -> list[Point]:
+    """The points with their efficiency."""
+    base = base_of(points)
+    return [dataclasses.replace(point, efficiency=efficiency(point, base)) for point in points]
+
+
 def to_json(points: Sequence[Point]) -> list[dict[str, Any]]:
     """All figures of each point on one level."""
-    base = base_of(points)
-    return [
-        {
-            "kinds": list(point.kinds),
-            "global_batch": point.global_batch,
-            "hidden": point.hidden,
-            "efficiency": efficiency(point, base),
-            **dataclasses.asdict(point.step),
-        }
-        for point in points
-    ]
+    found = []
+    for point in compared(points):
+        content = dataclasses.asdict(point)
+        step = content.pop("step")
+        found.append({**content, "kinds": list(point.kinds), **step})
+    return found
 
 
 def compute_the_same(groups: Sequence[Sequence[Point]]) -> bool:
@@ -92,111 +119,11 @@ def compute_the_same(groups: Sequence[Sequence[Point]]) -> bool:
     return all(loss_difference([point.step for point in group]) <= LOSS_TOLERANCE for group in groups)
 
 
-HEADER = (
-    "box",
-    "kind",
-    "ranks",
-    "packs",
-    "hidden",
-    "step ms",
-    "quartiles",
-    "tokens/s",
-    "efficiency",
-    "collectives",
-    "closed form",
-    "MiB received",
-    "closed form",
-    "saved MiB",
-    "closed form",
-    "held MiB",
-    "closed form",
-    "peak MiB",
-    "first loss",
-)
-
-
-def row(point: Point, base: Point) -> tuple[str, ...]:
-    """What the table shows of a point, under `HEADER`."""
-    step = point.step
-    low, high = step.seconds_quartiles
-    return (
-        step.name,
-        ",".join(point.kinds),
-        str(step.ranks),
-        str(point.global_batch),
-        str(point.hidden),
-        f"{step.seconds_median * 1e3:.1f}",
-        f"{low * 1e3:.1f}-{high * 1e3:.1f}",
-        f"{step.tokens_per_second:,.0f}",
-        f"{efficiency(point, base):.2f}",
-        str(step.collectives),
-        "equal" if step.collectives_equal else str(step.collectives_closed_form),
-        *counted(step.bytes_received, step.bytes_closed_form, step.traffic_equal),
-        *counted(step.saved_bytes, step.saved_closed_form, step.saved_equal),
-        *counted(step.held_bytes, step.held_closed_form, step.held_equal),
-        "-" if step.peak_tensor_bytes is None else f"{step.peak_tensor_bytes / 2**20:.1f}",
-        f"{step.first_loss:.6f}",
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What one rank does for `bench strong` and `bench weak`: it trains on several boxes of the same ranks, in turns.
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-_PROFILED = 16  # ranks on one machine, up to which profilers of all of them are affordable
-
-
-class BoxTrials:
-    """A training on each of several boxes. Processes are dear, and all boxes of so many ranks can share them.
-
-    Args:
-        cube: of one of the shapes.
-        corpus: folder of the prepared corpus.
-        warmup: steps of each at the start, at least 1.
-    """
-
-    def __init__(self, cube: Cube, recipe: TrainConfig, corpus: Path, warmup: int, shapes: Sequence[CubeShape]) -> None:
-        peaks = cube.shape.ranks <= _PROFILED
-        self._trials = [StepTrial(_cube(shape, cube), recipe, corpus, warmup, peaks=peaks) for shape in shapes]
-
-    def on(
-        self, number: int, action: Callable[Concatenate[StepTrial, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> R:
-        """`action` of one of the trainings."""
-        return action(self._trials[number], *args, **kwargs)
-
-    def close(self) -> None:
-        for trial in self._trials:
-            trial.close()
-
-
-class BoxGroup:
-    """One of the boxes of a group, as a group of its own."""
-
-    def __init__(self, ranks: Group[BoxTrials], number: int, shape: CubeShape) -> None:
-        self.shape, self._ranks, self._number = shape, ranks, number
-
-    def call(self, action: Callable[Concatenate[StepTrial, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """As `Group.call`."""
-        return self._ranks.call(BoxTrials.on, self._number, action, *args, **kwargs)
-
-    def close(self) -> None:
-        """Nothing: the ranks belong to all boxes."""
-
-
-def _cube(shape: CubeShape, like: Cube) -> Cube:
-    placed = shape if like.ranks_per_node is None else shape.placed(like.ranks_per_node)
-    if placed == like.shape:
-        return like
-    return Cube(shape.x, shape.y, shape.z, shape.data, device=like.device, wire=placed.wire)
-
-
 # --- `bench strong` and `bench weak` ----------------------------------------------------------------------------------
 
 Grow = Literal["tokens", "width"]
+_PROFILED = 16
+"""Ranks of one machine, at most, that have a profiler each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +149,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingCommand(RecipeCommand):
+class ScalingCommand(RecipeBenchmark):
     """What strong and weak scaling share."""
 
     ranks: str = "1,2,4,8"
@@ -236,18 +163,22 @@ class ScalingCommand(RecipeCommand):
     """This one box, with --data-parallel copies, instead of all of these."""
     data_parallel: int = 1
     """Copies of --cube."""
-    steps: int = 12
+    steps: Count = 12
     """Steps that are timed, on each box."""
-    warmup: int = 2
+    warmup: Count = 2
     """Steps before that, at least 1."""
-    rounds: int = 4
+    rounds: Count = 4
     """Turns that each box gets, one box of the same ranks after another; the steps are dealt out over them."""
-    threads: int | None = None
+    threads: Count | None = None
     """Of each rank, the same for all numbers of ranks. Default: the cores shared out to the largest number."""
     corpus: Path | None = None
     """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY."""
-    plot: Path | None = None
+    plot: PictureFile = None
     """PNG file of time, traffic and memory against ranks."""
+
+    launcher: ClassVar[str | None] = None
+    scaling: ClassVar[str]
+    """ "strong" or "weak"."""
 
     @abstractmethod
     def grown(self, ranks: int) -> TrainConfig:
@@ -257,41 +188,10 @@ class ScalingCommand(RecipeCommand):
     def same_work(self, points: Sequence[Point]) -> list[list[Point]]:
         """The points in groups that have the same weights and packs."""
 
-    def run(self, arguments: Sequence[str]) -> int:
-        tasks, skipped = self.check_scaling(arguments)
-        machine = Machine.here()
-        launched = process_group.is_launched()
-        if not launched:
-            pretrain.prepare_corpus(self.training(self.settings), shown=True)
-        points: list[Point] = []
-        with ExitStack() as stack:
-            if launched:
-                stack.callback(disconnect)
-            for task in tasks:
-                points += self.points(task, max(task.ranks for task in tasks), launched=launched)
-            shown = not dist.is_initialized() or dist.get_rank() == 0
-        agree = self.has_dropout() or compute_the_same(self.same_work(points))
-        if shown:
-            self.report(arguments, machine, points, skipped)
-        if agree:
-            return 0
-        print("tools.bench: the boxes do not compute the same, so their times are no comparison.", file=sys.stderr)
-        return 1
-
     # --- what to measure --------------------------------------------------------------------------------------------
 
-    def check_scaling(self, arguments: Sequence[str]) -> tuple[list[Task], list[Skipped]]:
-        """What to measure and what not, and why. Raises ValueError for what can be seen before any process."""
-        if self.recipe != recipe_among(arguments):
-            raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {self.recipe}.")
-        for name in ("steps", "warmup", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"--threads must be at least 1. Got {self.threads}.")
-        check_output(self.output)
-        if self.plot is not None:
-            check_picture(self.plot)
+    def plan(self) -> tuple[list[Task], list[Skipped]]:
+        """What to measure and what not, and why."""
         wanted, skipped = self.wanted()
         tasks = []
         for ranks in sorted({shape.ranks for shape in wanted}):
@@ -317,7 +217,7 @@ class ScalingCommand(RecipeCommand):
         if self.data_parallel != 1:
             raise ValueError(f"--data-parallel is the number of copies of --cube. Got {self.data_parallel} without it.")
         if self.cubes is not None:
-            return list(dict.fromkeys(CubeShape.parse(text) for text in self.cubes.split(","))), []
+            return list(dict.fromkeys(cubes_of(self.cubes))), []
         kinds = list(KINDS) if self.shapes == "all" else self.shapes.split(",")
         if unknown := [kind for kind in kinds if kind not in KINDS]:
             raise ValueError(f"--shapes are some of {','.join(KINDS)}, or all. Got {unknown[0]!r}.")
@@ -346,86 +246,77 @@ class ScalingCommand(RecipeCommand):
     def training(self, settings: TrainConfig) -> pretrain.Command:
         return self.as_training(settings, corpus=self.corpus)
 
-    def has_dropout(self) -> bool:
-        """Ranks draw for themselves: with it boxes cannot be compared by their losses."""
-        return self.settings.model.dropout > 0 or self.settings.model.attention_dropout > 0
-
     # --- measuring --------------------------------------------------------------------------------------------------
 
-    def points(self, task: Task, most: int, *, launched: bool) -> list[Point]:
-        """The figures of all boxes of one number of ranks, in processes that end with it.
+    def measure(self, plan: tuple[list[Task], list[Skipped]]) -> Report:
+        tasks, skipped = plan
+        points: list[Point] = []
+        shown = True
+        prepare_here(self.training(self.settings))
+        for task in tasks:
+            more, shown = self.points(task, max(task.ranks for task in tasks))
+            points += more
+        points = compared(points)
+        rounds = f"{self.steps} steps a box in {min(self.rounds, self.steps)} rounds, after {self.warmup} to warm up"
+        lines = [
+            f"{self.recipe}: {rounds}; efficiency is to {base_of(points).step.name}",
+            *table(points),
+            *map(str, skipped),
+        ]
+        agree = self.has_dropout or compute_the_same(self.same_work(points))
+        if self.has_dropout:
+            lines.append("first losses are not compared: dropout differs from box to box (0 compares them)")
+        results = to_json(points)
+        content = {
+            "warmup": self.warmup,
+            "rounds": deal(self.steps, self.rounds),
+            "skipped": as_json(skipped),
+            "results": results,
+        }
+        fault = "the boxes do not compute the same, so their times are no comparison."
+        return Report(
+            lines=lines,
+            content=content,
+            faults=[] if agree else [fault],
+            shown=shown,
+            picture=partial(draw, self.scaling, results),
+        )
+
+    def points(self, task: Task, most: int) -> tuple[list[Point], bool]:
+        """The figures of all boxes of one number of ranks, in processes that end with it, and whether this process is
+        the one that shows them.
 
         Args:
             most: the largest number of ranks.
         """
-        corpus = pretrain.corpus_folder(self.training(self.settings))
-        make = partial(BoxTrials, recipe=task.recipe, corpus=corpus, warmup=self.warmup, shapes=task.shapes)
+        threads = self.threads or max(1, usable_cores() // most)
+        # Profilers of many ranks on one machine are not affordable.
+        make = partial(StepTrial, recipe=task.recipe, warmup=self.warmup, peaks=task.ranks <= _PROFILED)
         with ExitStack() as stack:
-            group: Group[BoxTrials] = self.join(task, make) if launched else self.start(task, make, most)
-            stack.callback(group.close)
-            boxes = [BoxGroup(group, number, shape) for number, shape in enumerate(task.shapes)]
-            shown = not dist.is_initialized() or dist.get_rank() == 0
-            results = measure(boxes, deal(self.steps, self.rounds), shown=shown)
-        return [
-            Point(
-                kinds=kinds_of(shape),
-                global_batch=task.recipe.batch.global_batch,
-                hidden=task.recipe.model.config(task.recipe.data).hidden,
-                step=step,
+            boxes = start_on_corpus(
+                self.training(self.settings),
+                task.shapes,
+                make,
+                stack,
+                # All numbers of ranks on GPUs or none: figures of different devices are no comparison.
+                cuda=torch.cuda.device_count() >= most,
+                cores=threads * task.ranks,
             )
+            shown = is_shown()
+            results = measure(boxes, deal(self.steps, self.rounds), shown=shown)
+        hidden = task.recipe.model.config(task.recipe.data).hidden
+        found = [
+            Point(kinds=kinds_of(shape), global_batch=task.recipe.batch.global_batch, hidden=hidden, step=step)
             for shape, step in zip(task.shapes, results, strict=True)
         ]
-
-    def start(self, task: Task, make: partial[BoxTrials], most: int) -> Group[BoxTrials]:
-        """Processes on this machine."""
-        threads = self.threads or max(1, usable_cores() // most)
-        # All numbers of ranks on GPUs or none: figures of different devices are no comparison.
-        cuda = torch.cuda.device_count() >= most
-        return LocalGroup(task.shapes[0], make, cuda=cuda, cores=threads * task.ranks)
-
-    def join(self, task: Task, make: partial[BoxTrials]) -> Group[BoxTrials]:
-        """The processes that torchrun started."""
-
-        def prepared(cube: Cube) -> BoxTrials:
-            training = self.training(self.settings)
-            run_on_rank0(cube, lambda: pretrain.prepare_corpus(training, shown=cube.rank == 0))
-            return make(cube)
-
-        return TorchrunGroup(task.shapes[0], prepared)
-
-    # --- what comes out ---------------------------------------------------------------------------------------------
-
-    def report(
-        self, arguments: Sequence[str], machine: Machine, points: Sequence[Point], skipped: Sequence[Skipped]
-    ) -> None:
-        """The table on the screen, the JSON file and the picture."""
-        base = base_of(points)
-        print(f"{machine}")
-        print(
-            f"{self.recipe}: {self.steps} steps a box in {min(self.rounds, self.steps)} rounds, after {self.warmup} to "
-            f"warm up; efficiency is to {base.step.name}"
-        )
-        print("\n".join(format_table(HEADER, [row(point, base) for point in points])))
-        for each in skipped:
-            print(each)
-        if self.has_dropout():
-            print("first losses are not compared: dropout differs from box to box (0 compares them)")
-        content = {
-            "warmup": self.warmup,
-            "rounds": deal(self.steps, self.rounds),
-            "skipped": [dataclasses.asdict(each) for each in skipped],
-            "results": to_json(points),
-        }
-        self.write(arguments, machine, **content)
-        if self.plot is not None:
-            save_picture(draw(arguments[0], to_json(points)), self.plot)
-            print(f"written: {self.plot}")
-        sys.stdout.flush()
+        return found, shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrongCommand(ScalingCommand):
     """Time the same training step on more and more ranks, split in every known way."""
+
+    scaling = "strong"
 
     def grown(self, ranks: int) -> TrainConfig:
         return self.settings
@@ -442,6 +333,8 @@ class WeakCommand(ScalingCommand):
     """What grows with P ranks: the global batch, P times; or the width. Hidden size and heads then grow by m, the
     largest number with m*m dividing P, and the global batch by P/(m*m): the parameters, and so the products a rank
     computes, grow P times altogether."""
+
+    scaling = "weak"
 
     def grown(self, ranks: int) -> TrainConfig:
         recipe = self.settings

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from tensor3d import Cube, CubeShape
 from tensor3d.data import ExchangeOptions
 from tools import pretrain
+from tools.bench.harness.benchmark import Count, Report
+from tools.bench.harness.figures import Column, as_json, deal, flat, milliseconds, ratios_of, spread, table
 from tools.bench.harness.step_trial import (
     LOSS_TOLERANCE,
-    RecipeCommand,
+    RecipeBenchmark,
     Training,
     TrainingTurn,
     alternate,
     check_cube,
-    start,
+    prepare_here,
+    start_trainings,
     timed,
     training_seconds,
 )
-from tools.bench.step import deal
-from tools.common.machine import Machine, format_table
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import TrainConfig
 from tools.training.data import TrainData
@@ -65,7 +65,7 @@ ALL, EXCHANGED = "all shards", "exchange"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangeCommand(RecipeCommand):
+class ExchangeCommand(RecipeBenchmark):
     """Train on the same packs in two groups, in turns: each rank reads all shards, or its own and exchanges."""
 
     cube: str = "1x1x1"
@@ -80,29 +80,10 @@ class ExchangeCommand(RecipeCommand):
     """Consecutive data ranks among which sequences move; data.shards and data.groups must allow it. Default: all."""
     steps: int | None = None
     """Steps that are timed, of each group. Default: the fewest that tell, 4 * every in each round."""
-    rounds: int = 4
+    rounds: Count = 4
     """Turns that each group gets; the steps are dealt out over them."""
     corpus: Path | None = None
     """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY-SHARDS-shards."""
-
-    def run(self, arguments: Sequence[str]) -> int:
-        shape, settings, counts = self.check(arguments)
-        reading = self.as_training(settings, corpus=self.corpus)
-        pretrain.prepare_corpus(reading, shown=True)
-        machine = Machine.here()
-        results, difference = measure(self, shape, settings, pretrain.corpus_folder(reading), counts)
-        print(f"{machine}\n{self.recipe} on {shape}, {settings.data.shards} shards, {shape.ranks} processes")
-        print(f"{sum(counts)} steps of each group in {len(counts)} rounds, after {self.skip} at the begin of each")
-        print("\n".join(format_table(HEADER, [row(group) for group in results])))
-        well, verdict = judge(difference, settings, self.moves_packs)
-        print(f"{waiting(*results)}\n{verdict}")
-        content: dict[str, Any] = {"results": [dataclasses.asdict(group) for group in results]}
-        options = {"every": self.every, "within": self.within, "shards": settings.data.shards}
-        self.write(arguments, machine, **options, loss_difference=difference, losses_agree=well, **content)
-        sys.stdout.flush()
-        if not well:
-            print("tools.bench: the groups do not compute the same, which is a bug of the exchange.", file=sys.stderr)
-        return 0 if well else 1
 
     @property
     def moves_packs(self) -> bool:
@@ -114,9 +95,8 @@ class ExchangeCommand(RecipeCommand):
         """Steps of a turn that may have been built while the other group had its turn, and two more."""
         return 2 * self.every + 2
 
-    def check(self, arguments: Sequence[str]) -> tuple[CubeShape, TrainConfig, list[int]]:
-        """Cube, recipe and the steps of each round. Raises ValueError for what can be seen before any process."""
-        self.check_call(arguments, "rounds")
+    def plan(self) -> tuple[CubeShape, TrainConfig, list[int]]:
+        """Cube, recipe and the steps of each round."""
         shape = CubeShape.parse(self.cube, self.data_parallel)
         if shape.data < 2:
             raise ValueError(f"an exchange needs at least two data ranks. Got --data-parallel {shape.data}.")
@@ -134,33 +114,57 @@ class ExchangeCommand(RecipeCommand):
             )
         return shape, settings, deal(self.steps or least, self.rounds)
 
+    def measure(self, plan: tuple[CubeShape, TrainConfig, list[int]]) -> Report:
+        shape, settings, counts = plan
+        reading = self.as_training(settings, corpus=self.corpus)
+        prepare_here(reading)
+        results, difference = measure(self, shape, settings, pretrain.corpus_folder(reading), counts)
+        well, verdict = judge(difference, settings, self.moves_packs)
+        lines = [
+            f"{self.recipe} on {shape}, {settings.data.shards} shards, {shape.ranks} processes",
+            f"{sum(counts)} steps of each group in {len(counts)} rounds, after {self.skip} at the begin of each",
+            *table(results),
+            waiting(*results),
+            verdict,
+        ]
+        content = {
+            "every": self.every,
+            "within": self.within,
+            "shards": settings.data.shards,
+            "loss_difference": difference,
+            "losses_agree": well,
+            "results": as_json(results),
+        }
+        fault = "the groups do not compute the same, which is a bug of the exchange."
+        return Report(lines=lines, content=content, faults=[] if well else [fault])
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFigures:
     """One way of reading. Shares of time are of all timed steps together."""
 
-    name: str
+    name: Annotated[str, Column("ranks read")]
     ranks: int
     steps: int
-    seconds_median: float
+    seconds_median: Annotated[float, milliseconds("step ms")]
     """Of a step: the mean over the ranks."""
-    ratio: float
+    ratio: Annotated[float, Column("ratio", ".3f")]
     """Of the medians of a round, to the ranks that read all; median of the rounds."""
-    ratio_range: tuple[float, float]
+    ratio_range: Annotated[tuple[float, float], Column("by round", ".2f")]
     """The lowest and the highest round."""
-    wait_share: float
+    wait_share: Annotated[float, Column("waiting", ".2%")]
     """Share of the time that was spent waiting for data, 0 to 1: mean over the ranks."""
-    wait_share_worst: float
-    """The same on the rank that waited longest."""
-    wait_share_range: tuple[float, float]
+    wait_share_range: Annotated[tuple[float, float], Column("by round", ".2%")]
     """The mean over the ranks, in the lowest and the highest round."""
-    bytes_per_step: float
+    wait_share_worst: Annotated[float, Column("worst rank", ".2%")]
+    """The same on the rank that waited longest."""
+    bytes_per_step: Annotated[float, Column("bytes a step", ",.0f")]
     """That came from other ranks: mean over the ranks."""
-    bytes_per_step_worst: float
+    bytes_per_step_worst: Annotated[float, Column("most", ",.0f")]
     """The same on the rank that got most."""
-    rounds: int
+    rounds: Annotated[int, Column("rounds")]
     """Of exchange, from the start to the end."""
-    exchange_seconds: float
+    exchange_seconds: Annotated[float, milliseconds("ms a round")]
     """Of a round of exchange, in the background, reading and waiting for peers included: mean over the ranks."""
     seconds: tuple[tuple[float, ...], ...]
     """Every timed step, by round."""
@@ -173,14 +177,9 @@ def measure(
     one where packs lie on other ranks, since rounding then grows from step to step."""
     ways = {ALL: None, EXCHANGED: ExchangeOptions(every=command.every, within=command.within)}
     with ExitStack() as stack:
-        groups = {
-            name: start(
-                shape,
-                partial(Training, recipe=settings, make_feed=partial(corpus_feed, corpus=corpus, options=options)),
-                stack,
-            )
-            for name, options in ways.items()
-        }
+        feeds = {name: partial(corpus_feed, corpus=corpus, options=options) for name, options in ways.items()}
+        makers = {name: partial(Training, recipe=settings, make_feed=feed) for name, feed in feeds.items()}
+        groups = start_trainings(shape, makers, stack)
         turns = alternate(groups, counts, skip=command.skip)
         noted = {name: group.call(exchanged) for name, group in groups.items()}
     compared = {name: [[rank[:1] for rank in mine[0]]] if command.moves_packs else mine for name, mine in turns.items()}
@@ -228,9 +227,8 @@ def figures(
         noted: what each rank exchanged.
         every: steps of a round of exchange.
     """
-    rounds = [training_seconds(turn) for turn in turns]
-    base = [training_seconds(turn) for turn in reading]
-    ratios = [statistics.median(mine) / statistics.median(theirs) for mine, theirs in zip(rounds, base, strict=True)]
+    rounds, base = ([training_seconds(turn) for turn in each] for each in (turns, reading))
+    ratios = ratios_of(rounds, base)
     shares = [[wait_share(rank) for rank in turn] for turn in turns]
     whole = [wait_share([metrics for turn in turns for metrics in turn[rank]]) for rank in range(len(turns[0]))]
     per_step = [rank.received / max(1, rank.rounds * every) for rank in noted]
@@ -239,12 +237,12 @@ def figures(
         name=name,
         ranks=len(noted),
         steps=sum(map(len, rounds)),
-        seconds_median=statistics.median(second for seconds in rounds for second in seconds),
+        seconds_median=statistics.median(flat(rounds)),
         ratio=statistics.median(ratios),
-        ratio_range=(min(ratios), max(ratios)),
+        ratio_range=spread(ratios),
         wait_share=statistics.fmean(whole),
         wait_share_worst=max(whole),
-        wait_share_range=(min(means), max(means)),
+        wait_share_range=spread(means),
         bytes_per_step=statistics.fmean(per_step),
         bytes_per_step_worst=max(per_step),
         rounds=noted[0].rounds,
@@ -262,36 +260,3 @@ def waiting(reading: GroupFigures, exchanging: GroupFigures) -> str:
     mean = exchanging.wait_share - reading.wait_share
     worst = exchanging.wait_share_worst - reading.wait_share_worst
     return f"waiting for data, more with exchange: {mean:+.2%} of a step on average, {worst:+.2%} on the worst rank"
-
-
-HEADER = (
-    "ranks read",
-    "step ms",
-    "ratio",
-    "by round",
-    "waiting",
-    "by round",
-    "worst rank",
-    "bytes a step",
-    "most",
-    "rounds",
-    "ms a round",
-)
-
-
-def row(group: GroupFigures) -> tuple[str, ...]:
-    """What the table shows of a group, under `HEADER`."""
-    (low, high), (least, most) = group.ratio_range, group.wait_share_range
-    return (
-        group.name,
-        f"{group.seconds_median * 1e3:.1f}",
-        f"{group.ratio:.3f}",
-        f"{low:.2f}-{high:.2f}",
-        f"{group.wait_share:.2%}",
-        f"{least:.2%}-{most:.2%}",
-        f"{group.wait_share_worst:.2%}",
-        f"{group.bytes_per_step:,.0f}",
-        f"{group.bytes_per_step_worst:,.0f}",
-        str(group.rounds),
-        f"{group.exchange_seconds * 1e3:.1f}",
-    )

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import tyro
 
 from tensor3d.data import IndexedDataset
-from tools.bench.harness.command import Subcommand
+from tools.bench import corpus
+from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.common.machine import format_table
 from tools.corpus.pipeline import local_team
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenize.documents import document_files, parse_text, ranges_of, read_lines
@@ -29,7 +27,6 @@ from tools.corpus.tokenizers.base import flatten
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
 
-_ROOT = Path(__file__).resolve().parents[2]
 _SLICE = 20_000
 """Sentences that the library is given at a time: what it returns takes some hundred bytes a token."""
 HEADER = ("", "seconds", "fastest", "MB/s", "ratio")
@@ -42,7 +39,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeCommand(Subcommand):
+class TokenizeCommand(Benchmark[tuple[Encoder, list[str]]]):
     """Time the step `tokenize`, with and without the start of Python, and `encode_batch_fast` of the tokenizers library
     on the sentences that it finds, by turns; check that both give the same ids."""
 
@@ -50,42 +47,31 @@ class TokenizeCommand(Subcommand):
     """Output of the step extract."""
     tokenizer: Path
     """Output of the step tokenizer: a WordPiece vocabulary or a tokenizer.json."""
-    rounds: int = 3
+    rounds: Count = 3
     """Turns of each."""
     language: str = "en"
     """Whose rules say where a sentence ends."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls(docs=tyro.MISSING, tokenizer=tyro.MISSING)
+    at_once: ClassVar[bool] = True
 
-    def run(self, arguments: Sequence[str]) -> int:
-        if self.rounds < 1:
-            raise ValueError(f"--rounds must be at least 1. Got {self.rounds}.")
-        check_output(self.output)
-        library = open_library(self.tokenizer)
-        sentences = read_sentences(self.docs, self.language)
+    def plan(self) -> tuple[Encoder, list[str]]:
+        """The library, and the sentences that the step finds."""
+        return open_library(self.tokenizer), read_sentences(self.docs, self.language)
+
+    def measure(self, plan: tuple[Encoder, list[str]]) -> Report:
+        library, sentences = plan
         size = sum(len(sentence.encode()) for sentence in sentences)
-        machine = Machine.here()
-        print(f"{machine}\n{len(sentences):,} sentences, {size / 1e6:.1f} MB", flush=True)
+        print(f"{len(sentences):,} sentences, {size / 1e6:.1f} MB", flush=True)
         figures = measure(self, library, sentences, size)
-        print("\n".join(format_table(HEADER, rows(figures))), flush=True)
-        if self.output is not None:
-            content = {
-                **heading(arguments, machine),
-                "figures": {
-                    **dataclasses.asdict(figures),
-                    "step_ratio": figures.ratio(figures.step_seconds),
-                    "whole_ratio": figures.ratio(figures.whole_seconds),
-                },
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}", flush=True)
-        if not figures.ids_equal:
-            print("tools.bench: the step writes other ids than the library gives", file=sys.stderr)
-        return 0 if figures.ids_equal else 1
+        ratios = {
+            "step_ratio": figures.ratio(figures.step_seconds),
+            "whole_ratio": figures.ratio(figures.whole_seconds),
+        }
+        return Report(
+            lines=format_table(HEADER, rows(figures)),
+            content={"figures": {**dataclasses.asdict(figures), **ratios}},
+            faults=[] if figures.ids_equal else ["the step writes other ids than the library gives"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +181,7 @@ def run_step(command: TokenizeCommand, output: Path) -> None:
         "output": output,
         "workers": usable_cores(),
     }
-    parts = [sys.executable, "-m", "tools.corpus", "tokenize"]
-    parts += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
-    done = subprocess.run(parts, cwd=_ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"the step failed:\n{done.stderr.strip()}")
+    corpus.run_step("tokenize", *(part for name, value in options.items() for part in (f"--{name}", value)))
 
 
 def _is_same(library: Encoder, slices: Sequence[list[str]], dataset: IndexedDataset) -> bool:

@@ -1,24 +1,85 @@
-"""What all pictures share: colours, running means, and a file that is written beside and renamed."""
+"""What all pictures share: colours, axes, running means, and a file that is written beside and renamed.
+
+matplotlib takes a second to import, for which nobody should wait who wants no picture: it is imported here, and where
+something is drawn.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "osD^vP"
 
 
 # Runs on different cubes often have the same curve: under dashes the other one stays visible.
 DASHES: tuple[Any, ...] = ("-", (0, (4, 3)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
-def save(figure: Figure, output: Path) -> None:
+def check_picture(path: Path, option: str = "--plot") -> None:
+    """Raises ValueError where a picture can be neither drawn nor written: better before a measurement than after."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option} must be a file in a folder that exists. Got {path}.")
+    check_drawing(option)
+
+
+def check_drawing(what: str) -> None:
+    """Raises ValueError where nothing can be drawn."""
+    if find_spec("matplotlib") is None:
+        raise ValueError(f"{what} needs the package matplotlib: pip install matplotlib.")
+
+
+def new_figure(width: float = 9.0, height: float = 5.4) -> Figure:
+    """An empty picture of that many inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plain(axes: Axes, grid: Literal["both", "y"] = "both") -> None:
+    """A grey grid behind what is drawn, and no frame above and on the right."""
+    axes.grid(axis=grid, color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def plain_numbers(axes: Axes, steps: Sequence[float] | None = None) -> None:
+    """Of an axis y of powers: 20 and not 2·10¹.
+
+    Args:
+        steps: of each power that are marked. Default: matplotlib's choice.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    if steps is not None:
+        axes.yaxis.set_major_locator(LogLocator(subs=tuple(steps)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def mark(axes: Axes, values: Sequence[int]) -> None:
+    """Exactly these values, on an axis x of powers."""
+    axes.set_xticks(values, [f"{value:,}" for value in values])
+    axes.minorticks_off()
+
+
+def style(number: int) -> dict[str, Any]:
+    """Colour and dashes of a curve; no two of the first have the same of both."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
+
+
+def save(figure: Figure, output: Path, *, dpi: int = 150) -> None:
     """Writes beside `output` and renames.
 
     Raises:
@@ -27,7 +88,7 @@ def save(figure: Figure, output: Path) -> None:
     if output.is_dir() or not output.parent.is_dir():
         raise ValueError(f"--output must be a file in a folder that exists. Got {output}.")
     draft = output.with_name(output.name + ".partial")
-    figure.savefig(draft, format="png", dpi=150)
+    figure.savefig(draft, format="png", dpi=dpi)
     os.replace(draft, output)
 
 

@@ -20,6 +20,7 @@ from models.bert.cost_model.flops import work
 from tensor3d.packing import PLANNERS, PackingPlan
 from tensor3d.packing.balance import Method, Work, deal, imbalance
 from tools.common.machine import format_table
+from tools.common.plotting import COLOURS, DASHES, MARKERS, check_picture, mark, new_figure, plain, plain_numbers, save
 from tools.packing.histogram import HistogramSource
 
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -106,8 +107,8 @@ def check(command: BalanceCommand) -> list[tuple[int, int]]:
         raise ValueError(f"--batches must be at least 1. Got {command.batches}.")
     if command.seed < 0:
         raise ValueError(f"--seed must be at least 0. Got {command.seed}.")
-    if command.plot is not None and (command.plot.is_dir() or not command.plot.parent.is_dir()):
-        raise ValueError(f"--plot must be a file in a folder that exists. Got {command.plot}.")
+    if command.plot is not None:
+        check_picture(command.plot)
     ranks, counts = numbers("--ranks", command.ranks), numbers("--per-rank", command.per_rank)
     if command.plot is not None and max(ranks) == 1:
         raise ValueError("--plot needs a number of ranks above 1: one rank has nothing to share.")
@@ -221,36 +222,27 @@ def tables(figures: Sequence[BalanceFigures], batches: int) -> list[str]:
 
 def plot(figures: Sequence[BalanceFigures], path: Path) -> None:
     """Imbalance against ranks: a colour for each method, a dash for each number of items, a panel for each measure."""
-    # Needed for pictures alone, and slow to import.
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
-    from tools.common.plotting import COLOURS, DASHES, save
-
     shown = [each for each in figures if each.ranks > 1]  # one rank is even, for which a logarithm has no place
     ranks, counts = sorted({each.ranks for each in shown}), sorted({each.per_rank for each in shown})
     unit = "packs" if shown[0].packed else "sequences"
-    figure = Figure(figsize=(11.0, 4.8), layout="constrained")
+    figure = new_figure(11.0, 4.8)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, name, field in zip(panels, ("tokens", "FLOPs"), ("tokens_mean", "flops_mean"), strict=True):
-        for style, method in enumerate(METHODS):
+        for number, method in enumerate(METHODS):
             for dash, count in enumerate(counts):
                 mine = [each for each in shown if (each.method, each.per_rank) == (method, count)]
                 axes.plot(
                     [each.ranks for each in mine],
                     [max(100 * (getattr(each, field) - 1), LEAST_SHOWN) for each in mine],
-                    color=COLOURS[style % len(COLOURS)],
-                    marker="osD^vP"[style % 6],
+                    color=COLOURS[number % len(COLOURS)],
+                    marker=MARKERS[number % len(MARKERS)],
                     linestyle=DASHES[dash % len(DASHES)],
                     label=f"{method}, {count} {unit} a rank",
                 )
         axes.set(xscale="log", yscale="log", xlabel="ranks", title=name)
-        axes.set_xticks(ranks, [str(number) for number in ranks], minor=False)
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.grid(color="0.9")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        mark(axes, ranks)
+        plain_numbers(axes)
+        plain(axes)
     panels[0].set_ylabel("most loaded rank above the mean (%)")
     panels[1].legend(fontsize=8, frameon=False, handlelength=3, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, path)

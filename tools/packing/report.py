@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tensor3d.packing import PLANNERS, LowerBound, PackingPlan, Planner
+from tools.common.plotting import COLOURS, MARKERS, new_figure, plain, save
 from tools.packing.histogram import HistogramSource
 
 if TYPE_CHECKING:
@@ -178,7 +179,6 @@ def table(rows: Sequence[Row], counts: NDArray[np.int64], capacity: int) -> Iter
 
 # --- The picture: how full the packs are, by method and by the limit on the sequences of a pack -----------------------
 
-MARKERS = "osD^vP"
 # Methods often agree: under dashes and smaller marks the one drawn before stays visible.
 _STYLES: tuple[Any, ...] = ("-", "-", (0, (3, 3)), "-", (0, (1, 1.5)))
 # Shares of the slots that stay empty; a full pack has no place on a logarithmic axis.
@@ -191,19 +191,12 @@ def draw_report(rows: Sequence[Row], capacity: int, output: Path) -> None:
 
     The axis is logarithmic in what stays empty, since 99.9 and 99.98 % would lie on one another otherwise.
     """
-    from tools.common.plotting import save
-
     save(figure_of(rows, capacity), output)
 
 
 def figure_of(rows: Sequence[Row], capacity: int) -> Figure:
     """The picture, before it is written."""
-    # matplotlib takes a second, for which nobody should wait who wants no picture.
-    from matplotlib.figure import Figure
-
-    from tools.common.plotting import COLOURS
-
-    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    figure = new_figure()
     axes = figure.add_subplot()
     depths = list(dict.fromkeys(row.max_sequences for row in rows))
     for number, method in enumerate(dict.fromkeys(row.method for row in rows)):
@@ -226,9 +219,7 @@ def figure_of(rows: Sequence[Row], capacity: int) -> Figure:
     _scale(axes)
     axes.set_title(f"Fill of packs of {capacity} slots", fontsize=13, loc="left")
     axes.tick_params(labelsize=11)
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     axes.legend(fontsize=10.5, frameon=False)
     return figure
 

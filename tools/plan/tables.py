@@ -16,6 +16,7 @@ from tensor3d.cost_model.literature import MethodTime
 from tensor3d.cost_model.search import BoxPlan, Refused, Search
 from tensor3d.distributed.cube_shape import AXES
 from tools.common.machine import format_table
+from tools.common.plotting import check_drawing, mark, new_figure, plain, plain_numbers, save
 from tools.plan.dry_run import parameters_of
 from tools.training.estimate import in_bytes, in_time
 
@@ -295,15 +296,9 @@ def plot(points: Mapping[int, Point], title: str, path: Path) -> None:
     Raises:
         ValueError: matplotlib is not installed.
     """
-    try:
-        import matplotlib  # an extra
-    except ModuleNotFoundError:
-        raise ValueError("--plot needs matplotlib. Install it with pip install 'tensor3d[pretrain]'.") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    check_drawing("--plot")
+    figure = new_figure(7.0, 4.5)
+    axes = figure.add_subplot()
     for kind in KINDS:
         line = [
             (ranks, point.best[kind].time.total / point.found.plans[0].time.total)
@@ -314,14 +309,8 @@ def plot(points: Mapping[int, Point], title: str, path: Path) -> None:
             colour, marker = _STYLES[kind]
             axes.plot(*zip(*line, strict=True), color=colour, marker=marker, label=kind, linewidth=1.5, markersize=5)
     axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="predicted time of a step over the pick's", title=title)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.5, 2.0, 3.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    sizes = sorted(points)
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
+    plain_numbers(axes, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0))
+    mark(axes, sorted(points))
+    plain(axes)
     axes.legend(frameon=False)
-    draft = path.with_name(path.name + ".partial")
-    figure.savefig(draft, format="png", dpi=150)
-    pyplot.close(figure)
-    draft.replace(path)
+    save(figure, path)

@@ -70,9 +70,9 @@ MUTATIONS = (
     ),
     Mutation(
         "bench-ratio-upside-down",
-        "tools/bench/harness/step_trial.py",
-        old="ratio=median / statistics.median(second for seconds in base for second in seconds),",
-        new="ratio=statistics.median(second for seconds in base for second in seconds) / median,",
+        "tools/bench/harness/figures.py",
+        old='"ratio": median / statistics.median(flat(base)),',
+        new='"ratio": statistics.median(flat(base)) / median,',
         tests=(BENCH,),
     ),
     Mutation(
@@ -105,9 +105,9 @@ MUTATIONS = (
     ),
     Mutation(
         "bench-quartiles-swapped",
-        "tools/bench/harness/step_trial.py",
-        old="seconds_quartiles=(low, high),",
-        new="seconds_quartiles=(high, low),",
+        "tools/bench/harness/figures.py",
+        old='"seconds_quartiles": (low, high),',
+        new='"seconds_quartiles": (high, low),',
         tests=(BENCH,),
     ),
     Mutation(

@@ -14,8 +14,6 @@ from tensor3d import CubeShape
 from tools.bench import compile as compile_
 from tools.bench.__main__ import main
 from tools.bench.compile import (
-    HEADER,
-    REGION_HEADER,
     Case,
     CompileCommand,
     CompileTrial,
@@ -23,10 +21,9 @@ from tools.bench.compile import (
     RegionFacts,
     faults,
     region_figures,
-    region_row,
-    row,
     step_figures,
 )
+from tools.bench.harness.figures import cells, header
 
 EAGER: Case = ("fp32", "eager")
 COMPILED: Case = ("fp32", "compiled")
@@ -51,8 +48,8 @@ def test_figures_by_hand() -> None:
     assert found.saved == {"eager": 2**20, "compiled": 2**20}
     assert found.loss_difference == pytest.approx(5e-5)
     assert faults([found]) == []
-    assert row(found)[:7] == ("1x1x2", "fp32", "1", "3000.0", "2000.0", "0.625", "0.50-0.75")
-    assert len(row(found)) == len(HEADER)
+    assert cells(found)[:7] == ["1x1x2", "fp32", "1", "3000.0", "2000.0", "0.625", "0.50-0.75"]
+    assert len(cells(found)) == len(header(type(found))) == 14
 
 
 def test_losses_that_differ_are_a_fault() -> None:
@@ -66,14 +63,14 @@ def test_a_region_by_hand() -> None:
     turns = {("chain", EAGER): [[2.0], [4.0]], ("chain", COMPILED): [[1.0], [1.0]]}
     of_region = {key: RegionFacts(elements=6_000_000, first=1.5) for key in turns}
     found = region_figures("chain", "fp32", turns, of_region)
-    assert region_row(found) == ("chain", "fp32", "6,000,000", "2.0", "6.0", "0.375", "0.25-0.50", "1.5")
-    assert len(region_row(found)) == len(REGION_HEADER)
+    assert cells(found) == ["chain", "fp32", "6,000,000", "2.0", "6.0", "0.375", "0.25-0.50", "1.5"]
+    assert len(cells(found)) == len(header(type(found)))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--types", "fp16"], "--types must be some of fp32, bf16. Got 'fp16'"),
+        (["--types", "fp16"], "--types must be some of fp32,bf16. Got 'fp16'"),
         (["--steps", "0"], "--steps must be at least 1. Got 0"),
         (["--cubes", "4x1x1", "--sequences", "2"], "--sequences must divide by data * x * z = 4. Got 2"),
     ],

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tools.bench.__main__ import main
-from tools.bench.corpus import Measured, row
+from tools.bench.corpus import Measured
+from tools.bench.harness.figures import cells
 from tools.bench.harness.memory import TreeMemory, descendants
 from tools.bench.harness.synthetic_data import documents, write_dump, write_jsonl
 
@@ -76,4 +77,4 @@ def test_the_memory_of_a_child_counts() -> None:
 
 def test_rates_are_of_input() -> None:
     step = Measured(step="extract", input_bytes=8_000_000, output_bytes=2_000_000, seconds=4.0, peak_bytes=3 << 20)
-    assert row(step) == ("extract", "8.0", "2.0", "4.0", "2.00", "3")
+    assert cells(step) == ["extract", "8.0", "2.0", "4.0", "2.00", "3"]

@@ -88,7 +88,7 @@ def test_every_command_of_the_stages_can_be_read() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"preset": "huge"}, "--preset must be one of tiny"), ({"packs": 0}, "--packs must be at least 1. Got 0")],
+    [({"preset": "huge"}, "--preset must be some of tiny"), ({"packs": 0}, "--packs must be at least 1. Got 0")],
 )
 def test_a_bad_profile_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

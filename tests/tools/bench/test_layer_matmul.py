@@ -19,10 +19,10 @@ from tests.ranks import run_ranks
 from tools.bench import layer
 from tools.bench.__main__ import main
 from tools.bench.harness import processes
+from tools.bench.harness.figures import cells, header, table
 from tools.bench.harness.memory import peak_bytes
 from tools.bench.harness.processes import interleave
-from tools.bench.layer import HEADER, MatmulCommand, PassFacts, PassFigures, PassSample, difference, figures, row
-from tools.common.machine import format_table
+from tools.bench.layer import MatmulCommand, PassFacts, PassFigures, PassSample, difference, figures
 
 SIZES = ["--rows", "32", "--inputs", "8", "--outputs", "16", "--passes", "3", "--rounds", "2", "--warmup", "1"]
 
@@ -222,8 +222,10 @@ def test_figures_by_hand() -> None:
     assert (cube.saved_bytes, cube.peak_bytes) == (8, 16)
     assert cube.squares == (2.0, 4.0, 8.0)
     assert cube.traffic_equal
-    assert len(row(cube)) == len(HEADER)
-    assert len(format_table(HEADER, [row(cube)])) == 2
+    start, times = ["1x2x1", "2", "1", "4500.0", "9000.0", "13500.0"], ["11250.0-15750.0", "3.00", "2.75-3.50"]
+    assert cells(cube) == [*start, *times, "0.0", "3", "0.00", "equal", "0.00", "0.00"]
+    assert header(PassFigures)[3:6] == ["forward ms", "backward ms", "pass ms"]
+    assert len(table([cube])) == 2
 
 
 def test_what_is_wrong_is_found() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tools.bench.__main__ import main
-from tools.bench.overlap import HEADER, Event, Facts, Sample, Side, Trace, faults, latency_figures, replayed, row
+from tools.bench.harness.figures import cells, header
+from tools.bench.overlap import Event, Facts, Sample, Side, Trace, faults, latency_figures, replayed
 
 # One collective is issued, a second of work is done, then its result is waited for, which takes half a second more;
 # another one is waited for at once and takes a quarter.
@@ -71,10 +72,10 @@ def test_figures_by_hand() -> None:
     turns: dict[Side, list[list[list[Sample]]]] = {"overlap": taken(2.5, 0.0), "none": taken(4.25, 0.0)}
     quick, slow = latency_figures(0.0, base, base), latency_figures(0.02, turns, base)
     assert (quick.gain, quick.gain_predicted) == (0.25, None)
-    assert row(quick) == ("0", "1000.0", "1250.0", "0.800", "0.80-0.80", "250.0", "-")
+    assert cells(quick) == ["0", "1000.0", "1250.0", "0.800", "0.80-0.80", "250.0", "-"]
     assert (slow.gain, slow.gain_predicted) == (1.75, 2.0)
-    assert row(slow)[-2:] == ("1750.0", "2000.0")
-    assert len(row(slow)) == len(HEADER)
+    assert cells(slow)[-2:] == ["1750.0", "2000.0"]
+    assert len(cells(slow)) == len(header(type(slow)))
 
 
 SAME = Facts(

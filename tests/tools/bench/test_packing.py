@@ -13,8 +13,9 @@ import pytest
 from tensor3d.packing import PLANNERS, Limits, LowerBound, PackingPlan, PackPattern, lpfhp
 from tools.bench import packing
 from tools.bench.__main__ import main
+from tools.bench.harness.figures import cells, header
 from tools.bench.harness.synthetic_data import Case, draw_case, faults
-from tools.bench.packing import HEADER, check_planners, measure_assign, row, sentence
+from tools.bench.packing import PlannerFigures, check_planners, measure_assign, sentence
 
 CASE = Case(
     histogram=np.bincount([6, 6, 4, 3]),
@@ -84,7 +85,7 @@ def test_a_run_on_few_histograms(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [figures["sequences"] for figures in content["assign"]] == [1000, 10_000]
     shown = capsys.readouterr().out
     assert "1,000 sequences into" in shown
-    assert all(column in shown for column in HEADER)
+    assert all(column in shown for column in header(PlannerFigures))
 
 
 def test_a_planner_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +106,7 @@ def test_a_planner_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_rows_and_sentences_are_readable() -> None:
     results, _ = check_planners(2, seed=1)
-    assert all(len(row(figures)) == len(HEADER) for figures in results)
+    assert all(len(cells(figures)) == len(header(type(figures))) for figures in results)
     figures = measure_assign(500)
     assert figures.sequences == 500
     assert sentence(dataclasses.replace(figures, peak_memory_bytes=None, seconds=1.0, packs=260)) == (

@@ -13,8 +13,9 @@ import pytest
 from tensor3d import CubeShape
 from tools.bench import padding
 from tools.bench.__main__ import main
+from tools.bench.harness.figures import cells, header
 from tools.bench.harness.synthetic_data import RandomPairs, exponential_histogram
-from tools.bench.padding import HEADER, figures, row
+from tools.bench.padding import ModeFigures, figures
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.training.metrics import StepMetrics
 
@@ -121,8 +122,8 @@ def test_figures_by_hand() -> None:
         ("2.000", "1.800", "1.60-2.00"),
         ("0.900", "0.80-1.00"),
     )
-    assert row(mode)[1:] == (*start, *times, *ratios)
-    assert len(row(mode)) == len(HEADER)
+    assert cells(mode)[1:] == [*start, *times, *ratios]
+    assert len(cells(mode)) == len(header(ModeFigures))
 
 
 # Real processes
@@ -185,7 +186,7 @@ def test_what_is_said_of_lengths(recipe: Path, tmp_path: Path) -> None:
 def test_bad_calls_start_no_process(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(padding, "start", lambda *_: pytest.fail("started processes"))
+    monkeypatch.setattr(padding, "start_trainings", lambda *_: pytest.fail("started processes"))
     assert main(arguments(recipe, *more)) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("tools.bench: ")

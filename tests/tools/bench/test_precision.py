@@ -12,7 +12,8 @@ import pytest
 
 from tools.bench import precision
 from tools.bench.__main__ import main
-from tools.bench.precision import HEADER, compare, in_precision, row, verdict
+from tools.bench.harness.figures import cells, header
+from tools.bench.precision import compare, in_precision, verdict
 from tools.training.config import TrainConfig, read_config
 from tools.training.metrics import StepMetrics
 
@@ -34,8 +35,8 @@ def test_figures_by_hand() -> None:
     fp32, bf16 = compare({"fp32": run_of(9, 3, 5), "bf16": run_of(9, 4.1, 4.1)}, last=2)
     assert (fp32.loss, fp32.masked_lm_loss, fp32.difference) == (8.0, 4.0, 0.0)
     assert (bf16.loss, bf16.loss_difference, bf16.difference) == pytest.approx((8.2, 0.025, 0.025))
-    assert row(bf16) == ["bf16", "8.2000", "+2.500%", "4.1000", "+2.500%", "250.0"]
-    assert len(row(bf16)) == len(HEADER)
+    assert cells(bf16) == ["bf16", "8.2000", "+2.500%", "4.1000", "+2.500%", "250.0"]
+    assert header(type(bf16)) == ["precision", "loss", "to fp32", "masked-LM loss", "to fp32", "ms a step"]
     assert verdict([fp32, bf16], 0.03) == (
         "all precisions agree: bf16 differs most, by 2.500% of the loss of fp32, at most 3.000%"
     )

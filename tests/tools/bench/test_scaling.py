@@ -34,6 +34,7 @@ from tools.bench.scaling import (
     efficiency,
     numbers,
 )
+from tools.common import plotting
 from tools.training.config import ModelConfig
 
 QUIET = ["--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -80,13 +81,13 @@ def command(kind: str, recipe: Path, *more: str) -> Any:
 
 
 def boxes_of(asked: ScalingCommand, recipe: Path) -> dict[int, list[str]]:
-    tasks, _ = asked.check_scaling(["strong", str(recipe)])
+    tasks, _ = asked.check(["strong", str(recipe)])
     return {task.ranks: [str(shape) for shape in task.shapes] for task in tasks}
 
 
 def test_boxes_are_measured_once_and_what_does_not_fit_is_told(recipe: Path) -> None:
     asked: StrongCommand = command("strong", recipe, "--ranks", "4,1,8")
-    tasks, skipped = asked.check_scaling(["strong", str(recipe)])
+    tasks, skipped = asked.check(["strong", str(recipe)])
     assert [(task.ranks, [str(shape) for shape in task.shapes]) for task in tasks] == [
         (1, ["1x1x1"]),
         (4, ["1x2x2", "1x4x1", "4x1x1", "4*(1x1x1)"]),
@@ -144,7 +145,7 @@ def test_numbers_of_ranks() -> None:
 def test_bad_calls_start_no_process(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(scaling, "LocalGroup", lambda *_, **__: pytest.fail("started processes"))
+    monkeypatch.setattr(scaling, "start_on_corpus", lambda *_, **__: pytest.fail("started processes"))
     assert main(arguments("strong", recipe, *more)) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -277,7 +278,7 @@ def test_what_cannot_be_drawn_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_without_matplotlib_nothing_is_measured(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scaling_plots, "find_spec", lambda name: None)
+    monkeypatch.setattr(plotting, "find_spec", lambda name: None)
     assert main(arguments("strong", recipe, "--plot", str(tmp_path / "a.png"))) == 2
     assert "--plot needs the package matplotlib: pip install matplotlib." in capsys.readouterr().err
     assert main(["plot", str(tmp_path / "a.json"), "--output-dir", str(tmp_path)]) == 2

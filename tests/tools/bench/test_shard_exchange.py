@@ -11,14 +11,13 @@ import pytest
 
 from tools.bench import shard_exchange
 from tools.bench.__main__ import main
+from tools.bench.harness.figures import cells
 from tools.bench.shard_exchange import (
-    HEADER,
     ExchangeCommand,
     RankExchange,
     figures,
     judge,
     loss_difference,
-    row,
     waiting,
 )
 from tools.training.config import TrainConfig
@@ -62,8 +61,7 @@ def test_figures_by_hand() -> None:
     base = figures("all shards", reading, reading, [RankExchange()] * 2, every=2)
     assert (base.ratio, base.wait_share, base.bytes_per_step, base.rounds) == (1.0, 0.0, 0.0, 0)
     assert "+9.38% of a step on average, +12.50% on the worst rank" in waiting(base, group)
-    assert len(row(group)) == len(HEADER)
-    assert row(group)[:5] == ("exchange", "1500.0", "1.250", "1.00-1.50", "9.38%")
+    assert cells(group)[:5] == ["exchange", "1500.0", "1.250", "1.00-1.50", "9.38%"]
 
 
 def test_a_different_loss_is_found_wherever_it_is() -> None:
@@ -146,7 +144,7 @@ def test_groups_that_differ_are_exit_status_1(
 def test_bad_calls_start_no_process(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(shard_exchange, "start", lambda *_: pytest.fail("started processes"))
+    monkeypatch.setattr(shard_exchange, "start_trainings", lambda *_: pytest.fail("started processes"))
     assert main(arguments(recipe, *more)) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("tools.bench: ")

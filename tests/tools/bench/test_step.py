@@ -18,8 +18,9 @@ from tests.ranks import run_ranks
 from tests.tools.bench.measured import facts, sample
 from tools.bench import step
 from tools.bench.__main__ import main
-from tools.bench.harness.step_trial import HEADER, figures, loss_difference, row
-from tools.bench.step import StepCommand, deal, losses_agree
+from tools.bench.harness.figures import deal, table
+from tools.bench.harness.step_trial import figures, loss_difference
+from tools.bench.step import StepCommand
 from tools.common.machine import format_table
 
 QUIET = ["--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -153,7 +154,7 @@ def test_under_torchrun_the_cubes_share_the_processes(recipe: Path, tmp_path: Pa
 def test_bad_calls_start_no_process(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(step, "start_here", lambda *_: pytest.fail("started processes"))
+    monkeypatch.setattr(step, "start_on_corpus", lambda *_, **__: pytest.fail("started processes"))
     assert main(arguments(recipe, *more)) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("tools.bench: ")
@@ -241,9 +242,9 @@ def test_cubes_that_compute_something_else_are_found() -> None:
     command = StepCommand(recipe=Path("any.toml"))
     quiet = dataclasses.replace(command.settings.model, dropout=0.0, attention_dropout=0.0)
     compared = dataclasses.replace(command, settings=dataclasses.replace(command.settings, model=quiet))
-    assert losses_agree(compared, [good, good])
-    assert not losses_agree(compared, [good, bad])
-    assert losses_agree(command, [good, bad])  # it has dropout
+    assert compared.agree([good, good])
+    assert not compared.agree([good, bad])
+    assert command.agree([good, bad])  # it has dropout
 
 
 def test_steps_are_dealt_out_over_rounds() -> None:
@@ -254,6 +255,6 @@ def test_steps_are_dealt_out_over_rounds() -> None:
 
 def test_columns_are_aligned() -> None:
     turns = [[[sample(0.5)]]]
-    lines = format_table(HEADER, [row(figures(CubeShape(), turns, [facts()], turns))])
+    lines = table([figures(CubeShape(), turns, [facts()], turns)])
     assert len({line.index(text) + len(text) for line, text in zip(lines, ("tokens/s", "200"), strict=True)}) == 1
     assert format_table(["a", "bb"], [["long", "1"]]) == ["a     bb", "long   1"]

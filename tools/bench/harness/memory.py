@@ -6,7 +6,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from models.bert.cost_model.peak_memory import StepMemory, step_memory
 from models.bert.cost_model.saved_activations import MicroBatchShape
-from tensor3d import local
-from tensor3d.cost_model.comm_volume import CommModel
+from tensor3d import Cube, local
+from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data import PackedBatch
+from tools.training.metrics.memory import peak_resident
 from tools.training.trainer import Trainer
 
 # --- The most tensor memory that a piece of code holds at once --------------------------------------------------------
@@ -82,12 +84,35 @@ def without_notes() -> Iterator[None]:
 # --- What autograd keeps for the backward passes of a model while it trains, counted ----------------------------------
 
 
+class SavedTensors:
+    """Counts what autograd keeps for backward of all that runs inside `hooks`: bytes of all storages, each counted once
+    and whole, without those of the parameters."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._weights = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
+        self._saved: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
+
+    def take(self) -> int:
+        """The bytes, which are then forgotten."""
+        kept = (tensor for place, tensor in self._saved.items() if place not in self._weights)
+        total = sum(tensor.untyped_storage().nbytes() for tensor in kept)
+        self._saved.clear()
+        return total
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        with torch.no_grad():
+            own = local(tensor).detach()
+        self._saved[own.untyped_storage().data_ptr()] = own
+        return tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeptPass:
     """One forward pass."""
 
     kept: int
-    """Bytes of all storages that its backward will need, each counted once and whole, without those of parameters."""
+    """Bytes that its backward will need (`SavedTensors`)."""
     batch: PackedBatch
     """What went in first."""
 
@@ -99,28 +124,16 @@ def counting_kept(model: nn.Module) -> Iterator[list[KeptPass]]:
     What is made of the model's output, such as the product with a loss scale, is not in it.
     """
     passes: list[KeptPass] = []
-    weights = {local(parameter).untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
-
-    def note(tensor: Tensor) -> Tensor:
-        with torch.no_grad():
-            own = local(tensor).detach()
-        kept[own.untyped_storage().data_ptr()] = own
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    saved = SavedTensors(model.parameters())
 
     def begin(module: nn.Module, args: Any) -> None:
-        hooks.__enter__()
+        saved.hooks.__enter__()
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        hooks.__exit__()
-        if output is None:  # it failed
-            kept.clear()
-            return
-        total = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
-        kept.clear()
-        passes.append(KeptPass(kept=total, batch=args[0]))
+        saved.hooks.__exit__()
+        total = saved.take()
+        if output is not None:  # else it failed
+            passes.append(KeptPass(kept=total, batch=args[0]))
 
     # Always: an exception would leave the hooks of autograd behind.
     handles = [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
@@ -129,6 +142,26 @@ def counting_kept(model: nn.Module) -> Iterator[list[KeptPass]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def wire_of(cube: Cube, parameter: torch.dtype) -> CommModel:
+    """This rank, for the closed forms of what it receives.
+
+    Args:
+        parameter: type of the weights.
+    """
+    return CommModel(
+        shape=cube.shape,
+        rank=cube.rank,
+        compute=cube.precision.computed(parameter).itemsize,
+        gradient=cube.precision.reduced(parameter).itemsize,
+        parameter=parameter.itemsize,
+    )
+
+
+def nonzero(count: Bytes) -> Bytes:
+    """Without what is zero, so that counts compare equal."""
+    return Counter({key: number for key, number in count.items() if number})
 
 
 def load_of(batch: PackedBatch) -> MicroBatchShape:
@@ -295,14 +328,14 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
             self._before: int | None = torch.cuda.memory_allocated(device)
         else:
-            self._before = _peak_resident() if _reset_peak_resident() else None
+            self._before = peak_resident() if _reset_peak_resident() else None
 
     def growth(self) -> int | None:
         """Bytes at the highest point above those at construction. None where the system does not tell."""
         if self._before is None:
             return None
-        peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else _peak_resident()
-        return None if peak is None else peak - self._before
+        cuda = self._device.type == "cuda"
+        return (torch.cuda.max_memory_allocated(self._device) if cuda else peak_resident()) - self._before
 
 
 def _reset_peak_resident() -> bool:
@@ -312,12 +345,3 @@ def _reset_peak_resident() -> bool:
     except OSError:  # another system, or not allowed in this container
         return False
     return True
-
-
-def _peak_resident() -> int | None:
-    try:
-        lines = (_PROCESS / "status").read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(found[0]) * 1024 if found else None

@@ -14,7 +14,7 @@ import signal
 import tempfile
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,6 +58,26 @@ S = TypeVar("S", bound=Worker)
 S_co = TypeVar("S_co", bound=Worker, covariant=True)
 R = TypeVar("R")
 P = ParamSpec("P")
+
+
+class Trial:
+    """Something that is measured in turns with others, on one rank; halted between calls. `facts` do not change."""
+
+    facts: Any
+
+    def sample(self, *case: Any) -> Any:
+        """What one step took."""
+        raise NotImplementedError
+
+    def turn(self, steps: int, *case: Any) -> list[Any]:
+        """`steps` samples. One more goes first and counts for nothing: others had the caches in between."""
+        return [self.sample(*case) for _ in range(1 + steps)][1:]
+
+    def get_facts(self) -> Any:
+        return self.facts
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Group(Protocol[S_co]):
@@ -247,7 +267,7 @@ def disconnect() -> None:
 
 
 class CubePool(Generic[S]):
-    """What lives on a rank: a session for each cube.
+    """What lives on a rank: a session for each cube, with its axes dealt to nodes as those of the first one.
 
     Args:
         cube: the first of them.
@@ -260,11 +280,15 @@ class CubePool(Generic[S]):
 
     def join(self, shape: CubeShape) -> int:
         """Adds a cube of that shape; returns its number. Every rank does it at the same time."""
-        cube = self._first
-        if shape != cube.shape:
-            cube = Cube(shape.x, shape.y, shape.z, shape.data, device=cube.device, wire=shape.wire)
-        self._sessions.append(self._make(cube))
+        self._sessions.append(self._make(self._cube(shape)))
         return len(self._sessions) - 1
+
+    def _cube(self, shape: CubeShape) -> Cube:
+        first = self._first
+        placed = shape if first.ranks_per_node is None else shape.placed(first.ranks_per_node)
+        if placed == first.shape:
+            return first
+        return Cube(shape.x, shape.y, shape.z, shape.data, device=first.device, wire=placed.wire)
 
     def act(self, number: int, action: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return action(self._sessions[number], *args, **kwargs)
@@ -299,33 +323,49 @@ def check_world(shapes: Sequence[CubeShape]) -> None:
         )
 
 
-def start(shapes: Sequence[CubeShape], make: Callable[[Cube], S], stack: ExitStack) -> list[CubeHandle[S]]:
+def start(
+    shapes: Sequence[CubeShape],
+    make: Callable[[Cube], S],
+    stack: ExitStack,
+    *,
+    shared: bool = True,
+    cuda: bool | None = None,
+    cores: int | None = None,
+) -> list[CubeHandle[S]]:
     """Every cube with its sessions, on processes of this machine or on those of torchrun; they end with the stack.
 
     Args:
         make: builds the session of a cube on each rank. Picklable.
+        shared: whether cubes of one size live on the same processes of this machine. Those of torchrun they share.
+        cuda: a GPU for each rank of this machine. Default: if there are enough for the largest cube.
+        cores: shared out among the ranks of each cube as threads. Default: all.
 
     Raises:
         RankFailedError: a session could not be made.
     """
     if process_group.is_launched():
         stack.callback(disconnect)
-    # All on GPUs or none: figures of different devices are no comparison.
-    cuda = torch.cuda.device_count() >= max(shape.ranks for shape in shapes)
+    if cuda is None:  # all on GPUs or none: figures of different devices are no comparison
+        cuda = torch.cuda.device_count() >= max(shape.ranks for shape in shapes)
+    pool = partial(CubePool[S], make=make)
     groups: dict[int, Group[CubePool[S]]] = {}
     parts = []
-    for shape in shapes:
-        if shape.ranks not in groups:
-            groups[shape.ranks] = _group(shape, partial(CubePool[S], make=make), cuda=cuda)
-            stack.callback(groups[shape.ranks].close)
-        parts.append(CubeHandle(groups[shape.ranks], shape))
+    for number, shape in enumerate(shapes):
+        key = shape.ranks if shared or process_group.is_launched() else number
+        if key not in groups:
+            groups[key] = (
+                TorchrunGroup(shape, pool)
+                if process_group.is_launched()
+                else LocalGroup(shape, pool, cuda=cuda, cores=cores or usable_cores())
+            )
+            stack.callback(groups[key].close)
+        parts.append(CubeHandle(groups[key], shape))
     return parts
 
 
-def _group(shape: CubeShape, make: Callable[[Cube], CubePool[S]], *, cuda: bool) -> Group[CubePool[S]]:
-    if process_group.is_launched():
-        return TorchrunGroup(shape, make)
-    return LocalGroup(shape, make, cuda=cuda, cores=usable_cores())
+def is_shown() -> bool:
+    """Whether this process is the one that tells: under torchrun, rank 0. To be asked while ranks are connected."""
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 # --- Measurements in turns: whatever else slows the machine down meets all of them alike ------------------------------
@@ -350,6 +390,40 @@ def interleave(
                 results[i].append(turn(i, number))
                 bar.update()
     return results
+
+
+def take_turns(
+    parts: Sequence[Group[Any]], counts: Sequence[int], *, names: Sequence[str] = (), shown: bool = True
+) -> list[list[list[list[Any]]]]:
+    """The samples of each part's trial, by round, rank and step.
+
+    Args:
+        counts: steps of a turn, for each round.
+        names: of the parts. Default: their shapes.
+    """
+    return interleave(
+        names or [str(part.shape) for part in parts],
+        len(counts),
+        lambda i, number: parts[i].call(Trial.turn, counts[number]),
+        shown=shown,
+    )
+
+
+def take_case_turns(
+    part: Group[Any], cases: Mapping[str, tuple[Any, ...]], counts: Sequence[int], *, shown: bool = True
+) -> list[list[list[list[Any]]]]:
+    """The samples of each case of one part's trial, by round, rank and step.
+
+    Args:
+        cases: what `Trial.sample` is given, by a name for the progress bar.
+    """
+    given = list(cases.values())
+    return interleave(
+        list(cases),
+        len(counts),
+        lambda i, number: part.call(Trial.turn, counts[number], *given[i]),
+        shown=shown,
+    )
 
 
 # --- With how many threads torch computes -----------------------------------------------------------------------------

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +15,7 @@ import tyro
 
 from tensor3d import CubeShape
 from tools.bench.harness.command import Subcommand
+from tools.common.plotting import COLOURS, MARKERS, check_drawing, mark, new_figure, plain, plain_numbers, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,15 +87,7 @@ def _divisors(number: int) -> list[int]:
 Result = Mapping[str, Any]
 """One box of "results" in a JSON file of `bench strong` or `bench weak`."""
 SCALINGS = ("strong", "weak")
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-_STYLES = {
-    "cube": ("#0072B2", "o"),
-    "1d": ("#D55E00", "s"),
-    "2d": ("#009E73", "D"),
-    "fsdp": ("#CC79A7", "^"),
-    "data": ("#E69F00", "v"),
-    OTHER: ("0.35", "x"),
-}
+_STYLES = {**dict(zip(KINDS, zip(COLOURS, MARKERS, strict=True), strict=False)), OTHER: ("0.35", "x")}
 _NAMES = {
     "cube": "nearest to a cube",
     "1d": "1-D, 1×P×1",
@@ -138,17 +129,13 @@ class PlotCommand(Subcommand):
     output_dir: Path = Path()
     """Folder for strong.png and weak.png."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls(files=tyro.MISSING)
-
     def run(self, arguments: Sequence[str]) -> int:
         if not self.output_dir.is_dir():
             raise ValueError(f"--output-dir must be a folder that exists. Got {self.output_dir}.")
         check_drawing("plot")
         for scaling, results in read_results(self.files).items():
             picture = self.output_dir / f"{scaling}.png"
-            save_picture(draw(scaling, results), picture)
+            save(draw(scaling, results), picture)
             print(f"written: {picture}")
         sys.stdout.flush()
         return 0
@@ -176,28 +163,13 @@ def read_results(files: Sequence[Path]) -> dict[str, list[Result]]:
     return found
 
 
-def check_picture(path: Path) -> None:
-    """Raises ValueError where a picture can be neither drawn nor written: better before a measurement than after."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"--plot must be a file in a folder that exists. Got {path}.")
-    check_drawing("--plot")
-
-
-def check_drawing(what: str) -> None:
-    """Raises ValueError where nothing can be drawn."""
-    if find_spec("matplotlib") is None:
-        raise ValueError(f"{what} needs the package matplotlib: pip install matplotlib.")
-
-
 def draw(scaling: str, results: Sequence[Result]) -> Figure:
     """Four panels; in each a line for each kind of boxes, and in grey what is ideal.
 
     Args:
         scaling: "strong" or "weak".
     """
-    from matplotlib.figure import Figure  # it takes a second, for which nobody should wait who wants no picture
-
-    figure = Figure(figsize=(11.0, 8.0), layout="constrained")
+    figure = new_figure(11.0, 8.0)
     for axes, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
         _draw_panel(axes, panel, scaling, results)
     handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -218,16 +190,7 @@ def lines(results: Sequence[Result], key: str) -> dict[str, list[tuple[int, floa
     return found
 
 
-def save_picture(figure: Figure, path: Path) -> None:
-    """Writes a PNG beside `path` and renames."""
-    draft = path.with_name(path.name + ".partial")
-    figure.savefig(draft, format="png", dpi=130)
-    os.replace(draft, path)
-
-
 def _draw_panel(axes: Axes, panel: Panel, scaling: str, results: Sequence[Result]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
     results = [result for result in results if result[panel.key] is not None]  # peaks of many ranks are not measured
     if not results:
         return
@@ -246,16 +209,11 @@ def _draw_panel(axes: Axes, panel: Panel, scaling: str, results: Sequence[Result
     _draw_ideal(axes, panel, scaling, results)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    numbers = sorted({result["ranks"] for result in results})
-    axes.set_xticks(numbers, [str(number) for number in numbers])
-    axes.minorticks_off()
+    plain_numbers(axes, (1.0, 2.0, 5.0))
+    mark(axes, sorted({result["ranks"] for result in results}))
     axes.set_xlabel("ranks")
     axes.set_title(panel.label, fontsize=11, loc="left")
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
 
 
 def _draw_ideal(axes: Axes, panel: Panel, scaling: str, results: Sequence[Result]) -> None:

@@ -9,25 +9,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 import tyro
-from tqdm import tqdm
 
 from models.bert.cost_model.comm_volume import read_slots, step_traffic
 from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.distributed import process_group
 from tensor3d.distributed.comm_stats import Key
+from tensor3d.distributed.object_collectives import run_on_rank0
 from tools import pretrain
-from tools.bench.harness.command import Subcommand, recipe_among
-from tools.bench.harness.memory import PeakMemory, RankMemory, count_memory
-from tools.bench.harness.processes import Group, LocalGroup
-from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, heading, write_json
+from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark
+from tools.bench.harness.command import recipe_among
+from tools.bench.harness.figures import Column, Times, flat, means, mebibytes, relative_difference, times
+from tools.bench.harness.memory import PeakMemory, RankMemory, count_memory, nonzero, wire_of
+from tools.bench.harness.processes import CubeHandle, Group, Trial, Worker, interleave, start
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import TrainConfig, read_config
 from tools.training.data import TrainData
@@ -73,7 +73,7 @@ class RankFacts:
     """Of the step after the warm-up."""
 
 
-class StepTrial:
+class StepTrial(Trial):
     """Pre-training on one rank, halted between calls.
 
     Args:
@@ -91,8 +91,8 @@ class StepTrial:
         self._loader = self._trainer.loader()
         self._steps = self._trainer.steps(self._loader)
         # The first step also makes the optimiser's state, after which memory does not grow any more.
-        first = self._advance(warmup)[0]
-        growth, wire = memory.growth(), self._wire()
+        first, *_ = [self.sample() for _ in range(warmup)]
+        growth, wire = memory.growth(), wire_of(cube, next(self._trainer.model.parameters()).dtype)
         self.facts = RankFacts(
             device=cube.device.type,
             threads=torch.get_num_threads(),
@@ -103,44 +103,21 @@ class StepTrial:
             memory=count_memory(self._trainer, wire, lambda: next(self._steps), peaks=peaks),
         )
 
-    def turn(self, steps: int) -> list[StepSample]:
-        """`steps` samples. One more step goes first and counts for nothing: others had the caches in between."""
-        return self._advance(1 + steps)[1:]
-
-    def get_facts(self) -> RankFacts:
-        return self.facts
+    def sample(self) -> StepSample:
+        with self._cube.traffic.counting() as traffic:
+            metrics = next(self._steps)
+        return StepSample(
+            seconds=metrics.seconds,
+            tokens=round(metrics.tokens_per_second * metrics.seconds),
+            loss=metrics.loss,
+            received=nonzero(traffic.received),
+            calls=traffic.calls,
+            flops=round(metrics.model_tflops * 1e12 * metrics.seconds * self._cube.shape.ranks),
+        )
 
     def close(self) -> None:
         self._loader.close()
         self._feed.close()
-
-    def _advance(self, steps: int) -> list[StepSample]:
-        samples = []
-        for _ in range(steps):
-            with self._cube.traffic.counting() as traffic:
-                metrics = next(self._steps)
-            samples.append(
-                StepSample(
-                    seconds=metrics.seconds,
-                    tokens=round(metrics.tokens_per_second * metrics.seconds),
-                    loss=metrics.loss,
-                    received=Counter({key: size for key, size in traffic.received.items() if size}),
-                    calls=traffic.calls,
-                    flops=round(metrics.model_tflops * 1e12 * metrics.seconds * self._cube.shape.ranks),
-                )
-            )
-        return samples
-
-    def _wire(self) -> CommModel:
-        trainer = self._trainer
-        precision, parameter = trainer.cube.precision, next(trainer.model.parameters()).dtype
-        return CommModel(
-            shape=self._cube.shape,
-            rank=self._cube.rank,
-            compute=precision.computed(parameter).itemsize,
-            gradient=precision.reduced(parameter).itemsize,
-            parameter=parameter.itemsize,
-        )
 
     def _closed_form(self, wire: CommModel) -> Bytes:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
@@ -165,7 +142,7 @@ class StepTrial:
             read=read_slots(layout.plane_packs, budget, wire) if only_read else None,
             lamb=sum(len(g["params"]) for g in groups if g["weight_decay"] > 0) if recipe.kind == "lamb" else 0,
         )
-        return Counter({key: size for key, size in expected.items() if size})
+        return nonzero(expected)
 
 
 # --- The figures of `bench step`, made of what all ranks noted in all rounds ------------------------------------------
@@ -177,70 +154,57 @@ LOSS_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class CubeFigures:
-    """One cube. Seconds of a step are the mean over the ranks: their sum is then the time that passed."""
+class CubeFigures(Times):
+    """One cube."""
 
-    cube: str
+    cube: Annotated[str, Column("cube", of="name", before="seconds_median")]
     """XxYxZ"""
     data_parallel: int
-    ranks: int
+    ranks: Annotated[int, Column("ranks", before="seconds_median")]
     device: str
-    threads: int
+    threads: Annotated[int, Column("threads", before="seconds_median")]
     """Of each rank."""
     steps: int
-    seconds_median: float
-    seconds_quartiles: tuple[float, float]
-    ratio: float
-    """Median of the steps over that of the first cube: above 1 is slower."""
-    ratio_range: tuple[float, float]
-    """The lowest and the highest of the same ratio, taken in each round alone."""
-    tokens_per_second: float
+    tokens_per_second: Annotated[float, Column("tokens/s", ",.0f")]
     """Real tokens, over all ranks; median of the steps."""
     flops_per_second: float
     """Of the model, over all ranks; median of the steps."""
-    collectives: int
+    collectives: Annotated[int, Column("collectives")]
     """In a step, on the rank with the most."""
-    collectives_closed_form: int
+    collectives_closed_form: Annotated[int, Column("closed form", equal="collectives_equal")]
     """What that rank should issue by the formulas."""
     collectives_equal: bool
     """Whether count and formulas agree on every rank, in every step, for each axis and kind."""
-    bytes_received: int
+    bytes_received: Annotated[int, mebibytes("MiB received")]
     """In a step, by the rank that receives most, in the ring model."""
-    bytes_closed_form: int
+    bytes_closed_form: Annotated[int, mebibytes("closed form", equal="traffic_equal")]
     """What that rank should receive by the formulas."""
     traffic_equal: bool
     """Whether count and formulas agree to the byte on every rank, in every step, for each axis and kind."""
-    first_loss: float
-    """Of the very first step, nats."""
-    peak_memory_bytes: int | None
-    """Of the rank that needs most, above the process before the model was made."""
-    held_bytes: int
+    saved_bytes: Annotated[int, mebibytes("saved MiB")]
+    """What autograd keeps for the backward pass of a micro-batch, beside parameters, on the rank with the most."""
+    saved_closed_form: Annotated[int, mebibytes("closed form", equal="saved_equal")]
+    saved_equal: bool
+    """On every rank, for every micro-batch of the step in which it was counted."""
+    held_bytes: Annotated[int, mebibytes("held MiB")]
     """Weights and the optimiser's state, counted, on the rank with the most."""
-    held_closed_form: int
+    held_closed_form: Annotated[int, mebibytes("closed form", equal="held_equal")]
     """What that rank should hold by the formulas."""
     held_equal: bool
     """Whether count and formulas agree to the byte on every rank."""
-    saved_bytes: int
-    """What autograd keeps for the backward pass of a micro-batch, beside parameters, on the rank with the most."""
-    saved_closed_form: int
-    saved_equal: bool
-    """On every rank, for every micro-batch of the step in which it was counted."""
+    peak_memory_bytes: Annotated[int | None, mebibytes("peak MiB", ".0f")]
+    """Of the rank that needs most, above the process before the model was made."""
     peak_tensor_bytes: int | None
     """The most tensor memory at once in that step, with what is held and its batches, on the rank with the most. None
     where it was not measured."""
     peak_closed_form: int
     """What the formulas expect of that rank: not to the byte."""
-    seconds: tuple[tuple[float, ...], ...]
-    """Every step, by round."""
+    first_loss: Annotated[float, Column("first loss", ".6f")]
+    """Of the very first step, nats."""
 
     @property
     def name(self) -> str:
         return self.cube if self.data_parallel == 1 else f"{self.data_parallel}*({self.cube})"
-
-
-def seconds_of(turn: Turn) -> list[float]:
-    """Seconds of each step of a turn."""
-    return [statistics.fmean(sample.seconds for sample in step) for step in zip(*turn, strict=True)]
 
 
 def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts], first: Sequence[Turn]) -> CubeFigures:
@@ -251,11 +215,8 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
         facts: of its ranks.
         first: the turns of the cube to compare with, in the same rounds.
     """
-    rounds = [seconds_of(turn) for turn in turns]
-    base = [seconds_of(turn) for turn in first]
-    steps = [second for seconds in rounds for second in seconds]
-    low, median, high = (float(q) for q in np.quantile(steps, [0.25, 0.5, 0.75]))
-    ratios = [statistics.median(mine) / statistics.median(theirs) for mine, theirs in zip(rounds, base, strict=True)]
+    rounds, base = ([means(turn, lambda sample: sample.seconds) for turn in each] for each in (turns, first))
+    steps = flat(rounds)
     tokens = [sample.tokens for turn in turns for sample in turn[0]]
     flops = [sample.flops for turn in turns for sample in turn[0]]
     samples = [(rank, sample) for turn in turns for rank, mine in enumerate(turn) for sample in mine]
@@ -269,16 +230,13 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
         max(memory, key=lambda of: of.peak or 0),
     )
     return CubeFigures(
+        **times(rounds, base),
         cube=f"{shape.x}x{shape.y}x{shape.z}",
         data_parallel=shape.data,
         ranks=shape.ranks,
         device=facts[0].device,
         threads=facts[0].threads,
         steps=len(steps),
-        seconds_median=median,
-        seconds_quartiles=(low, high),
-        ratio=median / statistics.median(second for seconds in base for second in seconds),
-        ratio_range=(min(ratios), max(ratios)),
         tokens_per_second=statistics.median(count / second for count, second in zip(tokens, steps, strict=True)),
         flops_per_second=statistics.median(count / second for count, second in zip(flops, steps, strict=True)),
         collectives=most.calls.total(),
@@ -297,66 +255,12 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
         saved_equal=all(of.saved_equal for of in memory),
         peak_tensor_bytes=peaks.peak,
         peak_closed_form=peaks.peak_closed_form,
-        seconds=tuple(tuple(seconds) for seconds in rounds),
     )
 
 
 def loss_difference(cubes: Sequence[CubeFigures]) -> float:
     """The largest relative difference between first losses."""
-    losses = np.array([cube.first_loss for cube in cubes])
-    # numpy's pass on a loss that is not a number; Python's may lose it.
-    return float((losses.max() - losses.min()) / abs(losses.min()))
-
-
-HEADER = (
-    "cube",
-    "ranks",
-    "threads",
-    "step ms",
-    "quartiles",
-    "ratio",
-    "by round",
-    "tokens/s",
-    "collectives",
-    "closed form",
-    "MiB received",
-    "closed form",
-    "saved MiB",
-    "closed form",
-    "held MiB",
-    "closed form",
-    "peak MiB",
-    "first loss",
-)
-
-
-def counted(number: int, closed_form: int, equal: bool) -> tuple[str, str]:
-    """A count of bytes in MiB, and "equal" or what the formulas say, where they say something else on any rank."""
-    return f"{number / 2**20:.2f}", "equal" if equal else f"{closed_form / 2**20:.2f}"
-
-
-def row(cube: CubeFigures) -> tuple[str, ...]:
-    """What the table shows of a cube, under `HEADER`."""
-    low, high = cube.seconds_quartiles
-    least, most = cube.ratio_range
-    memory = cube.peak_memory_bytes
-    return (
-        cube.name,
-        str(cube.ranks),
-        str(cube.threads),
-        f"{cube.seconds_median * 1e3:.1f}",
-        f"{low * 1e3:.1f}-{high * 1e3:.1f}",
-        f"{cube.ratio:.2f}",
-        f"{least:.2f}-{most:.2f}",
-        f"{cube.tokens_per_second:,.0f}",
-        str(cube.collectives),
-        "equal" if cube.collectives_equal else str(cube.collectives_closed_form),
-        *counted(cube.bytes_received, cube.bytes_closed_form, cube.traffic_equal),
-        *counted(cube.saved_bytes, cube.saved_closed_form, cube.saved_equal),
-        *counted(cube.held_bytes, cube.held_closed_form, cube.held_equal),
-        "-" if memory is None else f"{memory / 2**20:.0f}",
-        f"{cube.first_loss:.6f}",
-    )
+    return relative_difference([cube.first_loss for cube in cubes])
 
 
 # --- What the benchmarks of training share ----------------------------------------------------------------------------
@@ -367,16 +271,19 @@ TrainingTurn = list[list[StepMetrics]]
 """What the steps of one turn took, by rank and step."""
 
 
+S = TypeVar("S", bound=Worker)
+
+
 @dataclass(frozen=True, kw_only=True)
-class RecipeCommand(Subcommand):
+class RecipeBenchmark(Benchmark[Any]):
     """A measurement of what a recipe trains, in processes of its own on this machine."""
 
     recipe: tyro.conf.Positional[Path]
     """TOML file; shipped ones lie in launch/recipes."""
-    output: Path | None = None
-    """JSON file for all figures."""
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
     """The recipe's values, each of which can be given here."""
+
+    launcher: ClassVar[str | None] = OWN_PROCESSES
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
@@ -384,36 +291,51 @@ class RecipeCommand(Subcommand):
         # Without a recipe tyro says what is missing, or prints the help.
         return cls(recipe=tyro.MISSING, settings=TrainConfig() if path is None else read_config(path))
 
-    def check_call(self, arguments: Sequence[str], *at_least_1: str) -> None:
-        """Raises ValueError for what is wrong with any such call.
-
-        Args:
-            at_least_1: names of fields.
-        """
+    def check(self, arguments: Sequence[str] = ()) -> Any:
         if self.recipe != recipe_among(arguments):
             raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {self.recipe}.")
-        if process_group.is_launched():
-            raise ValueError(
-                "this benchmark starts its processes itself, on one machine. Call it without torchrun, srun or mpirun."
-            )
-        for name in at_least_1:
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1. Got {getattr(self, name)}.")
-        check_output(self.output)
+        return super().check(arguments)
+
+    def settled(self) -> Mapping[str, Any]:
+        return {"recipe": self.settings.to_dict()}
+
+    @property
+    def has_dropout(self) -> bool:
+        """Every rank draws for itself: with it cubes cannot be compared by their losses."""
+        return self.settings.model.dropout > 0 or self.settings.model.attention_dropout > 0
 
     def as_training(self, settings: TrainConfig, **options: Any) -> pretrain.Command:
         """The same as a command of tools.pretrain, which knows where a corpus lies and what must fit together."""
         return pretrain.Command(recipe=self.recipe, settings=settings, **options)
 
-    def write(self, arguments: Sequence[str], machine: Machine, **content: Any) -> None:
-        """The JSON file, if one is asked for: what was measured, and how and where."""
-        if self.output is not None:
-            head = {
-                **heading(arguments, machine),
-                "recipe": self.settings.to_dict(),
-            }
-            write_json(self.output, head | content)
-            print(f"written: {self.output}")
+
+def prepare_here(training: pretrain.Command) -> None:
+    """The corpus, unless the processes of torchrun do it (`start_on_corpus`)."""
+    if not process_group.is_launched():
+        pretrain.prepare_corpus(training, shown=True)
+
+
+def start_on_corpus(
+    training: pretrain.Command,
+    shapes: Sequence[CubeShape],
+    make: Callable[..., S],
+    stack: ExitStack,
+    **options: Any,
+) -> list[CubeHandle[S]]:
+    """The cubes, as `processes.start` has them, on the corpus of a training that `prepare_here` has had.
+
+    Args:
+        make: builds the session of a cube, and is told the `corpus`.
+        options: of `processes.start`.
+    """
+    make = partial(make, corpus=pretrain.corpus_folder(training))
+    return start(shapes, partial(_on_corpus, make=make, training=training), stack, **options)
+
+
+def _on_corpus(cube: Cube, *, make: Callable[[Cube], S], training: pretrain.Command) -> S:
+    if process_group.is_launched():
+        run_on_rank0(cube, lambda: pretrain.prepare_corpus(training, shown=cube.rank == 0))
+    return make(cube)
 
 
 class Training:
@@ -465,19 +387,15 @@ def check_cube(training: pretrain.Command, shape: CubeShape) -> None:
         raise ValueError(f"cube {shape}: {problem}") from None
 
 
-def start(
-    shape: CubeShape, make: Callable[[Cube], Training], stack: ExitStack, *, cuda: bool | None = None
-) -> LocalGroup[Training]:
-    """Processes of this machine that train on a cube; they end with the stack.
-
-    Args:
-        cuda: a GPU for each rank. Default: if there are enough.
-    """
-    if cuda is None:
-        cuda = torch.cuda.device_count() >= shape.ranks
-    group = LocalGroup(shape, make, cuda=cuda, cores=usable_cores())
-    stack.callback(group.close)
-    return group
+def start_trainings(
+    shape: CubeShape,
+    ways: Mapping[str, Callable[[Cube], Training]],
+    stack: ExitStack,
+    *,
+    cuda: bool | None = None,
+) -> dict[str, Group[Training]]:
+    """Processes of this machine for each way of training on a cube; they end with the stack."""
+    return {name: start([shape], make, stack, cuda=cuda)[0] for name, make in ways.items()}
 
 
 def alternate(
@@ -485,25 +403,16 @@ def alternate(
 ) -> dict[str, list[TrainingTurn]]:
     """Lets groups train in turns and returns the turns of each, by round.
 
-    Whatever else slows the machine down meets all groups alike. Every second round runs backwards, so that no group
-    always follows the same one.
-
     Args:
         counts: steps of a turn, for each round.
         skip: steps at the begin of each turn that are no part of the counts; they are returned too.
         warmup: steps of each group before all turns, of which nobody hears.
     """
-    turns: dict[str, list[TrainingTurn]] = {name: [] for name in groups}
-    with tqdm(total=len(counts) * len(groups), unit="turn", disable=None) as bar:
-        for name, group in groups.items():
-            bar.set_postfix_str(f"{name}, warming up")
-            group.call(Training.turn, warmup)
-        for number, steps in enumerate(counts):
-            for name in groups if number % 2 == 0 else reversed(list(groups)):
-                bar.set_postfix_str(name)
-                turns[name].append(groups[name].call(Training.turn, skip + steps))
-                bar.update()
-    return turns
+    parts = list(groups.values())
+    for part in parts:
+        part.call(Training.turn, warmup)
+    turns = interleave(list(groups), len(counts), lambda i, number: parts[i].call(Training.turn, skip + counts[number]))
+    return dict(zip(groups, turns, strict=True))
 
 
 def timed(turns: Sequence[TrainingTurn], skip: int) -> list[TrainingTurn]:
@@ -513,4 +422,4 @@ def timed(turns: Sequence[TrainingTurn], skip: int) -> list[TrainingTurn]:
 
 def training_seconds(turn: TrainingTurn) -> list[float]:
     """Seconds of each step: the mean over the ranks, so that their sum is the time that passed."""
-    return [statistics.fmean(metrics.seconds for metrics in step) for step in zip(*turn, strict=True)]
+    return means(turn, lambda metrics: metrics.seconds)

@@ -17,6 +17,7 @@ from tensor3d.data import SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS, Segments
 from tensor3d.distributed.seeds import mix
 from tensor3d.packing import LowerBound, PackingPlan
+from tools.packing.histogram import read_histogram
 
 # --- Random histograms and limits, and what every plan made of them must fulfil ---------------------------------------
 
@@ -286,3 +287,24 @@ def exponential_histogram(longest: int) -> NDArray[np.int64]:
     beyond = np.exp(-np.arange(SHORTEST, longest + 1) / scale)  # the share that is at least so long, but for a factor
     weights = np.append(beyond[:-1] - beyond[1:], beyond[-1])
     return np.concatenate([np.zeros(SHORTEST), np.rint(weights * 1e9)]).astype(np.int64)
+
+
+def lengths_of(histogram: Path | None, longest: int, limit: str) -> tuple[NDArray[np.int64], str]:
+    """What `--histogram` asks for, and what to say of it.
+
+    Args:
+        histogram: JSON file of counts. None: the formula.
+        longest: tokens of the longest sequence that may be.
+        limit: what sets it and how to raise it, for the message.
+
+    Raises:
+        ValueError: a file that is no histogram, or has longer sequences.
+    """
+    if histogram is None:
+        return exponential_histogram(longest), f"exponential with mean {5 / 8 * longest:g}, cut at {longest}"
+    counts = np.trim_zeros(read_histogram(histogram), "b")
+    if len(counts) - 1 > longest:
+        raise ValueError(
+            f"{histogram} has sequences of {len(counts) - 1} tokens, more than {limit}, or take another histogram."
+        )
+    return counts, str(histogram)

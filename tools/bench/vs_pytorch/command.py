@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-import torch.distributed as dist
+from typing import Annotated
 
 from tensor3d import CubeShape
-from tensor3d.distributed import process_group
-from tools.bench.harness.command import Sizes, Subcommand
-from tools.bench.harness.processes import Group, LocalGroup, TorchrunGroup, disconnect, interleave
-from tools.bench.step import deal
-from tools.bench.vs_pytorch.trial import RIVALS, RankFacts, RivalsTrial, What, Work
-from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.bench.harness.benchmark import Benchmark, Bound, Count, Report, listed
+from tools.bench.harness.figures import (
+    Column,
+    Times,
+    as_json,
+    deal,
+    means,
+    mebibytes,
+    relative_difference,
+    table,
+    times,
+)
+from tools.bench.harness.processes import is_shown, start, take_case_turns
+from tools.bench.vs_pytorch.trial import RIVALS, RankFacts, RivalsTrial, Sizes, What, Work
 
 # --- The figures of `bench rivals`, made of what all ranks noted in all rounds ----------------------------------------
 
@@ -34,41 +34,37 @@ LOSS_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class RivalFigures:
-    """One contender. Seconds of a step are the mean over the ranks: their sum is then the time that passed."""
+class RivalFigures(Times):
+    """One contender. Its ratios are to our first cube."""
 
-    name: str
+    name: Annotated[str, Column("who", before="seconds_median")]
     """One of PyTorch's own, or a cube of ours as XxYxZ."""
     ours: bool
     steps: int
-    seconds_median: float
-    seconds_quartiles: tuple[float, float]
-    ratio: float
-    """Median of the steps over that of our first cube: above 1 is slower than ours."""
-    ratio_range: tuple[float, float]
-    """The lowest and the highest of the same ratio, taken in each round alone."""
-    tokens_per_second: float
+    tokens_per_second: Annotated[float, Column("tokens/s", ",.0f")]
     """Over all ranks, by the median."""
-    bytes_received: int
-    """In a step, by the rank that receives most, in the ring model."""
-    received: dict[str, int]
-    """The same, by kind of collective."""
-    collectives: int
+    collectives: Annotated[int, Column("collectives")]
     """In a step, on the rank with the most."""
     calls: dict[str, int]
     """The same, by kind of collective."""
+    bytes_received: Annotated[int, mebibytes("MiB received")]
+    """In a step, by the rank that receives most, in the ring model."""
+    received: dict[str, int]
+    """The same, by kind of collective."""
     counts_equal: bool | None
     """Whether the cube's own counter says the same on every rank. None: not a cube."""
-    rest_bytes: int
+    rest_bytes: Annotated[int, mebibytes("rest MiB")]
     """Tensors between two steps (`RankFacts.rest`), on the rank with the most."""
-    peak_bytes: int
+    peak_bytes: Annotated[int, mebibytes("peak MiB")]
     """The most tensors at once in a step (`RankFacts.peak`), on the rank with the most."""
     resident_growth: int | None
     """Of the process with the most (`RankFacts.resident`); None where the system does not tell."""
-    losses: tuple[float, ...]
+    losses: Annotated[tuple[float, ...], Column("first loss", ".6f", of="first_loss")]
     """Of the first steps; of a layer, sums of squares of the gradient of its input."""
-    seconds: tuple[tuple[float, ...], ...]
-    """Every step, by round."""
+
+    @property
+    def first_loss(self) -> float:
+        return self.losses[0]
 
 
 def figures(
@@ -82,22 +78,17 @@ def figures(
         first: the turns of our first cube, in the same rounds.
         tokens: of a step, over all ranks.
     """
-    rounds, base = ([seconds_of(turn) for turn in each] for each in (turns, first))
-    steps = [second for seconds in rounds for second in seconds]
-    low, median, high = (float(q) for q in np.quantile(steps, [0.25, 0.5, 0.75]))
-    ratios = [statistics.median(mine) / statistics.median(theirs) for mine, theirs in zip(rounds, base, strict=True)]
+    rounds, base = ([means(turn) for turn in each] for each in (turns, first))
+    timed = times(rounds, base)
     receives = max(facts, key=lambda fact: sum(fact.received.values()))
     calls = max(facts, key=lambda fact: sum(fact.calls.values()))
     resident = [fact.resident for fact in facts if fact.resident is not None]
     return RivalFigures(
+        **timed,
         name=name,
         ours=ours,
-        steps=len(steps),
-        seconds_median=median,
-        seconds_quartiles=(low, high),
-        ratio=median / statistics.median(second for seconds in base for second in seconds),
-        ratio_range=(min(ratios), max(ratios)),
-        tokens_per_second=tokens / median,
+        steps=sum(map(len, rounds)),
+        tokens_per_second=tokens / timed["seconds_median"],
         bytes_received=sum(receives.received.values()),
         received=receives.received,
         collectives=sum(calls.calls.values()),
@@ -107,19 +98,12 @@ def figures(
         peak_bytes=max(fact.peak for fact in facts),
         resident_growth=max(resident) if len(resident) == len(facts) else None,
         losses=facts[0].losses,
-        seconds=tuple(tuple(seconds) for seconds in rounds),
     )
-
-
-def seconds_of(turn: Turn) -> list[float]:
-    """Seconds of each step of a turn."""
-    return [statistics.fmean(step) for step in zip(*turn, strict=True)]
 
 
 def loss_difference(contenders: Sequence[RivalFigures], step: int = 0) -> float:
     """The largest relative difference between the losses of one step. NaN if one of them is."""
-    losses = np.array([contender.losses[step] for contender in contenders])
-    return float((losses.max() - losses.min()) / abs(losses.min()))
+    return relative_difference([contender.losses[step] for contender in contenders])
 
 
 def faults(contenders: Sequence[RivalFigures]) -> list[str]:
@@ -138,45 +122,11 @@ def faults(contenders: Sequence[RivalFigures]) -> list[str]:
     return found
 
 
-HEADER = (
-    "who",
-    "step ms",
-    "quartiles",
-    "ratio",
-    "by round",
-    "tokens/s",
-    "collectives",
-    "MiB received",
-    "rest MiB",
-    "peak MiB",
-    "first loss",
-)
-
-
-def row(contender: RivalFigures) -> tuple[str, ...]:
-    """What the table shows of a contender, under `HEADER`."""
-    low, high = contender.seconds_quartiles
-    least, most = contender.ratio_range
-    return (
-        contender.name,
-        f"{contender.seconds_median * 1e3:.1f}",
-        f"{low * 1e3:.1f}-{high * 1e3:.1f}",
-        f"{contender.ratio:.2f}",
-        f"{least:.2f}-{most:.2f}",
-        f"{contender.tokens_per_second:,.0f}",
-        str(contender.collectives),
-        f"{contender.bytes_received / 2**20:.2f}",
-        f"{contender.rest_bytes / 2**20:.2f}",
-        f"{contender.peak_bytes / 2**20:.2f}",
-        f"{contender.losses[0]:.6f}",
-    )
-
-
 # --- `bench rivals` ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class RivalsCommand(Sizes, Subcommand):
+class RivalsCommand(Sizes, Benchmark[list[str]]):
     """Time BERT on cubes and by PyTorch's own parallelism, in turns, and count what they send and hold.
 
     All of them live in the same processes: N copies of the whole model and its optimiser (ddp), and the rest.
@@ -188,46 +138,19 @@ class RivalsCommand(Sizes, Subcommand):
     """PyTorch's, some of tp, fsdp2, tp+fsdp2 and ddp."""
     what: What = "step"
     """A training step (forward, backward, clipping, AdamW), or forward and backward of one transformer layer."""
-    processes: int = 8
+    processes: Annotated[int, Bound(2, why=": one alone splits nothing")] = 8
     """N: ranks of each cube and of each rival."""
     tensor_parallel: int = 2
     """Ranks of tp in tp+fsdp2."""
-    steps: int = 20
+    steps: Count = 20
     """Steps that are timed, of each."""
-    warmup: int = 3
+    warmup: Count = 3
     """Steps before that, at least 1, whose losses must agree."""
-    rounds: int = 5
+    rounds: Count = 5
     """Turns that each gets, one after another; the steps are dealt out over them."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
-
-    def run(self, arguments: Sequence[str]) -> int:
-        names = self.check()
-        machine = Machine.here()
-        with ExitStack() as stack:
-            group = self.start(names, stack)
-            shown = not process_group.is_launched() or dist.get_rank() == 0
-            results = self.measure(group, names, shown=shown)
-        wrong = faults(results)
-        if shown:
-            self.report(results, machine, arguments)
-            for fault in wrong:
-                print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
-        return 1 if wrong else 0
-
-    @property
-    def work(self) -> Work:
-        return Work(what=self.what, config=self.config, sequences=self.sequences, length=self.length)
-
-    def check(self) -> list[str]:
-        """All contenders, our first cube first. Raises ValueError for what can be seen before any process."""
-        self.check_least(steps=1, warmup=1, rounds=1)
-        if self.processes < 2:
-            raise ValueError(f"--processes must be at least 2: one alone splits nothing. Got {self.processes}.")
+    def plan(self) -> list[str]:
+        """All contenders, our first cube first."""
         work = self.work
         shapes = [CubeShape.parse(text) for text in dict.fromkeys(self.cubes.split(","))]
         for shape in shapes:
@@ -237,68 +160,46 @@ class RivalsCommand(Sizes, Subcommand):
                     "size, or other --processes."
                 )
             work.check_cube(shape)
-        rivals = list(dict.fromkeys(self.rivals.split(",")))
-        if not set(rivals) <= set(RIVALS):
-            raise ValueError(f"--rivals must be some of {','.join(RIVALS)}. Got {self.rivals!r}.")
+        rivals = listed("--rivals", self.rivals, RIVALS)
         for rival in rivals:
             check_rival(rival, work, self.processes, self.tensor_parallel)
-        check_output(self.output)
         return [*map(str, shapes), *rivals]
 
-    def start(self, names: Sequence[str], stack: ExitStack) -> Group[RivalsTrial]:
-        """Processes that hold all contenders; they end with the stack."""
-        make = partial(RivalsTrial, work=self.work, names=names, tensor_size=self.tensor_parallel, warmup=self.warmup)
-        shape = CubeShape.parse(names[0])
-        group: Group[RivalsTrial]
-        if process_group.is_launched():
-            stack.callback(disconnect)
-            group = TorchrunGroup(shape, make)
-        else:
-            cuda = torch.cuda.device_count() >= self.processes
-            group = LocalGroup(shape, make, cuda=cuda, cores=usable_cores())
-        stack.callback(group.close)
-        return group
-
-    def measure(self, group: Group[RivalsTrial], names: Sequence[str], *, shown: bool) -> list[RivalFigures]:
-        """All turns of all contenders."""
-        counts = deal(self.steps, self.rounds)
-
-        def turn(i: int, number: int) -> list[list[float]]:
-            return group.call(RivalsTrial.turn, names[i], counts[number])
-
-        turns = interleave(names, len(counts), turn, shown=shown)
-        facts = group.call(RivalsTrial.get_facts)
-        return [
-            figures(name, name not in RIVALS, mine, [rank[name] for rank in facts], turns[0], self.work.tokens)
-            for name, mine in zip(names, turns, strict=True)
+    def measure(self, plan: list[str]) -> Report:
+        counts, work = deal(self.steps, self.rounds), self.work
+        make = partial(RivalsTrial, work=work, names=plan, tensor_size=self.tensor_parallel, warmup=self.warmup)
+        with ExitStack() as stack:
+            (part,) = start([CubeShape.parse(plan[0])], make, stack)
+            shown = is_shown()
+            turns = take_case_turns(part, {name: (name,) for name in plan}, counts, shown=shown)
+            facts = part.call(RivalsTrial.get_facts)
+        results = [
+            figures(name, name not in RIVALS, mine, [rank[name] for rank in facts], turns[0], work.tokens)
+            for name, mine in zip(plan, turns, strict=True)
         ]
+        return self.report(results, counts, shown=shown)
 
-    def report(self, results: Sequence[RivalFigures], machine: Machine, arguments: Sequence[str]) -> None:
-        """The table on the screen, and the JSON file."""
+    def report(self, results: Sequence[RivalFigures], counts: Sequence[int], *, shown: bool) -> Report:
         what = f"{self.layers} layers, vocabulary {self.vocab}" if self.what == "step" else "one layer"
-        print(f"{machine}")
-        print(
+        difference = loss_difference(results)
+        lines = [
             f"{self.what}: {what}, hidden {self.hidden}, {self.heads} heads, {self.sequences} sequences of "
             f"{self.length} tokens, {self.processes} processes; {self.steps} steps of each in "
-            f"{len(deal(self.steps, self.rounds))} rounds, after {self.warmup} to warm up"
-        )
-        print("\n".join(format_table(HEADER, [row(contender) for contender in results])))
-        difference = loss_difference(results)
-        print(f"largest relative difference of first losses: {difference:.1e} (allowed is {LOSS_TOLERANCE:g})")
-        if self.output is not None:
-            content = {
-                **heading(arguments, machine),
-                "work": {**dataclasses.asdict(self.work), "masked": self.work.masked, "tokens": self.work.tokens},
-                "processes": self.processes,
-                "tensor_parallel": self.tensor_parallel,
-                "warmup": self.warmup,
-                "rounds": deal(self.steps, self.rounds),
-                "loss_differences": [loss_difference(results, step) for step in range(self.warmup)],
-                "results": [dataclasses.asdict(contender) for contender in results],
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}")
-        sys.stdout.flush()
+            f"{len(counts)} rounds, after {self.warmup} to warm up",
+            *table(results),
+            f"largest relative difference of first losses: {difference:.1e} (allowed is {LOSS_TOLERANCE:g})",
+        ]
+        work = self.work
+        content = {
+            "work": {**dataclasses.asdict(work), "masked": work.masked, "tokens": work.tokens},
+            "processes": self.processes,
+            "tensor_parallel": self.tensor_parallel,
+            "warmup": self.warmup,
+            "rounds": counts,
+            "loss_differences": [loss_difference(results, step) for step in range(self.warmup)],
+            "results": as_json(results),
+        }
+        return Report(lines=lines, content=content, faults=faults(results), shown=shown)
 
 
 def check_rival(name: str, work: Work, processes: int, tensor_size: int) -> None:

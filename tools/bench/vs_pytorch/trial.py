@@ -24,7 +24,9 @@ from tensor3d.batches.sequences import Sequences
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, check_rows, collate
 from tensor3d.optim import AdamW, decay_groups
+from tools.bench.harness.benchmark import Count
 from tools.bench.harness.memory import PeakMemory, peak_on
+from tools.bench.harness.processes import Trial
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights
 from tools.bench.vs_pytorch.strategies import (
     CollectiveCount,
@@ -80,6 +82,39 @@ class Work:
             check_rows(shape, self.sequences // members, self.length)
         except ValueError as problem:
             raise ValueError(f"cube {shape}: {problem}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Fields of a benchmark: sizes of a BERT and of its batches, whose sequences are all full."""
+
+    hidden: int = 256
+    """Columns of a hidden state."""
+    layers: int = 4
+    """Transformer layers."""
+    heads: int = 8
+    """Attention heads of a layer."""
+    vocab: int = 8192
+    """Entries of the vocabulary."""
+    sequences: Count = 8
+    """Of the global batch. All are full: nobody gains from packing."""
+    length: Count = 128
+    """Tokens of a sequence."""
+
+    @property
+    def work(self) -> Work:
+        """Without dropout, so that all that is compared computes the same."""
+        config = BertConfig(
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            vocab=self.vocab,
+            positions=max(512, self.length),
+            dropout=0.0,
+            attention_dropout=0.0,
+        )
+        what: What = getattr(self, "what", "step")  # which not every benchmark leaves open
+        return Work(what=what, config=config, sequences=self.sequences, length=self.length)
 
 
 class PlainBatch(NamedTuple):
@@ -312,7 +347,7 @@ class RankFacts:
     it pages to use again."""
 
 
-class RivalsTrial:
+class RivalsTrial(Trial):
     """All contenders on one rank, halted between calls.
 
     Args:
@@ -327,7 +362,7 @@ class RivalsTrial:
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._work, self._device = work, cube.device
         self._contenders: dict[str, Implementation] = {}
-        self._facts: dict[str, RankFacts] = {}
+        self.facts: dict[str, RankFacts] = {}
         for name in names:
             memory = PeakMemory(cube.device)
             own = None if name in RIVALS else _cube(name, cube.device)
@@ -335,23 +370,13 @@ class RivalsTrial:
             gc.collect()  # what splitting has left, such as whole weights
             losses = tuple(self._over_all(contender.step()) for _ in range(warmup))
             self._contenders[name] = contender
-            self._facts[name] = self._observe(contender, own, losses, memory.growth())
+            self.facts[name] = self._observe(contender, own, losses, memory.growth())
 
-    def turn(self, name: str, steps: int) -> list[float]:
-        """Seconds of each step. One more goes first and counts for nothing: others had the caches in between."""
-        contender = self._contenders[name]
-        return [self._seconds(contender) for _ in range(1 + steps)][1:]
-
-    def get_facts(self) -> dict[str, RankFacts]:
-        return self._facts
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _seconds(self, contender: Implementation) -> float:
+    def sample(self, name: str) -> float:
+        """Seconds of a step."""
         dist.barrier()
         begin = perf_counter()
-        contender.step()
+        self._contenders[name].step()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return perf_counter() - begin

@@ -7,13 +7,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from tools.bench.harness.figures import Column, flat, mebibytes, milliseconds, quartiles, relative_difference, spread
 from tools.bench.harness.memory import without_notes
 from tools.bench.vs_transformers.contenders import (
     COMPILED,
@@ -31,6 +32,7 @@ from tools.bench.vs_transformers.contenders import (
 )
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work
 from tools.common.machine import format_table
+from tools.common.plotting import COLOURS, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +83,6 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 """Relative difference of first losses that rounding can explain with a wide margin."""
 NORM_TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
 """The same for norms of gradients."""
-_MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,37 +143,37 @@ class SideFigures:
     preset: str
     precision: str
     inputs: str
-    contender: str
+    contender: Annotated[str, Column("contender")]
     steps: int
-    seconds_median: float
-    """Of a step."""
-    seconds_quartiles: tuple[float, float]
-    tokens_per_second: float
+    tokens_per_second: Annotated[float, Column("real tokens/s", ",.0f")]
     """Real tokens of all timed steps over their seconds."""
     tokens_per_second_median: float
     """The same of each round; median."""
-    tokens_per_second_range: tuple[float, float]
+    tokens_per_second_range: Annotated[tuple[float, float], Column("by round", ",.0f")]
     """The lowest and the highest round."""
-    sequences_per_second: float
-    """Of all timed steps."""
-    model_flops: float
-    """FLOP/s of the model, of all timed steps: what these sequences need, whatever else was computed."""
-    mfu: float
-    """The same as a share of what products of matrices alone reach here, in this type."""
-    ratio: float
+    ratio: Annotated[float, Column(f"over {MASKED}", ".3f")]
     """Tokens/s over those of "transformers-masked", of all timed steps: above 1 is faster. Long steps count for more
     in it, and no round is left out of it, however few there are."""
-    ratio_median: float
+    ratio_median: Annotated[float, Column("median round", ".3f")]
     """The same of each round; median."""
-    ratio_range: tuple[float, float]
+    ratio_range: Annotated[tuple[float, float], Column("by round", ".3f")]
     """The lowest and the highest round."""
-    fill: float
+    seconds_median: Annotated[float, milliseconds("step ms", ",.0f")]
+    """Of a step."""
+    seconds_quartiles: Annotated[tuple[float, float], milliseconds("quartiles", ",.0f")]
+    fill: Annotated[float, Column("fill", ".2%")]
     """Share of the slots that hold a token, over all steps."""
-    peak_tensor_bytes: int | None
+    sequences_per_second: Annotated[float, Column("sequences/s", ",.1f")]
+    """Of all timed steps."""
+    model_flops: Annotated[float, Column("model GFLOP/s", ",.0f", 1e-9)]
+    """FLOP/s of the model, of all timed steps: what these sequences need, whatever else was computed."""
+    mfu: Annotated[float, Column("MFU", ".1%")]
+    """The same as a share of what products of matrices alone reach here, in this type."""
+    peak_tensor_bytes: Annotated[int | None, mebibytes("peak MiB", ",.0f")]
     """The most tensor memory at once in a step, above weights and optimiser. None: not measured."""
     operators: Sequence[Operator] | None
     """The dearest of one more step, by their own time. None: not measured."""
-    first_loss: float
+    first_loss: Annotated[float, Column("first loss", ".5f")]
     """Nats, without dropout, before any step."""
     first_gradient_norm: float
     seconds: tuple[tuple[float, ...], ...]
@@ -199,11 +200,11 @@ def figures(
         base: those of the contender to compare with, in the same rounds.
         products: FLOP/s of products of matrices alone, in this type.
     """
-    everything = [sample for turn in rounds for sample in turn]
+    everything = flat(rounds)
     seconds, speed = [sample.seconds for sample in everything], _speed(everything)
     speeds = [_speed(turn) for turn in rounds]
     ratios = [mine / _speed(other) for mine, other in zip(speeds, base, strict=True)]
-    low, median, high = (float(value) for value in np.quantile(seconds, [0.25, 0.5, 0.75]))
+    low, median, high = quartiles(seconds)
     preset, precision, inputs = place
     whole, flops = sum(seconds), sum(sample.flops for sample in everything)
     return SideFigures(
@@ -216,13 +217,13 @@ def figures(
         seconds_quartiles=(low, high),
         tokens_per_second=speed,
         tokens_per_second_median=statistics.median(speeds),
-        tokens_per_second_range=(min(speeds), max(speeds)),
+        tokens_per_second_range=spread(speeds),
         sequences_per_second=sum(sample.sequences for sample in everything) / whole,
         model_flops=flops / whole,
         mfu=flops / whole / products,
-        ratio=speed / _speed([sample for turn in base for sample in turn]),
+        ratio=speed / _speed(flat(base)),
         ratio_median=statistics.median(ratios),
-        ratio_range=(min(ratios), max(ratios)),
+        ratio_range=spread(ratios),
         fill=fill,
         peak_tensor_bytes=peak,
         operators=operators,
@@ -238,7 +239,8 @@ def _speed(steps: Sequence[Sample]) -> float:
 
 def differences(sides: Sequence[SideFigures]) -> tuple[float, float]:
     """The largest relative differences of first losses and of norms of first gradients, of contenders on one input."""
-    return _spread([side.first_loss for side in sides]), _spread([side.first_gradient_norm for side in sides])
+    losses, norms = [side.first_loss for side in sides], [side.first_gradient_norm for side in sides]
+    return relative_difference(losses), relative_difference(norms)
 
 
 def agree(precision: str, loss: float, norm: float) -> bool:
@@ -265,65 +267,19 @@ def verdict(sides: Sequence[SideFigures]) -> str:
     )
 
 
-def _spread(values: Sequence[float]) -> float:
-    array = np.array(values)
-    # numpy's pass on what is not a number; Python's may lose it.
-    return float((array.max() - array.min()) / np.abs(array).min())
-
-
-HEADER = (
-    "contender",
-    "real tokens/s",
-    "by round",
-    f"over {MASKED}",
-    "median round",
-    "by round",
-    "step ms",
-    "quartiles",
-    "fill",
-    "sequences/s",
-    "model GFLOP/s",
-    "MFU",
-    "peak MiB",
-    "first loss",
-)
-
-
-def row(side: SideFigures) -> tuple[str, ...]:
-    """What the table shows of a contender, under `HEADER`."""
-    peak = side.peak_tensor_bytes
-    return (
-        side.contender,
-        f"{side.tokens_per_second:,.0f}",
-        "{:,.0f}-{:,.0f}".format(*side.tokens_per_second_range),
-        f"{side.ratio:.3f}",
-        f"{side.ratio_median:.3f}",
-        "{:.3f}-{:.3f}".format(*side.ratio_range),
-        f"{side.seconds_median * 1e3:,.0f}",
-        "{:,.0f}-{:,.0f}".format(*(second * 1e3 for second in side.seconds_quartiles)),
-        f"{side.fill:.2%}",
-        f"{side.sequences_per_second:,.1f}",
-        f"{side.model_flops / 1e9:,.0f}",
-        f"{side.mfu:.1%}",
-        "-" if peak is None else f"{peak / _MIB:,.0f}",
-        f"{side.first_loss:.5f}",
-    )
-
-
 # --- The picture of `bench library`: one run, or several drawn together -----------------------------------------------
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = {
     PLAIN: "0.6",
-    MASKED: "#56B4E9",
+    MASKED: COLOURS[5],
     MASKED_COMPILED: "#999933",
-    GRAPHED: "#000000",
-    UNPADDED: "#CC79A7",
+    UNPADDED: COLOURS[3],
     UNPADDED_COMPILED: "#882255",
-    OURS: "#0072B2",
-    ROWS: "#009E73",
-    COMPILED: "#E69F00",
-    ROWS_COMPILED: "#D55E00",
+    GRAPHED: "#000000",
+    OURS: COLOURS[0],
+    ROWS: COLOURS[2],
+    COMPILED: COLOURS[4],
+    ROWS_COMPILED: COLOURS[1],
 }
 _KINDS = {FULL: "no padding", PADDED: "padded", SORTED: "padded, sorted by length"}
 
@@ -356,12 +312,10 @@ def draw(results: Sequence[SideFigures]) -> Figure:
 
     A contender has its colour in all of them; a number is its ratio to "transformers-masked".
     """
-    from matplotlib.figure import Figure  # it takes a second, for which nobody should wait who wants no picture
-
     presets = list(dict.fromkeys(side.preset for side in results))
     precisions = [name for name in LOSS_TOLERANCE if any(side.precision == name for side in results)]
     kinds = [kind for kind in _KINDS if any(side.inputs == kind for side in results)]
-    figure = Figure(figsize=(1.0 + 4.2 * len(kinds), 1.0 + 3.2 * len(presets)), layout="constrained")
+    figure = new_figure(1.0 + 4.2 * len(kinds), 1.0 + 3.2 * len(presets))
     panels = figure.subplots(len(presets), len(kinds), squeeze=False, sharey="row")
     for row, preset in zip(panels, presets, strict=True):
         first = True
@@ -408,6 +362,4 @@ def _draw_panel(axes: Axes, precisions: Sequence[str], sides: Sequence[SideFigur
             )
     axes.set_xticks(range(len(precisions)), precisions)
     axes.set_xlim(-0.5, len(precisions) - 0.5)
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes, "y")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,20 +17,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import tyro
 
 from tensor3d import Cube, CubeShape
-from tensor3d.distributed import process_group
-from tools.bench.harness.command import Subcommand
-from tools.bench.harness.processes import LocalGroup
-from tools.bench.step import deal
+from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark, Count, Report, listed
+from tools.bench.harness.figures import Column, as_json, deal, flat, spread, table
+from tools.bench.harness.processes import Trial, start, take_case_turns
 from tools.bench.vs_transformers.contenders import LibraryTrainer
 from tools.common.batching import split
-from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import read_recipe
 from tools.finetune.init_model import open_start
@@ -41,18 +37,15 @@ from tools.finetune.trainer import Trainer, steps_of
 from tools.training.factory import precision
 
 PACKED, PADDED, LIBRARY = "packed", "padded", "transformers"
-_SKIP = 1  # the first step of a turn: others had the caches before it
 _MANY = 10**9  # epochs: steps without end
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneBenchCommand(Subcommand):
+class FinetuneBenchCommand(Benchmark[tuple[list[str], CubeShape]]):
     """Time fine-tuning steps on packed and on padded batches of the same texts, in turns."""
 
     recipe: tyro.conf.Positional[Path]
     """TOML file of `tools.finetune classify`."""
-    output: Path | None = None
-    """JSON file for all figures."""
     cube: str = "1x1x1"
     """Sizes of the axes x, y and z, as XxYxZ."""
     data_parallel: int = 1
@@ -60,49 +53,40 @@ class FinetuneBenchCommand(Subcommand):
     modes: str = ",".join((PACKED, PADDED, LIBRARY))
     """Which of them, with commas; "padded" must be among them, to compare with. "transformers" is left out where it is
     not installed, and on cubes."""
-    steps: int = 20
+    steps: Count = 20
     """Steps that are timed, of each mode."""
-    warmup: int = 2
+    warmup: Count = 2
     """Steps before that, at least 1."""
-    rounds: int = 5
+    rounds: Count = 5
     """Turns that each mode gets, one mode after another; the steps are dealt out over them."""
     settings: Annotated[TextConfig, tyro.conf.arg(name="")] = field(default_factory=TextConfig)
     """The recipe's values, each of which can be given here."""
+
+    launcher: ClassVar[str | None] = OWN_PROCESSES
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
         path = recipe_among(arguments)
         return cls(recipe=tyro.MISSING, settings=TextConfig() if path is None else read_recipe(TextConfig, path))
 
-    def run(self, arguments: Sequence[str]) -> int:
-        modes, shape = self.check()
-        machine = Machine.here()
-        figures = measure(self, modes, shape)
-        print(f"{machine}\n{self.recipe}, cube {shape}, {self.settings.run.batch} texts a step")
-        print(f"{self.steps} steps of each mode in {len(deal(self.steps, self.rounds))} rounds")
-        print("\n".join(format_table(HEADER, [row(figure) for figure in figures])))
-        if self.output is not None:
-            recipe = {"recipe": self.settings.to_dict(), "cube": str(shape)}
-            results = [dataclasses.asdict(figure) for figure in figures]
-            write_json(self.output, {**heading(arguments, machine), **recipe, "results": results})
-            print(f"written: {self.output}")
-        sys.stdout.flush()
-        return 0
-
-    def check(self) -> tuple[list[str], CubeShape]:
-        """Modes and cube. Raises ValueError for what can be seen before any process."""
-        modes, shape = list(dict.fromkeys(self.modes.split(","))), CubeShape.parse(self.cube, self.data_parallel)
-        if not set(modes) <= {PACKED, PADDED, LIBRARY} or PADDED not in modes:
-            raise ValueError(f"--modes must be some of packed,padded,transformers, padded among them. Got {modes}.")
-        if process_group.is_launched():
-            raise ValueError("this benchmark starts its processes itself, on one machine. Call it without torchrun.")
-        for name in ("steps", "warmup", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
-        check_output(self.output)
+    def plan(self) -> tuple[list[str], CubeShape]:
+        """Modes and cube."""
+        modes = listed("--modes", self.modes, (PACKED, PADDED, LIBRARY), needs=PADDED)
+        shape = CubeShape.parse(self.cube, self.data_parallel)
         if LIBRARY in modes and (shape.ranks > 1 or importlib.util.find_spec("transformers") is None):
             modes.remove(LIBRARY)
         return modes, shape
+
+    def measure(self, plan: tuple[list[str], CubeShape]) -> Report:
+        modes, shape = plan
+        found = measure(self, modes, shape)
+        lines = [
+            f"{self.recipe}, cube {shape}, {self.settings.run.batch} texts a step",
+            f"{self.steps} steps of each mode in {len(deal(self.steps, self.rounds))} rounds",
+            *table(found),
+        ]
+        content = {"recipe": self.settings.to_dict(), "cube": str(shape), "results": as_json(found)}
+        return Report(lines=lines, content=content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +102,7 @@ class StepFigures:
     loss: float
 
 
-class FinetuneTrial:
+class FinetuneTrial(Trial):
     """Fine-tuning on one rank in all modes, halted between calls."""
 
     def __init__(self, cube: Cube, command: FinetuneBenchCommand, modes: Sequence[str], folder: Path) -> None:
@@ -140,13 +124,16 @@ class FinetuneTrial:
                 )
         self._steps = {mode: steps_of(len(self._task.train), recipe.run.batch, seed, _MANY) for mode in modes}
 
-    def turn(self, mode: str, steps: int) -> list[StepFigures]:
-        return [self._step(mode) for _ in range(steps)]
+    def warm_up(self, steps: int) -> dict[str, float]:
+        """So many steps of each mode; the loss of its first."""
+        first = {mode: self.sample(mode).loss for mode in self._trainers}
+        for mode in self._trainers:
+            for _ in range(1, steps):
+                self.sample(mode)
+        return first
 
-    def close(self) -> None:
-        pass
-
-    def _step(self, mode: str) -> StepFigures:
+    def sample(self, mode: str) -> StepFigures:
+        """A step."""
         examples = [self._task.train[place] for place in next(self._steps[mode])]
         lengths = [len(example.text.ids) for example in examples]
         parts = [lengths[part] for part in split(lengths, self._slots, padded=True)]
@@ -167,40 +154,34 @@ class FinetuneTrial:
 class ModeFigures:
     """One mode."""
 
-    mode: str
+    mode: Annotated[str, Column("mode")]
     steps: int
-    milliseconds: float
+    milliseconds: Annotated[float, Column("step ms", ".1f")]
     """Of a step; median."""
-    texts_per_second: float
+    texts_per_second: Annotated[float, Column("texts/s", ",.1f")]
     """Median of the rounds; so are the next."""
-    tokens_per_second: float
+    tokens_per_second: Annotated[float, Column("tokens/s", ",.0f")]
     """Real tokens."""
-    padding_ratio: float
+    padding_ratio: Annotated[float, Column("padding ratio", ".3f")]
     """Slots of the padded batches over their real tokens: the speed-up that is to be had."""
-    speed_up: float
+    speed_up: Annotated[float, Column("speed-up", ".3f")]
     """Over "padded"."""
-    speed_up_range: tuple[float, float]
+    speed_up_range: Annotated[tuple[float, float], Column("by round", ".2f")]
     """The lowest and the highest round."""
-    efficiency: float
+    efficiency: Annotated[float, Column("efficiency", ".3f")]
     """Speed-up over padding ratio."""
-    first_loss: float
+    first_loss: Annotated[float, Column("loss", ".4f")]
     """Of the first step: modes with the same weights must agree but for dropout."""
 
 
 def measure(command: FinetuneBenchCommand, modes: Sequence[str], shape: CubeShape) -> list[ModeFigures]:
     """All modes in turns, in the same processes; every second round runs backwards."""
-    turns: dict[str, list[list[StepFigures]]] = {mode: [] for mode in modes}
-    first: dict[str, float] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        make = partial(FinetuneTrial, command=command, modes=modes, folder=folder)
-        group = LocalGroup(shape, make, cuda=torch.cuda.device_count() >= shape.ranks, cores=usable_cores())
-        stack.callback(group.close)
-        for mode in modes:
-            first[mode] = group.call(FinetuneTrial.turn, mode, command.warmup)[0][0].loss
-        for number, steps in enumerate(deal(command.steps, command.rounds)):
-            for mode in modes if number % 2 == 0 else reversed(modes):
-                turns[mode].append(group.call(FinetuneTrial.turn, mode, _SKIP + steps)[0][_SKIP:])
+        (group,) = start([shape], partial(FinetuneTrial, command=command, modes=modes, folder=folder), stack)
+        first = group.call(FinetuneTrial.warm_up, command.warmup)[0]
+        found = take_case_turns(group, {mode: (mode,) for mode in modes}, deal(command.steps, command.rounds))
+    turns = {mode: [by_rank[0] for by_rank in mine] for mode, mine in zip(modes, found, strict=True)}
     return [figures(mode, turns[mode], turns[PADDED], first[mode]) for mode in modes]
 
 
@@ -208,7 +189,7 @@ def figures(
     mode: str, turns: Sequence[list[StepFigures]], padded: Sequence[list[StepFigures]], first_loss: float
 ) -> ModeFigures:
     """Of turns on the same batches, by round."""
-    every = [step for turn in turns for step in turn]
+    every = flat(turns)
     ratio = sum(step.slots for step in every) / sum(step.tokens for step in every)
     gains = [_seconds(other) / _seconds(turn) for turn, other in zip(turns, padded, strict=True)]
     return ModeFigures(
@@ -219,7 +200,7 @@ def figures(
         tokens_per_second=statistics.median(sum(step.tokens for step in turn) / _seconds(turn) for turn in turns),
         padding_ratio=ratio,
         speed_up=statistics.median(gains),
-        speed_up_range=(min(gains), max(gains)),
+        speed_up_range=spread(gains),
         efficiency=statistics.median(gains) / ratio,
         first_loss=first_loss,
     )
@@ -227,21 +208,3 @@ def figures(
 
 def _seconds(turn: Sequence[StepFigures]) -> float:
     return sum(step.seconds for step in turn)
-
-
-HEADER = ("mode", "step ms", "texts/s", "tokens/s", "padding ratio", "speed-up", "by round", "efficiency", "loss")
-
-
-def row(mode: ModeFigures) -> tuple[str, ...]:
-    """What the table shows of a mode, under `HEADER`."""
-    return (
-        mode.mode,
-        f"{mode.milliseconds:.1f}",
-        f"{mode.texts_per_second:,.1f}",
-        f"{mode.tokens_per_second:,.0f}",
-        f"{mode.padding_ratio:.3f}",
-        f"{mode.speed_up:.3f}",
-        "{:.2f}-{:.2f}".format(*mode.speed_up_range),
-        f"{mode.efficiency:.3f}",
-        f"{mode.first_loss:.4f}",
-    )

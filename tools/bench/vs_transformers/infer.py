@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import Benchmark, Count, Report
+from tools.bench.harness.figures import spread
 from tools.bench.harness.processes import using_threads
 from tools.bench.harness.synthetic_data import exponential_histogram
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.common.machine import format_table
 from tools.corpus.tokenizers import Tokenizer
 from tools.packing.histogram import read_histogram
 from tools.predict import Embedded, Predictor, load
@@ -133,7 +134,7 @@ OURS, PADDED, SORTED = "packed", "padded", "padded, sorted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferCommand(Subcommand):
+class InferCommand(Benchmark[None]):
     """Time vectors of texts, from the strings on: packed, and by `transformers` in padded batches as the texts come,
     and sorted by length, by turns on the same weights and threads; compare all results, and some with those of the
     texts alone."""
@@ -144,53 +145,40 @@ class InferCommand(Subcommand):
     """Lengths, special tokens included, as tools.packing reads them. Default: exponential, at most 64."""
     model: Path | None = None
     """Hugging Face folder. Default: BERT-mini with random weights."""
-    sentences: int = 2000
+    sentences: Count = 2000
     """Texts, at most those of the file, from its beginning."""
-    rounds: int = 3
+    rounds: Count = 3
     """Turns of each with all texts."""
-    batch: int = 32
+    batch: Count = 32
     """Texts of a padded batch."""
     batch_tokens: int | None = None
     """Tokens of a packed one. Default: as tools.predict has it."""
-    threads: int | None = None
+    threads: Count | None = None
     """Of each. Default: one a core."""
-    singles: int = 100
+    singles: Count = 100
     """Texts that are also given alone: for latencies, and to compare results with."""
-    output: Path | None = None
-    """JSON file for all figures."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
+    at_once: ClassVar[bool] = True
 
-    def run(self, arguments: Sequence[str]) -> int:
-        for name in ("sentences", "rounds", "batch", "singles"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1. Got {getattr(self, name)}.")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"--threads must be at least 1. Got {self.threads}.")
+    def plan(self) -> None:
         if self.texts is not None and self.histogram is not None:
             raise ValueError("--texts have lengths of their own. Leave out --histogram.")
-        check_output(self.output)
-        machine = Machine.here()
+
+    def measure(self, plan: None) -> Report:
         with tempfile.TemporaryDirectory() as folder, using_threads(self.threads or usable_cores()):
             model = self.model or write_random_model(Path(folder))
             ours, theirs = load(model, "embed", batch_tokens=self.batch_tokens), Library(model)
             texts = self._texts(ours)
-            print(f"{machine}\n{len(texts):,} texts, {torch.get_num_threads()} threads", flush=True)
+            print(f"{len(texts):,} texts, {torch.get_num_threads()} threads", flush=True)
             figures = measure(self, ours, theirs, texts)
-        print("\n".join(format_table(HEADER, rows(figures))))
-        print(
-            f"padding ratio {figures.padding_ratio:.2f} of padded batches, {figures.sorted_padding_ratio:.2f} sorted\n"
+        lines = [
+            *format_table(HEADER, rows(figures)),
+            f"padding ratio {figures.padding_ratio:.2f} of padded batches, {figures.sorted_padding_ratio:.2f} sorted",
             f"largest difference of packed vectors: {figures.difference_alone:.1e} from the same texts alone, "
             f"{figures.difference_library:.1e} from transformers' of them alone, "
             f"{figures.difference_padded:.1e} from transformers' of all texts",
-            flush=True,
-        )
-        if self.output is not None:
-            write_json(self.output, {**heading(arguments, machine), "figures": dataclasses.asdict(figures)})
-            print(f"written: {self.output}", flush=True)
-        return 0
+        ]
+        return Report(lines=lines, content={"figures": dataclasses.asdict(figures)})
 
     def _texts(self, predictor: Predictor[Embedded]) -> list[str]:
         if self.texts is not None:
@@ -250,7 +238,7 @@ def rows(figures: InferFigures) -> list[tuple[str, ...]]:
                 arm.name,
                 f"{arm.texts_per_second:,.0f}",
                 f"{arm.speed_up:.2f}",
-                f"{min(ratios):.2f}-{max(ratios):.2f}",
+                "{:.2f}-{:.2f}".format(*spread(ratios)),
                 *("-" if seconds is None else f"{seconds * 1e3:.1f}" for seconds in latencies),
             )
         )

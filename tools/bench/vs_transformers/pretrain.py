@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -22,12 +21,12 @@ from tqdm import tqdm
 from models.bert import PRESETS, BertConfig
 from tensor3d import Cube, ExecutionPolicy
 from tensor3d.attention.backends import SUPPORT, AttentionRequest, Backend
-from tensor3d.distributed import process_group
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Bound, Count, Natural, PictureFile, Report, listed
+from tools.bench.harness.figures import as_json
+from tools.bench.harness.figures import table as table_of
 from tools.bench.harness.memory import peak_on
 from tools.bench.harness.processes import interleave, using_threads
-from tools.bench.harness.scaling_plots import check_picture, save_picture
-from tools.bench.harness.synthetic_data import SHORTEST, exponential_histogram
+from tools.bench.harness.synthetic_data import SHORTEST, lengths_of
 from tools.bench.vs_transformers.contenders import (
     COMPILING,
     CONTENDERS,
@@ -43,7 +42,6 @@ from tools.bench.vs_transformers.contenders import (
 )
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work, works
 from tools.bench.vs_transformers.figures import (
-    HEADER,
     LOSS_TOLERANCE,
     Sample,
     SideFigures,
@@ -53,15 +51,12 @@ from tools.bench.vs_transformers.figures import (
     input_figures,
     operators_of,
     read_results,
-    row,
     table,
     verdict,
 )
 from tools.common.cpu import usable_cores
-from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.doctor.collective_timing import product_rate
-from tools.packing.histogram import read_histogram
 from tools.training.factory import TYPES
 
 # --- The turns of `bench library` -------------------------------------------------------------------------------------
@@ -162,7 +157,7 @@ def _on_input(
         )
         for name, side in sides.items()
     ]
-    print("\n".join(format_table(HEADER, [row(side) for side in found])))
+    print("\n".join(table_of(found)))
     print(verdict(found), flush=True)
     for name, operators in dearest.items():
         if operators is not None:
@@ -203,10 +198,29 @@ def _fill(side: Implementation, steps: Sequence[Work]) -> float:
 # --- `bench library` --------------------------------------------------------------------------------------------------
 
 _SEQUENCES = {FULL: 16, PADDED: 64, SORTED: 64}
+_WHY_WARMUP = (
+    ": a contender's first step makes its optimiser's state, and may compile; timed, it would be compared with steps "
+    "that do neither"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LibraryCommand(Subcommand):
+class Task:
+    """What is measured."""
+
+    presets: list[str]
+    precisions: list[str]
+    inputs: list[str]
+    contenders: list[str]
+    lengths: NDArray[np.int64]
+    source: str
+    """What to say of the lengths."""
+    earlier: list[SideFigures]
+    """The figures of other runs, to be drawn too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryCommand(Benchmark[Task]):
     """Time whole training steps (forward, backward, clipping, AdamW) of transformers' BertForPreTraining on padded
     batches and of this project's on packs of the same sequences, in turns, from the same weights."""
 
@@ -223,23 +237,23 @@ class LibraryCommand(Subcommand):
     layer computes the rows that heads read), ours-compiled, ours-rows-compiled, ours-graph (as CUDA graphs)."""
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
-    length: int = 512
+    length: Annotated[int, Bound(SHORTEST)] = 512
     """Tokens of the longest sequence, and slots of a pack."""
-    sequences: int | None = None
+    sequences: Count | None = None
     """Of a step, rounded to whole micro-batches of packs. Default: 16 of kind full, else 64."""
     capacity: int | None = None
     """Slots of a pack. Default: --length."""
-    micro_batch: int = 8
+    micro_batch: Count = 8
     """Sequences of a padded micro-batch, at most: those of a step are dealt out evenly."""
-    packs: int | None = None
+    packs: Count | None = None
     """Packs of a packed one. Default: as many slots as a padded one has."""
-    steps: int = 1
+    steps: Count = 1
     """Of a turn, each on other sequences."""
-    rounds: int = 5
+    rounds: Count = 5
     """Turns that each contender gets, one contender after another."""
-    warmup: int = 1
+    warmup: Annotated[int, Bound(1, why=_WHY_WARMUP)] = 1
     """Steps of each contender before that, at least 1."""
-    layers: int | None = None
+    layers: Count | None = None
     """Transformer layers, instead of the preset's."""
     dropout: float = 0.1
     """Probability, of hidden states and attention weights."""
@@ -249,83 +263,23 @@ class LibraryCommand(Subcommand):
     """Of our attention."""
     vocab: int = 30522
     """Entries of the vocabulary."""
-    threads: int | None = None
+    threads: Count | None = None
     """Default: one a core."""
-    seed: int = 0
+    seed: Natural = 0
     """Of weights, sequences and masks."""
     memory: bool = False
     """Also follow one step of each contender with a profiler: the most tensor memory at once."""
-    operators: int = 0
+    operators: Natural = 0
     """Also follow one step of each contender with a profiler, and tell so many operators that took longest."""
-    output: Path | None = None
-    """JSON file for all figures."""
-    plot: Path | None = None
+    plot: PictureFile = None
     """PNG file of tokens a second: a panel for each preset and kind of input."""
     also: str | None = None
     """JSON files of earlier runs, with commas, whose figures --plot draws too."""
 
-    @classmethod
-    def defaults(cls, arguments: Sequence[str]) -> Any:
-        return cls()
+    launcher: ClassVar[str | None] = ONE_PROCESS
+    at_once: ClassVar[bool] = True
 
-    def run(self, arguments: Sequence[str]) -> int:
-        presets, precisions, inputs, contenders = self.check()
-        (lengths, source), earlier = self.lengths(), self.earlier()
-        turns = Rounds(
-            rounds=self.rounds, steps=self.steps, warmup=self.warmup, memory=self.memory, operators=self.operators
-        )
-        machine, device = Machine.here(), _device()
-        with using_threads(self.threads or usable_cores()):
-            print(f"{machine}\nlengths: {source}; {torch.get_num_threads()} threads", flush=True)
-            steps = {kind: self._works(kind, lengths, device) for kind in inputs}
-            held = [input_figures(kind, mine[1:]) for kind, mine in steps.items()]
-            print("\n".join(str(each) for each in held), flush=True)
-            results: list[SideFigures] = []
-            for preset in presets:
-                config = self.config(preset)
-                results += measure(
-                    preset,
-                    config,
-                    precisions,
-                    contenders,
-                    steps,
-                    turns,
-                    self.seed,
-                    device,
-                    self.backend,
-                    capacity=self.capacity or self.length,
-                )
-        if self.plot is not None:
-            save_picture(draw([*earlier, *results]), self.plot)
-            print(f"written: {self.plot}")
-        agreed = all_agree(results)
-        if self.output is not None:
-            content = {
-                **heading(arguments, machine),
-                "lengths": source,
-                "inputs": [dataclasses.asdict(each) for each in held],
-                "agree": agreed,
-                "results": [dataclasses.asdict(side) for side in results],
-            }
-            write_json(self.output, content)
-            print(f"written: {self.output}")
-        sys.stdout.flush()
-        return 0 if agreed else 1
-
-    def check(self) -> tuple[tuple[str, ...], ...]:
-        """Presets, precisions, inputs and contenders. Raises ValueError for what can be seen before all work."""
-        if process_group.is_launched():
-            raise ValueError("this benchmark is one process. Call it without torchrun, srun or mpirun.")
-        least = dict.fromkeys(("sequences", "micro_batch", "packs", "steps", "rounds", "layers", "threads"), 1)
-        for name, bound in {**least, "length": SHORTEST, "seed": 0, "operators": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {bound}. Got {value}.")
-        if self.warmup < 1:
-            raise ValueError(
-                "--warmup must be at least 1: a contender's first step makes its optimiser's state, and may compile; "
-                f"timed, it would be compared with steps that do neither. Got {self.warmup}."
-            )
+    def plan(self) -> Task:
         if self.capacity is not None and self.capacity < self.length:
             raise ValueError(
                 f"--capacity must be at least --length {self.length}, for a pack holds whole sequences. Got "
@@ -335,13 +289,10 @@ class LibraryCommand(Subcommand):
             special_tokens(self.vocab)
         except ValueError as error:
             raise ValueError(f"--vocab {self.vocab} is too small: {error}") from None
-        check_output(self.output)
-        if self.plot is not None:
-            check_picture(self.plot)
-        presets = _named("--presets", self.presets, PRESETS)
-        precisions = _named("--precisions", self.precisions, LOSS_TOLERANCE)
-        inputs = _named("--inputs", self.inputs, _SEQUENCES)
-        contenders = _named("--contenders", self.contenders, CONTENDERS)
+        presets = listed("--presets", self.presets, PRESETS)
+        precisions = listed("--precisions", self.precisions, LOSS_TOLERANCE)
+        inputs = listed("--inputs", self.inputs, _SEQUENCES)
+        contenders = listed("--contenders", self.contenders, CONTENDERS)
         if MASKED not in contenders:
             raise ValueError(f"--contenders must have {MASKED} among them, to compare with. Got {self.contenders!r}.")
         for preset in presets:
@@ -355,7 +306,44 @@ class LibraryCommand(Subcommand):
             Cube.single(_device(), speed=ExecutionPolicy(compile=True))  # refuses where there is no compiler
         if find_spec("transformers") is None:
             raise ValueError("transformers is what is compared with, and is not installed: pip install transformers.")
-        return presets, precisions, inputs, contenders
+        lengths, source = lengths_of(self.histogram, self.length, f"--length {self.length}. Raise that")
+        return Task(
+            presets=presets,
+            precisions=precisions,
+            inputs=inputs,
+            contenders=contenders,
+            lengths=lengths,
+            source=source,
+            earlier=self.earlier(),
+        )
+
+    def measure(self, plan: Task) -> Report:
+        turns = Rounds(
+            rounds=self.rounds, steps=self.steps, warmup=self.warmup, memory=self.memory, operators=self.operators
+        )
+        device = _device()
+        with using_threads(self.threads or usable_cores()):
+            print(f"lengths: {plan.source}; {torch.get_num_threads()} threads", flush=True)
+            steps = {kind: self._works(kind, plan.lengths, device) for kind in plan.inputs}
+            held = [input_figures(kind, mine[1:]) for kind, mine in steps.items()]
+            print("\n".join(str(each) for each in held), flush=True)
+            results: list[SideFigures] = []
+            for preset in plan.presets:
+                config, asked = self.config(preset), (plan.precisions, plan.contenders)
+                results += measure(
+                    preset,
+                    config,
+                    *asked,
+                    steps,
+                    turns,
+                    self.seed,
+                    device,
+                    self.backend,
+                    capacity=self.capacity or self.length,
+                )
+        agreed = all_agree(results)
+        content = {"lengths": plan.source, "inputs": as_json(held), "agree": agreed, "results": as_json(results)}
+        return Report(content=content, well=agreed, picture=partial(draw, [*plan.earlier, *results]))
 
     def check_backend(self, config: BertConfig, precision: str) -> None:
         """Raises ValueError where our attention cannot be by the backend."""
@@ -394,10 +382,6 @@ class LibraryCommand(Subcommand):
         inner = self.attention_dropout
         return with_sizes(sizes, layers=self.layers, dropout=self.dropout, attention_dropout=inner)
 
-    def lengths(self) -> tuple[NDArray[np.int64], str]:
-        """The histogram, and what to say of it."""
-        return histogram_of(self.histogram, self.length)
-
     def _works(self, kind: str, lengths: NDArray[np.int64], device: torch.device) -> list[Work]:
         capacity = self.capacity or self.length
         return works(
@@ -415,29 +399,5 @@ class LibraryCommand(Subcommand):
         )
 
 
-def histogram_of(path: Path | None, length: int) -> tuple[NDArray[np.int64], str]:
-    """The histogram of a file, or that of a formula, and what to say of it.
-
-    Raises:
-        ValueError: no histogram, or one with sequences longer than `length`.
-    """
-    if path is None:
-        return exponential_histogram(length), f"exponential with mean {5 / 8 * length:g}, cut at {length}"
-    counts = np.trim_zeros(read_histogram(path), "b")
-    if len(counts) - 1 > length:
-        raise ValueError(
-            f"{path} has sequences of {len(counts) - 1} tokens, more than --length {length}. Raise that, or take "
-            "another histogram."
-        )
-    return counts, str(path)
-
-
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _named(option: str, text: str, known: Any) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    if not set(names) <= set(known):
-        raise ValueError(f"{option} must be some of {','.join(known)}. Got {text!r}.")
-    return names

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
+from tools.common.plotting import check_picture
 from tools.corpus.inspect.histogram import draw_histograms
 from tools.corpus.inspect.report import InspectOptions, Report
 from tools.corpus.pipeline import read_manifest
@@ -23,10 +23,8 @@ def inspect(options: InspectOptions) -> str:
     for name in ("samples", "packs", "seed"):
         if getattr(options, name) < 0:
             raise ValueError(f"--{name} must be at least 0. Got {getattr(options, name)}.")
-    if options.plot is not None and (options.plot.is_dir() or not options.plot.parent.is_dir()):
-        raise ValueError(f"--plot must be a file in a folder that exists. Got {options.plot}.")
-    if options.plot is not None and find_spec("matplotlib") is None:
-        raise ValueError("--plot needs the package matplotlib: pip install matplotlib.")
+    if options.plot is not None:
+        check_picture(options.plot)
     report = examine(options)
     if options.plot is not None:
         if not any(histogram.total for histogram in report.histograms):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.common.plotting import COLOURS, new_figure, plain, save
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -153,19 +155,12 @@ def _even(high: int) -> list[int]:
 
 def draw_histograms(histograms: Sequence[Histogram], title: str, output: Path) -> None:
     """Writes a PNG, one histogram below the other."""
-    from tools.common.plotting import save
-
     save(figure_of(histograms, title), output)
 
 
 def figure_of(histograms: Sequence[Histogram], title: str) -> Figure:
     """The picture, before it is written."""
-    # matplotlib takes a second, for which nobody should wait who wants no picture.
-    from matplotlib.figure import Figure
-
-    from tools.common.plotting import COLOURS
-
-    figure = Figure(figsize=(9.0, 0.6 + 3.6 * len(histograms)), layout="constrained")
+    figure = new_figure(9.0, 0.6 + 3.6 * len(histograms))
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")
     grid = figure.subplots(len(histograms), 1, squeeze=False)
     for number, histogram in enumerate(histograms):
@@ -181,9 +176,7 @@ def _draw(axes: Axes, histogram: Histogram, colour: str) -> None:
     axes.set_xlabel(f"{histogram.title}; mean {histogram.mean:,.1f}", fontsize=12)
     axes.set_ylabel(f"share of {histogram.total:,} (%)", fontsize=12)
     axes.tick_params(labelsize=10)
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes, "y")
 
 
 def _label(low: int, high: int) -> str:

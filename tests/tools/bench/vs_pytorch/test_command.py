@@ -18,8 +18,9 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import error, gradient_errors
 from tests.tools.bench.vs_pytorch.on_ranks import CONFIG, all_counts, split_errors, work_of
 from tools.bench.__main__ import main
+from tools.bench.harness.figures import cells, header
 from tools.bench.vs_pytorch import command
-from tools.bench.vs_pytorch.command import HEADER, RivalFigures, faults, figures, loss_difference, row
+from tools.bench.vs_pytorch.command import RivalFigures, faults, figures, loss_difference
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights
 from tools.bench.vs_pytorch.trial import (
     RIVALS,
@@ -169,9 +170,9 @@ def test_figures_by_hand() -> None:
     assert (found.bytes_received, found.collectives) == (2**22, 6)
     assert (found.rest_bytes, found.peak_bytes, found.resident_growth) == (2**21, 2**21, None)
     assert found.counts_equal is None
-    shown = ("ddp", "400.0", "300.0-450.0", "2.00", "1.33-2.33", "200", "6", "4.00", "2.00", "2.00", "2.000000")
-    assert row(found) == shown
-    assert len(shown) == len(HEADER)
+    shown = ["ddp", "400.0", "300.0-450.0", "2.00", "1.33-2.33", "200", "6", "4.00", "2.00", "2.00", "2.000000"]
+    assert cells(found) == shown
+    assert len(shown) == len(header(RivalFigures))
 
 
 def test_faults_in_words() -> None:
@@ -237,8 +238,7 @@ def test_all_contenders(tmp_path: Path, what: str) -> None:
 
 def test_what_differs_is_exit_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = [made("2x2x2", True, facts(counted_by_cube=2**22)), made("ddp", False, facts(losses=(3.0, 1.0)))]
-    monkeypatch.setattr(command.RivalsCommand, "start", lambda *_: None)
-    monkeypatch.setattr(command.RivalsCommand, "measure", lambda *_, **__: found)
+    monkeypatch.setattr(command.RivalsCommand, "measure", lambda self, _: self.report(found, [20], shown=True))
     assert main(["rivals", "--warmup", "2", "--rivals", "ddp", "--cubes", "2x2x2"]) == 1
     assert "not all compute the same: their losses differ by 5.0e-01 in step 1" in capsys.readouterr().err
 
@@ -264,6 +264,6 @@ def test_what_differs_is_exit_status_1(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_bad_calls_start_no_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(command, "LocalGroup", lambda *_, **__: pytest.fail("started processes"))
+    monkeypatch.setattr(command, "start", lambda *_, **__: pytest.fail("started processes"))
     assert main(["rivals", *more]) == 2
     assert message in capsys.readouterr().err

@@ -20,12 +20,12 @@ from tensor3d import CubeShape, ExecutionPolicy
 from tensor3d.data.loader import tensors_of
 from tensor3d.data.packed_batch import Pack, collate
 from tools.bench.__main__ import main
+from tools.bench.harness.figures import cells, header
 from tools.bench.vs_transformers import figures as library_operators
 from tools.bench.vs_transformers import pretrain
 from tools.bench.vs_transformers.contenders import Checked, Library
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work, padded_batch, padded_batches, samples_of, works
 from tools.bench.vs_transformers.figures import (
-    HEADER,
     Operator,
     Sample,
     SideFigures,
@@ -35,7 +35,6 @@ from tools.bench.vs_transformers.figures import (
     draw,
     figures,
     input_figures,
-    row,
 )
 from tools.bench.vs_transformers.pretrain import LibraryCommand
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
@@ -208,9 +207,9 @@ def test_figures_are_those_of_all_steps_and_of_rounds() -> None:
     assert (slow.tokens_per_second_median, slow.tokens_per_second_range) == (100, (50, 200))
     assert found.steps == 6
     assert found.seconds_median == 1.0
-    assert len(row(found)) == len(HEADER)
-    assert row(found)[3:6] == ("2.333", "2.000", "1.000-4.000")
-    assert row(found)[8:13] == ("50.00%", "4.0", "0", "20.0%", "1")
+    assert len(cells(found)) == len(header(SideFigures)) == 14
+    assert cells(found)[3:6] == ["2.333", "2.000", "1.000-4.000"]
+    assert cells(found)[8:13] == ["50.00%", "4.0", "0", "20.0%", "1"]
 
 
 def test_contenders_must_agree() -> None:

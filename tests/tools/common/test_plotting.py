@@ -1,0 +1,35 @@
+"""Pictures: no command imports matplotlib before something is drawn, and what cannot be drawn is refused first."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tools.common import plotting
+
+
+def test_nobody_waits_for_matplotlib_who_wants_no_picture() -> None:
+    found = []
+    for path in Path("tools").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [str(path) for name in names if name.partition(".")[0] == "matplotlib"]
+    assert found == []
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plotting.check_picture(tmp_path / "a.png")
+    for path in (tmp_path, tmp_path / "missing" / "a.png"):
+        with pytest.raises(ValueError, match="--plot must be a file in a folder that exists"):
+            plotting.check_picture(path)
+    monkeypatch.setattr(plotting, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--plot needs the package matplotlib: pip install matplotlib"):
+        plotting.check_picture(tmp_path / "a.png")
+
+
+def test_curves_can_be_told_apart() -> None:
+    styles = [plotting.style(number) for number in range(12)]
+    assert all(style not in styles[:number] for number, style in enumerate(styles))
