@@ -14,6 +14,7 @@ from pathlib import Path
 
 import requests
 from urllib3.exceptions import HTTPError, MaxRetryError
+from urllib3.util import Retry
 
 from tools.common.files import draft
 from tools.corpus.download.http import PASSING, Retries, connect, content_length, describe, status_of
@@ -150,17 +151,16 @@ def fetch(
             or failing.
     """
     progress(partial.size)
-    with connect(Retries.of(patience, progress)) as session:
-        for attempt in range(_WHOLE_TRIES):
-            _bring(session, source, partial, patience, progress)
-            wrong = _wrong(source, partial)
-            if not wrong:
-                partial.publish(target)
-                return
-            size = partial.size
-            partial.clear()
-            if attempt + 1 < _WHOLE_TRIES:
-                progress(-size)
+    for attempt in range(_WHOLE_TRIES):
+        _bring(source, partial, patience, progress)
+        wrong = _wrong(source, partial)
+        if not wrong:
+            partial.publish(target)
+            return
+        size = partial.size
+        partial.clear()
+        if attempt + 1 < _WHOLE_TRIES:
+            progress(-size)
     raise BadInput(
         source.public_url,
         f"byte {size}",
@@ -169,26 +169,23 @@ def fetch(
     )
 
 
-def _bring(
-    session: requests.Session, source: Download, partial: Partial, patience: Patience, progress: Callable[[int], None]
-) -> None:
+def _bring(source: Download, partial: Partial, patience: Patience, progress: Callable[[int], None]) -> None:
     """Adds to the partial file until it is whole, over as many connections as it takes.
 
     What gives no answer is asked again by the session; a body that is cut counts among the same failures in a row.
     """
-    retries, furthest = Retries.of(patience, progress), partial.size
+    fresh: Retry = Retries.of(patience, progress)
+    retries, furthest = fresh, partial.size
     while not partial.is_whole:
-        for adapter in session.adapters.values():
-            adapter.max_retries = retries
         try:
-            with closing(_ask(session, source, partial, patience)) as answer:
-                retries = answer.raw.retries
+            with connect(retries) as session, closing(_ask(session, source, partial, patience)) as answer:
+                retries = answer.raw.retries or retries
                 if _take(answer, source, partial, progress):
                     return
         except _CutError as cut:
             # Beyond where it ever was: else a server without ranges that always cuts would never be given up.
             if partial.size > furthest:
-                retries, furthest = Retries.of(patience, progress), partial.size
+                retries, furthest = fresh, partial.size
             try:
                 retries = retries.increment("GET", source.public_url, error=cut)
             except MaxRetryError:

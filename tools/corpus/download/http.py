@@ -64,7 +64,7 @@ class Retries(Retry):
             time.sleep(min(left, 1.0))
 
 
-def connect(retries: Retries) -> requests.Session:
+def connect(retries: Retry) -> requests.Session:
     """A session that names this tool, as Wikimedia asks for, and asks again where no answer or a passing error comes.
     A body that is cut is resumed by whoever reads it."""
     session = requests.Session()
