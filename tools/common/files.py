@@ -48,6 +48,12 @@ def draft(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """In UTF-8."""
+    with draft(path) as file:
+        file.write(text.encode())
+
+
 def fingerprint_file(path: Path) -> str:
     """A hash of the file's name and size, of 64 KiB in every 4 MiB, and of its end: cheap, also for a dump of many GB.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+
+from tools.common.files import draft
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -26,9 +27,8 @@ def save(figure: Figure, output: Path) -> None:
     """
     if output.is_dir() or not output.parent.is_dir():
         raise ValueError(f"--output must be a file in a folder that exists. Got {output}.")
-    draft = output.with_name(output.name + ".partial")
-    figure.savefig(draft, format="png", dpi=150)
-    os.replace(draft, output)
+    with draft(output) as file:
+        figure.savefig(file, format="png", dpi=150)
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
