@@ -21,6 +21,34 @@ import torch.distributed as dist
 
 from tensor3d.distributed.rank_status import ProcessId, RankStatus, blame
 
+# --- Who has come -----------------------------------------------------------------------------------------------------
+
+POLL = 0.25
+"""Seconds between two looks for an alarm, and the longest between two at who has come."""
+
+
+def wait_for(store: dist.Store, keys: Sequence[str], seconds: float, *, pause: float = POLL) -> list[int]:
+    """Waits until all keys are there, and returns the places of those that have not come in time.
+
+    By `check` alone, because a wait that ends in vain makes the store's client write warnings.
+
+    Args:
+        pause: the longest between two looks; the first ones follow one another faster.
+    """
+    deadline, wait = time.monotonic() + seconds, 0.001
+    while not store.check(list(keys)):  # one question, however many have not come
+        if time.monotonic() > deadline:
+            return absent(store, keys)
+        time.sleep(wait)
+        wait = min(2 * wait, pause)
+    return []
+
+
+def absent(store: dist.Store, keys: Sequence[str]) -> list[int]:
+    """Places of the keys that are not there; one question where all are."""
+    return [] if store.check(list(keys)) else [place for place, key in enumerate(keys) if not store.check([key])]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Who is still there: members note in the job's store how far they have come, and answer when one of them asks.
 #
@@ -35,8 +63,6 @@ from tensor3d.distributed.rank_status import ProcessId, RankStatus, blame
 
 GRACE = 2.0
 """Seconds within which a living member answers an alarm."""
-POLL = 0.25
-"""Seconds between two looks for an alarm."""
 _ALARM, _JUDGEMENT = "alarm", "verdict"
 _HOST = "rank 0 hosts it, unless torchrun does"
 _NAMES_AT_MOST = 8
@@ -132,15 +158,9 @@ class MembershipMonitor:
     def muster(self, timeout: timedelta) -> str:
         """Waits until all members are there, then starts the thread. Otherwise returns who is missing."""
         self._write(self._state)
-        deadline, pause = time.monotonic() + timeout.total_seconds(), 0.001
-        while not self._store.check(self._keys):
-            if time.monotonic() > deadline:
-                missing = [
-                    name for name, key in zip(self._names, self._keys, strict=True) if not self._store.check([key])
-                ]
-                return f"{', '.join(missing[:_NAMES_AT_MOST])} did not come within {timeout.total_seconds():g} s"
-            time.sleep(pause)
-            pause = min(2 * pause, POLL)
+        if missing := wait_for(self._store, self._keys, timeout.total_seconds()):
+            names = ", ".join(self._names[member] for member in missing[:_NAMES_AT_MOST])
+            return f"{names} did not come within {timeout.total_seconds():g} s"
         self._thread.start()
         return ""
 
@@ -444,9 +464,7 @@ class Heartbeat:
 
     def _read(self) -> list[RankStatus]:
         """The last heartbeat of every rank, one of number 0 where none has come yet."""
-        there = list(range(len(self._keys)))
-        if not self._store.check(self._keys):
-            there = [rank for rank in there if self._store.check([self._keys[rank]])]
+        there = sorted(set(range(len(self._keys))) - set(absent(self._store, self._keys)))
         beats = [RankStatus()] * len(self._keys)
         for rank, text in zip(there, self._store.multi_get([self._keys[rank] for rank in there]), strict=True):
             beats[rank] = RankStatus.decode(text)
