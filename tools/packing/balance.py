@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from models.bert import PRESETS
 from models.bert.cost_model.flops import work
 from tensor3d.packing import PLANNERS, PackingPlan
 from tensor3d.packing.balance import Method, Work, deal, imbalance
-from tools.common.machine import format_table
+from tools.common.machine import check_output, format_table
 from tools.packing.histogram import HistogramSource
 
+_log = logging.getLogger(__name__)
 METHODS: tuple[Method, ...] = get_args(Method)
 Even = Literal["both", "flops", "tokens"]
 LEAST_SHOWN = 1e-5  # of a picture, in percent: an even deal has no place on a logarithmic axis
@@ -92,7 +94,7 @@ class BalanceCommand(HistogramSource):
             print("\n".join(tables(figures, self.batches)))
         if self.plot is not None:
             plot(figures, self.plot)
-            print(f"written: {self.plot}", file=sys.stderr)
+            _log.info("written: %s", self.plot)
         return 0
 
 
@@ -106,8 +108,7 @@ def check(command: BalanceCommand) -> list[tuple[int, int]]:
         raise ValueError(f"--batches must be at least 1. Got {command.batches}.")
     if command.seed < 0:
         raise ValueError(f"--seed must be at least 0. Got {command.seed}.")
-    if command.plot is not None and (command.plot.is_dir() or not command.plot.parent.is_dir()):
-        raise ValueError(f"--plot must be a file in a folder that exists. Got {command.plot}.")
+    check_output(command.plot, "--plot")
     ranks, counts = numbers("--ranks", command.ranks), numbers("--per-rank", command.per_rank)
     if command.plot is not None and max(ranks) == 1:
         raise ValueError("--plot needs a number of ranks above 1: one rank has nothing to share.")

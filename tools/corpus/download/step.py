@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -12,18 +12,18 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import tyro
 
 from tools.corpus.download.sources import LATEST, Download, Dump, FileUnit, Patience, check_names, read_list
 from tools.corpus.pipeline import Manifest, Options, Stage, Team
 from tools.corpus.pipeline.units import Outcome, Unit, WorkItem
-from tools.corpus.pipeline.workers import MpiTeam, do_unit
+from tools.corpus.pipeline.workers import LocalTeam, MpiTeam, do_unit
 
 # --- Workers that wait for servers rather than compute: threads, so that one progress bar sees every byte -------------
 
-T = TypeVar("T")
+_log = logging.getLogger(__name__)
 OF_ONE_SERVER = 2
 """Files of one server that are fetched at once: what Wikimedia allows an address."""
 
@@ -32,16 +32,9 @@ class _StoppedError(Exception):
     """Another unit has failed."""
 
 
-class ThreadTeam:
+class ThreadTeam(LocalTeam):
     """Threads of this process. Units of a server begin in their order; when one fails, the others stop within a second
     or so. But where a server cannot be reached, the others are fetched first: the next run has that much less to do."""
-
-    rank = 0
-
-    def __init__(self, workers: int) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1. Got {workers}.")
-        self.workers = workers
 
     def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
@@ -74,9 +67,6 @@ class ThreadTeam:
         if unreached:
             raise unreached[0]
         return outcomes
-
-    def on_first(self, do: Callable[[], T]) -> T:
-        return do()
 
 
 class FirstRankTeam(MpiTeam):
@@ -171,7 +161,7 @@ class DownloadOptions(Options):
         ranks = super().team()
         workers = self.workers or OF_ONE_SERVER
         if workers > OF_ONE_SERVER:
-            print(f"of one server at most {OF_ONE_SERVER} files are fetched at once", file=sys.stderr)
+            _log.warning("of one server at most %d files are fetched at once", OF_ONE_SERVER)
         return FirstRankTeam(ranks, ThreadTeam(workers)) if isinstance(ranks, MpiTeam) else ThreadTeam(workers)
 
 
