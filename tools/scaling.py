@@ -23,7 +23,7 @@ from tools.bench.harness.scaling_plots import check_drawing, draw, read_results,
 from tools.bench.harness.step_trial import CubeFigures
 from tools.bench.scaling import HEADER, Point, base_of, row
 from tools.common.cli import run_main
-from tools.common.files import write_text
+from tools.common.files import write_file
 from tools.common.machine import format_table
 
 KINDS = ("strong", "weak")
@@ -74,7 +74,7 @@ def collect(folder: Path) -> int:
         save_picture(draw(kind, results), folder / f"{kind}.png")
         print(f"written: {folder / f'{kind}.png'}")
     page = folder / "scaling.md"
-    write_text(page, "\n".join(pages))
+    write_file(page, "\n".join(pages))
     print(f"written: {page}")
     return 0
 

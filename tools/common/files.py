@@ -48,10 +48,10 @@ def draft(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """In UTF-8."""
+def write_file(path: Path, content: str | bytes) -> None:
+    """Whole or not at all; text in UTF-8."""
     with draft(path) as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def fingerprint_file(path: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tools.common.cpu import usable_cores
-from tools.common.files import write_text
+from tools.common.files import write_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def check_output(path: Path | None, option: str = "--output") -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """A reader sees a whole file or none."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def _cpu() -> str:

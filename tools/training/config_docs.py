@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tools.common.files import write_text
+from tools.common.files import write_file
 from tools.training import config
 from tools.training.config import TrainConfig
 
@@ -21,7 +21,7 @@ BEGIN, END = "<!-- tables: python -m tools.training.config_docs -->", "<!-- end 
 
 def main() -> int:
     """Exit status: 0."""
-    write_text(DOCUMENT, with_tables(DOCUMENT.read_text(encoding="utf-8")))
+    write_file(DOCUMENT, with_tables(DOCUMENT.read_text(encoding="utf-8")))
     return 0
 
 

@@ -16,7 +16,7 @@ import requests
 from urllib3.exceptions import HTTPError, MaxRetryError
 from urllib3.util import Retry
 
-from tools.common.files import draft
+from tools.common.files import write_file
 from tools.corpus.download.http import PASSING, Retries, connect, content_length, describe, status_of
 from tools.corpus.download.sources import Download, Patience
 from tools.corpus.pipeline.units import BadInput
@@ -42,10 +42,6 @@ class Version:
         etag = headers.get("ETag", "")
         modified = headers.get("Last-Modified", "")
         return cls(url=url, etag="" if etag.startswith("W/") else etag, modified=modified, total=total)
-
-    @classmethod
-    def of_whole(cls, url: str, headers: Mapping[str, str]) -> Version:
-        return cls.of(url, headers, content_length(headers))
 
     @property
     def tag(self) -> str:
@@ -87,8 +83,7 @@ class Partial:
     def begin(self, version: Version) -> None:
         """Throws away what is there, for a file from its first byte on."""
         self.clear()
-        with draft(self._record) as file:
-            file.write(json.dumps(dataclasses.asdict(version)).encode())
+        write_file(self._record, json.dumps(dataclasses.asdict(version)))
         self.path.touch()
         self.version = version
 
@@ -239,7 +234,7 @@ def _take(answer: requests.Response, source: Download, partial: Partial, progres
         return False
     if answer.status_code == 200:
         progress(-partial.size)
-        partial.begin(Version.of_whole(source.public_url, answer.headers))
+        partial.begin(Version.of(source.public_url, answer.headers, content_length(answer.headers)))
     _check_size(source, partial)
     for size in partial.append(_blocks(answer)):
         progress(size)

@@ -11,10 +11,11 @@ from typing import Any
 
 import requests
 
+from tools.common.files import write_file
 from tools.corpus.download.fetch import Partial, fetch
 from tools.corpus.download.http import Retries, ask_size, connect, read_text
 from tools.corpus.download.sources import DIGITS, LATEST, Download, Dump, FileUnit, Patience
-from tools.corpus.pipeline import BadInput, Context, draft
+from tools.corpus.pipeline import BadInput, Context
 
 # --- Where the files of a Wikipedia dump lie, and their checksums -----------------------------------------------------
 #
@@ -106,8 +107,7 @@ def find_once(scratch: Path, dump: Dump, mirror: str, patience: Patience) -> lis
     kept, root = scratch / "files.json", mirror.rstrip("/")
     if not kept.exists():
         found = find_files(dump, root, patience)
-        with draft(kept) as file:
-            file.write(json.dumps([[source.url.removeprefix(root), source.checksum] for source in found]).encode())
+        write_file(kept, json.dumps([[source.url.removeprefix(root), source.checksum] for source in found]))
     return [Download(url=root + path, checksum=checksum) for path, checksum in json.loads(kept.read_bytes())]
 
 

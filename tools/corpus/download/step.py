@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,29 +39,31 @@ class ThreadTeam(LocalTeam):
     def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
         unreached: list[ConnectionError] = []
-        queue, turn = _Queue(units), threading.Lock()
+        stopped, turn, room = threading.Event(), threading.Lock(), threading.Semaphore(self.workers)
 
         def tell(size: int) -> None:
-            if queue.stopped:
+            if stopped.is_set():
                 raise _StoppedError
             with turn:
                 seen(size)
 
-        def work() -> None:
-            while (unit := queue.take()) is not None:
-                try:
-                    outcomes[unit.name] = do_unit(task, unit, tell)
-                except ConnectionError as error:
-                    unreached.append(error)
-                finally:
-                    queue.give_back(unit)
+        def work(unit: Unit) -> None:
+            with room:
+                if not stopped.is_set():
+                    try:
+                        outcomes[unit.name] = do_unit(task, unit, tell)
+                    except ConnectionError as error:
+                        unreached.append(error)
 
-        with ThreadPoolExecutor(self.workers) as pool:
+        with ExitStack() as pools:
+            servers: dict[str, ThreadPoolExecutor] = {}
             try:
-                futures = [pool.submit(work) for _ in range(min(self.workers, len(units)))]
+                for server in {_server(unit) for unit in units}:
+                    servers[server] = pools.enter_context(ThreadPoolExecutor(min(self.workers, OF_ONE_SERVER)))
+                futures = [servers[_server(unit)].submit(work, unit) for unit in units]
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             finally:
-                queue.stop()  # after an interruption too: leaving the pool waits for its threads
+                stopped.set()  # after an interruption too: leaving the pools waits for their threads
         for future in done:
             future.result()
         if unreached:
@@ -78,45 +80,6 @@ class FirstRankTeam(MpiTeam):
 
     def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         return self.on_first(lambda: self._threads.do(task, units, seen))
-
-
-class _Queue:
-    """Units that wait for a thread and for their server."""
-
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self.stopped = False
-        self._waiting: dict[str, deque[Unit]] = {}
-        for unit in units:
-            self._waiting.setdefault(_server(unit), deque()).append(unit)
-        self._busy: Counter[str] = Counter()
-        self._changed = threading.Condition()
-
-    def take(self) -> Unit | None:
-        """The next unit of a server that is free, once there is one; None: there are no more units."""
-        with self._changed:
-            while self._waiting and not self.stopped:
-                server = next((server for server in self._waiting if self._busy[server] < OF_ONE_SERVER), None)
-                if server is None:
-                    self._changed.wait()
-                    continue
-                self._busy[server] += 1
-                unit = self._waiting[server].popleft()
-                if not self._waiting[server]:
-                    del self._waiting[server]
-                return unit
-            return None
-
-    def give_back(self, unit: Unit) -> None:
-        """The unit is done, or has failed."""
-        with self._changed:
-            self._busy[_server(unit)] -= 1
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Gives out no more units."""
-        with self._changed:
-            self.stopped = True
-            self._changed.notify_all()
 
 
 def _server(unit: Unit) -> str:

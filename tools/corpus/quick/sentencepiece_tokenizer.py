@@ -11,7 +11,7 @@ from typing import Literal, NoReturn
 import sentencepiece
 
 from tensor3d.data import SpecialTokens
-from tools.common.files import draft
+from tools.common.files import write_file
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 THREADS = 4
@@ -66,8 +66,7 @@ def train_tokenizer(
         )
     except RuntimeError as error:
         _explain(error, vocab_size)
-    with draft(path) as file:
-        file.write(trained.getvalue())
+    write_file(path, trained.getvalue())
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.common.files import write_file
 from tools.corpus.pipeline import BadInput, Context, Unit, draft, fingerprint_file, read_manifest
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import Tokenizer, load_tokenizer
@@ -150,8 +151,7 @@ def write_part(
         counts = dict.fromkeys(COUNTS, 0)
         ids, lengths, items = ids[:0], lengths[:0], items[:0]
     for name, values in (("ids", ids), ("lengths", lengths), ("items", items)):
-        with draft(context.scratch / f"{unit.name}.{name}") as file:
-            file.write(values.tobytes())
+        write_file(context.scratch / f"{unit.name}.{name}", values.tobytes())
     return counts
 
 

@@ -19,6 +19,7 @@ from urllib3 import HTTPResponse
 
 from tests.tools.corpus.pipeline_steps import ROOT, command
 from tests.tools.corpus.web import Fault, Web, serving
+from tools.common.log import start_logging
 from tools.corpus.download import http
 from tools.corpus.download.fetch import Partial
 from tools.corpus.download.http import Retries
@@ -142,6 +143,7 @@ def test_a_server_sends_no_more_than_two_files_at_once(tmp_path: Path, web: Web)
 
 
 def test_more_workers_than_a_server_allows_are_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()
     DownloadOptions(output=tmp_path / "out").team()
     assert capsys.readouterr().err == ""
     assert DownloadOptions(output=tmp_path / "out", workers=16).team().workers == 16
