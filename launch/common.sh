@@ -2,10 +2,12 @@
 # What the launchers share: options, checks, and how a command is shown. Sourced, never run.
 # Kept to bash 3.2, which is what macOS has.
 #
-# A launcher sets `script`, its name in messages, and defines
+# A launcher sets `script`, its name in messages, and `options`, its own ones: words --NAME=VARIABLE for those with a value,
+# --NAME=VARIABLE=VALUE for flags. It defines
 #   usage        prints its help
-#   own_option   takes its own options: looks at $option, calls `has_value` or `is_flag`, and returns 1 for what is not its own
-# `parse "$@"` then leaves
+#   own_option   takes options that are not as simple: looks at $option, calls `has_value` or `is_flag`, and returns 1 for
+#                what is not its own
+# `parse "$@"` then sets the variables, and leaves
 #   cube, copies, ranks     the box and what it needs
 #   device                  any, cpu or gpu
 #   module, recipe          what runs
@@ -57,22 +59,78 @@ check_number() {
     [[ $2 =~ ^${number}$ ]] || refuse "$1 must be a whole number from 1 to 9999. Got '$2'."
 }
 
-common_option() {
+# An option of the table `options`.
+listed_option() {
+    local entry set_to
+    for entry in $options; do
+        [ "${entry%%=*}" = "$option" ] || continue
+        set_to=${entry#*=}
+        case $set_to in
+        *=*) is_flag && printf -v "${set_to%%=*}" %s "${set_to#*=}" ;;
+        *) has_value && printf -v "$set_to" %s "$value" ;;
+        esac
+        return
+    done
+    return 1
+}
+
+own_option() {
+    return 1
+}
+
+# Goes through words: options of the table or of `own_option`, which finds this word and all behind it in `behind`, and
+# others, which `other_word` takes. What follows a -- is left in `rest`.
+read_words() {
+    rest=()
+    ended=no
+    while [ $# -gt 0 ]; do
+        behind=("$@")
+        given=$1
+        option=${1%%=*}
+        next=${2-}
+        left=$#
+        taken=1
+        if [ "$given" = -- ]; then
+            shift
+            rest=("$@")
+            ended=yes
+            break
+        fi
+        listed_option || own_option || other_word
+        shift "$taken"
+    done
+}
+
+check_restarts() {
+    [[ $restarts =~ ^(0|${number})$ ]] || refuse "--max-restarts must be a whole number from 0 to 9999. Got '$restarts'."
+}
+
+# What stands among the options and is none of the launcher's own.
+other_word() {
     case $option in
-    --cube) has_value && cube=$value ;;
-    --data-parallel) has_value && copies=$value ;;
-    --module) has_value && module=$value ;;
     --cpu | --gpu)
-        is_flag || return 1
-        [ "$device" = any ] || [ "$device" = "${option#--}" ] || refuse "--cpu and --gpu exclude each other. Choose one."
-        device=${option#--}
+        if is_flag; then
+            [ "$device" = any ] || [ "$device" = "${option#--}" ] || refuse "--cpu and --gpu exclude each other. Choose one."
+            device=${option#--}
+            return
+        fi
         ;;
     --dry-run)
-        is_flag && [ -z "$recipe" ] || return 1
-        dry_run=yes
+        if is_flag && [ -z "$recipe" ]; then
+            dry_run=yes
+            return
+        fi
         ;;
-    *) return 1 ;;
     esac
+    if [ -n "$recipe" ]; then
+        overrides+=("$given")
+    else
+        case $given in
+        -h | --help) usage && exit 0 ;;
+        -*) refuse "unknown option '$given' before the recipe. See --help." ;;
+        *) recipe=$given ;;
+        esac
+    fi
 }
 
 parse() {
@@ -83,34 +141,13 @@ parse() {
     module=tools.pretrain
     recipe=
     overrides=()
-    while [ $# -gt 0 ]; do
-        given=$1
-        option=${1%%=*}
-        next=${2-}
-        left=$#
-        taken=1
-        if [ "$given" = -- ]; then
-            shift
-            break
-        fi
-        if ! common_option && ! own_option; then
-            if [ -n "$recipe" ]; then
-                overrides+=("$given")
-            else
-                case $given in
-                -h | --help) usage && exit 0 ;;
-                -*) refuse "unknown option '$given' before the recipe. See --help." ;;
-                *) recipe=$given ;;
-                esac
-            fi
-        fi
-        shift "$taken"
-    done
-    if [ $# -gt 0 ] && [ -z "$recipe" ]; then
-        recipe=$1
-        shift
+    options="--cube=cube --data-parallel=copies --module=module ${options-}"
+    read_words "$@"
+    if [ "${#rest[@]}" -gt 0 ] && [ -z "$recipe" ]; then
+        recipe=${rest[0]}
+        rest=("${rest[@]:1}")
     fi
-    overrides+=("$@")
+    overrides+=(${rest[@]+"${rest[@]}"})
     [[ $cube =~ ^${number}x${number}x${number}$ ]] ||
         refuse "--cube must be XxYxZ with whole numbers from 1 to 9999, like 2x2x2. Got '$cube'."
     check_number --data-parallel "$copies"
@@ -158,6 +195,32 @@ read_overrides() {
         [ "$previous" != --wire ] || wire=$word
         previous=$word
     done
+}
+
+refuse_told_only() {
+    [ "$told_only" = no ] || refuse "--help and --dry-run behind RECIPE are for one process: run them with launch/local.sh."
+}
+
+# The training's own words, behind python, into `training`.
+set_training() {
+    training=(-m "$module" "$recipe" --cube "$cube" --data-parallel "$copies" ${overrides[@]+"${overrides[@]}"})
+}
+
+# The check of all ranks, as it is started by the words given, into `check`; the folders that all nodes must write, into
+# `folders`.
+set_check() {
+    folders=()
+    if [ -n "$output" ]; then
+        folders=(--directory "$output")
+    elif [ "$module" = tools.pretrain ] && [ "$named" = no ]; then
+        folders=(--directory runs) # training makes its folder there
+    fi
+    check=()
+    [ "$doctor" = yes ] || return 0
+    check=("$@" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe" --wait "$patience")
+    check+=(${folders[@]+"${folders[@]}"})
+    [ "$device" != gpu ] || check+=(--gpu)
+    [ -z "$wire" ] || check+=(--wire "$wire")
 }
 
 # Restarts go on from the newest checkpoint of --output.
@@ -228,6 +291,11 @@ show() {
         esac
     done
     printf '%s\n' "${line% }"
+}
+
+# The same, unless there is no command.
+show_any() {
+    [ $# -eq 0 ] || show "$@"
 }
 
 # What each rank of a node is told, and its command. $1: the node's number, empty where the rendezvous gives it; $2: ranks

@@ -3,6 +3,10 @@
 # Kept to bash 3.2, which is what macOS has.
 set -euo pipefail
 
+script=launch/corpus.sh
+# shellcheck source=launch/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
 usage() {
     cat <<'TEXT'
 usage: launch/corpus.sh --output DIR [OPTIONS] INPUT...
@@ -35,16 +39,6 @@ Exit status: 0 if every step ended well; 2 for a wrong call or for input that a 
 TEXT
 }
 
-refuse() {
-    printf 'launch/corpus.sh: %s\n' "$1" >&2
-    exit 2
-}
-
-# The value of an option written as two words; $1 is the option, $2 how many words are left.
-need_value() {
-    [ "$2" -ge 2 ] || refuse "$1 needs a value. See --help."
-}
-
 output=
 wikipedia=
 vocab_file=
@@ -65,51 +59,37 @@ for_tokenize=()
 for_samples=()
 for_inspect=()
 
-while [ $# -gt 0 ]; do
-    case $1 in
-    --output) need_value "$1" $# && output=$2 && shift ;;
-    --output=*) output=${1#*=} ;;
-    --wikipedia) need_value "$1" $# && wikipedia=$2 && shift ;;
-    --wikipedia=*) wikipedia=${1#*=} ;;
-    --vocab-file) need_value "$1" $# && vocab_file=$2 && shift ;;
-    --vocab-file=*) vocab_file=${1#*=} ;;
-    --cased) cased=yes ;;
-    --vocab-size) need_value "$1" $# && vocab_size=$2 && shift ;;
-    --vocab-size=*) vocab_size=${1#*=} ;;
-    --max-length) need_value "$1" $# && max_length=$2 && shift ;;
-    --max-length=*) max_length=${1#*=} ;;
-    --shards) need_value "$1" $# && shards=$2 && shift ;;
-    --shards=*) shards=${1#*=} ;;
-    --workers) need_value "$1" $# && workers=$2 && shift ;;
-    --workers=*) workers=${1#*=} ;;
-    --mpi) need_value "$1" $# && ranks=$2 && shift ;;
-    --mpi=*) ranks=${1#*=} ;;
-    --mpi-options) need_value "$1" $# && mpi_options=$2 && shift ;;
-    --mpi-options=*) mpi_options=${1#*=} ;;
-    --skip-bad) skip_bad=yes ;;
-    --dry-run) dry_run=yes ;;
-    -h | --help) usage && exit 0 ;;
-    --download.* | --extract.* | --tokenizer.* | --tokenize.* | --samples.* | --inspect.*)
-        step=${1%%.*}
-        words=("--${1#*.}")
-        while [ $# -gt 1 ] && [ "${2#--}" = "$2" ]; do
-            words+=("$2")
-            shift
-        done
-        case ${step#--} in
-        download) for_download+=("${words[@]}") ;;
-        extract) for_extract+=("${words[@]}") ;;
-        tokenizer) for_tokenizer+=("${words[@]}") ;;
-        tokenize) for_tokenize+=("${words[@]}") ;;
-        samples) for_samples+=("${words[@]}") ;;
-        inspect) for_inspect+=("${words[@]}") ;;
-        esac
-        ;;
-    -*) refuse "unknown option '$1'. See --help." ;;
-    *) inputs+=("$1") ;;
+options='--output=output --wikipedia=wikipedia --vocab-file=vocab_file --cased=cased=yes --vocab-size=vocab_size
+    --max-length=max_length --shards=shards --workers=workers --mpi=ranks --mpi-options=mpi_options
+    --skip-bad=skip_bad=yes --dry-run=dry_run=yes'
+own_option() {
+    local own=("--${given#*.}") step=${given%%.*}
+    case $given in
+    --download.* | --extract.* | --tokenizer.* | --tokenize.* | --samples.* | --inspect.*) ;;
+    *) return 1 ;;
     esac
-    shift
-done
+    while [ "$taken" -lt "$left" ] && [ "${behind[taken]#--}" = "${behind[taken]}" ]; do
+        own+=("${behind[taken]}")
+        taken=$((taken + 1))
+    done
+    case ${step#--} in
+    download) for_download+=("${own[@]}") ;;
+    extract) for_extract+=("${own[@]}") ;;
+    tokenizer) for_tokenizer+=("${own[@]}") ;;
+    tokenize) for_tokenize+=("${own[@]}") ;;
+    samples) for_samples+=("${own[@]}") ;;
+    inspect) for_inspect+=("${own[@]}") ;;
+    esac
+}
+other_word() {
+    case $given in
+    -h | --help) usage && exit 0 ;;
+    -*) refuse "unknown option '$given'. See --help." ;;
+    *) inputs+=("$given") ;;
+    esac
+}
+read_words "$@"
+[ "$ended" = no ] || refuse "unknown option '--'. See --help."
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 start=$(pwd -P)
@@ -126,9 +106,8 @@ from_root() {
 
 [ -n "$output" ] || refuse "--output DIR is needed: where the folders are made. See --help."
 output=$(from_root "$output")
-number='^[1-9][0-9]{0,8}$'
 for pair in "vocab-size $vocab_size" "max-length $max_length" "shards $shards" "workers ${workers:-1}" "mpi ${ranks:-1}"; do
-    [[ ${pair#* } =~ $number ]] || refuse "--${pair% *} must be a whole number of at least 1. Got '${pair#* }'."
+    [[ ${pair#* } =~ ^[1-9][0-9]{0,8}$ ]] || refuse "--${pair% *} must be a whole number of at least 1. Got '${pair#* }'."
 done
 [ -z "$workers" ] || [ -z "$ranks" ] || refuse "--workers and --mpi exclude each other. Choose one."
 [ "$cased" = no ] || [ -n "$vocab_file" ] || refuse "--cased is about a --vocab-file. Name one, or drop --cased."

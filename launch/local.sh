@@ -33,16 +33,9 @@ TEXT
 }
 
 restarts=0
-own_option() {
-    case $option in
-    --max-restarts) has_value && restarts=$value ;;
-    *) return 1 ;;
-    esac
-}
-
+options=--max-restarts=restarts
 parse "$@"
-[[ $restarts =~ ^(0|${number})$ ]] ||
-    refuse "--max-restarts must be a whole number from 0 to 9999. Got '$restarts'."
+check_restarts
 processes=$ranks
 read_overrides
 [ "$told_only" = no ] || { processes=1 && restarts=0; }
@@ -51,9 +44,7 @@ enter_root
 check_gpus "$processes"
 set_environment "$processes"
 
-training=(-m "$module" "$recipe" --cube "$cube" --data-parallel "$copies")
-# The "+" form: bash before 4.4 calls an empty array unbound.
-training+=(${overrides[@]+"${overrides[@]}"})
+set_training
 command=("$python")
 if [ "$processes" -gt 1 ] || [ "$restarts" -gt 0 ]; then
     # The loopback address, because the names of laptops often resolve to nothing.

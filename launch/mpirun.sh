@@ -53,19 +53,8 @@ interface=
 bind=none
 patience=300
 doctor=yes
-own_option() {
-    case $option in
-    --hosts) has_value && hosts=$value ;;
-    --hostfile) has_value && hostfile=$value ;;
-    --per-node) has_value && per_node=$value ;;
-    --mpirun) has_value && mpirun=$value ;;
-    --interface) has_value && interface=$value ;;
-    --bind-to) has_value && bind=$value ;;
-    --wait) has_value && patience=$value ;;
-    --no-doctor) is_flag && doctor=no ;;
-    *) return 1 ;;
-    esac
-}
+options='--hosts=hosts --hostfile=hostfile --per-node=per_node --mpirun=mpirun --interface=interface --bind-to=bind
+    --wait=patience --no-doctor=doctor=no'
 
 # The nodes into the array `names`; slots of the file into `slots`.
 read_hosts() {
@@ -252,13 +241,13 @@ else
 fi
 share_out
 read_overrides
-[ "$told_only" = no ] || refuse "--help and --dry-run behind RECIPE are for one process: run them with launch/local.sh."
+refuse_told_only
 enter_root
 recognise
 [ "$nodes" -gt 1 ] || check_gpus "$per_node" # the doctor counts those of other nodes
 set_environment "$per_node"
 
-training=(-m "$module" "$recipe" --cube "$cube" --data-parallel "$copies" ${overrides[@]+"${overrides[@]}"})
+set_training
 prepare=()
 [ "$module" != tools.pretrain ] || prepare=("$python" "${training[@]}" --prepare-only)
 here=(${environment[@]+"${environment[@]}"})
@@ -274,25 +263,14 @@ if [ "$dry_run" = no ]; then
     trap 'rm -rf "$notes"' EXIT
     starter+=(--status-file "$notes/status")
 fi
-check=()
-if [ "$doctor" = yes ]; then
-    check=("${starter[@]}" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe")
-    check+=(--wait "$patience")
-    if [ -n "$output" ]; then
-        check+=(--directory "$output")
-    elif [ "$module" = tools.pretrain ] && [ "$named" = no ]; then
-        check+=(--directory runs) # training makes its folder there
-    fi
-    [ "$device" != gpu ] || check+=(--gpu)
-    [ -z "$wire" ] || check+=(--wire "$wire")
-fi
+set_check "${starter[@]}"
 command=("${starter[@]}" "${training[@]}")
 
 environment=(${here[@]+"${here[@]}"})
 if [ "$dry_run" = yes ]; then
-    [ "${#prepare[@]}" -eq 0 ] || show "${prepare[@]}"
+    show_any ${prepare[@]+"${prepare[@]}"}
     environment=()
-    [ "${#check[@]}" -eq 0 ] || show "${check[@]}"
+    show_any ${check[@]+"${check[@]}"}
     show "${command[@]}"
     for ((rank = 0; rank < ranks; rank++)); do
         printf '%s: RANK=%s LOCAL_RANK=%s WORLD_SIZE=%s LOCAL_WORLD_SIZE=%s GROUP_RANK=%s MASTER_ADDR=%s MASTER_PORT=? ' \

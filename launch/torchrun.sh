@@ -66,29 +66,13 @@ patience=300
 restarts=0
 prepared=no
 doctor=yes
-own_option() {
-    case $option in
-    --nodes) has_value && nodes=$value ;;
-    --node-rank) has_value && node=$value ;;
-    --master) has_value && master=$value ;;
-    --hosts) has_value && hosts=$value ;;
-    --per-node) has_value && per_node=$value ;;
-    --rendezvous) has_value && rendezvous=$value ;;
-    --job) has_value && job=$value ;;
-    --interface) has_value && interface=$value ;;
-    --numa) has_value && numa=$value ;;
-    --wait) has_value && patience=$value ;;
-    --max-restarts) has_value && restarts=$value ;;
-    --prepared) is_flag && prepared=yes ;;
-    --no-doctor) is_flag && doctor=no ;;
-    *) return 1 ;;
-    esac
-}
-
+options='--nodes=nodes --node-rank=node --master=master --hosts=hosts --per-node=per_node --rendezvous=rendezvous
+    --job=job --interface=interface --numa=numa --wait=patience --max-restarts=restarts --prepared=prepared=yes
+    --no-doctor=doctor=no'
 parse "$@"
 check_number --nodes "$nodes"
 check_number --wait "$patience"
-[[ $restarts =~ ^(0|${number})$ ]] || refuse "--max-restarts must be a whole number from 0 to 9999. Got '$restarts'."
+check_restarts
 case $rendezvous in
 static | c10d) ;;
 *) refuse "--rendezvous must be static or c10d. Got '$rendezvous'." ;;
@@ -119,7 +103,7 @@ esac
 [ -n "$master" ] || refuse "--master HOST[:PORT] has no host."
 share_out
 read_overrides
-[ "$told_only" = no ] || refuse "--help and --dry-run behind RECIPE are for one process: run them with launch/local.sh."
+refuse_told_only
 [ "$restarts" -eq 0 ] || resume_after_restarts
 enter_root
 check_gpus "$per_node"
@@ -166,41 +150,28 @@ set_torchrun() {
     [ "$numa" = none ] || torchrun+=("--numa-binding=$numa")
 }
 
-training=(-m "$module" "$recipe" --cube "$cube" --data-parallel "$copies" ${overrides[@]+"${overrides[@]}"})
+set_training
 prepare=()
 if [ "$module" = tools.pretrain ] && [ "$node" = 0 ] && [ "$prepared" = no ]; then
     prepare=("$python" "${training[@]}" --prepare-only)
 fi
-folders=()
-if [ -n "$output" ]; then
-    folders=(--directory "$output")
-elif [ "$module" = tools.pretrain ] && [ "$named" = no ]; then
-    folders=(--directory runs) # training makes its folder there
-fi
+set_torchrun $((port + 2))
+set_check "${torchrun[@]}"
 roll=()
-check=()
-if [ "$doctor" = yes ]; then
-    if [ -n "$node" ] && [ "$nodes" -gt 1 ]; then
-        roll=("$python" -m tools.doctor.nodes --nodes "$nodes" --node-rank "$node" --master "$master:$((port + 1))")
-        roll+=(--training-port "$port" --per-node "$per_node" --wait "$patience" --recipe "$recipe")
-        [ -z "$hosts" ] || roll+=(--hosts "$hosts")
-        roll+=(${folders[@]+"${folders[@]}"})
-    fi
-    set_torchrun $((port + 2))
-    check=("${torchrun[@]}" -m tools.doctor --quick --cube "$cube" --data-parallel "$copies" --recipe "$recipe")
-    check+=(--wait "$patience")
-    check+=(${folders[@]+"${folders[@]}"})
-    [ "$device" != gpu ] || check+=(--gpu)
-    [ -z "$wire" ] || check+=(--wire "$wire")
+if [ "$doctor" = yes ] && [ -n "$node" ] && [ "$nodes" -gt 1 ]; then
+    roll=("$python" -m tools.doctor.nodes --nodes "$nodes" --node-rank "$node" --master "$master:$((port + 1))")
+    roll+=(--training-port "$port" --per-node "$per_node" --wait "$patience" --recipe "$recipe")
+    [ -z "$hosts" ] || roll+=(--hosts "$hosts")
+    roll+=(${folders[@]+"${folders[@]}"})
 fi
 set_torchrun "$port"
 [ "$restarts" -eq 0 ] || torchrun+=("--max-restarts=$restarts")
 command=("${torchrun[@]}" "${training[@]}")
 
 if [ "$dry_run" = yes ]; then
-    [ "${#prepare[@]}" -eq 0 ] || show "${prepare[@]}"
-    [ "${#roll[@]}" -eq 0 ] || show "${roll[@]}"
-    [ "${#check[@]}" -eq 0 ] || show "${check[@]}"
+    show_any ${prepare[@]+"${prepare[@]}"}
+    show_any ${roll[@]+"${roll[@]}"}
+    show_any ${check[@]+"${check[@]}"}
     show "${command[@]}"
     [ "$rendezvous" = static ] || node=
     show_ranks "$node" "$per_node" "$master" "$port" "$python" "${training[@]}"

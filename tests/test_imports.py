@@ -20,7 +20,8 @@ ROOTS = ("tensor3d", "models", "tools")
 # new module beside them, is given its place here. docs/architecture.md says what each is for.
 LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tensor3d": (
-        ("ops", "packing"),
+        ("files", "ops"),
+        ("packing",),
         ("distributed",),
         ("sharding",),
         ("cost_model",),

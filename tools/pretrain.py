@@ -5,8 +5,6 @@ On several processes it is started by torchrun; launch/local.sh does that on one
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import signal
 import sys
@@ -28,6 +26,7 @@ from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import format_error, run_on_all_ranks, run_on_rank0
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
+from tools.common.machine import write_json
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
@@ -129,9 +128,7 @@ def write_facts(command: Command, info: CorpusFacts, around: dict[str, Any], fol
         "unigram_entropy": info.unigram_entropy,
         "environment": around,
     }
-    draft = folder / "run.json.partial"
-    draft.write_text(json.dumps(facts, indent=2) + "\n")
-    os.replace(draft, folder / "run.json")
+    write_json(folder / "run.json", facts)
 
 
 def write_model(command: Command, corpus: TrainingCorpus, folder: Path) -> None:

@@ -11,7 +11,6 @@ is: --steps, --rounds, --model.layers and so on.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from tools.bench.harness.scaling_plots import draw, read_results
 from tools.bench.harness.step_trial import CubeFigures
 from tools.bench.scaling import Point, base_of, compared
 from tools.common.cli import run_main
+from tools.common.files import write_file
 from tools.common.machine import format_table
 from tools.common.plotting import check_drawing, save
 
@@ -76,9 +76,7 @@ def collect(folder: Path) -> int:
         save(draw(kind, results), folder / f"{kind}.png")
         print(f"written: {folder / f'{kind}.png'}")
     page = folder / "scaling.md"
-    draft = page.with_name(page.name + ".partial")
-    draft.write_text("\n".join(pages), encoding="utf-8")
-    os.replace(draft, page)
+    write_file(page, "\n".join(pages))
     print(f"written: {page}")
     return 0
 

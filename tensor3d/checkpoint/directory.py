@@ -26,6 +26,7 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from tensor3d.distributed.object_collectives import ObjectGroup
+from tensor3d.files import sync
 
 # --- Whether all ranks see one folder: on several machines a folder of the same name may be another one on each -------
 #
@@ -245,7 +246,7 @@ def begin(partial: Path) -> None:
 def commit(partial: Path, final: Path) -> None:
     """Gives a finished folder its name. An older one of that name stays beside it, for `settle`."""
     old = final.with_suffix(".old")
-    sync_folder(partial)
+    sync(partial)
     replaced = final.exists()
     if replaced:
         discard(old)
@@ -261,7 +262,7 @@ def commit(partial: Path, final: Path) -> None:
 
 def settle(final: Path) -> None:
     """After `commit`: the new name is on disk, then the older one is gone."""
-    sync_folder(final.parent)
+    sync(final.parent)
     discard(final.with_suffix(".old"))
 
 
@@ -336,17 +337,6 @@ def mark_best(path: Path) -> None:
 
 def next_serial(directory: Path) -> int:
     return 1 + max((_serial(path) for path in complete(directory)), default=0)
-
-
-def sync_folder(folder: Path) -> None:
-    """Puts the names in a folder on disk, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _serial(folder: Path) -> int:

@@ -11,6 +11,7 @@ The header of a file says where its blocks lie, as PyTorch's `HuggingFaceStorage
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -124,16 +125,21 @@ def index_of(plans: Sequence[Sequence[WriteItem]]) -> bytes:
 
 def write_file(path: Path, parts: Iterable[memoryview]) -> FileSum:
     """Writes a new file and puts it on disk; the checksum is that of the memory it came from."""
-    size = crc = 0
     with path.open("wb", buffering=0) as file:
-        for part in parts:
-            for first in range(0, len(part), PIECE):
-                piece = part[first : first + PIECE]
-                crc = zlib.crc32(piece, crc)
-                size += len(piece)
-                while len(piece):
-                    piece = piece[file.write(piece) :]
+        written = write_parts(file, parts)
         os.fsync(file.fileno())
+    return written
+
+
+def write_parts(file: BinaryIO | io.FileIO, parts: Iterable[memoryview]) -> FileSum:
+    size = crc = 0
+    for part in parts:
+        for first in range(0, len(part), PIECE):
+            piece = part[first : first + PIECE]
+            crc = zlib.crc32(piece, crc)
+            size += len(piece)
+            while len(piece):
+                piece = piece[file.write(piece) :]
     return FileSum(bytes=size, crc32=crc)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -53,6 +52,7 @@ from tensor3d.checkpoint.validation import (
     size_problems,
 )
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.sharding.param_layout import local
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -332,22 +332,17 @@ def _part(file: Any, item: ReadItem) -> Tensor:
 
 
 def _agreed(cube: Cube, action: Callable[[], T]) -> T:
-    """The result of `action` on this rank; the ValueError of any rank is raised on all of them."""
-    result = None
-    problem: tuple[type[ValueError], str] | None = None
-    try:
-        result = action()
-    except OSError as error:
-        problem = DamagedError, f"{error.filename} cannot be read: {error.strerror}. Resume from an earlier checkpoint."
-    except ValueError as error:
-        problem = DamagedError if isinstance(error, DamagedError) else ValueError, str(error)
-    problems = [problem]
-    if cube.mesh is not None:
-        problems = [None] * cube.shape.ranks
-        dist.all_gather_object(problems, problem)
-    for kind, message in filter(None, problems):
-        raise kind(message)
-    return result  # type: ignore[return-value]  # no problem, so there is a result
+    """The result of `action` on this rank; the error of any rank is raised on all of them."""
+
+    def readable() -> T:
+        try:
+            return action()
+        except OSError as error:
+            raise DamagedError(
+                f"{error.filename} cannot be read: {error.strerror}. Resume from an earlier checkpoint."
+            ) from error
+
+    return run_on_all_ranks(cube, readable, kept=DamagedError)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AxisName
-from tensor3d.distributed.failure_detector import MembershipMonitor
+from tensor3d.distributed.failure_detector import PeerMonitor
 
 # --- Blocks of bytes between processes over gloo, with a wait that can be broken off ----------------------------------
 
@@ -182,7 +182,7 @@ class HostAllToAll:
         self._names, self._name = tuple(names), names[index]
         self._closed = False
         self._failure = ""
-        self._roll: MembershipMonitor | None = None
+        self._roll: PeerMonitor | None = None
         self._links: GlooLinks | None = None
         if store is not None:
             self._connect(store, timeout)
@@ -221,7 +221,7 @@ class HostAllToAll:
 
     def _connect(self, store: Any, timeout: timedelta) -> None:
         # A connection of its own: what blocks in the main thread's, a new process group say, does not block this one.
-        roll = MembershipMonitor(dist.PrefixStore("roll call", store.clone()), self._names, self.index)
+        roll = PeerMonitor(dist.PrefixStore("failures", store.clone()), self._names, self.index)
         if missing := roll.muster(timeout):
             raise PeerError(f"{missing}; every rank of the job must call Peers.along at the same point.")
         self._roll = roll
@@ -309,7 +309,7 @@ class HostAllToAll:
             pieces[peer] = [headers[peer : peer + 1].view(np.uint8), content, fill]
             coming[peer] = _HEADER.itemsize + -(-sizes[peer] * itemsize // _ALIGNMENT) * _ALIGNMENT
         try:
-            blocks = links.exchange(pieces, coming, broken_off=lambda: bool(roll.verdict))
+            blocks = links.exchange(pieces, coming, broken_off=lambda: bool(roll.broken))
         except TransferError as error:
             raise self._failed(error) from error
         came, arrays = headers.copy(), [part[:0] for part in parts]
@@ -332,7 +332,7 @@ class HostAllToAll:
     @property
     def failure(self) -> str:
         """Why no round is possible any more, the sentence of the `PeerError`; empty as long as all is well."""
-        return (self._roll.verdict if self._roll else "") or self._failure
+        return (self._roll.broken if self._roll else "") or self._failure
 
     def abort(self, message: str) -> None:
         """Tells the peers that this rank cannot go on: bad data, say. They raise `PeerError` with the message and this
@@ -346,7 +346,6 @@ class HostAllToAll:
         if self._roll and self._links:
             self._roll.give_up(message)
             self._links.close()
-            self._roll.wait_verdict()
 
     def blame(self, problem: str) -> PeerError:
         """Finds out which peer is to blame for something that failed elsewhere: a collective of the main thread, say,

@@ -90,28 +90,32 @@ def run_on_rank0(cube: Cube, action: Callable[[], T]) -> T:
     return result
 
 
-def run_on_all_ranks(cube: Cube, action: Callable[[], T]) -> T:
+def run_on_all_ranks(cube: Cube, action: Callable[[], T], *, kept: type[ValueError] = ValueError) -> T:
     """The result of `action`, done on each rank; the ValueError or OSError of any is a ValueError on all of them, which
     names the rank, unless all of them say the same.
 
     The action itself must not wait for other ranks, unless by `HostAllToAll`, which end when one of them gives up.
+
+    Args:
+        kept: an error of this class is raised as one on all ranks.
     """
-    result, problem, follows = None, None, False
+    result, problem, follows, keeps = None, None, False, False
     try:
         result = action()
     except (ValueError, OSError) as error:
-        problem = format_error(error)
+        problem, keeps = format_error(error), isinstance(error, kept)
     except PeerError as error:
         problem, follows = format_error(error), True
-    outcomes = all_gather_object(cube, (problem, follows))
-    failed = [(follows, rank, told) for rank, (told, follows) in enumerate(outcomes) if told is not None]
+    outcomes = all_gather_object(cube, (problem, follows, keeps))
+    failed = [(follows, rank, told) for rank, (told, follows, _) in enumerate(outcomes) if told is not None]
     if failed:
         _, rank, told = min(failed)  # one that failed for a reason of its own
+        kind = kept if outcomes[rank][2] else ValueError
         if len(failed) == len(outcomes) and len({told for *_, told in failed}) == 1:
-            raise ValueError(told)
+            raise kind(told)
         several = len(failed) - 1
         others = f" ({several} other rank{'s' if several > 1 else ''} failed too)" if several else ""
-        raise ValueError(f"rank {rank}: {told}{others}")
+        raise kind(f"rank {rank}: {told}{others}")
     return result  # type: ignore[return-value]  # no problem, so there is a result
 
 

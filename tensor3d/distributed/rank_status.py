@@ -84,6 +84,8 @@ class RankStatus:
     """How it left the job, if it did: in good order, with an error of its own, or because a collective failed."""
     reason: str = ""
     """The error."""
+    late: bool = False
+    """Whether nothing broke and time ran out."""
     process: ProcessId = field(default_factory=ProcessId)
 
     def encode(self) -> str:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AXES
-from tensor3d.distributed.failure_detector import Heartbeat
+from tensor3d.distributed.failure_detector import FailureDetector
 from tensor3d.distributed.rank_status import RankStatus, raised_line, source_line
 from tensor3d.distributed.signals import Clock, SignalPipe
 
@@ -111,14 +111,14 @@ class Watchdog:
         self._failed_at = ""
         self._failed = self._insisted = self._agreed = self._closed = False
         self._signals = SignalPipe(SIGNALS, self._request)
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat: FailureDetector | None = None
         if store is None and cube.mesh is not None:
             store = _store(cube.rank)
         self._no_answer = _NO_ANSWER
         if store is not None:
             self._no_answer += _address(store)
             names = [_name(cube, rank) for rank in range(cube.shape.ranks)]
-            self._heartbeat = Heartbeat(
+            self._heartbeat = FailureDetector(
                 store, names, cube.rank, grace=grace, clock=self._clock, note=self._beat, woken=self._signals.wake
             )
             self._heartbeat.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tensor3d.files import draft
 from tensor3d.packing.column_generation import MAX_SIZE, LPRelaxation, size_of, solve
 from tensor3d.packing.limits import Limits, has_scipy
 
@@ -203,16 +203,9 @@ def save_plan(plan: PackingPlan, path: Path | str, fingerprint: str) -> None:
         "bound": None if plan.known_bound is None else vars(plan.known_bound),
         "strategies": [[strategy.repeat, *strategy.lengths] for strategy in plan.strategies],
     }
-    draft = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump({"format": _FORMAT, "digest": _digest(content), **content}, file, separators=(",", ":"))
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    whole = {"format": _FORMAT, "digest": _digest(content), **content}
+    with draft(path) as file:
+        file.write(json.dumps(whole, separators=(",", ":")).encode() + b"\n")
 
 
 def load_plan(path: Path | str, fingerprint: str) -> PackingPlan:

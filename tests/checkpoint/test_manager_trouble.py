@@ -153,7 +153,7 @@ def unsendable(shape: Shape, folder: Path) -> str | None:
 
 def test_trouble_after_the_rename_takes_no_checkpoint_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory cannot be synced; rotation runs all the same."""
-    before = folders.sync_folder
+    before = folders.sync
 
     def refuse(folder: Path) -> None:
         if folder == tmp_path:
@@ -163,7 +163,7 @@ def test_trouble_after_the_rename_takes_no_checkpoint_away(tmp_path: Path, monke
     cube, model, optimizer = make(ALONE, seed=1)
     with Checkpoints(tmp_path, cube, keep_last=1, asynchronous=False) as checkpoints:
         checkpoints.save(1, model, optimizer, {})
-        monkeypatch.setattr(folders, "sync_folder", refuse)
+        monkeypatch.setattr(folders, "sync", refuse)
         checkpoints.save(2, model, optimizer, {})
         first, second = checkpoints.finished()
     assert first.error is None

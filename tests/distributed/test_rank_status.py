@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d.distributed import failure_detector
-from tensor3d.distributed.failure_detector import Heartbeat
+from tensor3d.distributed.failure_detector import FailureDetector
 from tensor3d.distributed.rank_status import ProcessId, RankStatus, blame, raised_line, source_line
 
 NAMES = [f"rank {rank}" for rank in range(4)]
@@ -180,13 +180,13 @@ def test_the_line_of_an_error_is_in_our_source() -> None:
 # Ranks of other machines, of whom heartbeats are all there is, as threads over a store in memory.
 
 
-def beats(store: dist.Store, rank: int, ranks: int = 3) -> Heartbeat:
-    heart = Heartbeat(store, NAMES[:ranks], rank, grace=0.3, note=lambda: HERE, woken=lambda: None)
+def beats(store: dist.Store, rank: int, ranks: int = 3) -> FailureDetector:
+    heart = FailureDetector(store, NAMES[:ranks], rank, grace=0.3, note=lambda: HERE, woken=lambda: None)
     heart.start()
     return heart
 
 
-def until(heart: Heartbeat, name: str, seconds: float = 5.0) -> str:
+def until(heart: FailureDetector, name: str, seconds: float = 5.0) -> str:
     deadline = time.monotonic() + seconds
     while not getattr(heart, name):
         assert time.monotonic() < deadline
@@ -264,7 +264,7 @@ def test_a_store_that_is_gone_is_told() -> None:
 def test_many_ranks_beat_more_slowly() -> None:
     def times(ranks: int) -> tuple[float, float, float]:
         names = [f"rank {i}" for i in range(ranks)]
-        heart = Heartbeat(dist.HashStore(), names, 0, grace=3.0, note=RankStatus, woken=lambda: None)
+        heart = FailureDetector(dist.HashStore(), names, 0, grace=3.0, note=RankStatus, woken=lambda: None)
         return heart.interval, heart.grace, heart.deaf
 
     assert times(1024) == (1.0, 3.0, 60.0)

@@ -39,7 +39,8 @@ def test_steps_understand_their_options(line: str) -> None:
 @pytest.mark.parametrize("line", commands("launch/corpus.sh "))
 def test_the_script_understands_its_options(line: str, tmp_path: Path) -> None:
     (tmp_path / "launch").mkdir()
-    shutil.copy(ROOT / "launch" / "corpus.sh", tmp_path / "launch")
+    for script in ("corpus.sh", "common.sh"):
+        shutil.copy(ROOT / "launch" / script, tmp_path / "launch")
     (tmp_path / "more").mkdir()
     for name in ("my-dump.xml.bz2", "more/a.jsonl", "more/b.jsonl", "vocab.txt"):
         (tmp_path / name).write_text("")

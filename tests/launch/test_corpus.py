@@ -17,7 +17,8 @@ def checkout(tmp_path: Path) -> Path:
     """A tree with the script, two inputs, a vocabulary, and a Python that only tells how it was called."""
     tmp_path = tmp_path.resolve()
     (tmp_path / "launch").mkdir()
-    shutil.copy(SCRIPT, tmp_path / "launch")
+    for script in (SCRIPT, SCRIPT.with_name("common.sh")):
+        shutil.copy(script, tmp_path / "launch")
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\n[ "$3" != "$FAILS" ] || exit 7\necho "called: $*"\n')

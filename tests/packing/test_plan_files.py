@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensor3d import files as atomic_files
 from tensor3d.packing import Limits, PackingPlan, fingerprint_of, load_plan, lp, lpfhp, save_plan
 from tensor3d.packing import plan as files
 
@@ -163,7 +164,7 @@ def test_a_failed_writing_leaves_the_old_file(step: str, path: Path, monkeypatch
     def fail(*arguments: Any, **options: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(files.os, step, fail)
+    monkeypatch.setattr(atomic_files.os, step, fail)
     before = path.read_bytes()
     with pytest.raises(OSError, match="disk full"):
         save_plan(lpfhp(HISTOGRAM, 10), path, "yours")

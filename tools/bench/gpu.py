@@ -21,6 +21,7 @@ import torch
 
 from tools.bench.harness.command import Subcommand
 from tools.common.cpu import usable_cores
+from tools.common.files import write_file
 from tools.common.machine import Machine, write_json
 
 _TESTS = (
@@ -316,9 +317,7 @@ def write_page(folder: Path, stages: Sequence[Stage], outcomes: Sequence[Outcome
             continue
         end = log.read_text(encoding="utf-8", errors="replace").splitlines()[1:][-_TAIL:]
         lines += ["", f"## {stage.name}: {stage.why}", "", f"    {_shown(stage)}", "", "```text", *end, "```"]
-    draft = folder / "report.md.partial"
-    draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    draft.replace(folder / "report.md")
+    write_file(folder / "report.md", "\n".join(lines) + "\n")
     write_json(
         folder / "outcomes.json", {each.name: {"status": each.status, "seconds": each.seconds} for each in outcomes}
     )

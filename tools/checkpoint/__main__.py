@@ -16,6 +16,8 @@ import tyro
 
 from tensor3d import checkpoint
 from tensor3d.checkpoint import CheckpointIndex, StoredTensor
+from tools.common.cli import run_main
+from tools.common.log import take_verbose
 from tools.common.machine import format_table
 
 # --- What a checkpoint holds, for people and for programs -------------------------------------------------------------
@@ -145,16 +147,13 @@ def verify(folder: tyro.conf.Positional[Path], *, all_: Annotated[bool, tyro.con
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 where `verify` found damage; 2 for a bad call or what is no checkpoint."""
-    try:
-        status: int = app.cli(
-            prog="python -m tools.checkpoint",
-            args=None if arguments is None else list(arguments),
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-    except (ValueError, OSError) as problem:
-        print(f"tools.checkpoint: {problem}", file=sys.stderr)
-        return 2
-    return status
+    words, verbose = take_verbose(arguments)
+
+    def run() -> int:
+        status: int = app.cli(prog="python -m tools.checkpoint", args=words, config=(tyro.conf.FlagCreatePairsOff,))
+        return status
+
+    return run_main("tools.checkpoint", run, verbose=verbose)
 
 
 if __name__ == "__main__":

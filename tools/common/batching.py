@@ -1,7 +1,8 @@
-"""Texts in batches of about as many token slots."""
+"""Texts in batches of about as many token slots, and work in parts of about the same size."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 
@@ -21,3 +22,17 @@ def split(lengths: Sequence[int], slots: int, *, padded: bool = False) -> list[s
             parts.append(slice(start, place))
             start, total, longest = place, length, length
     return [*parts, slice(start, len(lengths))]
+
+
+def deal(sizes: Sequence[int], parts: int) -> list[int]:
+    """The part of each piece: the largest first, each to the part with the least so far (Graham, 1969).
+
+    So no part is ahead of another by more than its own smallest piece.
+    """
+    dealt = [0] * len(sizes)
+    filled = [(0, part) for part in range(parts)]
+    for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece]):
+        total, part = filled[0]
+        dealt[piece] = part
+        heapq.heapreplace(filled, (total + sizes[piece], part))
+    return dealt

@@ -1,19 +1,26 @@
-"""How a command ends: an exit status, and one message where something went wrong."""
+"""The frame of a command: its options, and how it ends: an exit status, and one message where something went wrong."""
 
 from __future__ import annotations
 
+import logging
 import shlex
 import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, Union
 
 import torch.distributed as dist
+import tyro
 
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import format_error
-from tensor3d.distributed.process_group import is_launched
+from tensor3d.distributed.process_group import is_launched, place
+from tools.common import log
+
+_log = logging.getLogger(__name__)
 
 # --- From one command to a cube of processes --------------------------------------------------------------------------
 
@@ -43,26 +50,97 @@ def cube_of(shape: CubeShape) -> Iterator[Cube]:
             dist.destroy_process_group()
 
 
+# --- The options of a command -----------------------------------------------------------------------------------------
+
+
+class Command(Protocol):
+    """Options of one command, which can run."""
+
+    def run(self) -> int:
+        """Returns the exit status; raises ValueError or OSError for what the user can mend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CubeCommand(ABC):
+    """A command that runs on the ranks of a cube; it has the options `cube` and `data_parallel`."""
+
+    cube: str = "1x1x1"
+    """Sizes of the axes x, y and z, as XxYxZ."""
+    data_parallel: int = 1
+    """Copies of the cube."""
+
+    @property
+    def shape(self) -> CubeShape:
+        return CubeShape.parse(self.cube, self.data_parallel)
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises ValueError for what can be seen before any process is connected."""
+
+    @abstractmethod
+    def run(self) -> int:
+        """Runs on every rank, which is connected inside alone. The exit status."""
+
+
+def run_command(
+    name: str,
+    commands: Mapping[str, type],
+    arguments: Sequence[str] | None,
+    description: str,
+    *,
+    refused: tuple[type[Exception], ...] = (),
+) -> int:
+    """Reads the options of one of the commands and runs it. The exit status, as of `run_main`.
+
+    Args:
+        name: of the module, such as "tools.squad".
+        commands: the options of each sub-command, by its name.
+        arguments: instead of those of this process.
+        refused: as of `run_main`.
+    """
+    words, verbose = log.take_verbose(arguments)
+    kinds = tuple(Annotated[kind, tyro.conf.subcommand(command)] for command, kind in commands.items())
+    union: Any = Union[kinds]  # noqa: UP007 (its arms are a tuple)
+    command: Command = tyro.cli(union, args=words, prog=f"python -m {name}", description=f"{description} {log.HELP}")
+
+    def run() -> int:
+        if isinstance(command, CubeCommand):
+            command.check()
+            check_started(command.shape, name, words)
+        return command.run()
+
+    return run_main(name, run, verbose=verbose, refused=refused)
+
+
 # --- How a command ends -----------------------------------------------------------------------------------------------
 
 
-def run_main(name: str, action: Callable[[], int]) -> int:
+def run_main(
+    name: str, action: Callable[[], int], *, verbose: bool = False, refused: tuple[type[Exception], ...] = ()
+) -> int:
     """The exit status of `action`; 2 for bad input or a file that cannot be read or written, 1 where another rank died
     (one message on standard error each), 130 after Ctrl-C.
 
     Args:
         name: of the command, such as "tools.gpt".
+        verbose: of the log.
+        refused: what else is bad input.
     """
+    mendable: tuple[type[Exception], ...] = (ValueError, FloatingPointError, OSError, *refused)
+    rank = 0
+    with suppress(ValueError):  # which whoever connects the ranks will tell
+        rank = own.rank if (own := place()) else 0
+    log.start_logging(verbose=verbose, rank=rank)
     try:
         return action()
-    except (ValueError, FloatingPointError, OSError) as problem:
-        print(f"{name}: {format_error(problem)}", file=sys.stderr, flush=True)
+    except mendable as problem:
+        _log.error("%s: %s", name, format_error(problem))
         return 2
     except PeerError as problem:
-        print(f"{name}: {problem}", file=sys.stderr, flush=True)
+        _log.error("%s: %s", name, problem)
         return 1
     except dist.DistError as problem:
-        print(f"{name}: {str(problem).splitlines()[0]}", file=sys.stderr, flush=True)
+        _log.error("%s: %s", name, str(problem).splitlines()[0])
         return 1
     except KeyboardInterrupt:
         # torchrun passes on the Ctrl-C that has reached this process already.

@@ -48,6 +48,12 @@ def draft(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def write_file(path: Path, content: str | bytes) -> None:
+    """Whole or not at all; text in UTF-8."""
+    with draft(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 def fingerprint_file(path: Path) -> str:
     """A hash of the file's name and size, of 64 KiB in every 4 MiB, and of its end: cheap, also for a dump of many GB.
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tools.common.cpu import usable_cores
+from tools.common.files import write_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +89,8 @@ def check_output(path: Path | None, option: str = "--output") -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes beside `path` and renames, so that a reader sees a whole file or none."""
-    draft = path.with_name(path.name + ".partial")
-    draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, path)
+    """A reader sees a whole file or none."""
+    write_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def _cpu() -> str:

@@ -6,7 +6,6 @@ something is drawn.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tools.common.files import draft
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,9 +88,8 @@ def save(figure: Figure, output: Path, *, dpi: int = 150) -> None:
     """
     if output.is_dir() or not output.parent.is_dir():
         raise ValueError(f"--output must be a file in a folder that exists. Got {output}.")
-    draft = output.with_name(output.name + ".partial")
-    figure.savefig(draft, format="png", dpi=dpi)
-    os.replace(draft, output)
+    with draft(output) as file:
+        figure.savefig(file, format="png", dpi=dpi)
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

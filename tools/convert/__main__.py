@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal, NoReturn, Union
+from typing import Annotated, Literal, NoReturn
 
 import torch
 import tyro
@@ -22,9 +22,9 @@ from models.bert.huggingface import LoadReport, WeightSource, export_huggingface
 from models.bert.huggingface.param_names import BUFFERS
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.model import BertModel, MaskedLMHead, Pooler
-from tensor3d import Cube, CubeShape, Dropout3D, SmallHead3D, checkpoint
+from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
-from tools.common.cli import check_started, cube_of, run_main
+from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.corpus.quick.prepare import draft_of
 from tools.corpus.tokenizers.export import write_tokenizer
 from tools.corpus.tokenizers.huggingface import OF_TOKENIZERS, find_tokenizer
@@ -160,7 +160,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromHuggingFace:
+class FromHuggingFace(CubeCommand):
     """Take over a BERT: config.json, weights as model.safetensors or pytorch_model.bin, and its tokenizer."""
 
     source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]]
@@ -172,15 +172,8 @@ class FromHuggingFace:
     are."""
     cube: str = "1x1x1"
     """Sizes of the axes x, y and z, as XxYxZ: what is written can be read on any other."""
-    data_parallel: int = 1
-    """Copies of the cube."""
-
-    @property
-    def shape(self) -> CubeShape:
-        return CubeShape.parse(self.cube, self.data_parallel)
 
     def check(self) -> None:
-        """Raises ValueError for what can be seen before any process is connected."""
         check_new(self.output)
         check_is_library(self.source)
         weights = open_weights(self.source)
@@ -284,7 +277,7 @@ DType = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToHuggingFace:
+class ToHuggingFace(CubeCommand):
     """Write config.json, model.safetensors and the tokenizer, for `AutoModel` and `AutoTokenizer`."""
 
     source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="MODEL")]]
@@ -298,15 +291,8 @@ class ToHuggingFace:
     """Those to write, where no class of the library has all. Default: all that there are."""
     cube: str = "1x1x1"
     """Sizes of the axes x, y and z, as XxYxZ; any, whichever the model was trained on."""
-    data_parallel: int = 1
-    """Copies of the cube."""
-
-    @property
-    def shape(self) -> CubeShape:
-        return CubeShape.parse(self.cube, self.data_parallel)
 
     def check(self) -> None:
-        """Raises ValueError for what can be seen before any process is connected."""
         check_new(self.output)
         open_weights(self.source).config.check(self.shape)
         tokenizer_of(self.source)
@@ -351,27 +337,13 @@ def _type_of(weights: WeightSource) -> DType:
 
 # --- The command ------------------------------------------------------------------------------------------------------
 
-_Commands = Union[  # noqa: UP007 (tyro reads its arms)
-    Annotated[FromHuggingFace, tyro.conf.subcommand("from-hf")],
-    Annotated[ToHuggingFace, tyro.conf.subcommand("to-hf")],
-]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 2 for a bad call, a folder that cannot be converted or a file that cannot be read or written, 1
     where another rank died (one message on standard error each), 130 after Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    commands = {"from-hf": FromHuggingFace, "to-hf": ToHuggingFace}
     description = "BERTs of the Hugging Face library in and out, on any cube."
-    command: FromHuggingFace | ToHuggingFace = tyro.cli(
-        _Commands, args=arguments, prog="python -m tools.convert", description=description
-    )
-
-    def run() -> int:
-        command.check()
-        check_started(command.shape, "tools.convert", arguments)
-        return command.run()
-
-    return run_main("tools.convert", run)
+    return run_command("tools.convert", commands, arguments, description)
 
 
 if __name__ == "__main__":

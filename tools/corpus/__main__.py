@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,11 @@ from typing import Any, TypeVar
 
 import tyro
 
+from tools.common import log
 from tools.corpus.pipeline.step import LEFT_OUT, Manifest
 from tools.corpus.pipeline.workers import MpiTeam, Options
 
+_log = logging.getLogger("tools.corpus")
 PROGRAM = "python -m tools.corpus"
 T = TypeVar("T")
 
@@ -66,22 +69,23 @@ STEPS: Mapping[str, Entry] = MappingProxyType(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 2 for what the user can mend, said in one line; 130 after an interrupt."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    words, verbose = log.take_verbose(arguments)
+    log.start_logging(verbose=verbose)
+    if not words or words[0] in ("-h", "--help"):
         print(usage())
-        return 0 if arguments else 2
-    name, *rest = arguments
+        return 0 if words else 2
+    name, *rest = words
     if name not in STEPS:
-        print(f"error: there is no step {name!r}.\n\n{usage()}", file=sys.stderr)
+        _log.error("error: there is no step %r.\n\n%s", name, usage())
         return 2
     try:
-        return run(name, rest)
+        return run(name, rest, verbose=verbose)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        _log.error("interrupted; the same command goes on from here")
         return 130
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
+def run(name: str, arguments: Sequence[str], *, verbose: bool) -> int:
     """Runs a step with the arguments behind its name."""
     entry = STEPS[name]
     module = import_module(entry.module)
@@ -92,8 +96,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     try:
         team = options.team()
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _log.error("error: %s", error)
         return 2
+    log.start_logging(verbose=verbose, rank=team.rank)
     speaks = team.rank == 0
     try:
         return _told(lambda: do(options, team), lambda manifest: _show(in_lines(manifest)), speaks)
@@ -114,6 +119,7 @@ def usage() -> str:
             *lines,
             "",
             "Each step reads the folder that the one before it wrote; `STEP --help` lists its options.",
+            log.HELP,
             "Under `mpirun -n N` the ranks share the work; the output is the same whatever their number.",
         ]
     )
@@ -126,7 +132,7 @@ def _told(do: Callable[[], T], show: Callable[[T], int], speaks: bool = True) ->
     except (ValueError, OSError) as error:
         with suppress(BrokenPipeError):
             if speaks:
-                print(f"error: {in_words(error)}", file=sys.stderr, flush=True)
+                _log.error("error: %s", in_words(error))
         return 2
     return show(result) if speaks else 0
 
@@ -139,7 +145,7 @@ def _show(text: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0  # whoever read it has seen enough
-        print(f"error: the work is done, but cannot be shown: {error}", file=sys.stderr)
+        _log.error("error: the work is done, but cannot be shown: %s", error)
         return 2
     return 0
 

@@ -39,6 +39,7 @@ from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.process_group import WorkerInfo
 from tensor3d.distributed.watchdog import Watchdog
 from tools.common.cli import run_main
+from tools.common.log import take_verbose
 from tools.common.machine import check_output
 from tools.doctor import network
 from tools.doctor.checks import SEEN, Checks
@@ -229,8 +230,8 @@ class DoctorCommand:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 where training would start, warnings or not; 2 for a finding that prevents it or a bad call, on
     every rank; 130 after Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    return run_main(NAME, lambda: run(arguments))
+    words, verbose = take_verbose(arguments)
+    return run_main(NAME, lambda: run(words), verbose=verbose)
 
 
 def run(arguments: Sequence[str]) -> int:

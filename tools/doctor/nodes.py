@@ -10,6 +10,7 @@ and GPUs and directories are compared. Node 0 tells what is wrong, and so does t
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import socket
 import sys
@@ -22,6 +23,7 @@ import torch.distributed as dist
 import tyro
 
 from tools.common.cli import run_main
+from tools.common.log import take_verbose
 from tools.doctor.checks import judge_states, state_of
 from tools.doctor.facts import NodeFacts, versions
 from tools.doctor.network import address_of, in_use, is_own, open_within, reach, seconds
@@ -40,6 +42,7 @@ from tools.doctor.rules import (
 from tools.doctor.store_agreement import RoundResult, StoreRounds
 
 NAME = "tools.doctor.nodes"
+_log = logging.getLogger(NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,8 @@ class NodesCommand:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status, the same on all nodes that come: 0 where all have come and are alike, else 2; 130 after Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    return run_main(NAME, lambda: run(arguments))
+    words, verbose = take_verbose(arguments)
+    return run_main(NAME, lambda: run(words), verbose=verbose)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -195,7 +198,7 @@ def _taken(port: int, what: str) -> Finding:
 
 
 def tell(findings: Sequence[Finding]) -> None:
-    print(as_lines(findings, NAME), file=sys.stderr, flush=True)
+    _log.error("%s", as_lines(findings, NAME))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -17,6 +17,7 @@ from tools.doctor.facts import NodeFacts
 from tools.doctor.rules import Finding, as_lines, count, numbers
 
 NAME = "tools.doctor"
+_log = logging.getLogger(NAME)
 _NODES = ("node", "host", "ranks", "GPUs", "cores", "memory", "clock ms")
 
 
@@ -41,7 +42,7 @@ class Report:
     def found(self, findings: Sequence[Finding]) -> None:
         """Tells them on standard error, and writes the file where training would not start."""
         self.findings += findings
-        print(as_lines(findings, NAME), file=sys.stderr, flush=True)
+        _log.error("%s", as_lines(findings, NAME))
         if not self.ready:
             self.write()
 

@@ -1,7 +1,6 @@
 """Rounds over a store: every member posts what it knows, member 0 judges, and all of them learn what was found.
 
-Nothing here needs a process group: these are the checks of what a process group needs. A round asks the store with
-`check` alone, because a wait that ends in vain makes the store's client write warnings.
+Nothing here needs a process group: these are the checks of what a process group needs.
 
     key                      written by   holds
     ROUND/<member>           the member   what it knows
@@ -16,13 +15,14 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
+from tensor3d.distributed.failure_detector import wait_for
 from tools.doctor.rules import Finding, MemberNames, NotReadyError
 
 MARGIN = 10.0
@@ -152,14 +152,7 @@ class StoreRounds:
     def _judged(self, round: str, judge: Callable[[list[Any]], RoundResult]) -> RoundResult:
         assert self.store is not None
         keys = [f"{round}/{member}" for member in range(self.members)]
-        missing: list[int] = []
-        deadline = time.monotonic() + self._wait
-        for _ in self._looks():
-            if self.store.check(keys):
-                break
-            if time.monotonic() > deadline:
-                missing = [member for member, key in enumerate(keys) if not self.store.check([key])]
-                break
+        missing = wait_for(self.store, keys, self._wait, pause=self._pause)
         self._came = self.members - len(missing)
         try:
             verdict = (
@@ -196,16 +189,12 @@ class StoreRounds:
     def _read_verdict(self, round: str) -> RoundResult:
         assert self.store is not None
         patience = self._wait + MARGIN
-        deadline, begun = time.monotonic() + patience, False
-        for _ in self._looks():
-            if self.store.check([f"{round}/verdict"]):
-                text = json.loads(self.store.get(f"{round}/verdict"))
-                found = [Finding(**{**each, "about": tuple(each["about"])}) for each in text["findings"]]
-                return RoundResult(findings=found, data=text["data"])
-            if not begun and self.store.check([f"{round}/0"]):
-                begun, deadline = True, time.monotonic() + patience  # it now waits for others, as long as this one has
-            if time.monotonic() > deadline:
-                break
+        begun = not wait_for(self.store, [f"{round}/0"], patience, pause=self._pause)
+        # It now waits for others, as long as this one has.
+        if begun and not wait_for(self.store, [f"{round}/verdict"], patience, pause=self._pause):
+            text = json.loads(self.store.get(f"{round}/verdict"))
+            found = [Finding(**{**each, "about": tuple(each["about"])}) for each in text["findings"]]
+            return RoundResult(findings=found, data=text["data"])
         where = f"stopped in the check of {round}" if begun else f"did not come to the check of {round}"
         finding = Finding(
             text=f"{self.names.one(0)} {where} for {patience:g} s. Look for an error in its log.", about=(0,)
@@ -222,11 +211,3 @@ class StoreRounds:
         if self._alone:
             self._say([finding])
         return NotReadyError([finding])
-
-    def _looks(self) -> Iterator[None]:
-        """Once now, then again and again, less and less often."""
-        pause = 0.001
-        while True:
-            yield
-            time.sleep(pause)
-            pause = min(2 * pause, self._pause)

@@ -18,7 +18,7 @@ from models.bert.huggingface.from_pretrained import CheckpointWeights
 from models.bert.huggingface.reader import file_tensors
 from tensor3d import Cube, CubeShape
 from tensor3d.checkpoint.format import CHECKSUMS
-from tools.corpus.pipeline import draft
+from tools.common.files import write_file
 from tools.corpus.quick.text_sources import hash_files
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.model_dir import MODEL, TOKENIZER, tokenizers_in
@@ -151,8 +151,7 @@ def release(folder: Path) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Whole or not at all."""
-    with draft(path) as file:
-        file.write(json.dumps(content, indent=2).encode() + b"\n")
+    write_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def _has_seeds(folder: Path) -> bool:

@@ -21,7 +21,7 @@ from tensor3d import Cube
 from tensor3d.data.packed_batch import IGNORED
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.batching import split
-from tools.corpus.pipeline import draft
+from tools.common.files import write_file
 from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import Labelled, TextData, read_part
@@ -341,5 +341,4 @@ def _number(text: str | None, where: str) -> float:
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:
-    with draft(path) as file:
-        file.write("\n".join(["index\tprediction", *lines, ""]).encode())
+    write_file(path, "\n".join(["index\tprediction", *lines, ""]))

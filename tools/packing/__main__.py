@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, Protocol, Union
+from types import MappingProxyType
 
 import numpy as np
-import tyro
 from tqdm import tqdm
 
 from tensor3d.data.masking import masked_counts
 from tensor3d.packing import PLANNERS, Limits, StreamPacker, fingerprint_of, save_plan
+from tools.common.cli import run_command
+from tools.common.machine import check_output
 from tools.packing.balance import BalanceCommand
 from tools.packing.histogram import HistogramSource
 from tools.packing.report import ReportCommand
+
+_log = logging.getLogger("tools.packing")
 
 # --- `python -m tools.packing plan`: one plan, made once and kept as a file -------------------------------------------
 
@@ -39,13 +43,12 @@ class PlanCommand(HistogramSource):
     def run(self) -> int:
         if self.method not in PLANNERS:
             raise ValueError(f"--method must be one of {', '.join(PLANNERS)}. Got {self.method}.")
-        if self.output.is_dir() or not self.output.parent.is_dir():
-            raise ValueError(f"--output must be a file in a folder that exists. Got {self.output}.")
+        check_output(self.output)
         counts, capacity = self.lengths()
         costs = None if self.masked_per_pack is None else masked_counts(np.arange(max(capacity, 0) + 1))
         limits = Limits.of(capacity, self.max_sequences, budget=self.masked_per_pack, costs=costs)
         fingerprint = fingerprint_of(counts, limits, self.method)
-        print(f"planning {int(counts.sum()):,} sequences by {self.method}", file=sys.stderr)
+        _log.info("planning %s sequences by %s", f"{int(counts.sum()):,}", self.method)
         start = perf_counter()
         plan = PLANNERS[self.method](counts, capacity, self.max_sequences, budget=self.masked_per_pack, costs=costs)
         seconds = perf_counter() - start
@@ -117,36 +120,20 @@ def _lines(figures: dict[str, float | None], capacity: int) -> list[str]:
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-class Command(Protocol):
-    """Options of one command, which can run."""
-
-    def run(self) -> int:
-        """Returns the exit status; raises ValueError or OSError for what the user can mend."""
-
-
-COMMANDS: tuple[tuple[str, Any], ...] = (
-    ("report", ReportCommand),
-    ("plan", PlanCommand),
-    ("stream", StreamCommand),
-    ("balance", BalanceCommand),
+COMMANDS: Mapping[str, type] = MappingProxyType(
+    {"report": ReportCommand, "plan": PlanCommand, "stream": StreamCommand, "balance": BalanceCommand}
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for a bad call or a file that cannot be used (one message on standard error)."""
-    kinds = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS)
-    union: Any = Union[kinds]  # noqa: UP007 (its arms are a tuple)
-    command: Command = tyro.cli(
-        union,
-        args=arguments,
-        prog="python -m tools.packing",
-        description="Packing: how full packs are, plans as files, and how evenly packs are dealt.",
+    return run_command(
+        "tools.packing",
+        COMMANDS,
+        arguments,
+        "Packing: how full packs are, plans as files, and how evenly packs are dealt.",
+        refused=(MemoryError,),
     )
-    try:
-        return command.run()
-    except (ValueError, OSError, MemoryError) as problem:
-        print(f"tools.packing: {problem}", file=sys.stderr, flush=True)
-        return 2
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tools.common.machine import format_table
 from tools.common.plotting import COLOURS, DASHES, MARKERS, check_picture, mark, new_figure, plain, plain_numbers, save
 from tools.packing.histogram import HistogramSource
 
+_log = logging.getLogger(__name__)
 METHODS: tuple[Method, ...] = get_args(Method)
 Even = Literal["both", "flops", "tokens"]
 LEAST_SHOWN = 1e-5  # of a picture, in percent: an even deal has no place on a logarithmic axis
@@ -93,7 +95,7 @@ class BalanceCommand(HistogramSource):
             print("\n".join(tables(figures, self.batches)))
         if self.plot is not None:
             plot(figures, self.plot)
-            print(f"written: {self.plot}", file=sys.stderr)
+            _log.info("written: %s", self.plot)
         return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tensor3d.packing import PLANNERS, LowerBound, PackingPlan, Planner
+from tools.common.machine import check_output
 from tools.common.plotting import COLOURS, MARKERS, new_figure, plain, save
 from tools.packing.histogram import HistogramSource
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # --- Plans of one histogram by several planners at several limits, timed and compared with the bound ------------------
 
+_log = logging.getLogger(__name__)
 ALL = "all"
 DEPTHS: tuple[int | None, ...] = (2, 3, 4, 8, 12, 16, None)
 
@@ -143,8 +146,7 @@ class ReportCommand(HistogramSource):
 
     def run(self) -> int:
         planners = planners_of(self.method)
-        if self.plot is not None and (self.plot.is_dir() or not self.plot.parent.is_dir()):
-            raise ValueError(f"--plot must be a file in a folder that exists. Got {self.plot}.")
+        check_output(self.plot, "--plot")
         counts, capacity = self.lengths()
         depths = DEPTHS if self.max_sequences is None else (self.max_sequences,)
         rows = measure(counts, capacity, planners, depths, skip_refusals=self.method == ALL)
@@ -154,7 +156,7 @@ class ReportCommand(HistogramSource):
             print("\n".join(table(rows, counts, capacity)))
         if self.plot is not None:
             draw_report(rows, capacity, self.plot)
-            print(f"written: {self.plot}", file=sys.stderr)
+            _log.info("written: %s", self.plot)
         return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from abc import abstractmethod
@@ -9,15 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from models.bert.tasks import Pooling
-from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
+from tensor3d import Cube, MixedPrecisionPolicy
 from tensor3d.distributed.object_collectives import run_on_rank0
-from tools.common.cli import check_started, cube_of, run_main
+from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.common.files import draft
+from tools.common.machine import check_output
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
 from tools.predict.outputs import ArrayOutput, JsonOutput, Outcome, OutputProgress, ReadableOutput, ResultWriter
 from tools.predict.predictor import OnError, Predictor, StopError, load
@@ -26,11 +28,12 @@ from tools.predict.tasks import TaskName
 from tools.predict.text_encoder import TooLong
 from tools.training.factory import TYPES
 
+_log = logging.getLogger("tools.predict")
 _STDIN = Path("-")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictCommand:
+class PredictCommand(CubeCommand):
     """What all tasks have in common."""
 
     task: ClassVar[TaskName]
@@ -47,8 +50,6 @@ class PredictCommand:
     """File for the results, there when all are done. Default: standard output, batch by batch."""
     json: bool = False
     """Lines of JSON also for texts that are given as arguments."""
-    cube: str = "1x1x1"
-    """Sizes of the axes x, y and z, as XxYxZ."""
     data_parallel: int = 1
     """Copies of the cube, which share the texts of a batch."""
     max_length: int | None = None
@@ -69,10 +70,6 @@ class PredictCommand:
     """Show the throughput also where standard error is no terminal."""
 
     @property
-    def shape(self) -> CubeShape:
-        return CubeShape.parse(self.cube, data=self.data_parallel)
-
-    @property
     def two_by_two(self) -> bool:
         """Whether arguments are pairs of texts."""
         return False
@@ -83,7 +80,6 @@ class PredictCommand:
         """What the task alone has, for `load`."""
 
     def check(self) -> None:
-        """Raises ValueError for what can be seen before any process is connected."""
         if self.texts and self.file is not None:
             raise ValueError("texts are given, and --file too. Leave one of them out.")
         if not self.texts and self.file is None and (sys.stdin is None or sys.stdin.isatty()):
@@ -100,14 +96,10 @@ class PredictCommand:
         if len(self.texts) % 2:
             raise ValueError(f"texts are read two by two. {reason + ' ' if reason else ''}Got {len(self.texts)}.")
 
-    def _check_output(self) -> None:
-        if self.output is not None and (self.output.is_dir() or not self.output.parent.is_dir()):
-            raise ValueError(f"--output must be a file in a folder that exists. Got {self.output}.")
-
     def run(self) -> int:
         """Computes on every rank; the first one reads and writes. The exit status."""
         with cube_of(self.shape) as cube, ExitStack() as files:
-            run_on_rank0(cube, self._check_output)  # better now than after the work
+            run_on_rank0(cube, lambda: check_output(self.output))  # better now than after the work
             predictor = load(
                 self.model,
                 self.task,
@@ -136,7 +128,7 @@ class PredictCommand:
 
             run_on_rank0(cube, finish)
             if cube.rank == 0:
-                print(f"tools.predict: {tally.in_words()}", file=sys.stderr, flush=True)
+                _log.info("tools.predict: %s", tally.in_words())
             if written.is_closed:
                 # Python would come upon the closed pipe once more at its end.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -281,31 +273,16 @@ class EmbedCommand(PredictCommand):
 
 # --- `python -m tools.predict fill-mask|classify|answer|embed MODEL [TEXT ...] [OPTIONS]` -----------------------------
 
-_Commands = Union[  # noqa: UP007 (tyro reads its arms)
-    Annotated[FillMaskCommand, tyro.conf.subcommand("fill-mask")],
-    Annotated[ClassifyCommand, tyro.conf.subcommand("classify")],
-    Annotated[AnswerCommand, tyro.conf.subcommand("answer")],
-    Annotated[EmbedCommand, tyro.conf.subcommand("embed")],
-]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 2 for a bad call, model or text or a file that cannot be read or written, 1 where another rank
     died (one message on standard error each), 130 after Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    command: PredictCommand = tyro.cli(
-        _Commands,
-        args=arguments,
-        prog="python -m tools.predict",
-        description="Ask a trained model: pieces for masks, classes, answers, vectors.",
+    return run_command(
+        "tools.predict",
+        {"fill-mask": FillMaskCommand, "classify": ClassifyCommand, "answer": AnswerCommand, "embed": EmbedCommand},
+        arguments,
+        "Ask a trained model: pieces for masks, classes, answers, vectors.",
     )
-
-    def run() -> int:
-        command.check()
-        check_started(command.shape, "tools.predict", arguments)
-        return command.run()
-
-    return run_main("tools.predict", run)
 
 
 if __name__ == "__main__":

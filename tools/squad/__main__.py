@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Union
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from tools.common.cli import run_main
+from tools.common.cli import run_command
 from tools.corpus.tokenizers import Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.packing.histogram import read_histogram
 from tools.squad.dataset import Bad, Question, read_odds, read_predictions, read_questions, read_references, write_json
 from tools.squad.scoring import best_thresholds, score, without_answer
 from tools.squad.windows import AnswerSettings, make_windows
+
+_log = logging.getLogger("tools.squad")
 
 # --- What guessing gives: a baseline for scores -----------------------------------------------------------------------
 
@@ -122,10 +124,7 @@ class ScoreCommand:
         scores = score(found.questions, predictions, impossible=found.impossible)
         if scores.missing:
             missing = next(question.id for question in found.questions if question.id not in predictions)
-            print(
-                f"warning: {scores.missing} questions have no prediction and score 0, such as {missing!r}",
-                file=sys.stderr,
-            )
+            _log.warning("warning: %d questions have no prediction and score 0, such as %r", scores.missing, missing)
         summary = scores.summary(impossible=found.impossible)
         if self.null_odds is not None:
             odds = read_odds(self.null_odds, found.questions)
@@ -186,22 +185,15 @@ def _compare(counts: NDArray[np.int64], path: Path) -> int:
 
 # --- `python -m tools.squad windows|score|random FILE ...`: SQuAD's files without a model -----------------------------
 
-_Commands = Union[  # noqa: UP007 (tyro reads its arms)
-    Annotated[WindowsCommand, tyro.conf.subcommand("windows")],
-    Annotated[ScoreCommand, tyro.conf.subcommand("score")],
-    Annotated[RandomCommand, tyro.conf.subcommand("random")],
-]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 where two histograms differ; 2 for bad input, with one message on standard error."""
-    command: WindowsCommand | ScoreCommand | RandomCommand = tyro.cli(
-        _Commands,
-        args=sys.argv[1:] if arguments is None else list(arguments),
-        prog="python -m tools.squad",
-        description="Files of SQuAD v1.1 and v2.0: windows of contexts, scores of answers, and what guessing gives.",
+    return run_command(
+        "tools.squad",
+        {"windows": WindowsCommand, "score": ScoreCommand, "random": RandomCommand},
+        arguments,
+        "Files of SQuAD v1.1 and v2.0: windows of contexts, scores of answers, and what guessing gives.",
     )
-    return run_main("tools.squad", command.run)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.common.files import parsed_json
-from tools.corpus.pipeline import draft
+from tools.common.files import parsed_json, write_file
 from tools.squad.decode import Choice
 from tools.squad.windows import AnswerSettings
 
@@ -258,8 +257,7 @@ def _occurrences(text: str, context: str) -> Iterator[int]:
 
 
 def write_json(path: Path, content: Any) -> Path:
-    with draft(path) as output:
-        output.write(json.dumps(content, ensure_ascii=False, indent=1).encode() + b"\n")
+    write_file(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
     return path
 
 

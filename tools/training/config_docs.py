@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
@@ -12,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from tools.common.files import write_file
 from tools.training import config
 from tools.training.config import TrainConfig
 
@@ -21,9 +21,7 @@ BEGIN, END = "<!-- tables: python -m tools.training.config_docs -->", "<!-- end 
 
 def main() -> int:
     """Exit status: 0."""
-    draft = DOCUMENT.with_suffix(".partial")
-    draft.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
-    os.replace(draft, DOCUMENT)
+    write_file(DOCUMENT, with_tables(DOCUMENT.read_text(encoding="utf-8")))
     return 0
 
 

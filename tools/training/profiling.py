@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import shutil
 import sys
@@ -15,6 +14,8 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import torch
+
+from tensor3d.files import draft
 
 # --- Where a step's time goes, measured without making the host wait for the device -----------------------------------
 
@@ -240,9 +241,8 @@ class StepProfiler:
 
 def _export(profiler: torch.profiler.profile, path: Path) -> None:
     """Written beside `path` and renamed; a trace of a large model is hundreds of megabytes, a tenth when compressed."""
-    plain, packed = (path.with_name(path.name + suffix) for suffix in (".plain.partial", ".partial"))
+    plain = path.with_name(f"{path.name}.plain.partial")
     profiler.export_chrome_trace(str(plain))
-    with open(plain, "rb") as source, gzip.open(packed, "wb", compresslevel=4) as target:
+    with open(plain, "rb") as source, draft(path) as file, gzip.open(file, "wb", compresslevel=4) as target:
         shutil.copyfileobj(source, target)
     plain.unlink()
-    os.replace(packed, path)

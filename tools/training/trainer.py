@@ -19,7 +19,6 @@ from tensor3d import CommStats, Cube, GradientNorm, check_parameters, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import Loader, TrainBatch
 from tensor3d.distributed.object_collectives import (
-    all_gather_object,
     check_same_on_all_ranks,
     run_on_all_ranks,
     run_on_rank0,
@@ -314,21 +313,13 @@ class Trainer:
             ValueError: `folder` is no checkpoint, is damaged, or one of another model, corpus or batch.
         """
 
-        def checked() -> dict[str, Any] | str:
-            try:
-                progress = checkpoint.read_progress(folder)
-            except checkpoint.DamagedError as damage:
-                return str(damage)
+        def checked() -> dict[str, Any]:
+            progress = checkpoint.read_progress(folder)
             if not finished or ended(progress, self.recipe) is None:
                 check_resume(progress, self.recipe, self.needed_corpus)
             return progress
 
-        progress = run_on_all_ranks(self.cube, checked)
-        damages = [
-            found for found in all_gather_object(self.cube, progress if isinstance(progress, str) else "") if found
-        ]
-        if damages or isinstance(progress, str):
-            raise checkpoint.DamagedError(damages[0])
+        progress = run_on_all_ranks(self.cube, checked, kept=checkpoint.DamagedError)
         if finished and (reason := ended(progress, self.recipe)) is not None:
             # Nothing will be loaded, so that nobody else would notice.
             if problems := run_on_rank0(self.cube, lambda: checkpoint.verify(folder)):

@@ -19,7 +19,7 @@ from models.bert.huggingface.config import CONFIG, labels_from, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
 from models.bert.huggingface.param_names import HEADS, library_names, part_of, thirds
 from tensor3d import Cube
-from tensor3d.checkpoint.format import NAME_OF, write_file
+from tensor3d.checkpoint.format import NAME_OF, write_parts
 from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.parallelize import full_tensor
 
@@ -167,8 +167,8 @@ class _Plan:
 
     def _write_files(self, config: Mapping[str, Any], pieces: Iterator[memoryview]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.folder / WEIGHTS) as partial:
-            write_file(partial, chain([memoryview(self._header())], pieces))
+        with replacing(self.folder / WEIGHTS) as file:
+            write_parts(file, chain([memoryview(self._header())], pieces))
         write_object(self.folder / CONFIG, config)  # last: with it the folder is a model
 
     def _targets(self, name: str) -> tuple[str, ...]:

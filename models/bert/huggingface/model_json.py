@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from models.bert.config import BertConfig
 from models.bert.huggingface.param_names import HEADS
-from tensor3d.checkpoint.format import write_file
+from tensor3d.files import draft
 
 # --- JSON files that hold one object: read with errors that name the file, written whole or not at all ----------------
 
@@ -38,21 +36,20 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def write_object(path: Path, content: Mapping[str, Any]) -> None:
     """Beside and renamed."""
-    with replacing(path) as partial:
-        write_file(partial, [memoryview((json.dumps(content, indent=2) + "\n").encode())])
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which gets the name `path` when the block ends well; else nothing of it stays.
 
     Raises:
         ValueError: the disk is full, or the like, of which the operating system does not say with which file.
     """
-    partial = beside(path)
     try:
-        yield partial
-        os.replace(partial, path)
+        with draft(path) as file:
+            yield file
     except OSError as problem:
         if problem.filename is not None:
             raise
@@ -60,13 +57,6 @@ def replacing(path: Path) -> Iterator[Path]:
             f"{path} cannot be written: {problem.strerror}. What there was of it has been removed. Make room, or write "
             "to another folder."
         ) from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def beside(path: Path) -> Path:
-    """A name in the same folder that nothing else has, to write to first."""
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
 
 
 # --- model.json -------------------------------------------------------------------------------------------------------

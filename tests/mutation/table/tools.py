@@ -56,7 +56,7 @@ MUTATIONS = (
     ),
     Mutation(
         "entropy-in-bits",
-        "tools/corpus/samples/merge_shards.py",
+        "tools/corpus/tokenize/documents.py",
         old="(shares * np.log(shares)).sum()",
         new="(shares * np.log2(shares)).sum()",
         tests=("tests/tools/corpus/samples/test_step.py",),

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import requests
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, MaxRetryError
+from urllib3.util import Retry
 
-from tools.common.files import draft
-from tools.corpus.download.http import CutError, connect, content_length, describe, judge
+from tools.common.files import write_file
+from tools.corpus.download.http import PASSING, Retries, connect, content_length, describe, status_of
 from tools.corpus.download.sources import Download, Patience
 from tools.corpus.pipeline.units import BadInput
 
@@ -41,10 +42,6 @@ class Version:
         etag = headers.get("ETag", "")
         modified = headers.get("Last-Modified", "")
         return cls(url=url, etag="" if etag.startswith("W/") else etag, modified=modified, total=total)
-
-    @classmethod
-    def of_whole(cls, url: str, headers: Mapping[str, str]) -> Version:
-        return cls.of(url, headers, content_length(headers))
 
     @property
     def tag(self) -> str:
@@ -86,8 +83,7 @@ class Partial:
     def begin(self, version: Version) -> None:
         """Throws away what is there, for a file from its first byte on."""
         self.clear()
-        with draft(self._record) as file:
-            file.write(json.dumps(dataclasses.asdict(version)).encode())
+        write_file(self._record, json.dumps(dataclasses.asdict(version)))
         self.path.touch()
         self.version = version
 
@@ -130,6 +126,10 @@ _WHOLE_TRIES = 2
 """A file that came whole but wrong is fetched once more."""
 
 
+class _CutError(Exception):
+    """A body that ended before its time: the rest may come later."""
+
+
 def fetch(
     source: Download, target: Path, partial: Partial, patience: Patience, progress: Callable[[int], None]
 ) -> None:
@@ -146,17 +146,16 @@ def fetch(
             or failing.
     """
     progress(partial.size)
-    with connect(patience) as session:
-        for attempt in range(_WHOLE_TRIES):
-            _bring(session, source, partial, patience, progress)
-            wrong = _wrong(source, partial)
-            if not wrong:
-                partial.publish(target)
-                return
-            size = partial.size
-            partial.clear()
-            if attempt + 1 < _WHOLE_TRIES:
-                progress(-size)
+    for attempt in range(_WHOLE_TRIES):
+        _bring(source, partial, patience, progress)
+        wrong = _wrong(source, partial)
+        if not wrong:
+            partial.publish(target)
+            return
+        size = partial.size
+        partial.clear()
+        if attempt + 1 < _WHOLE_TRIES:
+            progress(-size)
     raise BadInput(
         source.public_url,
         f"byte {size}",
@@ -165,64 +164,83 @@ def fetch(
     )
 
 
-def _bring(
-    session: requests.Session, source: Download, partial: Partial, patience: Patience, progress: Callable[[int], None]
-) -> None:
-    """Adds to the partial file until it is whole, over as many connections as it takes."""
-    failures, furthest = 0, partial.size
+def _bring(source: Download, partial: Partial, patience: Patience, progress: Callable[[int], None]) -> None:
+    """Adds to the partial file until it is whole, over as many connections as it takes.
+
+    What gives no answer is asked again by the session; a body that is cut counts among the same failures in a row.
+    """
+    fresh: Retry = Retries.of(patience, progress)
+    retries, furthest = fresh, partial.size
     while not partial.is_whole:
         try:
-            if _attempt(session, source, partial, patience, progress):
-                return
-            continue  # what was here is not what the server has now: from the first byte on
-        except CutError as cut:
-            reached = partial.size
+            with connect(retries) as session, closing(_ask(session, source, partial, patience)) as answer:
+                retries = answer.raw.retries or retries
+                if _take(answer, source, partial, progress):
+                    return
+        except _CutError as cut:
             # Beyond where it ever was: else a server without ranges that always cuts would never be given up.
-            failures = 1 if reached > furthest else failures + 1
-            furthest = max(furthest, reached)
-            if failures > patience.retries:
-                # No BadInput: with the network down, --skip-bad would leave out whatever was not there yet.
-                raise ConnectionError(
-                    f"{source.public_url}, byte {reached}: {cut}, {failures} times in a row. Check the network and the "
-                    "URL, and run the same command again: it goes on from this byte if the server lets it."
-                ) from cut
-            patience.pause(failures, cut.wait, progress)
+            if partial.size > furthest:
+                retries, furthest = fresh, partial.size
+            try:
+                retries = retries.increment("GET", source.public_url, error=cut)
+            except MaxRetryError:
+                raise _given_up(source, partial, str(cut), patience) from cut
+            retries.sleep()
 
 
-def _attempt(
-    session: requests.Session, source: Download, partial: Partial, patience: Patience, progress: Callable[[int], None]
-) -> bool:
-    """One connection: True when it brought the file to its end, False when the partial file had to be thrown away.
+def _ask(session: requests.Session, source: Download, partial: Partial, patience: Patience) -> requests.Response:
+    """The answer to a request for what is missing.
 
     Raises:
-        CutError: it ended before.
         BadInput: the server has no such file for us.
+        ConnectionError: it gives no answer, or is too busy, as often as is put up with.
     """
     headers = _range_headers(source, partial)
     try:
         answer = session.get(source.url, headers=headers, stream=True, timeout=patience.timeout)
     except (requests.ConnectionError, requests.Timeout) as error:
-        raise CutError(describe(error)) from error
+        raise _given_up(source, partial, describe(error), patience) from error
     except requests.RequestException as error:
         raise BadInput(source.public_url, "", describe(error), _CHECK_URL) from error
-    with closing(answer):
-        if refusal := judge(answer):
-            raise BadInput(source.public_url, "", refusal, _CHECK_URL)
-        if answer.status_code != 200 and not _continues(answer, partial):
-            if not headers:
-                raise CutError(f"the server answers {answer.status_code} to a request for the whole file")
-            progress(-partial.size)
-            partial.clear()
-            return False
-        if answer.status_code == 200:
-            progress(-partial.size)
-            partial.begin(Version.of_whole(source.public_url, answer.headers))
-        _check_size(source, partial)
-        for size in partial.append(_blocks(answer)):
-            progress(size)
+    if answer.status_code in (200, 206, 416):
+        return answer
+    answer.close()
+    told = f"the server says {status_of(answer)}"
+    if answer.status_code in PASSING:
+        raise _given_up(source, partial, told, patience)
+    raise BadInput(source.public_url, "", told, _CHECK_URL)
+
+
+def _given_up(source: Download, partial: Partial, reason: str, patience: Patience) -> ConnectionError:
+    # No BadInput: with the network down, --skip-bad would leave out whatever was not there yet.
+    return ConnectionError(
+        f"{source.public_url}, byte {partial.size}: {reason}, {patience.retries + 1} times in a row. Check the network "
+        "and the URL, and run the same command again: it goes on from this byte if the server lets it."
+    )
+
+
+def _take(answer: requests.Response, source: Download, partial: Partial, progress: Callable[[int], None]) -> bool:
+    """Adds a body: True when it brought the file to its end, False when the partial file had to be thrown away, because
+    it is not of what the server has now.
+
+    Raises:
+        _CutError: it ended before.
+    """
+    if answer.status_code != 200 and not _continues(answer, partial):
+        if "Range" not in answer.request.headers:
+            raise _CutError(f"the server answers {answer.status_code} to a request for the whole file")
+        progress(-partial.size)
+        partial.clear()
+        return False
+    if answer.status_code == 200:
+        progress(-partial.size)
+        partial.begin(Version.of(source.public_url, answer.headers, content_length(answer.headers)))
+    _check_size(source, partial)
+    for size in partial.append(_blocks(answer)):
+        progress(size)
     total = partial.version.total if partial.version else None
     if total is not None and partial.size != total:
-        raise CutError(f"the connection ended after {partial.size} of {total} bytes")
+        raise _CutError(f"the connection ended after {partial.size} of {total} bytes")
     return True
 
 
@@ -254,7 +272,7 @@ def _blocks(answer: requests.Response) -> Iterator[bytes]:
     try:
         yield from answer.raw.stream(_BLOCK, decode_content=False)
     except HTTPError as error:
-        raise CutError(describe(error)) from error
+        raise _CutError(describe(error)) from error
 
 
 def _check_size(source: Download, partial: Partial) -> None:

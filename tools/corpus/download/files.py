@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -10,10 +11,11 @@ from typing import Any
 
 import requests
 
+from tools.common.files import write_file
 from tools.corpus.download.fetch import Partial, fetch
-from tools.corpus.download.http import ask_size, connect, read_text
+from tools.corpus.download.http import Retries, ask_size, connect, read_text
 from tools.corpus.download.sources import DIGITS, LATEST, Download, Dump, FileUnit, Patience
-from tools.corpus.pipeline import BadInput, Context, draft
+from tools.corpus.pipeline import BadInput, Context
 
 # --- Where the files of a Wikipedia dump lie, and their checksums -----------------------------------------------------
 #
@@ -29,7 +31,7 @@ def find_files(dump: Dump, mirror: str, patience: Patience) -> list[Download]:
     Raises:
         ValueError: no such wiki or dump, files that are not ready, or a server that cannot be reached.
     """
-    with connect(patience, persistent=True) as session:
+    with connect(Retries.of(patience)) as session:
         dates = [dump.date] if dump.date != LATEST else _dates(session, dump, mirror, patience)
         for date in dates:
             sums = dict(_sums(session, dump, date, mirror, patience))
@@ -105,14 +107,13 @@ def find_once(scratch: Path, dump: Dump, mirror: str, patience: Patience) -> lis
     kept, root = scratch / "files.json", mirror.rstrip("/")
     if not kept.exists():
         found = find_files(dump, root, patience)
-        with draft(kept) as file:
-            file.write(json.dumps([[source.url.removeprefix(root), source.checksum] for source in found]).encode())
+        write_file(kept, json.dumps([[source.url.removeprefix(root), source.checksum] for source in found]))
     return [Download(url=root + path, checksum=checksum) for path, checksum in json.loads(kept.read_bytes())]
 
 
 def sizes_of(sources: Sequence[Download], patience: Patience) -> list[int]:
     """Bytes of each file as far as that is easily known, for the progress bar."""
-    with connect(patience) as session:
+    with connect(Retries.of(dataclasses.replace(patience, retries=0))) as session:
         return [
             source.size if source.size is not None else ask_size(session, source.url, patience) if place < _ASKED else 0
             for place, source in enumerate(sources)

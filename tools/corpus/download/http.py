@@ -2,51 +2,77 @@
 
 from __future__ import annotations
 
-import email.utils
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3 import BaseHTTPResponse
+from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
-from tools.corpus.download.sources import LONGEST_WAIT, Patience
+from tools.corpus.download.sources import Patience
 
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that may be different in a while."""
+_LONGEST_WAIT = 60
+_LONGEST_ASKED_WAIT = 3600
 
 
-class CutError(Exception):
-    """An attempt that failed and may succeed later."""
-
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
-        super().__init__(reason)
-        self.wait = wait
-        """Seconds that the server asks for."""
-
-
-def connect(patience: Patience, *, persistent: bool = False) -> requests.Session:
-    """A session that names this tool, as Wikimedia asks for.
+class Retries(Retry):
+    """urllib3's, which waits before the second attempt too, and for as long as the server has asked at least.
 
     Args:
-        persistent: small requests are tried again by themselves; long ones are resumed by whoever reads them.
+        beat: hears of no bytes every second of a wait, so that whoever wants to stop it can do so.
     """
+
+    def __init__(self, *args: Any, beat: Callable[[int], None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._beat = beat
+
+    @classmethod
+    def of(cls, patience: Patience, beat: Callable[[int], None] = lambda size: None) -> Retries:
+        return cls(
+            patience.retries,
+            beat=beat,
+            backoff_factor=patience.first_wait,
+            backoff_max=_LONGEST_WAIT,
+            retry_after_max=_LONGEST_ASKED_WAIT,
+            status_forcelist=PASSING,
+            raise_on_status=False,  # the last answer says more than that there were too many
+        )
+
+    def new(self, **changes: Any) -> Retries:
+        return super().new(beat=self._beat, **changes)
+
+    def get_backoff_time(self) -> float:
+        return min(self.backoff_factor * 2.0 ** (len(self.history) - 1), self.backoff_max)
+
+    def get_retry_after(self, response: BaseHTTPResponse) -> float:
+        try:
+            return super().get_retry_after(response) or 0.0
+        except InvalidHeader:  # it says nothing, then
+            return 0.0
+
+    def sleep(self, response: BaseHTTPResponse | None = None) -> None:
+        asked = 0.0 if response is None else self.get_retry_after(response)
+        end = time.monotonic() + max(self.get_backoff_time(), asked)
+        while (left := end - time.monotonic()) > 0:
+            self._beat(0)
+            time.sleep(min(left, 1.0))
+
+
+def connect(retries: Retry) -> requests.Session:
+    """A session that names this tool, as Wikimedia asks for, and asks again where no answer or a passing error comes.
+    A body that is cut is resumed by whoever reads it."""
     session = requests.Session()
     session.headers["User-Agent"] = f"{_tool()} (preparing a corpus for pre-training)"
     # A range is one of the bytes of the file, not of a compressed form of it.
     session.headers["Accept-Encoding"] = "identity"
-    if persistent:
-        retry = Retry(
-            total=patience.retries,
-            backoff_factor=patience.first_wait,
-            backoff_max=LONGEST_WAIT,
-            status_forcelist=PASSING,
-            raise_on_status=False,
-        )
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, HTTPAdapter(max_retries=retry))
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retries))
     return session
 
 
@@ -76,26 +102,8 @@ def ask_size(session: requests.Session, url: str, patience: Patience) -> int:
         return 0
 
 
-def judge(answer: requests.Response) -> str:
-    """Why a file cannot be had; "" where the answer is the file. Raises CutError for what may pass."""
-    status = answer.status_code
-    if status in PASSING:
-        raise CutError(f"the server says {status_of(answer)}", retry_after(answer.headers.get("Retry-After", "")))
-    return "" if status in (200, 206, 416) else f"the server says {status_of(answer)}"
-
-
 def status_of(answer: requests.Response) -> str:
     return f"{answer.status_code} {answer.reason or ''}".strip()
-
-
-def retry_after(value: str) -> float:
-    """Seconds that a Retry-After header asks for, which may name a date instead; 0 if it says nothing."""
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
 
 
 def content_length(headers: Mapping[str, Any]) -> int | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -173,9 +172,6 @@ class Dump:
 
 # --- How long a server is waited for ----------------------------------------------------------------------------------
 
-LONGEST_WAIT = 60.0
-_LONGEST_ASKED_WAIT = 3600.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
@@ -197,14 +193,3 @@ class Patience:
             raise ValueError(f"retries must be at least 0. Got {self.retries}.")
         if not (self.first_wait >= 0 and 0 < self.timeout < float("inf")):
             raise ValueError(f"seconds must be positive. Got a wait of {self.first_wait}, a timeout of {self.timeout}.")
-
-    def pause(self, failures: int, asked: float, beat: Callable[[int], None]) -> None:
-        """Waits before the next attempt, for as long as the server has asked at least.
-
-        `beat` hears of no bytes every second, so that whoever wants to stop this can do so.
-        """
-        wait = min(self.first_wait * 2 ** (failures - 1), LONGEST_WAIT)
-        end = time.monotonic() + max(wait, min(asked, _LONGEST_ASKED_WAIT))
-        while (left := end - time.monotonic()) > 0:
-            beat(0)
-            time.sleep(min(left, 1.0))

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
+import logging
 import threading
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import tyro
 
 from tools.corpus.download.sources import LATEST, Download, Dump, FileUnit, Patience, check_names, read_list
 from tools.corpus.pipeline import Manifest, Options, Stage, Team
 from tools.corpus.pipeline.units import Outcome, Unit, WorkItem
-from tools.corpus.pipeline.workers import MpiTeam, do_unit
+from tools.corpus.pipeline.workers import LocalTeam, MpiTeam, do_unit
 
 # --- Workers that wait for servers rather than compute: threads, so that one progress bar sees every byte -------------
 
-T = TypeVar("T")
+_log = logging.getLogger(__name__)
 OF_ONE_SERVER = 2
 """Files of one server that are fetched at once: what Wikimedia allows an address."""
 
@@ -32,51 +32,43 @@ class _StoppedError(Exception):
     """Another unit has failed."""
 
 
-class ThreadTeam:
+class ThreadTeam(LocalTeam):
     """Threads of this process. Units of a server begin in their order; when one fails, the others stop within a second
     or so. But where a server cannot be reached, the others are fetched first: the next run has that much less to do."""
-
-    rank = 0
-
-    def __init__(self, workers: int) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1. Got {workers}.")
-        self.workers = workers
 
     def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
         unreached: list[ConnectionError] = []
-        queue, turn = _Queue(units), threading.Lock()
+        stopped, turn, room = threading.Event(), threading.Lock(), threading.Semaphore(self.workers)
 
         def tell(size: int) -> None:
-            if queue.stopped:
+            if stopped.is_set():
                 raise _StoppedError
             with turn:
                 seen(size)
 
-        def work() -> None:
-            while (unit := queue.take()) is not None:
-                try:
-                    outcomes[unit.name] = do_unit(task, unit, tell)
-                except ConnectionError as error:
-                    unreached.append(error)
-                finally:
-                    queue.give_back(unit)
+        def work(unit: Unit) -> None:
+            with room:
+                if not stopped.is_set():
+                    try:
+                        outcomes[unit.name] = do_unit(task, unit, tell)
+                    except ConnectionError as error:
+                        unreached.append(error)
 
-        with ThreadPoolExecutor(self.workers) as pool:
+        with ExitStack() as pools:
+            servers: dict[str, ThreadPoolExecutor] = {}
             try:
-                futures = [pool.submit(work) for _ in range(min(self.workers, len(units)))]
+                for server in {_server(unit) for unit in units}:
+                    servers[server] = pools.enter_context(ThreadPoolExecutor(min(self.workers, OF_ONE_SERVER)))
+                futures = [servers[_server(unit)].submit(work, unit) for unit in units]
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             finally:
-                queue.stop()  # after an interruption too: leaving the pool waits for its threads
+                stopped.set()  # after an interruption too: leaving the pools waits for their threads
         for future in done:
             future.result()
         if unreached:
             raise unreached[0]
         return outcomes
-
-    def on_first(self, do: Callable[[], T]) -> T:
-        return do()
 
 
 class FirstRankTeam(MpiTeam):
@@ -88,45 +80,6 @@ class FirstRankTeam(MpiTeam):
 
     def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         return self.on_first(lambda: self._threads.do(task, units, seen))
-
-
-class _Queue:
-    """Units that wait for a thread and for their server."""
-
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self.stopped = False
-        self._waiting: dict[str, deque[Unit]] = {}
-        for unit in units:
-            self._waiting.setdefault(_server(unit), deque()).append(unit)
-        self._busy: Counter[str] = Counter()
-        self._changed = threading.Condition()
-
-    def take(self) -> Unit | None:
-        """The next unit of a server that is free, once there is one; None: there are no more units."""
-        with self._changed:
-            while self._waiting and not self.stopped:
-                server = next((server for server in self._waiting if self._busy[server] < OF_ONE_SERVER), None)
-                if server is None:
-                    self._changed.wait()
-                    continue
-                self._busy[server] += 1
-                unit = self._waiting[server].popleft()
-                if not self._waiting[server]:
-                    del self._waiting[server]
-                return unit
-            return None
-
-    def give_back(self, unit: Unit) -> None:
-        """The unit is done, or has failed."""
-        with self._changed:
-            self._busy[_server(unit)] -= 1
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Gives out no more units."""
-        with self._changed:
-            self.stopped = True
-            self._changed.notify_all()
 
 
 def _server(unit: Unit) -> str:
@@ -171,7 +124,7 @@ class DownloadOptions(Options):
         ranks = super().team()
         workers = self.workers or OF_ONE_SERVER
         if workers > OF_ONE_SERVER:
-            print(f"of one server at most {OF_ONE_SERVER} files are fetched at once", file=sys.stderr)
+            _log.warning("of one server at most %d files are fetched at once", OF_ONE_SERVER)
         return FirstRankTeam(ranks, ThreadTeam(workers)) if isinstance(ranks, MpiTeam) else ThreadTeam(workers)
 
 

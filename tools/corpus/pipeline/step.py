@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from tools.common.files import draft
+from tools.common.files import draft, write_file
 from tools.corpus.pipeline.units import Context, Outcome, U, WorkItem
 from tools.corpus.pipeline.workers import Options, Team
 
@@ -51,8 +51,7 @@ def write_manifest(manifest: Manifest) -> None:
         "left_out": manifest.left_out,
         "files": manifest.files,
     }
-    with draft(manifest.folder / STEP) as file:
-        file.write(json.dumps(values, indent=1, sort_keys=True).encode() + b"\n")
+    write_file(manifest.folder / STEP, json.dumps(values, indent=1, sort_keys=True) + "\n")
 
 
 def read_manifest(folder: Path, *steps: str) -> Manifest:
@@ -224,8 +223,7 @@ class Stage:
         begun = json.loads(path.read_bytes()) if path.exists() else None
         if begun is None or begun == {**mine, "skip_bad": False}:
             # The second: units that are done had nothing bad in them, so they are what --skip-bad makes of them.
-            with draft(path) as file:
-                file.write(json.dumps(mine).encode())
+            write_file(path, json.dumps(mine))
         elif begun != mine:
             raise ValueError(
                 f"{self._partial} holds what a run with other settings or input has begun "

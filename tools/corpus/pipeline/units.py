@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tools.common.files import draft
+from tools.common.files import write_file
 
 # --- Input that cannot be used: said with its place, or left out and listed -------------------------------------------
 
@@ -117,8 +117,7 @@ class WorkItem:
         result = self.work(unit, context)
         left_out = [dataclasses.asdict(place) for place in context.left_out]
         text = json.dumps({"result": result, "left_out": left_out, "skipped": context.skipped})
-        with draft(self.mark(unit)) as file:
-            file.write(text.encode())
+        write_file(self.mark(unit), text)
         # As a later run would read it.
         return Outcome(**json.loads(text))
 

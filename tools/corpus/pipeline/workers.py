@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import multiprocessing
 import os
 import signal
@@ -17,6 +16,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tools.common.batching import deal
 from tools.common.cpu import usable_cores
 from tools.corpus.pipeline.units import Outcome, Unit, WorkItem
 
@@ -163,7 +163,7 @@ class MpiTeam:
         own: dict[str, Outcome] = {}
         error: Exception | None = None
         try:
-            for unit in deal(units, self.workers)[self.rank]:
+            for unit in deal_units(units, self.workers)[self.rank]:
                 if self._is_stopped():
                     break
                 own[unit.name] = do_unit(task, unit, lambda size: seen(size * self.workers))
@@ -208,14 +208,12 @@ class MpiTeam:
             raise first from error
 
 
-def deal(units: Sequence[Unit], ranks: int) -> list[list[Unit]]:
-    """Units of each rank: the largest first, each to the rank with the least so far (Graham, 1969)."""
+def deal_units(units: Sequence[Unit], ranks: int) -> list[list[Unit]]:
+    """Units of each rank, the largest first."""
+    ordered = sorted(units, key=lambda unit: (-unit.size, unit.name))
     dealt: list[list[Unit]] = [[] for _ in range(ranks)]
-    filled = [(0, rank) for rank in range(ranks)]
-    for unit in sorted(units, key=lambda unit: (-unit.size, unit.name)):
-        size, rank = filled[0]
+    for unit, rank in zip(ordered, deal([unit.size for unit in ordered], ranks), strict=True):
         dealt[rank].append(unit)
-        heapq.heapreplace(filled, (size + unit.size, rank))
     return dealt
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS
+from tools.common.batching import deal
 from tools.corpus.quick.sentencepiece_tokenizer import load_tokenizer, special_tokens
 
 # --- The training documents in one file pair or in several, of which a machine may hold some only ---------------------
@@ -29,9 +29,6 @@ def shard_names(shards: int) -> list[str]:
 def deal_documents(tokens: NDArray[np.int64], shards: int) -> NDArray[np.int64]:
     """int64 (documents,): the shard of each document; every shard gets one at least.
 
-    The longest documents come first, each to the shard with the fewest tokens (longest processing time first; Graham,
-    1969), so no shard is ahead of another by more than its own shortest document.
-
     Args:
         tokens: int64 (documents,), of each document, above 0.
         shards: how many.
@@ -40,13 +37,7 @@ def deal_documents(tokens: NDArray[np.int64], shards: int) -> NDArray[np.int64]:
         ValueError: fewer than one, or more shards than documents.
     """
     check_shards(shards, len(tokens))
-    dealt = np.empty(len(tokens), dtype=np.int64)
-    filled = [(0, shard) for shard in range(shards)]
-    for document in np.argsort(-tokens, kind="stable").tolist():
-        total, shard = filled[0]
-        dealt[document] = shard
-        heapq.heapreplace(filled, (total + int(tokens[document]), shard))
-    return dealt
+    return np.array(deal(tokens.tolist(), shards), dtype=np.int64)
 
 
 def check_shards(shards: int, documents: int | None = None) -> None:

@@ -34,9 +34,11 @@ from tools.corpus.quick.corpus_info import (
     write_info,
     write_shards,
 )
-from tools.corpus.quick.sentencepiece_tokenizer import load_tokenizer, train_tokenizer
+from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.quick.text_sources import EmbeddedSource, Source, TextSource
 from tools.corpus.sentences import split_sentences
+from tools.corpus.tokenize.documents import COUNTS, batches, encode_documents, entropy
+from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 
 # --- Sentences on their way to the tokenizer, in a text file, so that a corpus need not fit into memory ---------------
 
@@ -177,17 +179,24 @@ def prepare(
         _check_replaceable(output)
         with taking_turns(output), draft_of(output) as draft:
             if not _is_current(output, fingerprint):
-                words = _write_ids(
+                train, aside = _write_ids(
                     text, draft, vocab_size=vocab_size, held_out=held_out, seed=seed, shards=shards, progress=progress
                 )
-                info = _describe(
-                    draft,
+                info = CorpusInfo(
                     source=source,
                     vocab_size=vocab_size,
                     held_out=held_out,
                     seed=seed,
                     shards=shards,
-                    words=words,
+                    documents=train["documents"] + aside["documents"],
+                    sentences=train["sentences"] + aside["sentences"],
+                    words=train["words"] + aside["words"],
+                    pieces=train["tokens"] + aside["tokens"],
+                    train_documents=train["documents"],
+                    train_pieces=train["tokens"],
+                    held_out_documents=aside["documents"],
+                    held_out_pieces=aside["tokens"],
+                    unigram_entropy=unigram_entropy(IndexedDataset(draft / TRAIN), vocab_size),
                     fingerprint=fingerprint,
                 )
                 write_shards(draft, shards, vocab_size=vocab_size)
@@ -232,14 +241,13 @@ def unigram_entropy(dataset: IndexedDataset, vocab_size: int) -> float:
     counts = np.zeros(vocab_size, dtype=np.int64)
     for start in range(0, len(dataset.ids), _BLOCK):
         counts += np.bincount(dataset.ids[start : start + _BLOCK], minlength=vocab_size)
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    return entropy(counts)
 
 
 def _write_ids(
     text: Source, draft: Path, *, vocab_size: int, held_out: float, seed: int, shards: int, progress: bool
-) -> int:
-    """Writes the tokenizer and both datasets, the training documents in one; returns the words of the corpus."""
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Writes the tokenizer and both datasets, the training documents in one; returns the `COUNTS` of each."""
     path = draft / "sentences.spool"
     spool = Spool(path)
     spool.write(_shown(text.documents(), "reading", "documents", progress))
@@ -255,42 +263,19 @@ def _write_ids(
         _shown(sampled, "training the tokenizer", "sentences", progress), draft / TOKENIZER, vocab_size=vocab_size
     )
 
-    tokenizer = load_tokenizer(draft / TOKENIZER)
-    documents = _shown(spool.documents(), "tokenising", "documents", progress)
+    tokenizer = SentencePieceTokenizer(draft / TOKENIZER)
+    counts: tuple[dict[str, int], dict[str, int]] = (dict.fromkeys(COUNTS, 0), dict.fromkeys(COUNTS, 0))
+    documents = _shown(zip(spool.documents(), aside, strict=True), "tokenising", "documents", progress)
     with (
         IndexedWriter(draft / TRAIN, vocab_size=vocab_size) as train,
         IndexedWriter(draft / HELD_OUT, vocab_size=vocab_size) as kept,
     ):
-        for document, is_aside in zip(documents, aside, strict=True):
-            # A sentence of nothing but control characters has no pieces.
-            if items := [ids for ids in tokenizer.encode(document) if ids]:
-                (kept if is_aside else train).add_document(items)
+        for some in batches(documents, lambda pair: sum(map(len, pair[0]))):
+            for writer, added, wanted in zip((train, kept), counts, (False, True), strict=True):
+                if chosen := [document for document, is_aside in some if is_aside == wanted]:
+                    writer.add_documents(*encode_documents(chosen, tokenizer, added))
     path.unlink()
-    return int(spool.words.sum())
-
-
-def _describe(
-    draft: Path, *, source: str, vocab_size: int, held_out: float, seed: int, shards: int, words: int, fingerprint: str
-) -> CorpusInfo:
-    train, aside = IndexedDataset(draft / TRAIN), IndexedDataset(draft / HELD_OUT)
-    train_documents, held_out_documents = len(train.documents) - 1, len(aside.documents) - 1
-    return CorpusInfo(
-        source=source,
-        vocab_size=vocab_size,
-        held_out=held_out,
-        seed=seed,
-        shards=shards,
-        documents=train_documents + held_out_documents,
-        sentences=len(train) + len(aside),
-        words=words,
-        pieces=len(train.ids) + len(aside.ids),
-        train_documents=train_documents,
-        train_pieces=len(train.ids),
-        held_out_documents=held_out_documents,
-        held_out_pieces=len(aside.ids),
-        unigram_entropy=unigram_entropy(train, vocab_size),
-        fingerprint=fingerprint,
-    )
+    return counts
 
 
 def _is_current(output: Path, fingerprint: str) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -13,6 +11,7 @@ from typing import Literal, NoReturn
 import sentencepiece
 
 from tensor3d.data import SpecialTokens
+from tools.common.files import write_file
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 THREADS = 4
@@ -67,9 +66,7 @@ def train_tokenizer(
         )
     except RuntimeError as error:
         _explain(error, vocab_size)
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    draft.write_bytes(trained.getvalue())
-    os.replace(draft, path)
+    write_file(path, trained.getvalue())
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:

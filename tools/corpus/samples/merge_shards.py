@@ -16,6 +16,7 @@ from tensor3d.data.masking import masked_counts
 from tensor3d.data.stored_samples import LABELS, MASKS
 from tools.corpus.pipeline import Context, Unit, draft
 from tools.corpus.samples.draw import PARTS, DrawRules, Piece, read_piece
+from tools.corpus.tokenize.documents import entropy
 
 # --- How many sequences of each corpus are used, and which shard gets which: arithmetic on counts alone ---------------
 
@@ -139,9 +140,7 @@ def _begin_labels(file: BinaryIO, sequences: int) -> None:
 def unigram_entropy(scratch: Path, shards: Iterable[str]) -> float:
     """Nats a token of the text in some shards, which have been gathered: the loss of a model that knows the
     frequencies only."""
-    counts = np.sum([np.load(_counts_path(scratch, name)) for name in shards], axis=0)
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    return entropy(np.sum([np.load(_counts_path(scratch, name)) for name in shards], axis=0))
 
 
 def _counts_path(scratch: Path, name: str) -> Path:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from tensor3d.data.dataset import PADDED, masked_budget
 from tensor3d.data.epochs import PackingRules
 from tensor3d.packing import PLANNERS, Limits, fingerprint_of, save_plan
-from tools.corpus.pipeline import Options, draft
+from tools.common.files import write_file
+from tools.corpus.pipeline import Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,5 @@ def write_plan(folder: Path, histogram: NDArray[np.int64], options: SamplesOptio
         histogram, limits.capacity, limits.max_sequences, budget=limits.budget, costs=limits.costs
     )
     save_plan(plan, folder / PLAN, fingerprint_of(histogram, limits, options.packing))
-    with draft(folder / HISTOGRAM) as file:
-        file.write(json.dumps({"counts": histogram.tolist()}).encode() + b"\n")
+    write_file(folder / HISTOGRAM, json.dumps({"counts": histogram.tolist()}) + "\n")
     return {"packs": plan.packs, "efficiency": plan.efficiency, "sequences_per_pack": plan.packing_factor}

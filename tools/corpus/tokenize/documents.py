@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.common.files import write_file
 from tools.corpus.pipeline import BadInput, Context, Unit, draft, fingerprint_file, read_manifest
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import Tokenizer, load_tokenizer
@@ -121,6 +123,7 @@ def parse_text(line: bytes, file: Path, at: int) -> str:
 
 # --- A range of documents as ids: what a worker does, and how the parts become one dataset ----------------------------
 
+T = TypeVar("T", bound=Sized)
 BATCH = 1 << 20
 """Characters that go to the tokenizer at a time."""
 COUNTS = ("documents", "sentences", "tokens", "unknown_tokens", "words", "characters", "documents_without_sentence")
@@ -136,7 +139,10 @@ def write_part(
     """
     made = load_tokenizer(tokenizer)
     counts = dict.fromkeys(COUNTS, 0)
-    parts = [encode_documents(texts, made, language, counts) for texts in _batches(read_texts(unit, context))]
+    parts = [
+        encode_documents([split_sentences(text, language) for text in texts], made, counts)
+        for texts in batches(read_texts(unit, context))
+    ]
     ids = _joined([part[0] for part in parts], smallest(made.vocab_size))
     lengths = _joined([part[1] for part in parts], np.dtype("<i4"))
     items = _joined([part[2] for part in parts], np.dtype("<i8"))
@@ -145,8 +151,7 @@ def write_part(
         counts = dict.fromkeys(COUNTS, 0)
         ids, lengths, items = ids[:0], lengths[:0], items[:0]
     for name, values in (("ids", ids), ("lengths", lengths), ("items", items)):
-        with draft(context.scratch / f"{unit.name}.{name}") as file:
-            file.write(values.tobytes())
+        write_file(context.scratch / f"{unit.name}.{name}", values.tobytes())
     return counts
 
 
@@ -160,18 +165,21 @@ def read_part(
 
 
 def encode_documents(
-    texts: Sequence[str], tokenizer: Tokenizer, language: str, counts: dict[str, int]
+    documents: Sequence[Sequence[str]], tokenizer: Tokenizer, counts: dict[str, int]
 ) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer]]:
-    """All ids, the ids of each sentence, and the sentences of each document that has one; adds to the `COUNTS`."""
-    split = [split_sentences(text, language) for text in texts]
-    sentences = list(chain.from_iterable(split))
+    """All ids, the ids of each sentence, and the sentences of each document that has one; adds to the `COUNTS`.
+
+    Args:
+        documents: the sentences of each.
+    """
+    sentences = list(chain.from_iterable(documents))
     # In batches again: a single document may be large.
-    flats = [tokenizer.encode_flat(batch) for batch in _batches(sentences)]
+    flats = [tokenizer.encode_flat(batch) for batch in batches(sentences)]
     ids = _joined([flat.ids for flat in flats], smallest(tokenizer.vocab_size))
     lengths = _joined([flat.lengths for flat in flats], np.dtype("<i4"))
     # A sentence of nothing but control characters has no ids.
-    owners = np.repeat(np.arange(len(split)), list(map(len, split)))[lengths > 0]
-    items = np.bincount(owners, minlength=len(split))
+    owners = np.repeat(np.arange(len(documents)), list(map(len, documents)))[lengths > 0]
+    items = np.bincount(owners, minlength=len(documents))
     lengths = lengths[lengths > 0]
     counts["documents"] += int(np.count_nonzero(items))
     counts["documents_without_sentence"] += int(np.count_nonzero(items == 0))
@@ -184,12 +192,13 @@ def encode_documents(
     return ids, lengths, items[items > 0]
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
+def batches(texts: Iterable[T], characters: Callable[[T], int] = len) -> Iterator[list[T]]:
+    """Some texts at a time, as many as have about `BATCH` characters."""
+    batch: list[T] = []
     size = 0
     for text in texts:
         batch.append(text)
-        size += len(text)
+        size += characters(text)
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -199,6 +208,12 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def _joined(parts: Sequence[NDArray[np.integer]], dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
     return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
+
+
+def entropy(counts: NDArray[np.integer]) -> float:
+    """Nats a token of text in which tokens are as frequent: the loss of a model that knows the frequencies only."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
 
 
 def _not_for_this_text(unit: DocumentRange, counts: dict[str, int]) -> BadInput:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.bert.huggingface import model_folder_of
-from tools.corpus.pipeline import draft
+from tools.common.files import write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import missing, read
 from tools.corpus.tokenizers.folder import read_settings
@@ -167,10 +167,10 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int) -> str:
         library = Library.from_buffer(file.read_bytes())
     names_of = _special_names(tokenizer)
     _add_special(library, tokenizer, names_of)
-    _write(output / FILES["json"], library.to_str(pretty=True))
+    write_file(output / FILES["json"], library.to_str(pretty=True) + "\n")
     config |= {"model_max_length": max_length, "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
-    _write(output / CONFIG, json.dumps(config | names_of, indent=2, ensure_ascii=False))
-    _write(output / SPECIAL_MAP, json.dumps(names_of, indent=2, ensure_ascii=False))
+    write_file(output / CONFIG, json.dumps(config | names_of, indent=2, ensure_ascii=False) + "\n")
+    write_file(output / SPECIAL_MAP, json.dumps(names_of, indent=2, ensure_ascii=False) + "\n")
     told = f"written as {FILES['json']}, from the {kind} one"
     if kind == "sentencepiece":
         told += "; where two ways to cut a word score the same, such as a row of dashes, it may take the other one"
@@ -199,8 +199,3 @@ def _add_special(library: Library, tokenizer: Tokenizer, names: dict[str, str]) 
             pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
             special_tokens=[(first, tokenizer.special_ids["cls"]), (last, tokenizer.special_ids["sep"])],
         )
-
-
-def _write(path: Path, text: str) -> None:
-    with draft(path) as output:
-        output.write(text.encode() + b"\n")

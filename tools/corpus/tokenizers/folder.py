@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools.corpus.pipeline import draft
+from tools.common.files import write_file
 from tools.corpus.tokenizers.base import FILES, SETTINGS, Kind, Tokenizer
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
@@ -35,10 +35,8 @@ def install_tokenizer(
     settings: dict[str, Any] = {"kind": kind, "file": FILES[kind], "fingerprint": tokenizer.fingerprint}
     if kind == "wordpiece":
         settings["lowercase"] = lowercase
-    with draft(folder / FILES[kind]) as output:
-        output.write(file.read_bytes())
-    with draft(folder / SETTINGS) as output:
-        output.write(json.dumps(settings, indent=1, sort_keys=True).encode() + b"\n")
+    write_file(folder / FILES[kind], file.read_bytes())
+    write_file(folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
     return tokenizer
 
 
@@ -65,8 +63,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     kind, _ = read_settings(source)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (FILES[kind], SETTINGS):
-        with draft(folder / name) as output:
-            output.write((source / name).read_bytes())
+        write_file(folder / name, (source / name).read_bytes())
 
 
 def read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from models.bert.huggingface import model_folder_of
-from tools.corpus.pipeline import draft
+from tools.common.files import write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer, read_settings
 from tools.corpus.tokenizers.huggingface import FoundTokenizer, find_tokenizer, tokenizer_files, with_same_ids
@@ -99,8 +99,7 @@ def keep_tokenizer_of_corpus(file: Path, folder: Path) -> None:
 
 def copy_file(source: Path, target: Path) -> None:
     """Byte for byte; it appears whole or not at all."""
-    with draft(target) as output:
-        output.write(source.read_bytes())
+    write_file(target, source.read_bytes())
 
 
 def _is_ours(root: Path) -> bool:

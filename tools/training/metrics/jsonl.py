@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tensor3d.files import draft, sync
+
 JOURNAL = "metrics.jsonl"
 """In the folder of a run."""
 EVENT = "event"
@@ -37,7 +39,7 @@ class JsonlLogger:
         # Unbuffered: a buffer would keep what could not be written, and write it later in the midst of other lines.
         self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115  # closed by close()
         self._torn = False
-        _sync_folder(path.parent)
+        sync(path.parent)
 
     def write(self, kind: str, record: Mapping[str, Any]) -> None:
         """One line. Raises OSError where it cannot be written whole (a full disk); a later line can be tried again."""
@@ -73,15 +75,11 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 def _cut(path: Path, first_step: int) -> None:
     """Keeps the whole lines of events and of steps up to `first_step`. Written beside and renamed."""
-    draft = path.with_name(path.name + ".partial")
-    with open(path, "rb") as old, open(draft, "wb") as new:
+    with open(path, "rb") as old, draft(path) as new:
         for line in old:
             record = _parsed(line)
             if record is not None and (record["kind"] == EVENT or record["step"] <= first_step):
                 new.write(line)
-        new.flush()
-        os.fsync(new.fileno())
-    os.replace(draft, path)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -103,12 +101,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
     return value
-
-
-def _sync_folder(folder: Path) -> None:
-    """So that a new name in it, or a renamed file, survives a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tensor3d.files import sync
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -47,7 +48,7 @@ class TensorBoardLogger:
             try:
                 self._writer.flush()
                 for path in self._folder.glob("*tfevents*"):
-                    _sync(path)
+                    sync(path)
             except OSError as problem:
                 self._give_up(problem)
 
@@ -72,11 +73,3 @@ def _let_the_second_pass(folder: Path) -> None:
     """
     while list(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
         time.sleep(0.02)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -21,11 +21,11 @@ from models.bert import (
     export_huggingface,
     open_weights,
 )
-from models.bert.huggingface import model_json, write_model_json
+from models.bert.huggingface import write_model_json
 from models.bert.huggingface.reader import WEIGHT_FILES
 from models.bert.model import MaskedLMHead, Pooler
 from models.bert.tasks import class_logits, sentence_vectors
-from tensor3d import Cube
+from tensor3d import Cube, files
 from tests.models.bert.huggingface.subject import (
     checkpointed,
     loaded,
@@ -339,7 +339,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             partial.symlink_to("/dev/full")
         return partial
 
-    monkeypatch.setattr(model_json, "beside", full)
+    monkeypatch.setattr(files, "beside", full)
     cube = Cube.single()
     with pytest.raises(ValueError, match=rf"out/{file} cannot be written: No space left on device. .* Make room"):
         export_huggingface(BertModel(toy_config(67), cube), cube, tmp_path / "out")

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from urllib3 import HTTPResponse
 
 from tests.tools.corpus.pipeline_steps import ROOT, command
 from tests.tools.corpus.web import Fault, Web, serving
+from tools.common.log import start_logging
 from tools.corpus.download import http
 from tools.corpus.download.fetch import Partial
-from tools.corpus.download.http import retry_after
+from tools.corpus.download.http import Retries
 from tools.corpus.download.sources import Download, Patience
 from tools.corpus.download.step import DownloadOptions, ThreadTeam, download
 from tools.corpus.pipeline import BadInput, Manifest, local_team, read_manifest
@@ -141,6 +143,7 @@ def test_a_server_sends_no_more_than_two_files_at_once(tmp_path: Path, web: Web)
 
 
 def test_more_workers_than_a_server_allows_are_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()
     DownloadOptions(output=tmp_path / "out").team()
     assert capsys.readouterr().err == ""
     assert DownloadOptions(output=tmp_path / "out", workers=16).team().workers == 16
@@ -300,18 +303,31 @@ def test_waits_grow_and_the_server_may_ask_for_longer_ones(monkeypatch: pytest.M
     monkeypatch.setattr(http.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(http.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     waits = []
-    for failures, asked in ((1, 0.0), (2, 0.0), (3, 0.0), (20, 0.0), (1, 90.0), (1, 1e9)):
-        begin = clock[0]
-        Patience(first_wait=1.0).pause(failures, asked, lambda size: None)
+    for failures, asked in ((1, ""), (2, ""), (3, ""), (20, ""), (1, "90"), (1, "1000000000"), (1, "soon")):
+        begin, retries = clock[0], Retries.of(Patience(retries=50, first_wait=1.0))
+        for _ in range(failures):
+            retries = retries.increment("GET", "/a")
+        retries.sleep(HTTPResponse(headers={"Retry-After": asked}))
         waits.append(clock[0] - begin)
-    assert waits == pytest.approx([1, 2, 4, 60, 90, 3600])
+    assert waits == pytest.approx([1, 2, 4, 60, 90, 3600, 1])
+
+
+def test_a_wait_can_be_stopped() -> None:
+    def stop(size: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        Retries.of(Patience(first_wait=30.0), stop).increment("GET", "/a").sleep()
 
 
 def test_retry_after_is_a_number_or_a_date() -> None:
-    assert retry_after("120") == 120.0
-    assert retry_after("Sun, 01 Nov 1998 10:00:00 GMT") == 0.0
-    assert retry_after("Fri, 01 Nov 2999 10:00:00 GMT") > 1e9
-    assert retry_after("") == retry_after("soon") == 0.0
+    def asked(value: str) -> float:
+        return Retries.of(HASTY).get_retry_after(HTTPResponse(headers={"Retry-After": value}))
+
+    assert asked("120") == 120.0
+    assert asked("Sun, 01 Nov 1998 10:00:00 GMT") == 0.0
+    assert asked("Fri, 01 Nov 2999 10:00:00 GMT") == 3600.0
+    assert asked("") == asked("soon") == 0.0
 
 
 def test_a_server_that_stays_busy_is_given_up(tmp_path: Path, web: Web) -> None:

@@ -17,7 +17,7 @@ from tests.tools.corpus.counting import WORDS, Shout, shout
 from tools.corpus.pipeline import BadInput, draft, fingerprint_file, local_team, read_manifest
 from tools.corpus.pipeline.step import Stage
 from tools.corpus.pipeline.units import Unit
-from tools.corpus.pipeline.workers import deal
+from tools.corpus.pipeline.workers import deal_units
 
 ROOT = Path(__file__).parents[4]
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -182,7 +182,7 @@ def test_a_draft_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_units_are_dealt_by_size() -> None:
     units = [Unit(name=str(size), size=size) for size in (1, 5, 3, 4, 2)]
-    assert [[unit.size for unit in rank] for rank in deal(units, 2)] == [[5, 2, 1], [4, 3]]
+    assert [[unit.size for unit in rank] for rank in deal_units(units, 2)] == [[5, 2, 1], [4, 3]]
 
 
 def test_a_team_needs_a_worker(tmp_path: Path) -> None:

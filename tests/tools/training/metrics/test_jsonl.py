@@ -111,7 +111,7 @@ def test_resuming_cuts_off_later_steps_and_keeps_events(tmp_path: Path) -> None:
         *((number, 2.0) for number in (5, 6, 7)),
     ]
     assert board(tmp_path, "loss/total") == {number: 1.0 if number < 5 else 2.0 for number in range(1, 8)}
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_points_of_steps_that_never_come_again_are_hidden(tmp_path: Path) -> None:
