@@ -22,9 +22,10 @@ from tools.corpus.pipeline import draft
 from tools.corpus.quick.text_sources import hash_files
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.model_dir import MODEL, TOKENIZER, tokenizers_in
-from tools.finetune.config import FinetuneConfig, ModelSection, read_recipe
+from tools.finetune.config import SHIPPED, FinetuneConfig, ModelSection
 from tools.finetune.data import EMBEDDED
 from tools.finetune.tasks import FinetuneTask
+from tools.training.config import read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class FinetuneCommand(ABC):
         """A command with the values of the recipe among the arguments; tyro says what is missing without one."""
         path = recipe_among(arguments)
         kind = cls.recipe_class()
-        settings: Any = kind() if path is None else read_recipe(kind, path)
+        settings: Any = kind() if path is None else read_recipe(kind, path, shipped=SHIPPED)
         options: dict[str, Any] = {"recipe": tyro.MISSING, "settings": settings}
         return cls(**options)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from tensor3d.data.batch import check_rows, fit_packs_per_rank
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
+from tools.common.bounds import AtLeast, check_bounds
 from tools.common.cli import cube_of
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
 from tools.corpus.quick.prepare import prepare
@@ -133,11 +134,11 @@ class TrainCommand:
     """Sizes of the axes x, y and z, as XxYxZ."""
     data_parallel: int = 1
     """Copies of the cube."""
-    steps: int = 200
+    steps: Annotated[int, AtLeast(1)] = 200
     """Updates of the weights."""
-    batch: int = 32
+    batch: Annotated[int, AtLeast(1)] = 32
     """Packs of a step, on all ranks together; divides by data * x * z."""
-    length: int = 128
+    length: Annotated[int, AtLeast(2, ": a token and the next one")] = 128
     """Tokens of the longest text, and of a pack."""
     preset: str = "tiny"
     """Sizes of the model: tiny or small."""
@@ -147,7 +148,7 @@ class TrainCommand:
     """Whether the projection to the vocabulary uses the embedding's weight."""
     lr: float = 3e-3
     """Peak of the learning rate, reached after a tenth of the steps; then a cosine down to a tenth of it."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """Of weights and of the order of the texts."""
     source: str = "embedded"
     """"embedded": the documentation that comes with Python. Else a UTF-8 text file, or a folder of *.txt files."""
@@ -176,13 +177,7 @@ class TrainCommand:
 
     def check(self) -> None:
         """Raises ValueError for what can be seen before any process is connected."""
-        for name in ("steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
-        if self.length < 2:
-            raise ValueError(f"length must be at least 2: a token and the next one. Got {self.length}.")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0. Got {self.seed}.")
+        check_bounds(self)
         shape = self.shape
         self.config.check(shape)
         self.learning_rate.at(0)

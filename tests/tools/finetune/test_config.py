@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.finetune.__main__ import TextConfig, parse
-from tools.finetune.config import read_recipe
+from tools.training.config import read_recipe
 
 
 def test_shipped_recipes_can_be_read() -> None:

@@ -33,11 +33,12 @@ from tools.common.batching import split
 from tools.common.cpu import usable_cores
 from tools.common.machine import Machine, check_output, format_table, heading, write_json
 from tools.finetune.__main__ import TextConfig
-from tools.finetune.config import read_recipe
+from tools.finetune.config import SHIPPED
 from tools.finetune.init_model import open_start
 from tools.finetune.job import recipe_among
 from tools.finetune.tasks import ClassifyTask
 from tools.finetune.trainer import Trainer, steps_of
+from tools.training.config import read_recipe
 from tools.training.factory import precision
 
 PACKED, PADDED, LIBRARY = "packed", "padded", "transformers"
@@ -72,7 +73,10 @@ class FinetuneBenchCommand(Subcommand):
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
         path = recipe_among(arguments)
-        return cls(recipe=tyro.MISSING, settings=TextConfig() if path is None else read_recipe(TextConfig, path))
+        return cls(
+            recipe=tyro.MISSING,
+            settings=TextConfig() if path is None else read_recipe(TextConfig, path, shipped=SHIPPED),
+        )
 
     def run(self, arguments: Sequence[str]) -> int:
         modes, shape = self.check()
