@@ -64,7 +64,7 @@ class LossCommand(RecipeCommand):
         training = self.as_training(settings, corpus=self.corpus)
         pretrain.prepare_corpus(training, shown=True)
         machine = Machine.here()
-        curves = train(settings, pretrain.corpus_folder(training), modes, seeds)
+        curves = train(settings, training.corpus, modes, seeds)
         results = [figures(mode, curves[mode], self.last) for mode in modes]
         verdict = compare(results)
         print(f"{machine}\n{self.recipe}: {settings.run.steps} steps from seeds {self.seeds}")

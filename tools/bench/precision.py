@@ -50,7 +50,7 @@ class PrecisionCommand(RecipeCommand):
         training = self.as_training(settings, corpus=self.corpus)
         pretrain.prepare_corpus(training, shown=True)
         machine = Machine.here()
-        curves = train(settings, pretrain.corpus_folder(training), precisions, shape)
+        curves = train(settings, training.corpus, precisions, shape)
         results = compare(curves, self.last)
         agree = all(result.difference <= self.tolerance for result in results)
         print(f"{machine}\n{self.recipe}: {settings.run.steps} steps on {shape}, means of the last {self.last}")

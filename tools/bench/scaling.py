@@ -36,6 +36,7 @@ from tools.bench.step import deal, measure
 from tools.common.cpu import usable_cores
 from tools.common.machine import Machine, check_output, format_table
 from tools.training.config import TrainConfig
+from tools.training.run_plan import RunPlan
 
 # --- The figures of `bench strong` and `bench weak`: those of a step on each box, and how it scales -------------------
 
@@ -343,7 +344,7 @@ class ScalingCommand(RecipeCommand):
                 skipped.append(Skipped(ranks=shape.ranks, box=str(shape), reason=reason))
         return fitting, skipped
 
-    def training(self, settings: TrainConfig) -> pretrain.Command:
+    def training(self, settings: TrainConfig) -> RunPlan:
         return self.as_training(settings, corpus=self.corpus)
 
     def has_dropout(self) -> bool:
@@ -358,7 +359,7 @@ class ScalingCommand(RecipeCommand):
         Args:
             most: the largest number of ranks.
         """
-        corpus = pretrain.corpus_folder(self.training(self.settings))
+        corpus = self.training(self.settings).corpus
         make = partial(BoxTrials, recipe=task.recipe, corpus=corpus, warmup=self.warmup, shapes=task.shapes)
         with ExitStack() as stack:
             group: Group[BoxTrials] = self.join(task, make) if launched else self.start(task, make, most)

@@ -90,7 +90,7 @@ class ExchangeCommand(RecipeCommand):
         reading = self.as_training(settings, corpus=self.corpus)
         pretrain.prepare_corpus(reading, shown=True)
         machine = Machine.here()
-        results, difference = measure(self, shape, settings, pretrain.corpus_folder(reading), counts)
+        results, difference = measure(self, shape, settings, reading.corpus, counts)
         print(f"{machine}\n{self.recipe} on {shape}, {settings.data.shards} shards, {shape.ranks} processes")
         print(f"{sum(counts)} steps of each group in {len(counts)} rounds, after {self.skip} at the begin of each")
         print("\n".join(format_table(HEADER, [row(group) for group in results])))

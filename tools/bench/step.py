@@ -34,7 +34,9 @@ from tools.bench.harness.step_trial import (
 )
 from tools.common.cpu import usable_cores
 from tools.common.machine import Machine, check_output, format_table, heading, write_json
+from tools.training.arguments import Command, resolve
 from tools.training.config import TrainConfig, read_config
+from tools.training.run_plan import RunPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,7 @@ def check(command: StepCommand, shapes: Sequence[CubeShape]) -> None:
             raise ValueError(f"--{name} must be at least 1. Got {getattr(command, name)}.")
     for shape in shapes:
         try:
-            pretrain.check(as_training(command, shape), shape)
+            as_training(command, shape).check()
         except ValueError as problem:
             raise ValueError(f"cube {shape}: {problem}") from None
     if process_group.is_launched() and len({shape.ranks for shape in shapes}) > 1:
@@ -115,15 +117,10 @@ def check(command: StepCommand, shapes: Sequence[CubeShape]) -> None:
     check_output(command.output)
 
 
-def as_training(command: StepCommand, shape: CubeShape) -> pretrain.Command:
-    """The same as a command of tools.pretrain, which knows what a cube and a recipe must fulfil."""
-    return pretrain.Command(
-        recipe=command.recipe,
-        cube=f"{shape.x}x{shape.y}x{shape.z}",
-        data_parallel=shape.data,
-        corpus=command.corpus,
-        settings=command.settings,
-    )
+def as_training(command: StepCommand, shape: CubeShape) -> RunPlan:
+    """The same as a run of tools.pretrain, which knows what a cube and a recipe must fulfil."""
+    training = Command(recipe=command.recipe, corpus=command.corpus, settings=command.settings)
+    return dataclasses.replace(resolve(training), shape=shape)
 
 
 def start_here(command: StepCommand, shapes: Sequence[CubeShape], stack: ExitStack) -> list[Group[StepTrial]]:
@@ -133,7 +130,7 @@ def start_here(command: StepCommand, shapes: Sequence[CubeShape], stack: ExitSta
     make = partial(
         StepTrial,
         recipe=command.settings,
-        corpus=pretrain.corpus_folder(training),
+        corpus=training.corpus,
         warmup=command.warmup,
     )
     # All on GPUs or none: figures of different devices are no comparison.
@@ -153,7 +150,7 @@ def join_world(command: StepCommand, shapes: Sequence[CubeShape], stack: ExitSta
         training = as_training(command, cube.shape)
         shown = cube.rank == 0
         run_on_rank0(cube, lambda: pretrain.prepare_corpus(training, shown=shown))
-        return StepTrial(cube, command.settings, pretrain.corpus_folder(training), command.warmup)
+        return StepTrial(cube, command.settings, training.corpus, command.warmup)
 
     stack.callback(disconnect)
     groups: list[Group[StepTrial]] = []

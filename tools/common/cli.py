@@ -7,16 +7,19 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
+from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import format_error
 from tensor3d.distributed.process_group import is_launched
 
 # --- From one command to a cube of processes --------------------------------------------------------------------------
 
+_TIMEOUT = timedelta(minutes=10)  # of a collective
 _TORCHRUN = "python launch/torchrun.py --standalone --local-addr=127.0.0.1"
 
 
@@ -32,10 +35,12 @@ def check_started(shape: CubeShape, module: str, arguments: Sequence[str]) -> No
 
 
 @contextmanager
-def cube_of(shape: CubeShape) -> Iterator[Cube]:
-    """The cube of all processes, which are connected inside alone."""
+def cube_of(
+    shape: CubeShape, *, wire: tuple[AxisName, ...] | None = None, timeout: timedelta = _TIMEOUT
+) -> Iterator[Cube]:
+    """The cube of all processes, which are connected inside alone. Arguments are those of `Cube.from_env`."""
     try:
-        cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data)
+        cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=wire, timeout=timeout)
         yield cube
         cube.close()
     finally:

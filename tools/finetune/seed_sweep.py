@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tools.finetune.init_model import InitModel, open_start
@@ -19,7 +17,7 @@ from tools.finetune.metrics import summary
 from tools.finetune.seed_run import RESULT, SeedRun
 from tools.finetune.tasks import FinetuneTask
 from tools.finetune.trainer import Trainer, count_steps
-from tools.training.factory import precision
+from tools.training.factory import precision, set_matmul_precision
 
 RESULTS = "results.json"
 
@@ -32,8 +30,7 @@ def finetune(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
         FloatingPointError: a loss that is not finite.
     """
     recipe, folder = command.sections, command.folder
-    if cube.device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if recipe.precision.tf32 else "highest")
+    set_matmul_precision(recipe.precision, cube)
     cube = cube.with_policy(precision(recipe.precision))
     # Every seed begins with the same weights, also where a run that goes on writes newer ones meanwhile.
     source = run_on_rank0(cube, lambda: claim(command))

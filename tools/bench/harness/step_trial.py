@@ -22,16 +22,17 @@ from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.distributed import process_group
 from tensor3d.distributed.comm_stats import Key
-from tools import pretrain
 from tools.bench.harness.command import Subcommand, recipe_among
 from tools.bench.harness.memory import PeakMemory, RankMemory, count_memory
 from tools.bench.harness.processes import Group, LocalGroup
 from tools.common.cpu import usable_cores
 from tools.common.machine import Machine, check_output, heading, write_json
 from tools.corpus.training_corpus import open_corpus
+from tools.training.arguments import Command, resolve
 from tools.training.config import TrainConfig, read_config
 from tools.training.data import TrainData
 from tools.training.metrics import StepMetrics
+from tools.training.run_plan import RunPlan
 from tools.training.trainer import Trainer
 
 # --- What one rank does for `bench step`: it trains, a few steps at a time, and notes what each step took -------------
@@ -401,9 +402,9 @@ class RecipeCommand(Subcommand):
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1. Got {getattr(self, name)}.")
         check_output(self.output)
 
-    def as_training(self, settings: TrainConfig, **options: Any) -> pretrain.Command:
-        """The same as a command of tools.pretrain, which knows where a corpus lies and what must fit together."""
-        return pretrain.Command(recipe=self.recipe, settings=settings, **options)
+    def as_training(self, settings: TrainConfig, **options: Any) -> RunPlan:
+        """The same as a run of tools.pretrain, which knows where a corpus lies and what must fit together."""
+        return resolve(Command(recipe=self.recipe, settings=settings, **options))
 
     def write(self, arguments: Sequence[str], machine: Machine, **content: Any) -> None:
         """The JSON file, if one is asked for: what was measured, and how and where."""
@@ -457,10 +458,10 @@ def check_planned(recipe: TrainConfig) -> None:
         )
 
 
-def check_cube(training: pretrain.Command, shape: CubeShape) -> None:
+def check_cube(training: RunPlan, shape: CubeShape) -> None:
     """Raises ValueError where a cube cannot train a recipe."""
     try:
-        pretrain.check(training, shape)
+        replace(training, shape=shape).check()
     except ValueError as problem:
         raise ValueError(f"cube {shape}: {problem}") from None
 
