@@ -33,13 +33,14 @@ from tools.training.arguments import parse, resolve
 from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
 from tools.training.environment import environment
 from tools.training.factory import set_matmul_precision
-from tools.training.loop import TrainLoop
+from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import ConsoleLogger, summary, table
 from tools.training.mlperf_log import MLPerfLog, settings
+from tools.training.pretraining import PretrainTrainer
 from tools.training.profiling import StepProfiler
 from tools.training.resume import check_begin, check_resume, ended
 from tools.training.run_plan import AUTO, RunPlan, first_intact, latest_checkpoint
-from tools.training.trainer import Ending, Trainer
+from tools.training.trainer import Ending
 
 # --- What a run needs before its first step: the corpus, and plans for its packs --------------------------------------
 
@@ -214,9 +215,9 @@ def run(plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
     info = run_on_rank0(cube, lambda: prepare_corpus(plan, shown=first))
     corpus = run_on_all_ranks(cube, lambda: load_same_corpus(plan, info))
     with naming_lost_ranks(watch), TrainData.of_corpus(recipe, cube, corpus, plan.exchange) as feed:
-        trainer = Trainer(recipe, cube, feed, corpus, watch=watch)
+        trainer = PretrainTrainer(recipe, cube, feed, corpus, watch=watch)
         found = resume_or_start(plan, cube, trainer)
-        if (ended := trainer.ended) is not None:
+        if (ended := trainer.state.ending) is not None:
             if first:
                 print(f"{found} is the end of its run ({_ENDINGS[ended]}): there is nothing left to do.")
             return 0
@@ -231,9 +232,16 @@ def run(plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
         return loop(plan, cube, trainer, mllog, folder, info)
 
 
-def loop(plan: RunPlan, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folder: Path, info: CorpusFacts) -> int:
+def loop(plan: RunPlan, cube: Cube, trainer: PretrainTrainer, mllog: MLPerfLog, folder: Path, info: CorpusFacts) -> int:
     """Trains, with all that is written on the way."""
     recipe, first = plan.recipe.run, cube.rank == 0
+
+    schedule = LoopSchedule(
+        steps=recipe.steps,
+        evaluate_every=recipe.evaluate_every,
+        checkpoint_every=recipe.checkpoint_every,
+        keep_best="marked" if recipe.patience > 0 else "no",
+    )
 
     def waiting(written: int) -> None:
         trainer.at(f"checkpoint, {written:,} bytes written")
@@ -242,9 +250,10 @@ def loop(plan: RunPlan, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folder: 
         ConsoleLogger(
             directory=folder,
             steps=recipe.steps,
-            first_step=trainer.first_step,
+            first_step=trainer.state.step,
             shown=first,
             log_every=recipe.log_every,
+            mllog=mllog,
         ) as display,
         Checkpoints(
             folder / "checkpoints",
@@ -256,15 +265,15 @@ def loop(plan: RunPlan, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folder: 
         ) as checkpoints,
         StepProfiler(plan.profile, folder, rank=cube.rank, ranks=plan.profile_ranks) as tracer,
     ):
-        run = TrainLoop(trainer, display, checkpoints, mllog=mllog, tracer=tracer)
+        run = TrainLoop(trainer, display, checkpoints, schedule, tracer=tracer)
         ending = run.to_the_end()
-        display.event("end", reason=ending, samples=trainer.standing.samples, seconds=trainer.standing.seconds)
+        display.event("end", reason=ending, samples=trainer.state.samples, seconds=trainer.state.seconds)
     if first:
         conclude(display, trainer, ending, info, folder, tracer.written)
     if run.unsaved:
         if first:
             print(
-                f"tools.pretrain: the run has ended after step {trainer.standing.step}, and its last checkpoint could "
+                f"tools.pretrain: the run has ended after step {trainer.state.step}, and its last checkpoint could "
                 "not be written (above). What came after the one before is lost.",
                 file=sys.stderr,
             )
@@ -272,7 +281,7 @@ def loop(plan: RunPlan, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folder: 
     return PREEMPTED if ending == "signal" else 0
 
 
-def resume_or_start(plan: RunPlan, cube: Cube, trainer: Trainer) -> Path | None:
+def resume_or_start(plan: RunPlan, cube: Cube, trainer: PretrainTrainer) -> Path | None:
     """Loads what the run goes on or begins with, and returns the checkpoint that it goes on from, if any; the same on
     every rank."""
 
@@ -311,7 +320,7 @@ def make_run_folder(plan: RunPlan, found: Path | None) -> Path:
     return folder
 
 
-def settings_of(trainer: Trainer, corpus: TrainingCorpus) -> dict[str, Any]:
+def settings_of(trainer: PretrainTrainer, corpus: TrainingCorpus) -> dict[str, Any]:
     """What MLPerf asks a log to say of a run."""
     recipe, feed, shape = trainer.recipe, trainer.feed, trainer.cube.shape
     data, held_out = feed.data, corpus.info.has_held_out
@@ -329,7 +338,7 @@ def settings_of(trainer: Trainer, corpus: TrainingCorpus) -> dict[str, Any]:
     )
 
 
-def describe(cube: Cube, trainer: Trainer, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
+def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
     """What is about to happen, with the resolved recipe."""
     config = trainer.model.config
     rows = [
@@ -342,8 +351,8 @@ def describe(cube: Cube, trainer: Trainer, info: CorpusFacts, around: dict[str, 
         ("environment", ", ".join(f"{name} {value}" for name, value in around.items() if name != "command")),
         ("run", str(folder)),
     ]
-    if trainer.first_step:
-        rows.append(("goes on", f"after step {trainer.first_step}"))
+    if trainer.state.step:
+        rows.append(("goes on", f"after step {trainer.state.step}"))
     print("\n".join(table(rows)))
     for section, values in trainer.recipe.to_dict().items():
         print(f"  [{section}] " + ", ".join(f"{name} = {value}" for name, value in values.items()))
@@ -358,14 +367,19 @@ def placement(cube: Cube) -> str:
 
 
 def conclude(
-    display: ConsoleLogger, trainer: Trainer, ending: Ending, info: CorpusFacts, folder: Path, traces: Sequence[Path]
+    display: ConsoleLogger,
+    trainer: PretrainTrainer,
+    ending: Ending,
+    info: CorpusFacts,
+    folder: Path,
+    traces: Sequence[Path],
 ) -> None:
     """What was done, and where things are."""
-    standing, found = trainer.standing, checkpoint.latest(folder / "checkpoints")
+    state, found = trainer.state, checkpoint.latest(folder / "checkpoints")
     rows = [
         (
             "time and samples",
-            f"{standing.seconds:,.1f} s of training, {standing.samples:,} sequences, {standing.step} steps",
+            f"{state.seconds:,.1f} s of training, {state.samples:,} sequences, {state.step} steps",
         ),
         ("checkpoint", str(found) if found else "none was asked for"),
         ("TensorBoard", shlex.join(["tensorboard", "--logdir", str(folder / "tensorboard")])),

@@ -225,7 +225,7 @@ def test_what_the_trainer_refuses_leaves_no_folder(
     def refuse(*_: object, **__: object) -> None:
         raise ValueError("not on this cube")
 
-    monkeypatch.setattr(pretrain, "Trainer", refuse)
+    monkeypatch.setattr(pretrain, "PretrainTrainer", refuse)
     assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
     assert "not on this cube" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

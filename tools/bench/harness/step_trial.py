@@ -32,8 +32,8 @@ from tools.training.arguments import Command, resolve
 from tools.training.config import TrainConfig, read_config
 from tools.training.data import TrainData
 from tools.training.metrics import StepMetrics
+from tools.training.pretraining import PretrainTrainer
 from tools.training.run_plan import RunPlan
-from tools.training.trainer import Trainer
 
 # --- What one rank does for `bench step`: it trains, a few steps at a time, and notes what each step took -------------
 
@@ -88,7 +88,7 @@ class StepTrial:
         memory = PeakMemory(cube.device)
         prepared = open_corpus(corpus)
         self._feed = TrainData.of_corpus(recipe, cube, prepared)
-        self._trainer = Trainer(recipe, cube, self._feed, prepared)
+        self._trainer = PretrainTrainer(recipe, cube, self._feed, prepared)
         self._loader = self._trainer.loader()
         self._steps = self._trainer.steps(self._loader)
         # The first step also makes the optimiser's state, after which memory does not grow any more.
@@ -426,7 +426,7 @@ class Training:
 
     def __init__(self, cube: Cube, recipe: TrainConfig, make_feed: Callable[[TrainConfig, Cube], TrainData]) -> None:
         self.feed = make_feed(recipe, cube)
-        self.trainer = Trainer(recipe, cube, self.feed, None)
+        self.trainer = PretrainTrainer(recipe, cube, self.feed, None)
         self.loader = self.trainer.loader()
         self._steps = self.trainer.steps(self.loader)
 
