@@ -16,7 +16,7 @@ from tools.finetune.job import FinetuneCommand, claim, release, write_json
 from tools.finetune.metrics import summary
 from tools.finetune.seed_run import RESULT, SeedRun
 from tools.finetune.tasks import FinetuneTask
-from tools.finetune.trainer import Trainer, count_steps
+from tools.finetune.trainer import FinetuneTrainer, count_steps
 from tools.training.factory import precision, set_matmul_precision
 
 RESULTS = "results.json"
@@ -76,10 +76,10 @@ def _seed_result(
             print(f"seed {seed} is done already: {folder}", file=sys.stderr)
         return done
     steps = count_steps(len(task.train), recipe.run.batch, recipe.run.epochs)
-    trainer = Trainer(task, recipe, cube, start.config, start.weights, seed=seed, steps=steps)
+    trainer = FinetuneTrainer(task, recipe, cube, start.config, start.weights, seed=seed, steps=steps)
     if cube.rank == 0:
-        _announce(task, trainer, steps, seed, first=seed == recipe.run.seeds[0])
-    return SeedRun(trainer, start, seed, folder).result()
+        _announce(task, trainer, first=seed == recipe.run.seeds[0])
+    return SeedRun(trainer, start, folder).result()
 
 
 def _tell(task: FinetuneTask) -> None:
@@ -90,10 +90,12 @@ def _tell(task: FinetuneTask) -> None:
     sys.stderr.flush()
 
 
-def _announce(task: FinetuneTask, trainer: Trainer, steps: int, seed: int, *, first: bool) -> None:
+def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> None:
     if first:
         tokens = sum(len(example.text.ids) for example in task.train)
-        print(f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {steps} steps", file=sys.stderr)
+        print(
+            f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {trainer.total_steps} steps", file=sys.stderr
+        )
     if first and trainer.filled is not None:
         print(trainer.filled.in_words(), file=sys.stderr)
 

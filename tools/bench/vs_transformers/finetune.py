@@ -37,7 +37,7 @@ from tools.finetune.config import SHIPPED
 from tools.finetune.init_model import open_start
 from tools.finetune.job import recipe_among
 from tools.finetune.tasks import ClassifyTask
-from tools.finetune.trainer import Trainer, steps_of
+from tools.finetune.trainer import FinetuneTrainer, TextStep, steps_of
 from tools.training.config import read_recipe
 from tools.training.factory import precision
 
@@ -132,14 +132,14 @@ class FinetuneTrial:
         self._task = ClassifyTask(recipe.data, recipe, start.tokenizer, cube)
         self._cube, self._run, self._slots = cube, recipe.run, recipe.run.tokens_per_rank * cube.shape.ranks
         seed = recipe.run.seeds[0]
-        self._trainers: dict[str, Trainer | LibraryTrainer] = {}
+        self._trainers: dict[str, FinetuneTrainer | LibraryTrainer] = {}
         for mode in modes:
             if mode == LIBRARY:
                 self._trainers[mode] = LibraryTrainer(self._task, recipe, start.config, cube.device, self._slots)
             else:
                 run = dataclasses.replace(recipe.run, padding="packed" if mode == PACKED else "padded")
                 own = dataclasses.replace(recipe, run=run)
-                self._trainers[mode] = Trainer(
+                self._trainers[mode] = FinetuneTrainer(
                     self._task, own, cube, start.config, start.weights, seed=seed, steps=_MANY
                 )
         self._steps = {mode: steps_of(len(self._task.train), recipe.run.batch, seed, _MANY) for mode in modes}
@@ -155,7 +155,12 @@ class FinetuneTrial:
         lengths = [len(example.text.ids) for example in examples]
         parts = [lengths[part] for part in split(lengths, self._slots, padded=True)]
         begin = time.perf_counter()
-        loss = self._trainers[mode].take(1, examples).loss.item()  # which waits for the device
+        trainer = self._trainers[mode]
+        if isinstance(trainer, FinetuneTrainer):
+            (metrics,) = trainer.steps([TextStep(index=0, examples=examples)])
+            loss = metrics.loss
+        else:
+            loss = trainer.take(1, examples).loss.item()  # which waits for the device
         if self._cube.device.type == "cuda":
             torch.cuda.synchronize(self._cube.device)
         return StepFigures(
