@@ -29,7 +29,7 @@ def finetune(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
         ValueError: the folder holds results of other settings; files that cannot be used. On every rank.
         FloatingPointError: a loss that is not finite.
     """
-    recipe, folder = command.sections, command.folder
+    recipe, folder = command.settings, command.folder
     set_matmul_precision(recipe.precision, cube)
     cube = cube.with_policy(precision(recipe.precision))
     # Every seed begins with the same weights, also where a run that goes on writes newer ones meanwhile.
@@ -69,7 +69,7 @@ def table(results: dict[str, Any], unit: str = "texts") -> str:
 def _seed_result(
     command: FinetuneCommand, task: FinetuneTask, start: InitModel, cube: Cube, seed: int
 ) -> dict[str, Any]:
-    recipe, folder = command.sections, command.folder / f"seed-{seed}"
+    recipe, folder = command.settings, command.folder / f"seed-{seed}"
     done: dict[str, Any] | None = run_on_rank0(cube, lambda: _read_result(folder / RESULT))
     if done is not None:
         if cube.rank == 0:
