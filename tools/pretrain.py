@@ -6,7 +6,6 @@ On several processes it is started by torchrun; launch/local.sh does that on one
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,76 +13,67 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
 from models.bert.huggingface import write_model_json
-from tensor3d import Cube, CubeShape, checkpoint
+from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.packed_batch import fit_packs_per_rank
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.host_all_to_all import PeerError
-from tensor3d.distributed.object_collectives import format_error, run_on_all_ranks, run_on_rank0
+from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
+from tools.common.cli import cube_of, run_main
 from tools.common.machine import write_json
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
-from tools.training.arguments import (
-    AUTO,
-    Command,
-    check,
-    check_folders,
-    corpus_folder,
-    exchange_options,
-    latest_checkpoint,
-    parse,
-    parse_profile_ranks,
-    parse_rank_order,
-    resume_candidates,
-)
+from tools.training.arguments import parse, resolve
 from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
 from tools.training.environment import environment
-from tools.training.loop import TrainLoop
+from tools.training.factory import set_matmul_precision
+from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import ConsoleLogger, summary, table
 from tools.training.mlperf_log import MLPerfLog, settings
-from tools.training.profiling import ProfileSchedule, StepProfiler
+from tools.training.pretraining import PretrainTrainer
+from tools.training.profiling import StepProfiler
 from tools.training.resume import check_begin, check_resume, ended
-from tools.training.trainer import Ending, Trainer
+from tools.training.run_plan import AUTO, RunPlan, first_intact, latest_checkpoint
+from tools.training.trainer import Ending
 
 # --- What a run needs before its first step: the corpus, and plans for its packs --------------------------------------
 
 
-def prepare_corpus(command: Command, *, shown: bool) -> CorpusFacts:
+def prepare_corpus(plan: RunPlan, *, shown: bool) -> CorpusFacts:
     """The corpus of the recipe; fast where it is prepared already. With an exchange a machine need not have all shards,
     so a folder that is there is not prepared again. Samples are taken as they are."""
-    data, folder = command.settings.data, corpus_folder(command)
-    if is_samples(folder) or (command.exchange and folder.is_dir()):
+    data, folder = plan.recipe.data, plan.corpus
+    if is_samples(folder) or (plan.exchange and folder.is_dir()):
         return read_facts(folder)
     return prepare(
         data.source,
         folder,
         vocab_size=data.vocab_size,
         held_out=data.held_out,
-        seed=command.settings.run.seed,
+        seed=plan.recipe.run.seed,
         shards=data.shards,
         progress=shown,
     )
 
 
-def prepare_packs(command: Command, shape: CubeShape) -> None:
+def prepare_packs(plan: RunPlan) -> None:
     """Checks what can be known when the corpus is packed, and writes the plan files of the epochs that the run will
     read, if the recipe has a folder for them.
 
     With an exchange this machine may lack shards; then the ranks check, and plan, for themselves.
     """
-    recipe, corpus = command.settings, open_corpus(corpus_folder(command))
-    if command.exchange and corpus.missing:
+    recipe, shape, corpus = plan.recipe, plan.shape, open_corpus(plan.corpus)
+    if plan.exchange and corpus.missing:
         return
     source = training_source(corpus, recipe, None)
-    plan = corpus.plan(recipe.data.packing)
-    data = pretraining_data(recipe, source, corpus.special, plan=plan, continuations=corpus.continuations)
+    packing = corpus.plan(recipe.data.packing)
+    data = pretraining_data(recipe, source, corpus.special, plan=packing, continuations=corpus.continuations)
     if recipe.data.plans is not None:
         data.epochs.save_plan(0)
     packs = global_batch(recipe.batch, data.packing_factor)
@@ -95,9 +85,9 @@ def prepare_packs(command: Command, shape: CubeShape) -> None:
         print(f"plans of {epochs} epochs in {recipe.data.plans}")
 
 
-def load_same_corpus(command: Command, info: CorpusFacts) -> TrainingCorpus:
+def load_same_corpus(plan: RunPlan, info: CorpusFacts) -> TrainingCorpus:
     """The corpus of this machine. Raises ValueError unless it is the one that rank 0 sees, and the recipe's."""
-    folder, data = corpus_folder(command), command.settings.data
+    folder, data = plan.corpus, plan.recipe.data
     corpus = open_corpus(folder)
     if corpus.info != info:
         raise ValueError(
@@ -119,22 +109,22 @@ def load_same_corpus(command: Command, info: CorpusFacts) -> TrainingCorpus:
 _HEADS = ("pooler", "masked_lm", "next_sentence")
 
 
-def write_facts(command: Command, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
+def write_facts(plan: RunPlan, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
     """Puts what was asked for, and where it runs, into the folder of the run."""
     facts = {
-        "recipe": command.settings.to_dict(),
-        "cube": command.cube,
-        "data_parallel": command.data_parallel,
+        "recipe": plan.recipe.to_dict(),
+        "cube": plan.cube,
+        "data_parallel": plan.shape.data,
         "unigram_entropy": info.unigram_entropy,
         "environment": around,
     }
     write_json(folder / "run.json", facts)
 
 
-def write_model(command: Command, corpus: TrainingCorpus, folder: Path) -> None:
+def write_model(plan: RunPlan, corpus: TrainingCorpus, folder: Path) -> None:
     """Puts what the model is, and its tokenizer, into the folder of the run: what reads models reads runs too."""
-    recipe = command.settings
-    facts = {"source": str(command.recipe), "max_length": recipe.data.max_length}
+    recipe = plan.recipe
+    facts = {"source": str(plan.recipe_file), "max_length": recipe.data.max_length}
     keep_tokenizer_of_corpus(corpus.tokenizer, folder)
     write_model_json(folder, config=recipe.model.config(recipe.data), heads=_HEADS, facts=facts)
 
@@ -157,126 +147,112 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SIGTERM or SIGUSR1 and a checkpoint, 130 after Ctrl-C.
     Those with which a run ends that hangs or is orphaned stand in `tensor3d.distributed.watchdog`.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    try:
-        command = parse(arguments)
-        shape = CubeShape.parse(command.cube, command.data_parallel)
-        check(command, shape)
-        check_folders(command)
-        if command.dry_run:
-            print(dry_run(command, shape))
-            return 0
-        if command.prepare_only:
-            prepare_corpus(command, shown=True)
-            prepare_packs(command, shape)
-            check_checkpoint(command)
-            return 0
-        return train(command, shape)
-    except (ValueError, FloatingPointError, OSError) as problem:
-        print(f"tools.pretrain: {format_error(problem)}", file=sys.stderr, flush=True)
-        return 2
-    except PeerError as problem:
-        print(f"tools.pretrain: {problem}", file=sys.stderr, flush=True)
-        return 1
-    except dist.DistError as problem:
-        print(f"tools.pretrain: {str(problem).splitlines()[0]}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt:
-        # torchrun passes on the Ctrl-C that has reached this process already.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return 130
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    return run_main("tools.pretrain", lambda: carry_out(resolve(parse(given))))
 
 
-def dry_run(command: Command, shape: CubeShape) -> str:
+def carry_out(plan: RunPlan) -> int:
+    """What the call was for. Its exit status."""
+    plan.check()
+    plan.check_folders()
+    if plan.purpose == "dry run":
+        print(dry_run(plan))
+        return 0
+    if plan.purpose == "prepare":
+        prepare_corpus(plan, shown=True)
+        prepare_packs(plan)
+        check_checkpoint(plan)
+        return 0
+    return train(plan)
+
+
+def dry_run(plan: RunPlan) -> str:
     """What a run would need and take."""
     from tools.training.estimate import report
 
-    folder = corpus_folder(command)
-    known = is_samples(folder) or (folder / "corpus.json").exists()
-    return report(command.settings, shape, read_facts(folder) if known else None)
+    known = is_samples(plan.corpus) or (plan.corpus / "corpus.json").exists()
+    return report(plan.recipe, plan.shape, read_facts(plan.corpus) if known else None)
 
 
-def check_checkpoint(command: Command) -> None:
+def check_checkpoint(plan: RunPlan) -> None:
     """Raises ValueError where `--resume` or `--start-from` names a checkpoint that does not fit the recipe."""
-    corpus = open_corpus(corpus_folder(command))
-    candidates = resume_candidates(command)
-    for number, found in enumerate(candidates, start=1):
-        try:
-            progress = checkpoint.read_progress(found)
-        except checkpoint.DamagedError:
-            if number == len(candidates):
-                raise
-            continue
-        if command.resume != AUTO or ended(progress, command.settings) is None:
-            check_resume(progress, command.settings, corpus)
-        return
-    if command.start_from is not None:
-        check_begin(latest_checkpoint(command.start_from), command.settings, corpus)
+    corpus = open_corpus(plan.corpus)
+
+    def check(found: Path) -> Path:
+        progress = checkpoint.read_progress(found)
+        if plan.resume != AUTO or ended(progress, plan.recipe) is None:
+            check_resume(progress, plan.recipe, corpus)
+        return found
+
+    goes_on = first_intact(plan.resume_candidates(), check, damaged=lambda _: None)
+    if goes_on is None and plan.start_from is not None:
+        check_begin(latest_checkpoint(plan.start_from), plan.recipe, corpus)
 
 
-def train(command: Command, shape: CubeShape) -> int:
+def train(plan: RunPlan) -> int:
     """The run, on every rank. Its exit status."""
+    times = plan.recipe.run
     # The watch must be first: the error of a collective that times out names nobody.
-    timeout = timedelta(seconds=2 * command.settings.run.hang_after + 60)
-    cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=parse_rank_order(command), timeout=timeout)
-    if cube.device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if command.settings.precision.tf32 else "highest")
+    timeout, rank = timedelta(seconds=2 * times.hang_after + 60), -1
     try:
-        times = command.settings.run
-        with Watchdog(cube, hang_after=times.hang_after, patience=times.stop_within) as watch:
-            status = run(command, cube, watch)
-        cube.close()
-        return status
+        with cube_of(plan.shape, wire=plan.rank_order, timeout=timeout) as cube:
+            rank = cube.rank
+            set_matmul_precision(plan.recipe.precision, cube)
+            with Watchdog(cube, hang_after=times.hang_after, patience=times.stop_within) as watch:
+                return run(plan, cube, watch)
     except KeyboardInterrupt:
-        if cube.rank == 0:
+        if rank == 0:
             print("tools.pretrain: stopped. --resume goes on from the last checkpoint.", file=sys.stderr)
         raise
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
-def run(command: Command, cube: Cube, watch: Watchdog) -> int:
+def run(plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
     """The run on a cube. Its folder is made when nothing can be refused any more."""
-    first, recipe = cube.rank == 0, command.settings
+    first, recipe = cube.rank == 0, plan.recipe
     mllog = MLPerfLog(shown=recipe.run.mllog and first)
     mllog.starting()
-    info = run_on_rank0(cube, lambda: prepare_corpus(command, shown=first))
-    corpus = run_on_all_ranks(cube, lambda: load_same_corpus(command, info))
-    with naming_lost_ranks(watch), TrainData.of_corpus(recipe, cube, corpus, exchange_options(command)) as feed:
-        trainer = Trainer(recipe, cube, feed, corpus, watch=watch)
-        found = resume_or_start(command, cube, trainer)
-        if (ended := trainer.ended) is not None:
+    info = run_on_rank0(cube, lambda: prepare_corpus(plan, shown=first))
+    corpus = run_on_all_ranks(cube, lambda: load_same_corpus(plan, info))
+    with naming_lost_ranks(watch), TrainData.of_corpus(recipe, cube, corpus, plan.exchange) as feed:
+        trainer = PretrainTrainer(recipe, cube, feed, corpus, watch=watch)
+        found = resume_or_start(plan, cube, trainer)
+        if (ended := trainer.state.ending) is not None:
             if first:
                 print(f"{found} is the end of its run ({_ENDINGS[ended]}): there is nothing left to do.")
             return 0
-        folder = run_on_rank0(cube, lambda: make_run_folder(command, found))
+        folder = run_on_rank0(cube, lambda: make_run_folder(plan, found))
         around = environment(cube)
-        run_on_rank0(cube, lambda: write_facts(command, info, around, folder))
-        run_on_rank0(cube, lambda: write_model(command, corpus, folder))
+        run_on_rank0(cube, lambda: write_facts(plan, info, around, folder))
+        run_on_rank0(cube, lambda: write_model(plan, corpus, folder))
         if first:
-            describe(command, cube, trainer, info, around, folder)
+            describe(cube, trainer, info, around, folder)
         if recipe.run.mllog:
             mllog.settings(settings_of(trainer, corpus))
-        return loop(command, cube, trainer, mllog, folder, info)
+        return loop(plan, cube, trainer, mllog, folder, info)
 
 
-def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folder: Path, info: CorpusFacts) -> int:
+def loop(plan: RunPlan, cube: Cube, trainer: PretrainTrainer, mllog: MLPerfLog, folder: Path, info: CorpusFacts) -> int:
     """Trains, with all that is written on the way."""
-    recipe, first = command.settings.run, cube.rank == 0
+    recipe, first = plan.recipe.run, cube.rank == 0
+
+    schedule = LoopSchedule(
+        steps=recipe.steps,
+        evaluate_every=recipe.evaluate_every,
+        checkpoint_every=recipe.checkpoint_every,
+        keep_best="marked" if recipe.patience > 0 else "no",
+    )
 
     def waiting(written: int) -> None:
         trainer.at(f"checkpoint, {written:,} bytes written")
 
-    profile = None if command.profile is None else ProfileSchedule.parse(command.profile)
-    ranks = parse_profile_ranks(command.profile_ranks, cube.shape)
     with (
         ConsoleLogger(
             directory=folder,
             steps=recipe.steps,
-            first_step=trainer.first_step,
+            first_step=trainer.state.step,
             shown=first,
             log_every=recipe.log_every,
+            mllog=mllog,
         ) as display,
         Checkpoints(
             folder / "checkpoints",
@@ -286,17 +262,17 @@ def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folde
             asynchronous=recipe.asynchronous,
             waiting=waiting,
         ) as checkpoints,
-        StepProfiler(profile, folder, rank=cube.rank, ranks=ranks) as tracer,
+        StepProfiler(plan.profile, folder, rank=cube.rank, ranks=plan.profile_ranks) as tracer,
     ):
-        run = TrainLoop(trainer, display, checkpoints, mllog=mllog, tracer=tracer)
+        run = TrainLoop(trainer, display, checkpoints, schedule, tracer=tracer)
         ending = run.to_the_end()
-        display.event("end", reason=ending, samples=trainer.standing.samples, seconds=trainer.standing.seconds)
+        display.event("end", reason=ending, samples=trainer.state.samples, seconds=trainer.state.seconds)
     if first:
         conclude(display, trainer, ending, info, folder, tracer.written)
     if run.unsaved:
         if first:
             print(
-                f"tools.pretrain: the run has ended after step {trainer.standing.step}, and its last checkpoint could "
+                f"tools.pretrain: the run has ended after step {trainer.state.step}, and its last checkpoint could "
                 "not be written (above). What came after the one before is lost.",
                 file=sys.stderr,
             )
@@ -304,25 +280,24 @@ def loop(command: Command, cube: Cube, trainer: Trainer, mllog: MLPerfLog, folde
     return PREEMPTED if ending == "signal" else 0
 
 
-def resume_or_start(command: Command, cube: Cube, trainer: Trainer) -> Path | None:
+def resume_or_start(plan: RunPlan, cube: Cube, trainer: PretrainTrainer) -> Path | None:
     """Loads what the run goes on or begins with, and returns the checkpoint that it goes on from, if any; the same on
     every rank."""
-    candidates = run_on_rank0(cube, lambda: resume_candidates(command))
-    for number, found in enumerate(candidates, start=1):
-        try:
-            trainer.resume(found, finished=command.resume == AUTO)
-            return found
-        except checkpoint.DamagedError as damage:
-            if number == len(candidates):
-                raise
-            if cube.rank == 0:
-                print(f"tools.pretrain: {damage} Trying the one before.", file=sys.stderr, flush=True)
-    if command.start_from is not None:
-        source = command.start_from
+
+    def resume(found: Path) -> Path:
+        trainer.resume(found, finished=plan.resume == AUTO)
+        return found
+
+    def damaged(problem: str) -> None:
+        if cube.rank == 0:
+            print(f"tools.pretrain: {problem} Trying the one before.", file=sys.stderr, flush=True)
+
+    found = first_intact(run_on_rank0(cube, plan.resume_candidates), resume, damaged)
+    if found is None and (source := plan.start_from) is not None:
         told = trainer.start_from(run_on_rank0(cube, lambda: latest_checkpoint(source)))
         if cube.rank == 0:
             print(told, flush=True)
-    return None
+    return found
 
 
 @contextmanager
@@ -337,23 +312,14 @@ def naming_lost_ranks(watch: Watchdog) -> Iterator[None]:
         raise PeerError(watch.failed(str(error))) from error
 
 
-def make_run_folder(command: Command, found: Path | None) -> Path:
-    """The folder of this run. A new run never writes into another run's folder."""
-    if command.resume == AUTO and command.output is not None:
-        folder = command.output
-    elif found is not None:
-        folder = found.parent.parent
-    else:
-        folder = command.output or Path("runs") / command.recipe.stem
-        number = 2
-        while command.output is None and (folder / "run.json").exists():
-            folder = Path("runs") / f"{command.recipe.stem}-{number}"
-            number += 1
+def make_run_folder(plan: RunPlan, found: Path | None) -> Path:
+    """The folder of this run, which exists afterwards."""
+    folder = plan.run_folder(found)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def settings_of(trainer: Trainer, corpus: TrainingCorpus) -> dict[str, Any]:
+def settings_of(trainer: PretrainTrainer, corpus: TrainingCorpus) -> dict[str, Any]:
     """What MLPerf asks a log to say of a run."""
     recipe, feed, shape = trainer.recipe, trainer.feed, trainer.cube.shape
     data, held_out = feed.data, corpus.info.has_held_out
@@ -370,9 +336,7 @@ def settings_of(trainer: Trainer, corpus: TrainingCorpus) -> dict[str, Any]:
     )
 
 
-def describe(
-    command: Command, cube: Cube, trainer: Trainer, info: CorpusFacts, around: dict[str, Any], folder: Path
-) -> None:
+def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
     """What is about to happen, with the resolved recipe."""
     config = trainer.model.config
     rows = [
@@ -385,10 +349,10 @@ def describe(
         ("environment", ", ".join(f"{name} {value}" for name, value in around.items() if name != "command")),
         ("run", str(folder)),
     ]
-    if trainer.first_step:
-        rows.append(("goes on", f"after step {trainer.first_step}"))
+    if trainer.state.step:
+        rows.append(("goes on", f"after step {trainer.state.step}"))
     print("\n".join(table(rows)))
-    for section, values in command.settings.to_dict().items():
+    for section, values in trainer.recipe.to_dict().items():
         print(f"  [{section}] " + ", ".join(f"{name} = {value}" for name, value in values.items()))
     sys.stdout.flush()
 
@@ -401,14 +365,19 @@ def placement(cube: Cube) -> str:
 
 
 def conclude(
-    display: ConsoleLogger, trainer: Trainer, ending: Ending, info: CorpusFacts, folder: Path, traces: Sequence[Path]
+    display: ConsoleLogger,
+    trainer: PretrainTrainer,
+    ending: Ending,
+    info: CorpusFacts,
+    folder: Path,
+    traces: Sequence[Path],
 ) -> None:
     """What was done, and where things are."""
-    standing, found = trainer.standing, checkpoint.latest(folder / "checkpoints")
+    state, found = trainer.state, checkpoint.latest(folder / "checkpoints")
     rows = [
         (
             "time and samples",
-            f"{standing.seconds:,.1f} s of training, {standing.samples:,} sequences, {standing.step} steps",
+            f"{state.seconds:,.1f} s of training, {state.samples:,} sequences, {state.step} steps",
         ),
         ("checkpoint", str(found) if found else "none was asked for"),
         ("TensorBoard", shlex.join(["tensorboard", "--logdir", str(folder / "tensorboard")])),

@@ -27,7 +27,8 @@ from tensor3d.data.loader import settle
 from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.optim import AdamW, GradScaler, Lamb, decay_groups
 from tools.bench.harness.synthetic_data import RandomPairs
-from tools.training.trainer import TrainingStep
+from tools.training.pretraining import PretrainObjective
+from tools.training.step import TrainingStep
 
 VOCAB, CAPACITY = 97, 16
 READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim"}
@@ -100,16 +101,17 @@ def a_step(batches: list[PackedBatch]) -> TrainBatch:
     )
 
 
-def training(cube: Cube, *, lamb: bool = False, scaler: bool = False, **sizes: Any) -> TrainingStep:
+def training(cube: Cube, *, lamb: bool = False, scaler: bool = False, **sizes: Any) -> TrainingStep[TrainBatch]:
     cube.manual_seed(0)
     speed = {"read_rows_only": sizes.pop("read_rows_only", False)}
     config = BertConfig(**{"layers": 2, "hidden": 32, "heads": 2, "vocab": VOCAB, "positions": CAPACITY} | sizes)
     model = BertForPreTraining(config, cube, **speed).train()
     optimizer = (Lamb if lamb else AdamW)(decay_groups(model, 0.01), cube, lr=1e-3)
-    return TrainingStep(model, optimizer, GradScaler(cube) if scaler else None, cube, clip=1.0)
+    scaling = GradScaler(cube) if scaler else None
+    return TrainingStep(model, optimizer, scaling, cube, PretrainObjective(model), clip=1.0)
 
 
-def take(step: TrainingStep, batches: list[PackedBatch]) -> None:
+def take(step: TrainingStep[TrainBatch], batches: list[PackedBatch]) -> None:
     step.stopwatch.begin()
     step.take(a_step(batches), learning_rate=1e-3, stall=0.0)
 

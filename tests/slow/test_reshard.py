@@ -17,7 +17,7 @@ from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from tools.training.data import TrainData
-from tools.training.trainer import Trainer
+from tools.training.pretraining import PretrainTrainer
 
 CHAIN = ("2x2x2", "1x1x1", "1x4x2", "2x2x1 x2")  # the last with two copies
 STEPS = 10  # on each cube
@@ -41,11 +41,11 @@ def trained(shape: str, kind: str, corpus_folder: Path, run: Path, first: int, l
     cube = Cube(box.x, box.y, box.z, box.data)
     corpus, recipe = open_corpus(corpus_folder), recipe_of(kind)
     with TrainData.of_corpus(recipe, cube, corpus) as feed:
-        trainer = Trainer(recipe, cube, feed, corpus)
+        trainer = PretrainTrainer(recipe, cube, feed, corpus)
         found = checkpoint.latest(run)
         if found is not None:
             trainer.resume(found)
-        assert trainer.first_step == first
+        assert trainer.state.step == first
         with feed.loader(first, last) as loader, Checkpoints(run, cube) as checkpoints:
             losses = [metrics.loss for metrics in trainer.steps(loader)]
             trainer.save(checkpoints)

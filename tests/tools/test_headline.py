@@ -16,24 +16,18 @@ from tensor3d import CommStats, Cube, CubeShape
 from tensor3d.data import TrainBatch
 from tests.tools.runs import arguments
 from tools import pretrain
-from tools.training import loop, trainer
+from tools.training import pretraining
 from tools.training.config import read_config
 from tools.training.metrics import StepMetrics
+from tools.training.pretraining import PretrainSums, PretrainTrainer
 from tools.training.profiling import StepTimes
-from tools.training.trainer import AsyncScalars, PendingStep, StepScalars, Trainer
+from tools.training.step import AsyncScalars, PendingStep
 
 FLOPS = 48e12  # of the made-up step, on all ranks together
-NUMBERS = StepScalars(
-    loss=7.5,
-    masked_lm_loss=7.0,
-    next_sentence_loss=0.5,
-    masked_lm_correct=30.0,
-    next_sentence_correct=9.0,
-    gradient_norm=2.25,
-    found_inf=0.0,
-    loss_scale=1.0,
-    stop_flags=0.0,
+SUMS = PretrainSums(
+    loss=7.5, masked_lm_loss=7.0, next_sentence_loss=0.5, masked_lm_correct=30.0, next_sentence_correct=9.0
 )
+NORM, FOUND_INF, LOSS_SCALE, STOP_FLAGS = 2.25, 0.0, 1.0, 0.0
 
 
 class At:
@@ -52,7 +46,7 @@ class At:
 @pytest.fixture
 def metrics(monkeypatch: pytest.MonkeyPatch) -> StepMetrics:
     """Of a step of 3 s and 6,000 tokens on 4 ranks whose peak is 10 TFLOP/s each."""
-    monkeypatch.setattr(trainer, "step_flops", lambda config, step, read_rows_only: FLOPS)
+    monkeypatch.setattr(pretraining, "step_flops", lambda config, step, read_rows_only: FLOPS)
     lap = StepTimes(
         ("data", "forward", "backward", "gradient_sum", "optimizer"), [At(t) for t in (0.0, 0.25, 1.0, 2.5, 2.75, 3.0)]
     )
@@ -70,25 +64,27 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> StepMetrics:
     traffic = CommStats(
         received=Counter({("y", "all-gather"): 1000, ("x", "all-gather"): 24}), calls=Counter({("y", "all-gather"): 5})
     )
+    numbers = [*SUMS, NORM, FOUND_INF, LOSS_SCALE, STOP_FLAGS]
     taken = PendingStep(
         step=step,
         learning_rate=1e-3,
         lap=lap,
         traffic=traffic,
         norm=None,  # type: ignore[arg-type]
-        numbers=AsyncScalars(torch.tensor(NUMBERS, dtype=torch.float64)),
+        numbers=AsyncScalars(torch.tensor(numbers, dtype=torch.float64)),
         stall=0.125,
     )
     of_a_run: Any = SimpleNamespace(
-        standing=SimpleNamespace(skipped_steps=3),
+        state=SimpleNamespace(skipped_steps=3),
         stop_if=lambda stop: None,
+        metrics=lambda taken, numbers: PretrainTrainer.metrics(of_a_run, taken, numbers),
         _judge=lambda taken, numbers: None,
         model=SimpleNamespace(config=None),
         recipe=SimpleNamespace(speed=SimpleNamespace(read_rows_only=False)),
         cube=SimpleNamespace(shape=CubeShape(y=2, z=2)),
         _peak=10e12,
     )
-    return Trainer._read(of_a_run, taken)
+    return PretrainTrainer._read(of_a_run, taken)
 
 
 def test_tokens_a_second_are_those_of_the_whole_job(metrics: StepMetrics) -> None:
@@ -151,10 +147,10 @@ class Judged:
 
 def test_an_evaluation_is_over_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [SimpleNamespace(batches=[None], targets=targets, sequences=4) for targets in (10, 30)]
-    monkeypatch.setattr(loop, "evaluation_batches", lambda *_, **__: iter(batches))
+    monkeypatch.setattr(pretraining, "evaluation_batches", lambda *_, **__: iter(batches))
     data: Any = None
     model: Any = Judged()
-    means = loop.held_out_means(model, data, Cube.single(), 1, lambda batch: True)
+    means = pretraining.held_out_means(model, data, Cube.single(), 1, lambda batch: True)
     assert means == pytest.approx(
         {
             "loss": 120 / 40 + 4 / 8,

@@ -22,10 +22,10 @@ from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
 from tools.corpus.quick.corpus_info import CorpusInfo
-from tools.training.arguments import latest_checkpoint
 from tools.training.config import OptimizerConfig, read_config
 from tools.training.factory import learning_rate, make_optimizer
 from tools.training.metrics import StepMetrics, summary
+from tools.training.run_plan import RunPlan, latest_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def test_what_the_trainer_refuses_leaves_no_folder(
     def refuse(*_: object, **__: object) -> None:
         raise ValueError("not on this cube")
 
-    monkeypatch.setattr(pretrain, "Trainer", refuse)
+    monkeypatch.setattr(pretrain, "PretrainTrainer", refuse)
     assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
     assert "not on this cube" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -236,8 +236,8 @@ def test_a_corpus_that_another_run_replaces(
 ) -> None:
     prepare = pretrain.prepare_corpus
 
-    def replaced(command: pretrain.Command, *, shown: bool) -> CorpusInfo:
-        return dataclasses.replace(prepare(command, shown=shown), fingerprint="before")
+    def replaced(plan: RunPlan, *, shown: bool) -> CorpusInfo:
+        return dataclasses.replace(prepare(plan, shown=shown), fingerprint="before")
 
     monkeypatch.setattr(pretrain, "prepare_corpus", replaced)
     assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2

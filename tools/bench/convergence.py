@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from tensor3d import CubeShape
 from tensor3d.data import ExchangeOptions
-from tools import pretrain
 from tools.bench.harness.benchmark import Count, PictureFile, Report, listed
 from tools.bench.harness.figures import as_json
 from tools.bench.harness.processes import start
@@ -88,7 +87,7 @@ class LossCommand(RecipeBenchmark):
         modes, seeds, settings = plan
         training = self.as_training(settings, corpus=self.corpus)
         prepare_here(training)
-        curves = train(settings, pretrain.corpus_folder(training), modes, seeds)
+        curves = train(settings, training.corpus, modes, seeds)
         results = [figures(mode, curves[mode], self.last) for mode in modes]
         verdict = compare(results)
         lines = [

@@ -14,7 +14,6 @@ from typing import Annotated, Literal, cast, get_args
 from tqdm import tqdm
 
 from tensor3d import CubeShape
-from tools import pretrain
 from tools.bench.convergence import draw, to_the_end
 from tools.bench.harness.benchmark import Count, PictureFile, Report
 from tools.bench.harness.figures import Column, as_json, milliseconds, table
@@ -66,7 +65,7 @@ class PrecisionCommand(RecipeBenchmark):
         precisions, shape, settings = plan
         training = self.as_training(settings, corpus=self.corpus)
         prepare_here(training)
-        curves = train(settings, pretrain.corpus_folder(training), precisions, shape)
+        curves = train(settings, training.corpus, precisions, shape)
         results = compare(curves, self.last)
         agree = all(result.difference <= self.tolerance for result in results)
         lines = [

@@ -16,7 +16,6 @@ import torch
 
 from tensor3d import CubeShape
 from tensor3d.distributed import process_group
-from tools import pretrain
 from tools.bench.harness.benchmark import Count, PictureFile, Report, cubes_of
 from tools.bench.harness.figures import Column, as_json, deal, mebibytes, milliseconds, table
 from tools.bench.harness.processes import is_shown
@@ -34,6 +33,7 @@ from tools.bench.harness.step_trial import (
 from tools.bench.step import measure
 from tools.common.cpu import usable_cores
 from tools.training.config import TrainConfig
+from tools.training.run_plan import RunPlan
 
 # --- The figures of `bench strong` and `bench weak`: those of a step on each box, and how it scales -------------------
 
@@ -243,7 +243,7 @@ class ScalingCommand(RecipeBenchmark):
                 skipped.append(Skipped(ranks=shape.ranks, box=str(shape), reason=reason))
         return fitting, skipped
 
-    def training(self, settings: TrainConfig) -> pretrain.Command:
+    def training(self, settings: TrainConfig) -> RunPlan:
         return self.as_training(settings, corpus=self.corpus)
 
     # --- measuring --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Annotated
 
 from tensor3d import Cube, CubeShape
 from tensor3d.data import ExchangeOptions
-from tools import pretrain
 from tools.bench.harness.benchmark import Count, Report
 from tools.bench.harness.figures import Column, as_json, deal, flat, milliseconds, ratios_of, spread, table
 from tools.bench.harness.step_trial import (
@@ -118,7 +117,7 @@ class ExchangeCommand(RecipeBenchmark):
         shape, settings, counts = plan
         reading = self.as_training(settings, corpus=self.corpus)
         prepare_here(reading)
-        results, difference = measure(self, shape, settings, pretrain.corpus_folder(reading), counts)
+        results, difference = measure(self, shape, settings, reading.corpus, counts)
         well, verdict = judge(difference, settings, self.moves_packs)
         lines = [
             f"{self.recipe} on {shape}, {settings.data.shards} shards, {shape.ranks} processes",

@@ -9,12 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any, Protocol, Union
 
 import torch.distributed as dist
 import tyro
 
 from tensor3d import Cube, CubeShape
+from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import format_error
 from tensor3d.distributed.process_group import is_launched, place
@@ -24,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 # --- From one command to a cube of processes --------------------------------------------------------------------------
 
+_TIMEOUT = timedelta(minutes=10)  # of a collective
 _TORCHRUN = "python launch/torchrun.py --standalone --local-addr=127.0.0.1"
 
 
@@ -39,10 +42,12 @@ def check_started(shape: CubeShape, module: str, arguments: Sequence[str]) -> No
 
 
 @contextmanager
-def cube_of(shape: CubeShape) -> Iterator[Cube]:
-    """The cube of all processes, which are connected inside alone."""
+def cube_of(
+    shape: CubeShape, *, wire: tuple[AxisName, ...] | None = None, timeout: timedelta = _TIMEOUT
+) -> Iterator[Cube]:
+    """The cube of all processes, which are connected inside alone. Arguments are those of `Cube.from_env`."""
     try:
-        cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data)
+        cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=wire, timeout=timeout)
         yield cube
         cube.close()
     finally:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
 
-from tensor3d import Cube
 from tools.common.cli import check_started, cube_of, run_main
-from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
 from tools.finetune.job import FinetuneCommand, recipe_among
 from tools.finetune.qa_task import AnswerData, AnswerTask
 from tools.finetune.seed_sweep import finetune
-from tools.finetune.tasks import ClassifyTask, FinetuneTask, RegressTask
+from tools.finetune.tasks import ClassifyTask, RegressTask
 from tools.training.config import with_new_names
 
 # --- `classify` and `regress` as commands -----------------------------------------------------------------------------
@@ -35,41 +32,21 @@ class TextConfig(FinetuneConfig):
 class _TextCommand(FinetuneCommand):
     settings: Annotated[TextConfig, tyro.conf.arg(name="")] = field(default_factory=TextConfig)
     """The recipe's values, each of which can be given here."""
-
-    @classmethod
-    def recipe_class(cls) -> type[FinetuneConfig]:
-        return TextConfig
-
-    @property
-    def sections(self) -> TextConfig:
-        return self.settings
-
-    @property
-    def max_length(self) -> int:
-        return self.settings.data.max_length
-
-    def inputs(self) -> Sequence[Path]:
-        return self.settings.data.files()
+    recipe_class = TextConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyCommand(_TextCommand):
     """Learn classes of texts or pairs."""
 
-    task = "classify"
-
-    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
-        return ClassifyTask(self.settings.data, self.settings, tokenizer, cube)
+    task, task_class = "classify", ClassifyTask
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegressCommand(_TextCommand):
     """Learn a number for each text or pair."""
 
-    task = "regress"
-
-    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
-        return RegressTask(self.settings.data, self.settings, tokenizer, cube)
+    task, task_class = "regress", RegressTask
 
 
 # --- `answer` as a command --------------------------------------------------------------------------------------------
@@ -86,28 +63,11 @@ class AnswerConfig(FinetuneConfig):
 class AnswerCommand(FinetuneCommand):
     """Learn to find the answers to questions in texts."""
 
-    task = "answer"
+    task, task_class = "answer", AnswerTask
+    recipe_class = AnswerConfig
 
     settings: Annotated[AnswerConfig, tyro.conf.arg(name="")] = field(default_factory=AnswerConfig)
     """The recipe's values, each of which can be given here."""
-
-    @classmethod
-    def recipe_class(cls) -> type[FinetuneConfig]:
-        return AnswerConfig
-
-    @property
-    def sections(self) -> AnswerConfig:
-        return self.settings
-
-    @property
-    def max_length(self) -> int:
-        return self.settings.data.max_length
-
-    def inputs(self) -> Sequence[Path]:
-        return self.settings.data.files()
-
-    def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
-        return AnswerTask(self.settings.data, self.settings, tokenizer, cube)
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from models.bert import PRESETS, BertConfig
-from tools.training.config import OptimizerConfig, PrecisionConfig, from_table
+from tools.common.bounds import AtLeast, Positive, check_bounds
+from tools.training.config import OptimizerConfig, PrecisionConfig
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-R = TypeVar("R", bound="FinetuneConfig")
+SHIPPED = "launch/recipes/finetune"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +56,7 @@ class ModelSection:
 class OptimizerSection(OptimizerConfig):
     """The optimiser of pre-training, with a learning rate for weights that are good already."""
 
-    lr: float = 5e-5
+    lr: Annotated[float, Positive()] = 5e-5
     """Peak learning rate."""
 
 
@@ -71,33 +64,25 @@ class OptimizerSection(OptimizerConfig):
 class RunSection:
     """How long, how often, and what is compared."""
 
-    epochs: int = 3
+    epochs: Annotated[int, AtLeast(1)] = 3
     """Times that each text is trained on."""
-    batch: int = 32
+    batch: Annotated[int, AtLeast(1)] = 32
     """Texts of a step, over all ranks: the same on any cube. The last step of an epoch has what is left."""
-    tokens_per_rank: int = 4096
+    tokens_per_rank: Annotated[int, AtLeast(1)] = 4096
     """Token slots of a micro-batch, at most, for each rank; a batch with more is done in several."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One model is trained for each: it decides the head's weights, the order of the texts and dropout."""
-    evaluate_every: int = 0
+    evaluate_every: Annotated[int, AtLeast(0)] = 0
     """Steps between evaluations on dev; also at the end. 0: after each epoch."""
     metric: str = ""
     """By which the best evaluation is known. Default: the first one of the task."""
-    patience: int = 0
+    patience: Annotated[int, AtLeast(0)] = 0
     """Evaluations without a better one after which a seed ends. 0: never."""
     padding: Literal["packed", "padded"] = "packed"
     """"padded": a baseline, in which every text has the slots of the micro-batch's longest."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("batch", 1),
-            ("tokens_per_rank", 1),
-            ("evaluate_every", 0),
-            ("patience", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"run.{name} must be at least {least}. Got {getattr(self, name)}.")
+        check_bounds(self, "run")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(
                 f"run.seeds must be different whole numbers, at least one, none below 0. Got {self.seeds}."
@@ -118,33 +103,7 @@ class FinetuneConfig:
     run: RunSection = field(default_factory=RunSection)
 
     def __post_init__(self) -> None:
-        for name in ("lr", "eps", "clip"):
-            if not 0 < getattr(self.optimizer, name) < math.inf:
-                raise ValueError(f"optimizer.{name} must be above 0 and finite. Got {getattr(self.optimizer, name)}.")
-        for name in ("warmup", "beta1", "beta2"):
-            if not 0 <= getattr(self.optimizer, name) < 1:
-                raise ValueError(
-                    f"optimizer.{name} must be at least 0 and below 1. Got {getattr(self.optimizer, name)}."
-                )
+        check_bounds(self)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
-
-
-def read_recipe(kind: type[R], path: Path) -> R:
-    """A recipe file; what it does not name has its default.
-
-    Raises:
-        ValueError: no such file, not TOML, an unknown key, a value of the wrong type or out of range; the message names
-            the file and the key.
-    """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"recipe {path} does not exist. Shipped ones lie in launch/recipes/finetune.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise ValueError(f"recipe {path} is not valid TOML: {problem}.") from None
-    try:
-        return from_table(kind, table)
-    except ValueError as problem:
-        raise ValueError(f"recipe {path}: {problem}") from None

@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from models.bert.text_batches import EncodedText
+from tools.common.bounds import AtLeast, check_bounds
 from tools.corpus.quick.text_sources import EmbeddedSource, read_lines
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import Tokenizer
@@ -240,7 +241,7 @@ class TextData:
     """Whether values of TSV or CSV may stand in double quotes. "auto": in CSV, not in TSV, as GLUE has them."""
     labels: tuple[str, ...] = ()
     """Classes in their order. Default: those of the training file, sorted. F1 is that of the last one of two."""
-    max_length: int = 128
+    max_length: Annotated[int, AtLeast(5)] = 128
     """Tokens of a text or pair, at most, with the special ones."""
     too_long: TooLong = "truncate"
     """What becomes of a longer one: its end is left out and counted, or an error."""
@@ -254,8 +255,7 @@ class TextData:
                 'data.dev must name a file, as data.train does; data.train = "embedded" brings its own. Got '
                 f"train={self.train!r} and dev={self.dev!r}."
             )
-        if self.max_length < 5:
-            raise ValueError(f"data.max_length must be at least 5. Got {self.max_length}.")
+        check_bounds(self, "data")
         if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
             raise ValueError(f"data.labels must be different, at least two. Got {list(self.labels)}.")
         if any(mark in label for label in self.labels for mark in "\t\r\n"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +21,21 @@ from tools.common.files import write_file
 from tools.corpus.quick.text_sources import hash_files
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.model_dir import MODEL, TOKENIZER, tokenizers_in
-from tools.finetune.config import FinetuneConfig, ModelSection, read_recipe
+from tools.finetune.config import SHIPPED, FinetuneConfig, ModelSection
 from tools.finetune.data import EMBEDDED
 from tools.finetune.tasks import FinetuneTask
+from tools.training.config import read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneCommand(ABC):
+class FinetuneCommand:
     """Fine-tunes a model for one task. Subclasses add `settings`, a `FinetuneConfig` with their own section `data`."""
 
     task: ClassVar[str]
     """Its name on the command line."""
+    task_class: ClassVar[type[Any]]
+    """A `FinetuneTask`, made of the section `data`, the recipe, a tokenizer and a cube."""
+    recipe_class: ClassVar[type[FinetuneConfig]]
 
     recipe: tyro.conf.Positional[Path]
     """TOML file; shipped ones lie in launch/recipes/finetune."""
@@ -44,38 +47,35 @@ class FinetuneCommand(ABC):
     """Folder of the results. Default: runs/finetune/NAME of the recipe. If seeds are done there already, with the same
     settings, the command goes on with the others."""
 
-    @classmethod
-    @abstractmethod
-    def recipe_class(cls) -> type[FinetuneConfig]: ...
+    settings: Any
+    """The recipe's values: one of `recipe_class`."""
 
     @property
-    @abstractmethod
-    def sections(self) -> Any:
-        """The settings: a recipe of `recipe_class`."""
-
-    @property
-    @abstractmethod
     def max_length(self) -> int:
         """Tokens of the longest sequence: the model needs positions for them."""
+        length: int = self.settings.data.max_length
+        return length
 
-    @abstractmethod
     def inputs(self) -> Sequence[Path]:
         """The files that the task reads: their content is part of the settings."""
+        files: Sequence[Path] = self.settings.data.files()
+        return files
 
-    @abstractmethod
     def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
         """Reads the files, on every rank.
 
         Raises:
             ValueError: of a file, naming it and the place in it.
         """
+        task: FinetuneTask = self.task_class(self.settings.data, self.settings, tokenizer, cube)
+        return task
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
         """A command with the values of the recipe among the arguments; tyro says what is missing without one."""
         path = recipe_among(arguments)
-        kind = cls.recipe_class()
-        settings: Any = kind() if path is None else read_recipe(kind, path)
+        kind = cls.recipe_class
+        settings: Any = kind() if path is None else read_recipe(kind, path, shipped=SHIPPED)
         options: dict[str, Any] = {"recipe": tyro.MISSING, "settings": settings}
         return cls(**options)
 
@@ -121,7 +121,7 @@ def claim(command: FinetuneCommand) -> str | None:
         ValueError: the folder holds results of other settings, or what was not made here; a file to be read lies where
             a seed is to be written; no weights there.
     """
-    folder, model = command.folder, command.sections.model
+    folder, model = command.folder, command.settings.model
     path = folder / SETTINGS
     if not path.exists():
         _check_ours(folder)
@@ -186,14 +186,14 @@ def _chosen(folder: Path) -> Path:
 
 def _settings(command: FinetuneCommand, source: Path | None) -> dict[str, Any]:
     """What decides a seed's result. Not the cube, which changes rounding alone, and not which seeds there are."""
-    sections = command.sections.to_dict()
+    sections = command.settings.to_dict()
     for name in ("seeds", "tokens_per_rank"):
         del sections["run"][name]
     return {
         "task": command.task,
         **sections,
         "files": {str(path): _hash(path) for path in command.inputs()},
-        "weights": _hash_of_vocab(command.sections.model) if source is None else _hashes_of_model(source),
+        "weights": _hash_of_vocab(command.settings.model) if source is None else _hashes_of_model(source),
     }
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from models.bert.text_batches import TextBatch
 from tensor3d import Cube
 from tensor3d.data.packed_batch import IGNORED
 from tensor3d.distributed.object_collectives import run_on_rank0
+from tools.common.bounds import AtLeast, check_bounds
 from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.tasks import Evaluation, Example, TaskFacts
@@ -55,19 +57,17 @@ class AnswerData:
     null_threshold: float | None = None
     """Of v2.0: there is no answer where the score of [CLS] exceeds the best answer's by more than this. Default: the
     best one on dev."""
-    n_best: int = 20
+    n_best: Annotated[int, AtLeast(1)] = 20
     """Answers that nbest_predictions.json has of a question, at most."""
-    max_train_questions: int = 0
+    max_train_questions: Annotated[int, AtLeast(0)] = 0
     """Train on so many, drawn at random, the same in every run. 0: on all."""
-    max_dev_questions: int = 0
+    max_dev_questions: Annotated[int, AtLeast(0)] = 0
     """Measure on so many, drawn in the same way. 0: on all."""
     bad: Bad = "refuse"
     """What becomes of a question whose answer does not occur in its context: an error, or it is left out."""
 
     def __post_init__(self) -> None:
-        for name, least in (("n_best", 1), ("max_train_questions", 0), ("max_dev_questions", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"data.{name} must be at least {least}. Got {getattr(self, name)}.")
+        check_bounds(self, "data")
         try:
             self.settings(no_answer=False)
         except ValueError as problem:

@@ -11,12 +11,10 @@ result.json         written last: the metrics of the best weights
 from __future__ import annotations
 
 import dataclasses
-import math
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,35 +29,40 @@ from tools.corpus.tokenizers.model_dir import CHECKPOINTS
 from tools.finetune.init_model import InitModel
 from tools.finetune.job import write_json
 from tools.finetune.tasks import Evaluation
-from tools.finetune.trainer import PendingStep, Trainer, count_steps, steps_of
-from tools.training.factory import make_optimizer
-from tools.training.metrics.jsonl import JOURNAL, JsonlLogger
+from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics
+from tools.training.loop import LoopSchedule, TrainLoop
+from tools.training.metrics import RunLog
 
 RESULT, PREDICTIONS = "result.json", "predictions"
 _SMOOTH = 0.95  # of the loss that the bar shows
 
 
-@dataclass
-class SeedProgress:
-    """What has happened so far."""
+@dataclass(kw_only=True)
+class SeedLog(RunLog[TextStepMetrics, TextEvaluation]):
+    """What one seed tells."""
 
-    seconds: float = 0.0
-    """In steps, without evaluations."""
+    seed: int
+    unit: str
+    """What an example is."""
     texts: int = 0
     tokens: int = 0
-    step: int = 0
-    """That was taken last."""
-    best_step: int = 0
-    best: Evaluation | None = None
-    waited: int = 0
-    """Evaluations since the best one."""
     loss: float | None = None
     """Smoothed."""
-    since: float | None = None
-    """When the steps that are under way began; None while there are none."""
 
-    def elapsed(self) -> float:
-        return self.seconds + (0.0 if self.since is None else time.perf_counter() - self.since)
+    def bar(self) -> tqdm[Any]:
+        disable = None if self.shown else True
+        return tqdm(total=self.steps, unit="step", desc=f"seed {self.seed}", disable=disable)
+
+    def in_words(self, metrics: TextStepMetrics) -> str:
+        self.texts, self.tokens = self.texts + metrics.texts, self.tokens + metrics.tokens
+        self.loss = metrics.loss if self.loss is None else _SMOOTH * self.loss + (1 - _SMOOTH) * metrics.loss
+        speeds = (self.texts / metrics.seconds, self.tokens / metrics.seconds)
+        return f"loss {self.loss:.4f}, {speeds[0]:.0f} {self.unit}/s, {speeds[1]:.0f} tokens/s"
+
+    def evaluation(self, metrics: TextEvaluation, *, best: bool, goes_on: bool) -> None:
+        self._note("evaluation", metrics.record() | {"best": best})
+        told = ", ".join(f"{name} {metric:.4f}" for name, metric in metrics.found.metrics.items())
+        self.say(f"seed {self.seed}, step {metrics.step}: {told}{' *' if best else ''}")
 
 
 class SeedRun:
@@ -70,13 +73,9 @@ class SeedRun:
         folder: of the seed, made anew.
     """
 
-    def __init__(self, trainer: Trainer, start: InitModel, seed: int, folder: Path) -> None:
-        self._trainer, self._start, self._seed, self._folder = trainer, start, seed, folder
-        self._cube, self._task, self._run = trainer.cube, trainer.task, trainer.recipe.run
-        examples = len(self._task.train)
-        self._steps = count_steps(examples, self._run.batch, self._run.epochs)
-        self._every = self._run.evaluate_every or -(-examples // self._run.batch)
-        self._course = SeedProgress()
+    def __init__(self, trainer: FinetuneTrainer, start: InitModel, folder: Path) -> None:
+        self._trainer, self._start, self._seed, self._folder = trainer, start, trainer.seed, folder
+        self._cube, self._task = trainer.cube, trainer.task
 
     def result(self) -> dict[str, Any]:
         """Trains, evaluates, predicts. What result.json says.
@@ -86,19 +85,19 @@ class SeedRun:
             OSError, ValueError: a file cannot be written; on every rank.
         """
         run_on_rank0(self._cube, self._begin)
-        self._train()
-        course, best = self._course, self._complete()
+        log = self._train()
+        trainer, best = self._trainer, self._complete()
         files = self._task.write_predictions(best, self._folder / PREDICTIONS)
         run_on_rank0(self._cube, lambda: self._describe(best.facts))
         result = {
             "seed": self._seed,
             "cube": str(self._cube.shape),
-            "best_step": course.best_step,
+            "best_step": trainer.state.best.step,
             "metric": self._task.best,
             "metrics": best.metrics,
-            "seconds": round(course.seconds, 3),
-            "texts_per_second": round(course.texts / course.seconds, 2),
-            "tokens_per_second": round(course.tokens / course.seconds, 1),
+            "seconds": round(trainer.seconds, 3),
+            "texts_per_second": round(log.texts / trainer.seconds, 2),
+            "tokens_per_second": round(log.tokens / trainer.seconds, 1),
             "predictions": [str(path.relative_to(self._folder)) for path in files],
         }
         run_on_rank0(self._cube, lambda: write_json(self._folder / RESULT, result))
@@ -125,124 +124,37 @@ class SeedRun:
 
     def _complete(self) -> Evaluation:
         """The best evaluation, with what its weights say of the parts that were not measured."""
-        course, task, model = self._course, self._task, self._trainer.model
-        assert course.best is not None, "the first evaluation is always better than none"
-        missing = [part for part in task.parts if part not in course.best.outputs]
-        if missing and course.best_step != course.step:
+        task, model, state, best = self._task, self._trainer.model, self._trainer.state, self._trainer.best
+        assert best is not None, "the first evaluation is always better than none"
+        missing = [part for part in task.parts if part not in best.outputs]
+        if missing and state.best.step != state.step:
             kept = checkpoint.latest(self._folder / CHECKPOINTS)
             assert kept is not None, "saved with the best evaluation"
             checkpoint.load(kept, model, None, self._cube)
         more = {part: task.outputs(model, part) for part in missing}
-        return dataclasses.replace(course.best, outputs={**course.best.outputs, **more})
+        return dataclasses.replace(best, outputs={**best.outputs, **more})
 
-    def _train(self) -> None:
-        first = self._cube.rank == 0
-        journal: JsonlLogger | None = None
-
-        def open_journal() -> None:
-            nonlocal journal
-            journal = stack.enter_context(closing(JsonlLogger(self._folder / JOURNAL, first_step=0)))
-
+    def _train(self) -> SeedLog:
+        """What it has told: of all ranks, as each counts for itself."""
+        trainer, run = self._trainer, self._trainer.recipe.run
+        log = SeedLog(
+            directory=self._folder,
+            steps=trainer.total_steps,
+            shown=self._cube.rank == 0,
+            stream=sys.stderr,
+            seed=self._seed,
+            unit=self._task.unit,
+        )
+        schedule = LoopSchedule(
+            steps=trainer.total_steps,
+            evaluate_every=run.evaluate_every or -(-len(self._task.train) // run.batch),
+            keep_best="alone",
+            must_save=True,
+        )
         with ExitStack() as stack:
-            run_on_rank0(self._cube, open_journal)
+            run_on_all_ranks(self._cube, lambda: stack.enter_context(log))
             checkpoints = stack.enter_context(
                 Checkpoints(self._folder / CHECKPOINTS, self._cube, keep_last=1, asynchronous=False)
             )
-            bar = stack.enter_context(
-                tqdm(total=self._steps, unit="step", desc=f"seed {self._seed}", disable=None if first else True)
-            )
-            for number in self._advance(bar, journal):
-                if not self._evaluate(number, checkpoints, bar, journal):
-                    break
-
-    def _advance(self, bar: tqdm, journal: JsonlLogger | None) -> Iterator[int]:
-        """Takes the steps; yields the number of each after which to evaluate. A step is told when the next one is on
-        its way, so that the host works ahead of the device."""
-        train, run, course = self._task.train, self._run, self._course
-        before: PendingStep | None = None
-        course.since = time.perf_counter()
-        for number, places in enumerate(steps_of(len(train), run.batch, self._seed, run.epochs), start=1):
-            taken = self._trainer.take(number, [train[place] for place in places])
-            if before is not None:
-                self._tell(before, bar, journal)
-            before = taken
-            if number % self._every == 0 or number == self._steps:
-                self._tell(taken, bar, journal)
-                before = None
-                course.seconds, course.since = course.elapsed(), None
-                yield number
-                course.since = time.perf_counter()
-
-    def _tell(self, taken: PendingStep, bar: tqdm, journal: JsonlLogger | None) -> None:
-        course, loss = self._course, taken.loss.item()
-        if not math.isfinite(loss):
-            optimizer = self._trainer.recipe.optimizer
-            raise FloatingPointError(
-                f"seed {self._seed}: the loss of step {taken.step} is {loss}. Lower optimizer.lr, which is "
-                f"{optimizer.lr:g}, or raise optimizer.warmup, which is {optimizer.warmup:g}."
-            )
-        course.texts += taken.texts
-        course.tokens += taken.tokens
-        course.loss = loss if course.loss is None else _SMOOTH * course.loss + (1 - _SMOOTH) * loss
-        seconds = course.elapsed()
-        speed = f"{course.texts / seconds:.0f} {self._task.unit}/s, {course.tokens / seconds:.0f} tokens/s"
-        bar.set_postfix_str(f"loss {course.loss:.4f}, {speed}", refresh=False)
-        bar.update()
-        record = {
-            "step": taken.step,
-            "loss": loss,
-            "gradient_norm": taken.gradient_norm.item(),
-            "learning_rate": taken.learning_rate,
-            "texts": taken.texts,
-            "tokens": taken.tokens,
-            "seconds": seconds,
-        }
-        _write(journal, "step", record, bar)
-
-    def _evaluate(self, step: int, checkpoints: Checkpoints, bar: tqdm, journal: JsonlLogger | None) -> bool:
-        """Keeps the weights if they are the best so far. Whether to go on."""
-        course, trainer = self._course, self._trainer
-        evaluation = self._evaluated(step)
-        metrics, course.step = evaluation.metrics, step
-        value = metrics[self._task.best]
-        better = course.best is None or value > course.best.metrics[self._task.best]
-        _write(journal, "evaluation", {"step": step, **metrics, "best": better}, bar)
-        if self._cube.rank == 0:
-            told = ", ".join(f"{name} {metric:.4f}" for name, metric in metrics.items())
-            bar.write(f"seed {self._seed}, step {step}: {told}{' *' if better else ''}", file=sys.stderr)
-        if better:
-            course.best, course.best_step, course.waited = evaluation, step, 0
-            # A new optimiser remembers nothing: what is kept is to be used, not to be trained on from this very step.
-            weights_alone = make_optimizer(trainer.model, trainer.recipe.optimizer, self._cube, (0.0, 0.0))
-            checkpoints.save(step, trainer.model, weights_alone, {"seed": self._seed, "metrics": metrics})
-            run_on_all_ranks(self._cube, lambda: _check_saved(checkpoints))
-        else:
-            course.waited += 1
-        return not 0 < self._run.patience <= course.waited
-
-    def _evaluated(self, step: int) -> Evaluation:
-        evaluation = self._task.evaluate(self._trainer.model)
-        metrics = evaluation.metrics
-        wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if wrong:
-            raise FloatingPointError(
-                f"seed {self._seed}: {wrong[0]} after step {step} is {metrics[wrong[0]]}, so the model says what is no "
-                "number. Lower optimizer.lr."
-            )
-        return evaluation
-
-
-def _check_saved(checkpoints: Checkpoints) -> None:
-    """Raises OSError where the last checkpoint could not be written."""
-    for outcome in checkpoints.finished():
-        if outcome.error is not None:
-            raise OSError(outcome.error)
-
-
-def _write(journal: JsonlLogger | None, kind: str, record: dict[str, Any], bar: tqdm) -> None:
-    """A journal that cannot be written ends no training: the other ranks would wait for this one."""
-    if journal is not None:
-        try:
-            journal.write(kind, record)
-        except OSError as problem:
-            bar.write(f"{JOURNAL}: {problem}", file=sys.stderr)
+            TrainLoop(trainer, log, checkpoints, schedule).to_the_end()
+        return log

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tools.finetune.init_model import InitModel, open_start
@@ -18,8 +16,8 @@ from tools.finetune.job import FinetuneCommand, claim, release, write_json
 from tools.finetune.metrics import summary
 from tools.finetune.seed_run import RESULT, SeedRun
 from tools.finetune.tasks import FinetuneTask
-from tools.finetune.trainer import Trainer, count_steps
-from tools.training.factory import precision
+from tools.finetune.trainer import FinetuneTrainer, count_steps
+from tools.training.factory import precision, set_matmul_precision
 
 RESULTS = "results.json"
 
@@ -31,9 +29,8 @@ def finetune(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
         ValueError: the folder holds results of other settings; files that cannot be used. On every rank.
         FloatingPointError: a loss that is not finite.
     """
-    recipe, folder = command.sections, command.folder
-    if cube.device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if recipe.precision.tf32 else "highest")
+    recipe, folder = command.settings, command.folder
+    set_matmul_precision(recipe.precision, cube)
     cube = cube.with_policy(precision(recipe.precision))
     # Every seed begins with the same weights, also where a run that goes on writes newer ones meanwhile.
     source = run_on_rank0(cube, lambda: claim(command))
@@ -72,17 +69,17 @@ def table(results: dict[str, Any], unit: str = "texts") -> str:
 def _seed_result(
     command: FinetuneCommand, task: FinetuneTask, start: InitModel, cube: Cube, seed: int
 ) -> dict[str, Any]:
-    recipe, folder = command.sections, command.folder / f"seed-{seed}"
+    recipe, folder = command.settings, command.folder / f"seed-{seed}"
     done: dict[str, Any] | None = run_on_rank0(cube, lambda: _read_result(folder / RESULT))
     if done is not None:
         if cube.rank == 0:
             print(f"seed {seed} is done already: {folder}", file=sys.stderr)
         return done
     steps = count_steps(len(task.train), recipe.run.batch, recipe.run.epochs)
-    trainer = Trainer(task, recipe, cube, start.config, start.weights, seed=seed, steps=steps)
+    trainer = FinetuneTrainer(task, recipe, cube, start.config, start.weights, seed=seed, steps=steps)
     if cube.rank == 0:
-        _announce(task, trainer, steps, seed, first=seed == recipe.run.seeds[0])
-    return SeedRun(trainer, start, seed, folder).result()
+        _announce(task, trainer, first=seed == recipe.run.seeds[0])
+    return SeedRun(trainer, start, folder).result()
 
 
 def _tell(task: FinetuneTask) -> None:
@@ -93,10 +90,12 @@ def _tell(task: FinetuneTask) -> None:
     sys.stderr.flush()
 
 
-def _announce(task: FinetuneTask, trainer: Trainer, steps: int, seed: int, *, first: bool) -> None:
+def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> None:
     if first:
         tokens = sum(len(example.text.ids) for example in task.train)
-        print(f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {steps} steps", file=sys.stderr)
+        print(
+            f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {trainer.total_steps} steps", file=sys.stderr
+        )
     if first and trainer.filled is not None:
         print(trainer.filled.in_words(), file=sys.stderr)
 

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from models.bert import BertConfig
 from models.bert.huggingface import LoadReport, WeightSource
 from models.bert.text_batches import collate_texts
-from tensor3d import Cube, check_parameters, clip_gradients
+from tensor3d import Cube, check_parameters
+from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
 from tensor3d.distributed.seeds import mix
 from tools.common.batching import split
 from tools.finetune.config import FinetuneConfig
-from tools.finetune.tasks import Example, FinetuneTask
+from tools.finetune.tasks import Evaluation, Example, FinetuneTask
 from tools.training.factory import learning_rate, make_optimizer, make_scaler
+from tools.training.step import PendingStep, StepScalars
+from tools.training.trainer import Trainer
 
 # --- Which texts meet in a step: the same ones on any cube ------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextStep:
+    """The texts of a step."""
+
+    index: int
+    """From 0."""
+    examples: Sequence[Example]
+
+    @property
+    def sequences(self) -> int:
+        return len(self.examples)
 
 
 def epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
@@ -44,26 +61,74 @@ def count_steps(examples: int, batch: int, epochs: int) -> int:
     return epochs * -(-examples // batch)
 
 
+# --- What is learnt ---------------------------------------------------------------------------------------------------
+
+
+class TextObjective:
+    """The loss of a task, of texts in micro-batches of so many token slots.
+
+    Args:
+        slots: of a micro-batch, over all ranks.
+        padded: every text has the slots of the micro-batch's longest.
+    """
+
+    sums = 1
+
+    def __init__(self, task: FinetuneTask, model: nn.Module, cube: Cube, *, slots: int, padded: bool) -> None:
+        self._task, self._model, self._cube, self._slots, self._padded = task, model, cube, slots, padded
+
+    def parts(self, batch: TextStep) -> list[slice]:
+        return split([len(example.text.ids) for example in batch.examples], self._slots, padded=self._padded)
+
+    def loss(self, batch: TextStep, part: slice) -> tuple[Tensor, Tensor]:
+        own = batch.examples[part]
+        laid = collate_texts([example.text for example in own], self._cube, alone=self._padded)
+        loss = self._task.loss(self._model, laid, own, len(batch.examples))
+        return loss, loss.detach().reshape(1)
+
+
 # --- One model on its way through the steps of fine-tuning ------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PendingStep:
-    """A step that the device may still be at."""
+@dataclass(frozen=True, kw_only=True)
+class TextStepMetrics:
+    """One step."""
 
     step: int
     """From 1."""
-    loss: Tensor
-    """Scalar: of the whole step, the same on every rank."""
-    gradient_norm: Tensor
-    """Scalar: before clipping."""
+    loss: float
+    """Of the whole step, the same on every rank."""
+    gradient_norm: float
+    """Before clipping."""
     learning_rate: float
     texts: int
     tokens: int
     """Of the texts, without padding."""
+    seconds: float
+    """In steps so far, without evaluations."""
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-class Trainer:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextEvaluation:
+    """What a task has measured after a step."""
+
+    step: int
+    found: Evaluation
+    metric: str
+    """By which evaluations are compared; higher is better."""
+
+    @property
+    def cost(self) -> float:
+        return -self.found.metrics[self.metric]
+
+    def record(self) -> dict[str, Any]:
+        return {"step": self.step, **self.found.metrics}
+
+
+class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
     """The model of one seed, its optimiser and its learning rate. Every rank makes one at the same time.
 
     Args:
@@ -86,55 +151,73 @@ class Trainer:
         seed: int,
         steps: int,
     ) -> None:
-        self.task, self.recipe, self.cube = task, recipe, cube
+        self.task, self.recipe, self.seed, self.total_steps = task, recipe, seed, steps
         cube.manual_seed(seed)
         self.model: nn.Module = task.make_model(config, cube)
         self.filled: LoadReport | None = None if weights is None else _for_task(weights, task).fill(self.model, cube)
         """What of the model came from the weights."""
         check_parameters(self.model.parameters(), cube)
-        betas = (recipe.optimizer.beta1, recipe.optimizer.beta2)
-        self.optimizer = make_optimizer(self.model, recipe.optimizer, cube, betas)
-        self._scaler = make_scaler(recipe, cube)
-        self._rate = learning_rate(recipe.optimizer, steps)
-        self._slots = recipe.run.tokens_per_rank * cube.shape.ranks
+        slots, padded = recipe.run.tokens_per_rank * cube.shape.ranks, recipe.run.padding == "padded"
+        super().__init__(
+            self.model,
+            make_optimizer(self.model, recipe.optimizer, cube, (recipe.optimizer.beta1, recipe.optimizer.beta2)),
+            make_scaler(recipe, cube),
+            cube,
+            TextObjective(task, self.model, cube, slots=slots, padded=padded),
+            rate=learning_rate(recipe.optimizer, steps),
+            clip=recipe.optimizer.clip,
+            patience=recipe.run.patience,
+            skips=False,
+        )
+        self.seconds = 0.0
+        """In steps, without evaluations."""
+        self.best: Evaluation | None = None
         self.model.train()
 
-    def take(self, step: int, examples: Sequence[Example]) -> PendingStep:
-        """Does a step, from 1, with these examples; the host does not wait for the device."""
-        rate = self._rate.at(step - 1)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        loss = self._forward_backward(examples)
-        scale = None if self._scaler is None else self._scaler.scale
-        norm = clip_gradients(self.model.parameters(), self.recipe.optimizer.clip, self.cube, loss_scale=scale)
-        if self._scaler is not None:
-            self.optimizer.found_inf = norm.found_inf
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self._scaler is not None:
-            self._scaler.update(norm.found_inf)
-        return PendingStep(
+    def batches(self) -> AbstractContextManager[Iterable[TextStep]]:
+        train, run = self.task.train, self.recipe.run
+        order = steps_of(len(train), run.batch, self.seed, run.epochs)
+        steps = enumerate(order)
+        return nullcontext(TextStep(index=i, examples=[train[place] for place in places]) for i, places in steps)
+
+    def metrics(self, taken: PendingStep[TextStep], numbers: StepScalars) -> TextStepMetrics:
+        step, loss, optimizer = taken.step.index + 1, numbers.loss, self.recipe.optimizer
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"seed {self.seed}: the loss of step {step} is {loss}. Lower optimizer.lr, which is {optimizer.lr:g}, "
+                f"or raise optimizer.warmup, which is {optimizer.warmup:g}."
+            )
+        self.seconds += sum(taken.lap.seconds().values())
+        return TextStepMetrics(
             step=step,
             loss=loss,
-            gradient_norm=norm.total,
-            learning_rate=rate,
-            texts=len(examples),
-            tokens=sum(len(example.text.ids) for example in examples),
+            gradient_norm=numbers.gradient_norm,
+            learning_rate=taken.learning_rate,
+            texts=taken.step.sequences,
+            tokens=sum(len(example.text.ids) for example in taken.step.examples),
+            seconds=self.seconds,
         )
 
-    def _forward_backward(self, examples: Sequence[Example]) -> Tensor:
-        """All micro-batches; the sum of their losses."""
-        padded = self.recipe.run.padding == "padded"
-        parts = split([len(example.text.ids) for example in examples], self._slots, padded=padded)
-        total = torch.zeros((), device=self.cube.device)
-        for number, part in enumerate(parts, start=1):
-            own = examples[part]
-            laid = collate_texts([example.text for example in own], self.cube, alone=padded)
-            loss = self.task.loss(self.model, laid, own, len(examples))
-            total = total + loss.detach()
-            with nullcontext() if number == len(parts) else self.cube.no_sync():
-                (loss if self._scaler is None else self._scaler.scaled(loss)).backward()
-        return total
+    def evaluate(self) -> TextEvaluation:
+        """Raises FloatingPointError where the model says what is no number; on every rank."""
+        step, found = self.state.step, self.task.evaluate(self.model)
+        wrong = [name for name, value in found.metrics.items() if not math.isfinite(value)]
+        if wrong:
+            raise FloatingPointError(
+                f"seed {self.seed}: {wrong[0]} after step {step} is {found.metrics[wrong[0]]}, so the model says what "
+                "is no number. Lower optimizer.lr."
+            )
+        if self.best is None or found.metrics[self.task.best] > self.best.metrics[self.task.best]:
+            self.best = found
+        return TextEvaluation(step=step, found=found, metric=self.task.best)
+
+    def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:
+        """The weights of the best evaluation, which is the last one."""
+        assert self.best is not None, "saved with the best evaluation"
+        # A new optimiser remembers nothing: what is kept is to be used, not to be trained on from this very step.
+        weights_alone = make_optimizer(self.model, self.recipe.optimizer, self.cube, (0.0, 0.0))
+        progress = {"seed": self.seed, "metrics": self.best.metrics}
+        checkpoints.save(self.state.step, self.model, weights_alone, progress, wait=wait)
 
 
 def _for_task(weights: WeightSource, task: FinetuneTask) -> WeightSource:

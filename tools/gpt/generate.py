@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from models.gpt import Gpt, Sampling, generate
 from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tools.common.bounds import AtLeast, check_bounds
 from tools.common.cli import cube_of
 from tools.corpus.quick.sentencepiece_tokenizer import CLS, SEP, load_tokenizer
 from tools.gpt import train as run_folder
@@ -25,7 +27,7 @@ class GenerateCommand:
     """The text to continue."""
     cube: str = "1x1x1"
     """Sizes of the axes x, y and z, as XxYxZ."""
-    tokens: int = 60
+    tokens: Annotated[int, AtLeast(1)] = 60
     """New tokens, at most: a text also ends where the model ends it, and where its positions do."""
     temperature: float = 0.8
     """Below 1 the likely tokens are likelier, above 1 less so; 0: always the likeliest."""
@@ -46,8 +48,7 @@ class GenerateCommand:
         """Raises ValueError for what can be seen before any process is connected."""
         if not self.prompt.strip():
             raise ValueError("--prompt is empty. Give a text to continue.")
-        if self.tokens < 1:
-            raise ValueError(f"tokens must be at least 1. Got {self.tokens}.")
+        check_bounds(self)
         _ = self.sampling
         run_folder.read_config(self.run_folder).check(self.shape)
         run_folder.newest_weights(self.run_folder)

@@ -7,29 +7,34 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from itertools import count, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from models.gpt import PRESETS, Gpt, GptConfig, count_targets, lay, pack_texts
 from models.gpt.causal_batch import Text
-from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
+from tensor3d import Cube, CubeShape, checkpoint
+from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import IndexedDataset, SpecialTokens
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
+from tools.common.bounds import AtLeast, check_bounds
 from tools.common.cli import cube_of
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
 from tools.corpus.quick.prepare import prepare
-from tools.training.metrics.jsonl import JOURNAL, JsonlLogger
+from tools.training.loop import LoopSchedule, TrainLoop
+from tools.training.metrics import RunLog
+from tools.training.step import PendingStep, StepScalars
+from tools.training.trainer import Trainer
 
 # --- From a corpus to the packs of training steps, the same on every rank ---------------------------------------------
 
@@ -115,12 +120,129 @@ def newest_weights(folder: Path) -> Path:
     return found
 
 
-# --- The command ------------------------------------------------------------------------------------------------------
+# --- What is learnt ---------------------------------------------------------------------------------------------------
 
-_SHOWN = 20  # steps at the end over which the loss that is told is averaged
 _CLIP = 1.0  # largest norm of the gradient
 _WEIGHT_DECAY = 0.1
 _BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackStep:
+    """The packs of a step."""
+
+    index: int
+    """From 0."""
+    packs: Sequence[Sequence[Text]]
+
+    @property
+    def sequences(self) -> int:
+        return sum(map(len, self.packs))
+
+
+class GptObjective:
+    """The next token, all packs of a step at once."""
+
+    sums = 1
+
+    def __init__(self, model: Gpt, capacity: int) -> None:
+        self._model, self._capacity = model, capacity
+
+    def parts(self, batch: PackStep) -> Sequence[Sequence[Sequence[Text]]]:
+        return [batch.packs]
+
+    def loss(self, batch: PackStep, part: Sequence[Sequence[Text]]) -> tuple[Tensor, Tensor]:
+        loss = self.of(part, count_targets(part))
+        return loss, loss.detach().reshape(1)
+
+    def of(self, packs: Sequence[Sequence[Text]], targets: int) -> Tensor:
+        """The share of some packs in the mean over so many targets, in nats."""
+        loss: Tensor = self._model(**vars(lay(packs, self._capacity, self._model.cube)), targets=targets)
+        return loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptMetrics:
+    """A step, or the evaluation after it."""
+
+    step: int
+    """From 1."""
+    loss: float
+    """Nats a token."""
+
+    @property
+    def cost(self) -> float:
+        return self.loss
+
+    def record(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(kw_only=True)
+class GptLog(RunLog[GptMetrics, GptMetrics]):
+    """What a run tells, and the losses of its steps."""
+
+    losses: list[float] = field(default_factory=list)
+
+    def in_words(self, metrics: GptMetrics) -> str:
+        self.losses.append(metrics.loss)
+        return f"loss {metrics.loss:.3f}"
+
+
+class GptTrainer(Trainer[PackStep, GptMetrics]):
+    """A GPT on its way. Every rank makes one at the same time."""
+
+    def __init__(self, command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
+        self._command, self._corpus = command, corpus
+        cube.manual_seed(command.seed)
+        self.model = Gpt(command.config, cube)
+        self._objective = GptObjective(self.model, command.length)
+        super().__init__(
+            self.model,
+            AdamW(decay_groups(self.model, _WEIGHT_DECAY), cube, lr=command.lr, betas=_BETAS),
+            None,
+            cube,
+            self._objective,
+            rate=command.learning_rate,
+            clip=_CLIP,
+            skips=False,
+        )
+        self.loss = self.held_out = math.nan
+        """Of the last step, and of the documents that were not trained on; nats a token."""
+
+    def batches(self) -> AbstractContextManager[Iterable[PackStep]]:
+        command, corpus = self._command, self._corpus
+        texts = [text for shard in corpus.train if shard for text in texts_of(shard, corpus.special, command.length)]
+        packs = packs_of(texts, command.length, command.seed)
+        steps = range(command.steps)
+        return nullcontext(PackStep(index=step, packs=list(islice(packs, command.batch))) for step in steps)
+
+    def metrics(self, taken: PendingStep[PackStep], numbers: StepScalars) -> GptMetrics:
+        step, self.loss = taken.step.index + 1, numbers.loss
+        if not math.isfinite(self.loss):
+            raise FloatingPointError(
+                f"the loss of step {step} is {self.loss}. Lower --lr, which is {self._command.lr}."
+            )
+        return GptMetrics(step=step, loss=self.loss)
+
+    @torch.no_grad()
+    def evaluate(self) -> GptMetrics:
+        command, corpus = self._command, self._corpus
+        packs = pack_texts(texts_of(corpus.held_out, corpus.special, command.length), command.length, command.batch)
+        targets = count_targets(packs)
+        self.model.eval()
+        parts = (packs[start : start + command.batch] for start in range(0, len(packs), command.batch))
+        self.held_out = sum(float(self._objective.of(part, targets)) for part in parts)
+        self.model.train()
+        return GptMetrics(step=self.state.step, loss=self.held_out)
+
+    def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:
+        checkpoints.save(self.state.step, self.model, self.optimizer, {"loss": self.loss}, wait=wait)
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+_SHOWN = 20  # steps at the end over which the loss that is told is averaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +255,11 @@ class TrainCommand:
     """Sizes of the axes x, y and z, as XxYxZ."""
     data_parallel: int = 1
     """Copies of the cube."""
-    steps: int = 200
+    steps: Annotated[int, AtLeast(1)] = 200
     """Updates of the weights."""
-    batch: int = 32
+    batch: Annotated[int, AtLeast(1)] = 32
     """Packs of a step, on all ranks together; divides by data * x * z."""
-    length: int = 128
+    length: Annotated[int, AtLeast(2, ": a token and the next one")] = 128
     """Tokens of the longest text, and of a pack."""
     preset: str = "tiny"
     """Sizes of the model: tiny or small."""
@@ -147,7 +269,7 @@ class TrainCommand:
     """Whether the projection to the vocabulary uses the embedding's weight."""
     lr: float = 3e-3
     """Peak of the learning rate, reached after a tenth of the steps; then a cosine down to a tenth of it."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """Of weights and of the order of the texts."""
     source: str = "embedded"
     """"embedded": the documentation that comes with Python. Else a UTF-8 text file, or a folder of *.txt files."""
@@ -176,13 +298,7 @@ class TrainCommand:
 
     def check(self) -> None:
         """Raises ValueError for what can be seen before any process is connected."""
-        for name in ("steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
-        if self.length < 2:
-            raise ValueError(f"length must be at least 2: a token and the next one. Got {self.length}.")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0. Got {self.seed}.")
+        check_bounds(self)
         shape = self.shape
         self.config.check(shape)
         self.learning_rate.at(0)
@@ -215,62 +331,19 @@ def _begin(command: TrainCommand, corpus: Corpus) -> None:
 
 
 def _train(command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
-    cube.manual_seed(command.seed)
-    model = Gpt(command.config, cube)
-    optimizer = AdamW(decay_groups(model, _WEIGHT_DECAY), cube, lr=command.lr, betas=_BETAS)
-    first = cube.rank == 0
-    journal = JsonlLogger(command.output / JOURNAL, first_step=0) if first else None
-    losses = []
-    for step, loss in _steps(command, model, optimizer, corpus):
-        losses.append(loss)
-        if journal is not None:
-            journal.write("step", {"step": step, "loss": loss})
-    held_out = _held_out_loss(command, model, corpus)
-    saved = checkpoint.save(command.output / CHECKPOINTS, command.steps, model, optimizer, cube, {"loss": losses[-1]})
-    if journal is not None:
-        journal.write("evaluation", {"step": command.steps, "loss": held_out})
-        journal.close()
-        print(_summary(losses, held_out, corpus, saved, command))
-
-
-def _steps(command: TrainCommand, model: Gpt, optimizer: AdamW, corpus: Corpus) -> Iterator[tuple[int, float]]:
-    """Takes the steps; the number of each, from 1, and its loss in nats a token."""
-    texts = [text for shard in corpus.train if shard for text in texts_of(shard, corpus.special, command.length)]
-    packs, rate, cube = packs_of(texts, command.length, command.seed), command.learning_rate, model.cube
-    with tqdm(total=command.steps, unit="step", disable=None if cube.rank == 0 else True) as bar:
-        for step in range(1, command.steps + 1):
-            loss = _loss(model, list(islice(packs, command.batch)), command.length)
-            loss.backward()
-            clip_grad_norm_(model.parameters(), _CLIP, cube)
-            for group in optimizer.param_groups:
-                group["lr"] = rate.at(step - 1)
-            optimizer.step()
-            optimizer.zero_grad()
-            value = loss.item()
-            if not math.isfinite(value):
-                raise FloatingPointError(f"the loss of step {step} is {value}. Lower --lr, which is {command.lr}.")
-            bar.set_postfix_str(f"loss {value:.3f}", refresh=False)
-            bar.update()
-            yield step, value
-
-
-def _loss(model: Gpt, packs: Sequence[Sequence[Text]], capacity: int, targets: int | None = None) -> Tensor:
-    batch = lay(packs, capacity, model.cube)
-    loss: Tensor = model(**vars(batch), targets=count_targets(packs) if targets is None else targets)
-    return loss
-
-
-@torch.no_grad()
-def _held_out_loss(command: TrainCommand, model: Gpt, corpus: Corpus) -> float:
-    """Nats a token of the documents that were not trained on."""
-    texts = texts_of(corpus.held_out, corpus.special, command.length)
-    packs = pack_texts(texts, command.length, command.batch)
-    targets = count_targets(packs)
-    model.eval()
-    parts = (packs[start : start + command.batch] for start in range(0, len(packs), command.batch))
-    total = sum(float(_loss(model, part, command.length, targets)) for part in parts)
-    model.train()
-    return total
+    log = GptLog(directory=command.output, steps=command.steps, shown=cube.rank == 0)
+    # It saves at its end alone.
+    schedule = LoopSchedule(
+        steps=command.steps, evaluate_every=command.steps, checkpoint_every=command.steps, must_save=True
+    )
+    folder = command.output / CHECKPOINTS
+    with ExitStack() as stack:
+        run_on_all_ranks(cube, lambda: stack.enter_context(log))
+        checkpoints = stack.enter_context(Checkpoints(folder, cube, keep_last=None, asynchronous=False))
+        trainer = GptTrainer(command, cube, corpus)
+        TrainLoop(trainer, log, checkpoints, schedule).to_the_end()
+    if cube.rank == 0:
+        print(_summary(log.losses, trainer.held_out, corpus, newest_weights(command.output), command))
 
 
 def _summary(losses: list[float], held_out: float, corpus: Corpus, saved: Path, command: TrainCommand) -> str:

@@ -39,7 +39,8 @@ from tensor3d.layers.attention import Recompute
 from tensor3d.optim import AdamW, GradScaler, Lamb
 from tools.training.config import OptimizerConfig, PrecisionConfig
 from tools.training.factory import TYPES, make_optimizer, precision
-from tools.training.trainer import TrainingStep
+from tools.training.pretraining import PretrainObjective
+from tools.training.step import TrainingStep
 
 # --- Counts the bytes of all tensors that are alive, and the most at once ---------------------------------------------
 
@@ -157,7 +158,7 @@ def dry_step(
             for place in places:
                 live.follow(place)
             scaler = GradScaler(cube) if types.compute == "fp16" else None
-            step = TrainingStep(model, stepping, scaler, cube, clip=1.0)
+            step = TrainingStep(model, stepping, scaler, cube, PretrainObjective(model), clip=1.0)
             batch = _batch(load, sequences)
             with cube.traffic.counting() as count:
                 noted = _Noted(model, stepping, count)
@@ -221,7 +222,7 @@ def _batch(load: MicroBatchShape, sequences: Sequences) -> PackedBatch:
     )
 
 
-def _take(step: TrainingStep, batches: list[PackedBatch]) -> None:
+def _take(step: TrainingStep[TrainBatch], batches: list[PackedBatch]) -> None:
     step.stopwatch.begin()
     lengths = np.zeros(1, dtype=np.int64)
     one = TrainBatch(index=0, batches=batches, targets=1, sequences=1, tokens=1, squares=1, lengths=lengths, fill=1.0)

@@ -9,13 +9,14 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from models.bert.text_batches import EncodedText
+from tools.common.bounds import AtLeast, check_bounds
 from tools.corpus.tokenizers import Tokenizer
 
 # --- How contexts are cut into windows, and which spans may be answers ------------------------------------------------
@@ -34,11 +35,11 @@ class AnswerSettings:
 
     max_length: int = 384
     """Tokens of a window, special ones included."""
-    stride: int = 128
+    stride: Annotated[int, AtLeast(1)] = 128
     """Tokens of the context between the beginnings of two windows."""
-    question_length: int = 64
+    question_length: Annotated[int, AtLeast(1)] = 64
     """Tokens of a question, at most; the rest is left out."""
-    answer_length: int = 30
+    answer_length: Annotated[int, AtLeast(1)] = 30
     """Tokens of an answer, at most."""
     no_answer: bool = False
     """A question may have no answer, as in SQuAD v2.0."""
@@ -47,9 +48,7 @@ class AnswerSettings:
     that was found on dev, where fine-tuning looked for one."""
 
     def __post_init__(self) -> None:
-        for name in ("stride", "question_length", "answer_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
+        check_bounds(self)
         if self.max_length < self.question_length + 4:
             raise ValueError(
                 f"max_length must be at least question_length={self.question_length} and 4 more: three special tokens "

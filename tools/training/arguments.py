@@ -1,4 +1,4 @@
-"""The command line of pre-training, and what can be checked of it before any process is connected."""
+"""The command line of pre-training, and the plan that it is resolved into."""
 
 from __future__ import annotations
 
@@ -8,24 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
 
-import torch
 import tyro
 
-from models.bert.cost_model.saved_activations import Device
-from tensor3d import CubeShape, checkpoint
+from tensor3d import CubeShape
 from tensor3d.data import ExchangeOptions
-from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
-from tensor3d.data.shard_exchange import check_within, shards_of
 from tensor3d.distributed.cube_shape import AxisName
 from tools.corpus.training_corpus import is_samples, read_samples_info
 from tools.training.config import DataConfig, TrainConfig, read_config, with_new_names
-from tools.training.factory import check_attention, check_compiler, planned_device
 from tools.training.profiling import ProfileSchedule
-from tools.training.resume import has_optimizer_state, weights_for
+from tools.training.run_plan import AUTO, RunPlan
 
 EXCHANGE_EVERY = ExchangeOptions().every
-AUTO = "auto"
-"""`--resume auto`: go on from the newest checkpoint of --output, if there is one, else begin there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,109 +105,54 @@ def fitted(recipe: TrainConfig, corpus: Path | None) -> TrainConfig:
     return dataclasses.replace(recipe, data=data)
 
 
-def check(command: Command, shape: CubeShape) -> None:
-    """Raises ValueError for what can be seen before any process is connected."""
-    recipe = command.settings
-    parse_rank_order(command)
-    recipe.model.config(recipe.data).check(shape)
-    _check_speed(command)
-    parse_profile_ranks(command.profile_ranks, shape)
-    if command.profile is not None:
-        ProfileSchedule.parse(command.profile)
-    options = exchange_options(command)
+# --- From the command line to a plan ----------------------------------------------------------------------------------
+
+
+def resolve(command: Command) -> RunPlan:
+    """What the command line comes to; no file is looked at but the samples of the recipe.
+
+    Raises:
+        ValueError: an option that is not written as it must be, or is about another one that is missing.
+    """
+    shape = CubeShape.parse(command.cube, command.data_parallel)
     if not command.exchange and (command.exchange_within is not None or command.exchange_every != EXCHANGE_EVERY):
         raise ValueError("--exchange-every and --exchange-within are about an exchange. Add --exchange, or drop them.")
-    if options is not None:
-        shards_of(recipe.data.shards, shape.data, 0)
-        check_within(options, shape.data, recipe.data.groups)
-    if recipe.batch.packing_rule == "sequences":
-        return  # the packs of a step are known when the corpus is packed
-    k = fit_packs_per_rank(recipe.batch.global_batch, shape, recipe.batch.packs_per_rank)
-    check_rows(shape, k, recipe.data.capacity)
+    return RunPlan(
+        recipe_file=command.recipe,
+        recipe=command.settings,
+        shape=shape,
+        rank_order=None if command.wire is None else _rank_order(command.wire),
+        output=command.output,
+        corpus=_corpus_folder(command),
+        resume=command.resume if command.resume in (None, AUTO) else Path(command.resume),
+        start_from=command.start_from,
+        purpose="dry run" if command.dry_run else "prepare" if command.prepare_only else "train",
+        exchange=_exchange_options(command),
+        profile=None if command.profile is None else ProfileSchedule.parse(command.profile),
+        profile_ranks=_profile_ranks(command.profile_ranks, shape),
+    )
 
 
-def _check_speed(command: Command) -> None:
-    """For the device that trains: this machine's, or the one that a dry run or a preparation is for."""
-    recipe, there, where = command.settings, torch.cuda.is_available(), ""
-    device: Device = "cuda" if there else "cpu"
-    if command.dry_run and not there:
-        device = planned_device(recipe)
-        where = " (The dry run is for GPUs, since run.peak_tflops is stated.)"
-        if device == "cpu":
-            where = " (The dry run is for a CPU: this machine has no GPU. State run.peak_tflops to plan for GPUs.)"
-    elif command.prepare_only and not there:
-        # Often done where the GPUs of the run are not; and no CPU serves what a GPU does not.
-        device, where = "cuda", " (No GPU can, nor this CPU.)"
-    check_attention(recipe, device, where)
-    check_compiler(recipe, device)
-
-
-def parse_rank_order(command: Command) -> tuple[AxisName, ...] | None:
-    """The order of the axes, if one is asked for. Raises ValueError for one that is none."""
-    if command.wire is None:
-        return None
+def _rank_order(wire: str) -> tuple[AxisName, ...]:
+    """The order of the axes. Raises ValueError for one that is none."""
     # Its own check tells what a wire is.
-    return CubeShape(wire=cast("tuple[AxisName, ...]", tuple(command.wire.split(",")))).wire
+    return CubeShape(wire=cast("tuple[AxisName, ...]", tuple(wire.split(",")))).wire
 
 
-def exchange_options(command: Command) -> ExchangeOptions | None:
+def _exchange_options(command: Command) -> ExchangeOptions | None:
     """How sequences are exchanged, if they are. Raises ValueError for numbers below 1."""
-    if not command.exchange:
-        return None
-    return ExchangeOptions(every=command.exchange_every, within=command.exchange_within)
+    return ExchangeOptions(every=command.exchange_every, within=command.exchange_within) if command.exchange else None
 
 
-def check_folders(command: Command) -> None:
-    """Raises ValueError where `--resume` or `--start-from` is no checkpoint or a run cannot write its folder, before
-    text is read."""
-    output = command.output
-    if command.resume == AUTO and output is None:
-        raise ValueError("--resume auto needs the run's folder. Name it by --output.")
-    if command.start_from is not None:
-        if command.resume not in (None, AUTO):
-            raise ValueError("--start-from begins a run and --resume goes on with one. Drop one of them.")
-        if not resume_candidates(command) and not has_optimizer_state(source := latest_checkpoint(command.start_from)):
-            weights_for(source, command.settings, None)
-    if command.resume not in (None, AUTO):
-        if output is not None:
-            raise ValueError("--output and --resume exclude each other: a resumed run goes on in its folder. Drop one.")
-        (folder,) = resume_candidates(command)
-        checkpoint.read_progress(folder)
-        checkpoint.check_writable(folder.parent)
-        return
-    if command.resume is None and output is not None and (output / "run.json").exists():
-        raise ValueError(
-            f"{output} holds a run already. Choose another --output, or go on there: --resume auto --output {output}."
-        )
-    folder = (output or Path("runs")).absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        raise ValueError(f"the run needs a folder, and {there} is a file. Choose another --output.")
-    checkpoint.check_writable(folder / "checkpoints")
-
-
-def resume_candidates(command: Command) -> list[Path]:
-    """The checkpoints that the run may go on from, the first choice first; none where it begins."""
-    if command.resume == AUTO:
-        assert command.output is not None, "checked before"
-        return checkpoint.complete(command.output / "checkpoints")[::-1]
-    return [] if command.resume is None else [latest_checkpoint(Path(command.resume))]
-
-
-def latest_checkpoint(path: Path) -> Path:
-    """The checkpoint meant by a path: itself, or the newest one in it."""
-    return checkpoint.latest(path) or checkpoint.latest(path / "checkpoints") or path
-
-
-def parse_profile_ranks(text: str, shape: CubeShape) -> list[int]:
+def _profile_ranks(text: str, shape: CubeShape) -> tuple[int, ...]:
     """Reads "0,3". Raises ValueError for what is no rank of the cube."""
-    ranks = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
+    ranks = tuple(int(part) if part.strip().isdecimal() else -1 for part in text.split(","))
     if not all(0 <= rank < shape.ranks for rank in ranks):
         raise ValueError(f'--profile-ranks are written "0,3", each below {shape.ranks}. Got {text!r}.')
     return ranks
 
 
-def corpus_folder(command: Command) -> Path:
+def _corpus_folder(command: Command) -> Path:
     data = command.settings.data
     if command.corpus is None and is_samples(Path(data.source)):
         return Path(data.source)

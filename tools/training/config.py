@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import types
 import typing
@@ -16,6 +15,7 @@ import tyro
 
 from models.bert import PRESETS, BertConfig
 from tensor3d.attention import Backend
+from tools.common.bounds import AtLeast, Positive, Share, check_bounds
 
 # --- The sections of a recipe: one dataclass each, and a sentence under each key --------------------------------------
 
@@ -27,31 +27,31 @@ class DataConfig:
     source: str = "embedded"
     """"embedded", or a text file or a folder of *.txt files (UTF-8, a blank line between documents), or the folder of
     `tools.corpus samples`, which decides vocab_size, shards and held_out."""
-    vocab_size: int = 2048
+    vocab_size: Annotated[int, AtLeast(6)] = 2048
     """Pieces of the tokenizer."""
-    held_out: float = 0.02
+    held_out: Annotated[float, Share()] = 0.02
     """Share of the words kept for evaluation, in whole documents. 0: none, and no evaluation."""
-    capacity: int = 128
+    capacity: Annotated[int, AtLeast(5)] = 128
     """Token slots of a pack."""
-    max_length: int = 128
+    max_length: Annotated[int, AtLeast(5)] = 128
     """Tokens of a sequence, at most."""
-    max_sequences: int = 8
+    max_sequences: Annotated[int, AtLeast(1)] = 8
     """Sequences of a pack, at most."""
-    masked_per_pack: int | None = None
+    masked_per_pack: Annotated[int | None, AtLeast(1)] = None
     """Tokens to guess in a pack, at most. Default: 15 % of a full pack and two more."""
-    short_probability: float = 0.1
+    short_probability: Annotated[float, Share()] = 0.1
     """Share of pairs that aim at a random shorter length."""
     packing: Literal["lp", "lpfhp", "spfhp", "nnlshp", "stream", "padded", "binned"] = "lp"
     """How sequences fill packs: by a planner, as they come ("stream"), or one sequence a pack, of full length
     ("padded") or of the length of its bin ("binned"); the last two are baselines."""
-    bin_width: int = 64
+    bin_width: Annotated[int, AtLeast(1)] = 64
     """Tokens: how much longer than another one a sequence of the same bin may be."""
     plans: str | None = None
     """Folder for plan files: made by --prepare-only for the epochs of the run, then read instead of planning again."""
-    shards: int = 1
+    shards: Annotated[int, AtLeast(1)] = 1
     """Parts that the training documents are cut into, pairs of each part drawn by itself; a multiple of the data ranks
     where each of these reads its own."""
-    groups: int = 1
+    groups: Annotated[int, AtLeast(1)] = 1
     """Consecutive shards form a group, and a pack has sequences of one group only; then an exchange can stay inside a
     node."""
 
@@ -80,7 +80,7 @@ class ModelConfig:
     """Modern encoder alone: base of the wave lengths of rotary positions. Default: 10,000."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """Classic encoder alone: inside the MLP and the masked-LM head."""
-    eps: float = 1e-12
+    eps: Annotated[float, Positive()] = 1e-12
     """Added to LayerNorm's variances."""
     norm: Literal["post", "pre"] = "post"
     """Classic encoder alone: LayerNorm after each residual, as in BERT, or before each block."""
@@ -88,7 +88,7 @@ class ModelConfig:
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
     """Probability, of attention weights."""
-    std: float = 0.02
+    std: Annotated[float, Positive()] = 0.02
     """Standard deviation of initial weights."""
     positions: int | None = None
     """Classic encoder alone: rows of the position table. Default: data.max_length, which is also the least."""
@@ -148,28 +148,28 @@ class OptimizerConfig:
 
     kind: Literal["adamw", "lamb"] = "adamw"
     """AdamW (Loshchilov & Hutter 2019), or LAMB (You et al. 2020), for global batches of many thousand sequences."""
-    lr: float = 1e-3
+    lr: Annotated[float, Positive()] = 1e-3
     """Peak learning rate."""
-    warmup: float = 0.1
+    warmup: Annotated[float, Share()] = 0.1
     """Share of the steps in which the learning rate rises."""
     schedule: Literal["linear", "polynomial", "cosine", "wsd", "constant"] = "linear"
     """After the rise: straight to 0; (1 - share of the steps done) to the power `power`; half a cosine; constant and
     then down in the last share `decay` of the steps (warm-up, stable, decay); or constant."""
-    power: float = 1.0
+    power: Annotated[float, Positive()] = 1.0
     """Exponent of the polynomial schedule."""
-    decay: float = 0.1
+    decay: Annotated[float, Positive(), Share()] = 0.1
     """Share of the steps in which the schedule "wsd" goes down."""
-    floor: float = 0.0
+    floor: Annotated[float, Share()] = 0.0
     """Where the schedules cosine, polynomial and wsd end, as a share of the peak."""
-    beta1: float = 0.9
+    beta1: Annotated[float, Share()] = 0.9
     """Decay of the mean of gradients."""
-    beta2: float = 0.999
+    beta2: Annotated[float, Share()] = 0.999
     """Decay of the mean of squared gradients."""
-    eps: float = 1e-6
+    eps: Annotated[float, Positive()] = 1e-6
     """Added to the root of the mean of squares."""
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, AtLeast(0)] = 0.01
     """Of matrices; vectors (biases, LayerNorm) have none."""
-    clip: float = 1.0
+    clip: Annotated[float, Positive()] = 1.0
     """Largest norm of the gradient."""
 
 
@@ -184,9 +184,9 @@ class PrecisionConfig:
     """Type in which gradients travel to be summed."""
     tf32: bool = True
     """Let GPUs that have TF32 use it for fp32 products."""
-    loss_scale: float = 65536.0
+    loss_scale: Annotated[float, Positive()] = 65536.0
     """Loss scale at the start; fp16 alone."""
-    growth_interval: int = 2000
+    growth_interval: Annotated[int, AtLeast(1)] = 2000
     """Steps without overflow after which the loss scale doubles; fp16 alone."""
 
 
@@ -194,16 +194,16 @@ class PrecisionConfig:
 class BatchConfig:
     """How many packs make a step."""
 
-    global_batch: int = 16
+    global_batch: Annotated[int, AtLeast(1)] = 16
     """Packs of one step, over all ranks. The same packs on any cube."""
-    packs_per_rank: int | None = None
+    packs_per_rank: Annotated[int | None, AtLeast(1)] = None
     """Packs a rank takes at once; accumulation follows. Default: all of its share."""
     balance: bool = True
     """Deal a step's packs to the ranks so that all have equal work; the step has the same packs without it."""
     packing_rule: Literal["none", "sequences", "betas"] = "none"
     """What is done about a pack holding several sequences. "sequences": global_batch counts sequences, and a step takes
     global_batch / packing factor packs; "betas": beta1 and beta2 to the power of the packing factor (for LAMB)."""
-    multiple_of: int = 8
+    multiple_of: Annotated[int, AtLeast(1)] = 8
     """Packs of a step are rounded to a multiple of this, by the rule "sequences"."""
 
 
@@ -211,38 +211,38 @@ class BatchConfig:
 class RunConfig:
     """How long, and what is kept."""
 
-    steps: int = 300
+    steps: Annotated[int, AtLeast(1)] = 300
     """Steps of the optimiser."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """Decides weights, packs, masks and dropout."""
-    log_every: int = 1
+    log_every: Annotated[int, AtLeast(1)] = 1
     """Steps between two points in TensorBoard."""
-    evaluate_every: int = 100
+    evaluate_every: Annotated[int, AtLeast(0)] = 100
     """Steps between evaluations on the held-out documents; also at the end. 0: never."""
-    evaluate_every_samples: int = 0
+    evaluate_every_samples: Annotated[int, AtLeast(0)] = 0
     """Sequences between evaluations, instead of steps: evaluate_every must then be 0. 0: evaluate_every counts."""
-    target_accuracy: float = 0.0
+    target_accuracy: Annotated[float, Share()] = 0.0
     """Masked-LM accuracy on the held-out documents at which the run stops and reports the time to it. 0: none."""
-    patience: int = 0
+    patience: Annotated[int, AtLeast(0)] = 0
     """Evaluations without a lower held-out loss after which the run stops. 0: never."""
-    checkpoint_every: int = 100
+    checkpoint_every: Annotated[int, AtLeast(0)] = 100
     """Steps between checkpoints; also at the end. 0: never."""
-    checkpoint_keep: int = 3
+    checkpoint_keep: Annotated[int, AtLeast(1)] = 3
     """Newest checkpoints that stay; older ones are deleted."""
-    checkpoint_keep_every: int = 0
+    checkpoint_keep_every: Annotated[int, AtLeast(0)] = 0
     """Checkpoints of steps that divide by this stay for good. 0: none."""
     asynchronous: bool = True
     """Write checkpoints in the background while the training goes on."""
-    hang_after: float = 600.0
+    hang_after: Annotated[float, Positive()] = 600.0
     """Seconds without progress after which the run ends and names the rank that the others wait for."""
-    stop_within: float = 25.0
+    stop_within: Annotated[float, Positive()] = 25.0
     """Seconds from a signal to the end of the step after which the run saves and leaves: longer than two steps.
     torchrun kills after 30 seconds, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says more."""
-    loss_spike: float = 10.0
+    loss_spike: Annotated[float, AtLeast(0)] = 10.0
     """A loss so many usual deviations above the usual one is reported as a spike. 0: none is."""
     mllog: bool = False
     """Also write lines in the form of MLPerf's logs, ":::MLLOG {...}"."""
-    peak_tflops: float = 0.0
+    peak_tflops: Annotated[float, AtLeast(0)] = 0.0
     """Peak of one device in the compute type, in 10^12 FLOP/s, for MFU. 0: as known of the device, or no MFU."""
 
 
@@ -341,20 +341,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        for section, name, least in _AT_LEAST:
-            value = getattr(getattr(self, section), name)
-            if value is not None and not value >= least:  # which NaN is not either
-                raise ValueError(f"{section}.{name} must be at least {least}. Got {value}.")
-            if value == math.inf:
-                raise ValueError(f"{section}.{name} must be finite. Got {value}.")
-        for section, name in _POSITIVE:
-            value = getattr(getattr(self, section), name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{section}.{name} must be above 0 and finite. Got {value}.")
-        for section, name in _SHARES:
-            value = getattr(getattr(self, section), name)
-            if not 0 <= value < 1:
-                raise ValueError(f"{section}.{name} must be at least 0 and below 1. Got {value}.")
+        check_bounds(self)
         _check_data(self.data, self.model)
         _check_schedule(self.optimizer)
         _check_evaluations(self)
@@ -406,58 +393,16 @@ def _check_evaluations(recipe: TrainConfig) -> None:
             )
 
 
-_AT_LEAST: tuple[tuple[str, str, float], ...] = (
-    ("data", "vocab_size", 6),
-    ("data", "capacity", 5),
-    ("data", "max_length", 5),
-    ("data", "max_sequences", 1),
-    ("data", "masked_per_pack", 1),
-    ("data", "bin_width", 1),
-    ("data", "shards", 1),
-    ("data", "groups", 1),
-    ("optimizer", "weight_decay", 0),
-    ("precision", "growth_interval", 1),
-    ("batch", "global_batch", 1),
-    ("batch", "packs_per_rank", 1),
-    ("batch", "multiple_of", 1),
-    ("run", "steps", 1),
-    ("run", "seed", 0),
-    ("run", "log_every", 1),
-    ("run", "evaluate_every", 0),
-    ("run", "evaluate_every_samples", 0),
-    ("run", "patience", 0),
-    ("run", "checkpoint_every", 0),
-    ("run", "checkpoint_keep", 1),
-    ("run", "checkpoint_keep_every", 0),
-    ("run", "loss_spike", 0),
-    ("run", "peak_tflops", 0),
-)
-_POSITIVE: tuple[tuple[str, str], ...] = (
-    ("optimizer", "lr"),
-    ("optimizer", "clip"),
-    ("optimizer", "eps"),
-    ("optimizer", "power"),
-    ("optimizer", "decay"),
-    ("model", "std"),
-    ("model", "eps"),
-    ("precision", "loss_scale"),
-    ("run", "hang_after"),
-    ("run", "stop_within"),
-)
-_SHARES: tuple[tuple[str, str], ...] = (
-    ("data", "held_out"),
-    ("data", "short_probability"),
-    ("optimizer", "warmup"),
-    ("optimizer", "decay"),
-    ("optimizer", "floor"),
-    ("optimizer", "beta1"),
-    ("optimizer", "beta2"),
-    ("run", "target_accuracy"),
-)
-
-
 def read_config(path: Path) -> TrainConfig:
+    """Reads a recipe of pre-training. See `read_recipe`."""
+    return read_recipe(TrainConfig, path)
+
+
+def read_recipe(kind: type[T], path: Path, *, shipped: str = "launch/recipes") -> T:
     """Reads a TOML recipe; what it does not name has its default.
+
+    Args:
+        shipped: folder of recipes of this kind, for messages.
 
     Raises:
         ValueError: a missing file, invalid TOML, an unknown key, a value of the wrong type or out of range; the message
@@ -466,10 +411,10 @@ def read_config(path: Path) -> TrainConfig:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"recipe {path} does not exist. Shipped ones lie in launch/recipes.") from None
+        raise ValueError(f"recipe {path} does not exist. Shipped ones lie in {shipped}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ValueError(f"recipe {path} is not valid TOML: {problem}.") from None
     try:
-        return from_table(TrainConfig, table)
+        return from_table(kind, table)
     except ValueError as problem:
         raise ValueError(f"recipe {path}: {problem}") from None

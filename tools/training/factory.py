@@ -31,6 +31,12 @@ def precision(recipe: PrecisionConfig) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(compute=compute, reduce=reduce)
 
 
+def set_matmul_precision(recipe: PrecisionConfig, cube: Cube) -> None:
+    """Whether the GPU of this process uses TF32 for fp32 products."""
+    if cube.device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
+
+
 def speed(recipe: SpeedConfig) -> ExecutionPolicy:
     """How a cube's layers work."""
     return ExecutionPolicy(overlap=recipe.overlap, compile=recipe.compile)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tools.finetune.__main__ import TextConfig, parse
-from tools.finetune.config import read_recipe
+from tools.training.config import read_recipe
 
 
 def test_shipped_recipes_can_be_read() -> None:
     folder = Path(__file__).parents[3] / "launch/recipes/finetune"
     tasks = {"stsb": "regress", "cola": "classify", "sst2": "classify", "mrpc": "classify", "embedded": "classify"}
     for name, task in tasks.items():
-        assert parse([task, str(folder / f"{name}.toml")]).sections.run.epochs >= 1
+        assert parse([task, str(folder / f"{name}.toml")]).settings.run.epochs >= 1
 
 
 def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:

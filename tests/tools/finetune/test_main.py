@@ -18,10 +18,11 @@ from models.bert.huggingface import open_weights
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
 from tools.corpus.tokenizers.model_dir import tokenizer_of
-from tools.finetune import seed_run, seed_sweep
+from tools.finetune import seed_sweep
 from tools.finetune.__main__ import main
 from tools.finetune.tasks import RegressTask
 from tools.finetune.trainer import epoch_order, steps_of
+from tools.training.metrics import run_log
 
 WORDS = ["film", "actor", "plot", "scene", "music", "ending", "the", "a", "very", "was"]
 GOOD, BAD = ["good", "great", "fine"], ["bad", "poor", "dull"]
@@ -187,7 +188,7 @@ def without_journal(recipe: Path, output: Path) -> int:
     def full(*arguments: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
-    seed_run.JsonlLogger = full  # type: ignore[assignment,misc]
+    run_log.JsonlLogger = full  # type: ignore[assignment,misc]
     return trained((1, 1, 2, 1), recipe, output)
 
 

@@ -16,12 +16,13 @@ from tests.ranks import run_ranks
 from tests.tools.squad.small import PIECES, digit_questions, entry, squad, write, write_vocab
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
 from tools.finetune.__main__ import AnswerConfig, main
-from tools.finetune.config import ModelSection, RunSection, read_recipe
+from tools.finetune.config import ModelSection, RunSection
 from tools.finetune.qa_task import AnswerData, AnswerTask
 from tools.squad import AnswerSettings
 from tools.squad.__main__ import main as squad_main
 from tools.squad.dataset import read_questions
 from tools.squad.scoring import score
+from tools.training.config import read_recipe
 
 CONFIG = BertConfig(
     layers=1, hidden=16, heads=2, vocab=len(PIECES), positions=32, dropout=0.0, attention_dropout=0.0, std=0.3

@@ -14,9 +14,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tools import pretrain
-from tools.training import loop
+from tools.training import pretraining
 
-means = loop.held_out_means
+means = pretraining.held_out_means
 
 
 def interrupted(*arguments: Any) -> dict[str, float] | None:
@@ -31,6 +31,6 @@ def interrupted(*arguments: Any) -> dict[str, float] | None:
     return means(*rest, signalled)
 
 
-loop.held_out_means = interrupted
+pretraining.held_out_means = interrupted
 torch.set_num_threads(1)  # as in the run it is compared with: LayerNorm's gradients are summed by threads
 sys.exit(pretrain.main(sys.argv[1:]))

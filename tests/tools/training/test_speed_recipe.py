@@ -21,7 +21,7 @@ from tools.training.config import ModelConfig, SpeedConfig, TrainConfig, read_co
 from tools.training.data import TrainData
 from tools.training.estimate import expect
 from tools.training.factory import asked_of_attention
-from tools.training.trainer import Trainer
+from tools.training.pretraining import PretrainTrainer
 
 QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention-dropout", "0"]
 
@@ -43,11 +43,11 @@ def _without_dropout(recipe: Path, **speed: Any) -> TrainConfig:
 # --- what they reach -----------------------------------------------------------------------------------------------
 
 
-def _trained(recipe: TrainConfig, corpus: Path) -> tuple[Trainer, list[TrainBatch], list[float]]:
+def _trained(recipe: TrainConfig, corpus: Path) -> tuple[PretrainTrainer, list[TrainBatch], list[float]]:
     """A trainer, its steps' batches and losses: two steps on one process, and an evaluation."""
     cube, loaded, seen = Cube.single(), open_corpus(corpus), []
     with TrainData.of_corpus(recipe, cube, loaded) as feed:
-        trainer = Trainer(recipe, cube, feed, loaded)
+        trainer = PretrainTrainer(recipe, cube, feed, loaded)
         with feed.loader(0, 2) as loader:
             seen = list(loader)
         with feed.loader(0, 2) as loader:
@@ -93,7 +93,7 @@ def test_each_switch_reaches_model_cube_and_batches(
 def _received(recipe: TrainConfig, corpus: Path) -> tuple[int, int, int]:
     cube, loaded = Cube(1, 2, 1), open_corpus(corpus)
     with TrainData.of_corpus(recipe, cube, loaded) as feed:
-        trainer = Trainer(recipe, cube, feed, loaded)
+        trainer = PretrainTrainer(recipe, cube, feed, loaded)
         with feed.loader(0, 1) as loader:
             (metrics,) = trainer.steps(loader)
     few = expect(recipe, cube.shape, loaded.info)

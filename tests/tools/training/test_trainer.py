@@ -26,8 +26,8 @@ from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import PrecisionConfig, TrainConfig, read_config
 from tools.training.data import TrainData
+from tools.training.pretraining import PretrainTrainer
 from tools.training.resume import POSITIONS
-from tools.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[3]
 QUIET = ["--run.evaluate-every", "0", "--run.checkpoint-every", "0"]
@@ -49,7 +49,7 @@ def corpus(recipe: Path) -> Path:
 # --- steps that are skipped ----------------------------------------------------------------------------------------
 
 
-def _weights(trainer: Trainer) -> list[Tensor]:
+def _weights(trainer: PretrainTrainer) -> list[Tensor]:
     return [full(p).clone() for p in trainer.model.parameters()]
 
 
@@ -59,7 +59,7 @@ def _skipping(recipe: TrainConfig, corpus: Path, bad: int) -> list[dict[str, Any
     loaded = open_corpus(corpus)
     told = []
     with TrainData.of_corpus(recipe, cube, loaded) as feed:
-        trainer = Trainer(recipe, cube, feed, loaded)
+        trainer = PretrainTrainer(recipe, cube, feed, loaded)
         backward = trainer._step._forward_backward
 
         def overflowing(step: Any) -> Tensor:
@@ -82,11 +82,11 @@ def _skipping(recipe: TrainConfig, corpus: Path, bad: int) -> list[dict[str, Any
                         "so far": metrics.skipped_steps,
                         "moved": moved,
                         "scale": metrics.loss_scale,
-                        "remarks": list(trainer.remarks),
+                        "remarks": list(trainer.state.remarks),
                         "loss": metrics.loss,
                     }
                 )
-                trainer.remarks.clear()
+                trainer.state.remarks.clear()
                 before = after
     return told
 
@@ -121,7 +121,7 @@ def _nan_loss(recipe: TrainConfig, corpus: Path, bad: int) -> list[tuple[bool, l
     cube, loaded = Cube(1, 2, 1), open_corpus(corpus)
     found = []
     with TrainData.of_corpus(recipe, cube, loaded) as feed:
-        trainer = Trainer(recipe, cube, feed, loaded)
+        trainer = PretrainTrainer(recipe, cube, feed, loaded)
         backward = trainer._step._forward_backward
 
         def wrong(step: Any) -> Tensor:
@@ -131,8 +131,8 @@ def _nan_loss(recipe: TrainConfig, corpus: Path, bad: int) -> list[tuple[bool, l
         trainer._step._forward_backward = wrong  # type: ignore[method-assign]
         with feed.loader(0, 3) as loader:
             for metrics in trainer.steps(loader):
-                found.append((metrics.skipped, list(trainer.remarks)))
-                trainer.remarks.clear()
+                found.append((metrics.skipped, list(trainer.state.remarks)))
+                trainer.state.remarks.clear()
     return found
 
 
@@ -147,7 +147,7 @@ def test_a_loss_that_is_not_finite_skips_the_step(recipe: Path, corpus: Path) ->
 def _diverged(recipe: TrainConfig, corpus: Path) -> str:
     cube, loaded = Cube.single(), open_corpus(corpus)
     with TrainData.of_corpus(recipe, cube, loaded) as feed:
-        trainer = Trainer(recipe, cube, feed, loaded)
+        trainer = PretrainTrainer(recipe, cube, feed, loaded)
         with torch.no_grad():
             trainer.model.pooler.dense.weight.fill_(math.nan)
         with feed.loader(0, 40) as loader:

@@ -24,7 +24,7 @@ from tensor3d import Cube, local
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data import PackedBatch
 from tools.training.metrics.memory import peak_resident
-from tools.training.trainer import Trainer
+from tools.training.pretraining import PretrainTrainer
 
 # --- The most tensor memory that a piece of code holds at once --------------------------------------------------------
 
@@ -192,7 +192,9 @@ class RankMemory:
     peak_closed_form: int
 
 
-def count_memory(trainer: Trainer, wire: CommModel, step: Callable[[], object], *, peaks: bool = True) -> RankMemory:
+def count_memory(
+    trainer: PretrainTrainer, wire: CommModel, step: Callable[[], object], *, peaks: bool = True
+) -> RankMemory:
     """Counts in one step of the trainer, which takes longer than others.
 
     Args:
@@ -225,7 +227,7 @@ def count_memory(trainer: Trainer, wire: CommModel, step: Callable[[], object], 
     )
 
 
-def _held(trainer: Trainer) -> int:
+def _held(trainer: PretrainTrainer) -> int:
     states = [value for state in trainer.optimizer.state.values() for value in state.values()]
     return sum(local(tensor).nbytes for tensor in [*trainer.model.parameters(), *states] if isinstance(tensor, Tensor))
 
@@ -238,7 +240,7 @@ def _size(batch: PackedBatch) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _expected(trainer: Trainer, wire: CommModel, each: KeptPass, micro_batches: int) -> StepMemory:
+def _expected(trainer: PretrainTrainer, wire: CommModel, each: KeptPass, micro_batches: int) -> StepMemory:
     recipe, cuda = trainer.recipe, trainer.cube.device.type == "cuda"
     return step_memory(
         trainer.model.config,

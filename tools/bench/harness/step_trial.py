@@ -29,10 +29,12 @@ from tools.bench.harness.figures import Column, Times, flat, means, mebibytes, r
 from tools.bench.harness.memory import PeakMemory, RankMemory, count_memory, nonzero, wire_of
 from tools.bench.harness.processes import CubeHandle, Group, Trial, Worker, interleave, start
 from tools.corpus.training_corpus import open_corpus
+from tools.training.arguments import Command, resolve
 from tools.training.config import TrainConfig, read_config
 from tools.training.data import TrainData
 from tools.training.metrics import StepMetrics
-from tools.training.trainer import Trainer
+from tools.training.pretraining import PretrainTrainer
+from tools.training.run_plan import RunPlan
 
 # --- What one rank does for `bench step`: it trains, a few steps at a time, and notes what each step took -------------
 
@@ -87,7 +89,7 @@ class StepTrial(Trial):
         memory = PeakMemory(cube.device)
         prepared = open_corpus(corpus)
         self._feed = TrainData.of_corpus(recipe, cube, prepared)
-        self._trainer = Trainer(recipe, cube, self._feed, prepared)
+        self._trainer = PretrainTrainer(recipe, cube, self._feed, prepared)
         self._loader = self._trainer.loader()
         self._steps = self._trainer.steps(self._loader)
         # The first step also makes the optimiser's state, after which memory does not grow any more.
@@ -304,19 +306,19 @@ class RecipeBenchmark(Benchmark[Any]):
         """Every rank draws for itself: with it cubes cannot be compared by their losses."""
         return self.settings.model.dropout > 0 or self.settings.model.attention_dropout > 0
 
-    def as_training(self, settings: TrainConfig, **options: Any) -> pretrain.Command:
-        """The same as a command of tools.pretrain, which knows where a corpus lies and what must fit together."""
-        return pretrain.Command(recipe=self.recipe, settings=settings, **options)
+    def as_training(self, settings: TrainConfig, **options: Any) -> RunPlan:
+        """The same as a run of tools.pretrain, which knows where a corpus lies and what must fit together."""
+        return resolve(Command(recipe=self.recipe, settings=settings, **options))
 
 
-def prepare_here(training: pretrain.Command) -> None:
+def prepare_here(training: RunPlan) -> None:
     """The corpus, unless the processes of torchrun do it (`start_on_corpus`)."""
     if not process_group.is_launched():
         pretrain.prepare_corpus(training, shown=True)
 
 
 def start_on_corpus(
-    training: pretrain.Command,
+    training: RunPlan,
     shapes: Sequence[CubeShape],
     make: Callable[..., S],
     stack: ExitStack,
@@ -328,11 +330,11 @@ def start_on_corpus(
         make: builds the session of a cube, and is told the `corpus`.
         options: of `processes.start`.
     """
-    make = partial(make, corpus=pretrain.corpus_folder(training))
+    make = partial(make, corpus=training.corpus)
     return start(shapes, partial(_on_corpus, make=make, training=training), stack, **options)
 
 
-def _on_corpus(cube: Cube, *, make: Callable[[Cube], S], training: pretrain.Command) -> S:
+def _on_corpus(cube: Cube, *, make: Callable[[Cube], S], training: RunPlan) -> S:
     if process_group.is_launched():
         run_on_rank0(cube, lambda: pretrain.prepare_corpus(training, shown=cube.rank == 0))
     return make(cube)
@@ -347,7 +349,7 @@ class Training:
 
     def __init__(self, cube: Cube, recipe: TrainConfig, make_feed: Callable[[TrainConfig, Cube], TrainData]) -> None:
         self.feed = make_feed(recipe, cube)
-        self.trainer = Trainer(recipe, cube, self.feed, None)
+        self.trainer = PretrainTrainer(recipe, cube, self.feed, None)
         self.loader = self.trainer.loader()
         self._steps = self.trainer.steps(self.loader)
 
@@ -379,10 +381,10 @@ def check_planned(recipe: TrainConfig) -> None:
         )
 
 
-def check_cube(training: pretrain.Command, shape: CubeShape) -> None:
+def check_cube(training: RunPlan, shape: CubeShape) -> None:
     """Raises ValueError where a cube cannot train a recipe."""
     try:
-        pretrain.check(training, shape)
+        replace(training, shape=shape).check()
     except ValueError as problem:
         raise ValueError(f"cube {shape}: {problem}") from None
 

@@ -29,11 +29,12 @@ from tools.bench.harness.processes import Trial, start, take_case_turns
 from tools.bench.vs_transformers.contenders import LibraryTrainer
 from tools.common.batching import split
 from tools.finetune.__main__ import TextConfig
-from tools.finetune.config import read_recipe
+from tools.finetune.config import SHIPPED
 from tools.finetune.init_model import open_start
 from tools.finetune.job import recipe_among
 from tools.finetune.tasks import ClassifyTask
-from tools.finetune.trainer import Trainer, steps_of
+from tools.finetune.trainer import FinetuneTrainer, TextStep, steps_of
+from tools.training.config import read_recipe
 from tools.training.factory import precision
 
 PACKED, PADDED, LIBRARY = "packed", "padded", "transformers"
@@ -67,7 +68,10 @@ class FinetuneBenchCommand(Benchmark[tuple[list[str], CubeShape]]):
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Any:
         path = recipe_among(arguments)
-        return cls(recipe=tyro.MISSING, settings=TextConfig() if path is None else read_recipe(TextConfig, path))
+        return cls(
+            recipe=tyro.MISSING,
+            settings=TextConfig() if path is None else read_recipe(TextConfig, path, shipped=SHIPPED),
+        )
 
     def plan(self) -> tuple[list[str], CubeShape]:
         """Modes and cube."""
@@ -112,14 +116,14 @@ class FinetuneTrial(Trial):
         self._task = ClassifyTask(recipe.data, recipe, start.tokenizer, cube)
         self._cube, self._run, self._slots = cube, recipe.run, recipe.run.tokens_per_rank * cube.shape.ranks
         seed = recipe.run.seeds[0]
-        self._trainers: dict[str, Trainer | LibraryTrainer] = {}
+        self._trainers: dict[str, FinetuneTrainer | LibraryTrainer] = {}
         for mode in modes:
             if mode == LIBRARY:
                 self._trainers[mode] = LibraryTrainer(self._task, recipe, start.config, cube.device, self._slots)
             else:
                 run = dataclasses.replace(recipe.run, padding="packed" if mode == PACKED else "padded")
                 own = dataclasses.replace(recipe, run=run)
-                self._trainers[mode] = Trainer(
+                self._trainers[mode] = FinetuneTrainer(
                     self._task, own, cube, start.config, start.weights, seed=seed, steps=_MANY
                 )
         self._steps = {mode: steps_of(len(self._task.train), recipe.run.batch, seed, _MANY) for mode in modes}
@@ -138,7 +142,12 @@ class FinetuneTrial(Trial):
         lengths = [len(example.text.ids) for example in examples]
         parts = [lengths[part] for part in split(lengths, self._slots, padded=True)]
         begin = time.perf_counter()
-        loss = self._trainers[mode].take(1, examples).loss.item()  # which waits for the device
+        trainer = self._trainers[mode]
+        if isinstance(trainer, FinetuneTrainer):
+            (metrics,) = trainer.steps([TextStep(index=0, examples=examples)])
+            loss = metrics.loss
+        else:
+            loss = trainer.take(1, examples).loss.item()  # which waits for the device
         if self._cube.device.type == "cuda":
             torch.cuda.synchronize(self._cube.device)
         return StepFigures(

@@ -11,14 +11,18 @@ from tools.training.metrics.records import (
     by_axis,
     next_sentence_accuracy,
 )
+from tools.training.metrics.run_log import EvaluationRecord, RunLog, StepRecord
 
 __all__ = [
     "JOURNAL",
     "ConsoleLogger",
     "EarlyStopping",
     "EvaluationMetrics",
+    "EvaluationRecord",
     "MemoryMetrics",
+    "RunLog",
     "StepMetrics",
+    "StepRecord",
     "by_axis",
     "next_sentence_accuracy",
     "peak_memory",

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a progress line, metrics.jsonl and TensorBoard. On rank 0 alone."""
+"""What pre-training shows: a progress line, metrics.jsonl and TensorBoard, and a table at the end."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
-from tools.training.metrics.jsonl import EVENT, JOURNAL, JsonlLogger
+from tensor3d import Cube
+from tools.training.metrics.memory import peak_memory
 from tools.training.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics
+from tools.training.metrics.run_log import CheckpointOutcome, RunLog
 from tools.training.metrics.tensorboard import TensorBoardLogger
+from tools.training.mlperf_log import MLPerfLog
 
 # --- The table at the end of a run ------------------------------------------------------------------------------------
 
@@ -112,51 +113,35 @@ def _memory(peaks: Sequence[int]) -> tuple[str, str]:
 _REMEMBERED = 10_000  # steps: of a run of months, enough for the table at its end
 
 
-class CheckpointOutcome(Protocol):
-    """How the writing of a checkpoint ended."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def path(self) -> Path | None:
-        """None where it failed."""
-
-    @property
-    def seconds(self) -> float:
-        """That writing took, in the background or not."""
-
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def error(self) -> str | None: ...
-
-
 @dataclass(kw_only=True)
-class ConsoleLogger:
-    """Shows a run's metrics. With `shown=False` (every rank but 0) it only remembers them."""
+class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
+    """Shows the metrics of pre-training, with TensorBoard and MLPerf's lines. With `shown=False` it only remembers
+    them."""
 
-    directory: Path
-    """The folder of the run: metrics.jsonl and tensorboard/ are written in it."""
-    steps: int
-    first_step: int
-    """Steps done before: what the folder says of later ones, from a run that was killed, is cut off."""
-    shown: bool
     log_every: int
     """Steps between two points in TensorBoard; metrics.jsonl has them all."""
+    mllog: MLPerfLog = field(default_factory=lambda: MLPerfLog(shown=False))
     history: list[StepMetrics] = field(default_factory=list)
     """The first step, and the last 10,000 or more."""
     evaluations: list[EvaluationMetrics] = field(default_factory=list)
     memories: list[MemoryMetrics] = field(default_factory=list)
 
     def __enter__(self) -> ConsoleLogger:
-        self._done, self._failing = self.first_step, False
-        self._journal: JsonlLogger | None = None
+        super().__enter__()
         self._board: TensorBoardLogger | None = None
         if self.shown:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._journal = JsonlLogger(self.directory / JOURNAL, first_step=self.first_step)
             self._board = TensorBoardLogger(self.directory / "tensorboard", first_step=self.first_step, say=self.say)
-        self._bar = tqdm(
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._board is not None:
+            self._board.close()
+        super().__exit__(kind, error, traceback)
+
+    def bar(self) -> tqdm[Any]:
+        return tqdm(
             total=self.steps,
             initial=self.first_step,
             disable=not self.shown,
@@ -164,45 +149,38 @@ class ConsoleLogger:
             # A terminal is redrawn in place; a log file gets a line now and then.
             mininterval=0.2 if sys.stderr.isatty() else 10.0,
         )
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with suppress(OSError):
-            self._bar.close()
-        if self._board is not None and self._journal is not None:
-            self._board.close()
-            self._journal.close()
+    def in_words(self, metrics: StepMetrics) -> str:
+        skipped = f", {metrics.skipped_steps} skipped" if metrics.skipped_steps else ""
+        speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
+        return f"loss {metrics.loss:.3f}, mlm {metrics.masked_lm_loss:.3f}, {speed}{skipped}"
+
+    def ready(self, samples: int) -> None:
+        self.mllog.ready(samples)
 
     def step(self, metrics: StepMetrics) -> None:
-        """A step is done."""
-        self._done = metrics.step
         self.history.append(metrics)
         if len(self.history) > 2 * _REMEMBERED:
             del self.history[1:-_REMEMBERED]
-        skipped = f", {metrics.skipped_steps} skipped" if metrics.skipped_steps else ""
-        self._bar.set_postfix_str(
-            f"loss {metrics.loss:.3f}, mlm {metrics.masked_lm_loss:.3f}, {metrics.tokens_per_second:,.0f} tokens/s"
-            + skipped,
-            refresh=False,
-        )
-        # A log on a full disk ends no training.
-        with suppress(OSError):
-            self._bar.update()
-        self._note("step", metrics.record())
+        super().step(metrics)
         if metrics.step % self.log_every == 0 or metrics.step == self.steps:
             self._plot(metrics.scalars(), metrics.step)
 
-    def evaluation(self, metrics: EvaluationMetrics) -> None:
-        """The held-out documents were read."""
+    def evaluating(self, samples: int) -> None:
+        self.mllog.evaluating(samples)
+
+    def evaluation(self, metrics: EvaluationMetrics, *, best: bool = False, goes_on: bool = True) -> None:
         self.evaluations.append(metrics)
-        self._note("evaluation", metrics.record())
+        super().evaluation(metrics, best=best, goes_on=goes_on)
         self._plot(metrics.scalars(), metrics.step)
         self.say(
             f"step {metrics.step}: held-out masked-LM loss {metrics.masked_lm_loss:.3f}, accuracy "
             f"{metrics.masked_lm_accuracy:.1%}"
         )
+        self.mllog.evaluated(metrics.samples, metrics.masked_lm_accuracy, goes_on=goes_on)
+
+    def boundary(self, step: int, cube: Cube) -> None:
+        self.memory(MemoryMetrics(step=step, peak_bytes=peak_memory(cube)))
 
     def memory(self, metrics: MemoryMetrics) -> None:
         """Memory was looked at, on all ranks."""
@@ -211,7 +189,6 @@ class ConsoleLogger:
         self._plot(metrics.scalars(), metrics.step)
 
     def checkpoint(self, outcome: CheckpointOutcome) -> None:
-        """A checkpoint is complete, or has failed."""
         record = {
             "step": outcome.step,
             "path": None if outcome.path is None else str(outcome.path),
@@ -232,42 +209,14 @@ class ConsoleLogger:
                 "are."
             )
 
-    def event(self, name: str, **facts: Any) -> None:
-        """Something that happened, for the journal alone: a restart, a signal, a spike of the loss.
-
-        `facts` are JSON-able; `step` among them replaces the number of steps done.
-        """
-        self._note(EVENT, {"event": name, "step": self._done} | facts)
-
     def flush(self) -> None:
-        """Puts all points on disk: before a checkpoint, so that a run that resumes from it has no gap."""
-        if self._board is not None and self._journal is not None:
+        if self._board is not None:
             self._board.sync()
-            try:
-                self._journal.sync()
-            except OSError as problem:
-                self._complain(problem)
+        super().flush()
 
-    def say(self, line: str) -> None:
-        """One line above the progress bar."""
-        if self.shown:
-            with suppress(OSError):
-                tqdm.write(line)
+    def stopped(self, samples: int, *, reached: bool) -> None:
+        self.mllog.stopped(samples, reached=reached)
 
     def _plot(self, scalars: Mapping[str, float], step: int) -> None:
         if self._board is not None:
             self._board.write(scalars, step)
-
-    def _note(self, kind: str, record: Mapping[str, Any]) -> None:
-        if self._journal is not None:
-            try:
-                self._journal.write(kind, record)
-                self._failing = False
-            except OSError as problem:
-                self._complain(problem)
-
-    def _complain(self, problem: OSError) -> None:
-        """Weeks of training do not end for want of a line; said once, until lines can be written again."""
-        if not self._failing:
-            self.say(f"{self.directory / JOURNAL} cannot be written ({problem}): the run goes on, lines are missing.")
-        self._failing = True

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.training.metrics.records import EvaluationMetrics
+from tools.training.metrics.run_log import EvaluationRecord
 
 
 class EarlyStopping:
-    """Follows the held-out loss.
+    """Follows what evaluations cost, such as the held-out loss.
 
     Args:
-        patience: evaluations in a row without a lower loss, after which to stop. 0: never.
+        patience: evaluations in a row without a lower cost, after which to stop. 0: never.
         state: what `to_dict` gave, of a run that is resumed; patience may differ from that run's.
 
     Raises:
@@ -23,22 +23,22 @@ class EarlyStopping:
             raise ValueError(f"patience must be at least 0 evaluations (0: never stop). Got {patience}.")
         self.patience = patience
         self.loss: float | None = None
-        """Nats; None before the first evaluation with a finite loss."""
+        """The lowest cost; None before the first evaluation with a finite one."""
         self.step: int | None = None
-        """Where the loss was that low."""
+        """Where the cost was that low."""
         self.waited = 0
         """Evaluations since then."""
         if state is not None:
             self._restore(state)
 
-    def update(self, evaluation: EvaluationMetrics) -> tuple[bool, bool]:
-        """Whether this evaluation is the best so far, and whether to stop. The same on every rank, as the losses are.
+    def update(self, evaluation: EvaluationRecord) -> tuple[bool, bool]:
+        """Whether this evaluation is the best so far, and whether to stop. The same on every rank, as the costs are.
 
-        A loss equal to the best is no better; one that is not a number is never better.
+        A cost equal to the best is no better; one that is not a number is never better.
         """
         # Any comparison with NaN is false.
-        if evaluation.loss < (float("inf") if self.loss is None else self.loss):
-            self.loss, self.step, self.waited = evaluation.loss, evaluation.step, 0
+        if evaluation.cost < (float("inf") if self.loss is None else self.loss):
+            self.loss, self.step, self.waited = evaluation.cost, evaluation.step, 0
             return True, False
         self.waited += 1
         return False, 0 < self.patience <= self.waited

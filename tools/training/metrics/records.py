@@ -129,6 +129,11 @@ class EvaluationMetrics:
     next_sentence_accuracy: float | None = None
     """None: single texts, which have no label."""
 
+    @property
+    def cost(self) -> float:
+        """By which evaluations are compared."""
+        return self.loss
+
     def scalars(self) -> dict[str, float]:
         """Under the names that TensorBoard shows."""
         values = {tag: getattr(self, name) for tag, name in EVALUATION_TAGS.items()}

@@ -21,8 +21,7 @@ from tools.corpus.training_corpus import open_corpus
 from tools.packing.histogram import read_histogram
 from tools.training.arguments import parse
 from tools.training.data import TrainData
-from tools.training.loop import held_out_means
-from tools.training.trainer import Trainer
+from tools.training.pretraining import PretrainTrainer, held_out_means
 
 PIECES = 900
 
@@ -152,7 +151,7 @@ def test_a_step_on_single_texts_has_no_next_sentence_accuracy(ids: Path, tmp_pat
     recipe = parse([str(tmp_path / "recipe.toml"), "--data.source", str(tmp_path / "samples")]).settings
     corpus, cube = open_corpus(tmp_path / "samples"), Cube.single()
     with TrainData.of_corpus(recipe, cube, corpus) as feed, feed.loader(0, 1) as loader:
-        (metrics,) = Trainer(recipe, cube, feed, corpus).steps(loader)
+        (metrics,) = PretrainTrainer(recipe, cube, feed, corpus).steps(loader)
     assert (metrics.next_sentence_accuracy is None) is single
     assert ("accuracy/next_sentence" in metrics.scalars()) is not single
     assert metrics.next_sentence_loss == (0 if single else pytest.approx(np.log(2), rel=0.05))

@@ -1,0 +1,63 @@
+"""Bounds of settings, which stand beside them: `steps: Annotated[int, AtLeast(1)] = 300`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Protocol, get_type_hints, runtime_checkable
+
+
+@runtime_checkable
+class Bound(Protocol):
+    """What a number must be."""
+
+    def needed(self, value: float) -> str | None:
+        """What the value is not and must be; None where it is."""
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Finite, and no lower than this."""
+
+    least: float
+    why: str = ""
+    """Said behind the number."""
+
+    def needed(self, value: float) -> str | None:
+        if not value >= self.least:  # which NaN is not either
+            return f"at least {self.least}{self.why}"
+        return "finite" if value == math.inf else None
+
+
+@dataclass(frozen=True)
+class Positive:
+    """Above 0 and finite."""
+
+    def needed(self, value: float) -> str | None:
+        return None if 0 < value < math.inf else "above 0 and finite"
+
+
+@dataclass(frozen=True)
+class Share:
+    """At least 0 and below 1."""
+
+    def needed(self, value: float) -> str | None:
+        return None if 0 <= value < 1 else "at least 0 and below 1"
+
+
+def check_bounds(settings: Any, where: str = "") -> None:
+    """Compares each number of a dataclass, and of those in it, with the bounds in its annotation; None fits all.
+
+    Args:
+        where: the key of the dataclass in its file, for messages.
+
+    Raises:
+        ValueError: a number out of its bounds, named with its key.
+    """
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        value, key = getattr(settings, name), f"{where}.{name}" if where else name
+        if is_dataclass(value):
+            check_bounds(value, key)
+        for bound in getattr(hint, "__metadata__", ()):
+            if isinstance(bound, Bound) and value is not None and (needed := bound.needed(value)) is not None:
+                raise ValueError(f"{key} must be {needed}. Got {value}.")

@@ -1,0 +1,166 @@
+"""What one call of tools.pretrain comes to, and what can be checked of it before any process is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+
+from models.bert.cost_model.saved_activations import Device
+from tensor3d import CubeShape, checkpoint
+from tensor3d.data import ExchangeOptions
+from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
+from tensor3d.data.shard_exchange import check_within, shards_of
+from tensor3d.distributed.cube_shape import AxisName
+from tools.training.config import TrainConfig
+from tools.training.factory import check_attention, check_compiler, planned_device
+from tools.training.profiling import ProfileSchedule
+from tools.training.resume import has_optimizer_state, weights_for
+
+AUTO: Literal["auto"] = "auto"
+"""`--resume auto`: go on from the newest checkpoint of --output, if there is one, else begin there."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A run, resolved: the same on every rank, and made once, of the command line (`arguments.resolve`)."""
+
+    recipe_file: Path
+    recipe: TrainConfig
+    shape: CubeShape
+    rank_order: tuple[AxisName, ...] | None
+    """Order of the axes on consecutive ranks. None: the best one for the nodes that there are."""
+    output: Path | None
+    """Folder that was asked for."""
+    corpus: Path
+    """Folder of the prepared corpus, or of samples."""
+    resume: Path | Literal["auto"] | None
+    """What the run goes on from, if it does."""
+    start_from: Path | None
+    """A checkpoint, a folder with one or a model's, with whose weights the run begins."""
+    purpose: Literal["train", "prepare", "dry run"]
+    exchange: ExchangeOptions | None
+    """How data ranks that read their own shards get the other sequences. None: each reads all."""
+    profile: ProfileSchedule | None
+    """Steps to trace."""
+    profile_ranks: tuple[int, ...]
+
+    @property
+    def cube(self) -> str:
+        return f"{self.shape.x}x{self.shape.y}x{self.shape.z}"
+
+    # --- checks ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises ValueError where recipe, cube and options do not fit together."""
+        recipe, shape = self.recipe, self.shape
+        recipe.model.config(recipe.data).check(shape)
+        self._check_speed()
+        if self.exchange is not None:
+            shards_of(recipe.data.shards, shape.data, 0)
+            check_within(self.exchange, shape.data, recipe.data.groups)
+        if recipe.batch.packing_rule == "sequences":
+            return  # the packs of a step are known when the corpus is packed
+        k = fit_packs_per_rank(recipe.batch.global_batch, shape, recipe.batch.packs_per_rank)
+        check_rows(shape, k, recipe.data.capacity)
+
+    def _check_speed(self) -> None:
+        """For the device that trains: this machine's, or the one that a dry run or a preparation is for."""
+        recipe, there, where = self.recipe, torch.cuda.is_available(), ""
+        device: Device = "cuda" if there else "cpu"
+        if self.purpose == "dry run" and not there:
+            device = planned_device(recipe)
+            where = " (The dry run is for GPUs, since run.peak_tflops is stated.)"
+            if device == "cpu":
+                where = " (The dry run is for a CPU: this machine has no GPU. State run.peak_tflops to plan for GPUs.)"
+        elif self.purpose == "prepare" and not there:
+            # Often done where the GPUs of the run are not; and no CPU serves what a GPU does not.
+            device, where = "cuda", " (No GPU can, nor this CPU.)"
+        check_attention(recipe, device, where)
+        check_compiler(recipe, device)
+
+    def check_folders(self) -> None:
+        """Raises ValueError where `--resume` or `--start-from` is no checkpoint or this machine cannot write the run's
+        folder, before text is read."""
+        output = self.output
+        if self.resume == AUTO and output is None:
+            raise ValueError("--resume auto needs the run's folder. Name it by --output.")
+        if self.start_from is not None:
+            if self.resume not in (None, AUTO):
+                raise ValueError("--start-from begins a run and --resume goes on with one. Drop one of them.")
+            source = latest_checkpoint(self.start_from)
+            if not self.resume_candidates() and not has_optimizer_state(source):
+                weights_for(source, self.recipe, None)
+        if self.resume not in (None, AUTO):
+            if output is not None:
+                raise ValueError(
+                    "--output and --resume exclude each other: a resumed run goes on in its folder. Drop one."
+                )
+            (folder,) = self.resume_candidates()
+            checkpoint.read_progress(folder)
+            checkpoint.check_writable(folder.parent)
+            return
+        if self.resume is None and output is not None and (output / "run.json").exists():
+            raise ValueError(
+                f"{output} holds a run already. Choose another --output, or go on there: --resume auto --output "
+                f"{output}."
+            )
+        folder = (output or Path("runs")).absolute()
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if not there.is_dir():
+            raise ValueError(f"the run needs a folder, and {there} is a file. Choose another --output.")
+        checkpoint.check_writable(folder / "checkpoints")
+
+    # --- folders as they are now ----------------------------------------------------------------------------------
+
+    def resume_candidates(self) -> list[Path]:
+        """The checkpoints that the run may go on from, the first choice first; none where it begins."""
+        if self.resume == AUTO:
+            assert self.output is not None, "checked before"
+            return checkpoint.complete(self.output / "checkpoints")[::-1]
+        return [] if self.resume is None else [latest_checkpoint(Path(self.resume))]
+
+    def run_folder(self, found: Path | None) -> Path:
+        """The folder of this run, which need not exist. A new run never writes into another run's folder.
+
+        Args:
+            found: the checkpoint that it goes on from, if it does.
+        """
+        if self.resume == AUTO and self.output is not None:
+            return self.output
+        if found is not None:
+            return found.parent.parent
+        name, number = self.recipe_file.stem, 2
+        folder = self.output or Path("runs") / name
+        while self.output is None and (folder / "run.json").exists():
+            folder = Path("runs") / f"{name}-{number}"
+            number += 1
+        return folder
+
+
+def latest_checkpoint(path: Path) -> Path:
+    """The checkpoint meant by a path: itself, or the newest one in it."""
+    return checkpoint.latest(path) or checkpoint.latest(path / "checkpoints") or path
+
+
+def first_intact(candidates: list[Path], use: Callable[[Path], T], damaged: Callable[[str], None]) -> T | None:
+    """What `use` makes of the first candidate that is not damaged; None where there is no candidate.
+
+    Args:
+        damaged: told of a candidate that is left out.
+
+    Raises:
+        checkpoint.DamagedError: all are.
+    """
+    for number, found in enumerate(candidates, start=1):
+        try:
+            return use(found)
+        except checkpoint.DamagedError as damage:
+            if number == len(candidates):
+                raise
+            damaged(str(damage))
+    return None
