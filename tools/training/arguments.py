@@ -11,7 +11,7 @@ from typing import Annotated, cast
 import torch
 import tyro
 
-from models.bert.cost_model.saved_activations import Device
+from models.bert.cost_model.memory import Device
 from tensor3d import CubeShape, checkpoint
 from tensor3d.data import ExchangeOptions
 from tensor3d.data.batch import check_rows, fit_packs_per_rank

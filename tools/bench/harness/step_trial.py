@@ -222,14 +222,9 @@ class CubeFigures:
     """Whether count and formulas agree to the byte on every rank."""
     saved_bytes: int
     """What autograd keeps for the backward pass of a micro-batch, beside parameters, on the rank with the most."""
-    saved_closed_form: int
-    saved_equal: bool
-    """On every rank, for every micro-batch of the step in which it was counted."""
     peak_tensor_bytes: int | None
     """The most tensor memory at once in that step, with what is held and its batches, on the rank with the most. None
     where it was not measured."""
-    peak_closed_form: int
-    """What the formulas expect of that rank: not to the byte."""
     seconds: tuple[tuple[float, ...], ...]
     """Every step, by round."""
 
@@ -293,10 +288,7 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
         held_closed_form=holds.held_closed_form,
         held_equal=all(of.held == of.held_closed_form for of in memory),
         saved_bytes=saves.saved,
-        saved_closed_form=saves.saved_closed_form,
-        saved_equal=all(of.saved_equal for of in memory),
         peak_tensor_bytes=peaks.peak,
-        peak_closed_form=peaks.peak_closed_form,
         seconds=tuple(tuple(seconds) for seconds in rounds),
     )
 
@@ -322,7 +314,6 @@ HEADER = (
     "MiB received",
     "closed form",
     "saved MiB",
-    "closed form",
     "held MiB",
     "closed form",
     "peak MiB",
@@ -352,7 +343,7 @@ def row(cube: CubeFigures) -> tuple[str, ...]:
         str(cube.collectives),
         "equal" if cube.collectives_equal else str(cube.collectives_closed_form),
         *counted(cube.bytes_received, cube.bytes_closed_form, cube.traffic_equal),
-        *counted(cube.saved_bytes, cube.saved_closed_form, cube.saved_equal),
+        f"{cube.saved_bytes / 2**20:.2f}",
         *counted(cube.held_bytes, cube.held_closed_form, cube.held_equal),
         "-" if memory is None else f"{memory / 2**20:.0f}",
         f"{cube.first_loss:.6f}",
