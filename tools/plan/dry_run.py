@@ -16,7 +16,7 @@ from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.layers.attention import Recompute
 from tools.training.config import PrecisionConfig
-from tools.training.dry_step import counted_memory, dry_step
+from tools.training.dry_step import counted_memory, counted_step
 from tools.training.factory import TYPES
 
 # --- Memory of a box --------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def dry_beside_prediction(
     formulas, the rest from dry steps of few layers. Args, Raises: see `dry_step`."""
     choice = StepOptions(micro_batches=micro_batches, recompute=recompute, keep_gathered=keep_gathered)
     step: dict[str, Any] = {**asdict(choice), "rank": rank, "types": types, "optimizer": optimizer, "device": device}
-    dry = dry_step(config, shape, load, **step)
+    dry = counted_step(config, shape, load, **step)
     shallow = counted_memory(config, shape, load, **step)
     wire = CommModel(
         shape=shape, rank=rank, compute=TYPES[types.compute].itemsize, gradient=TYPES[types.reduce].itemsize

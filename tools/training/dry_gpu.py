@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -42,19 +45,29 @@ class _Module(backend_registration._DummyBackendModule):
         return [torch.bfloat16, torch.float16]
 
 
-class StandInGpu(TorchFunctionMode):
+@contextmanager
+def stand_in_gpu() -> Iterator[None]:
     """Inside, what goes to the stand-in arrives, and `F.scaled_dot_product_attention` keeps and makes what the fused
     kernels of a GPU do, whose probabilities are never in memory: q, k, v, the mask, the result, and a number for each
     row and head."""
 
+    def fused(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **_: Any) -> Tensor:
+        result: Tensor = _Fused.apply(q, k, v, attn_mask)
+        return result
+
+    # Set, and no mode: what backward computes again runs in a thread of autograd's, which modes of functions do not
+    # reach.
+    with _Arriving(), patch.object(F, "scaled_dot_product_attention", fused):
+        yield
+
+
+class _Arriving(TorchFunctionMode):
+    """A real tensor, made on the host, of which torch would compute the copy, goes to the stand-in as a fake one."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return _Fused.apply(*args, kwargs.get("attn_mask"))
         if func is Tensor.to and len(args) > 1 and isinstance(args[1], torch.device) and args[1].type == _NAME:
-            # A real tensor, made on the host, of which torch would compute the copy.
             return args[0] if args[0].device == args[1] else torch.empty_like(args[0], device=args[1])
-        return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 class _Fused(torch.autograd.Function):

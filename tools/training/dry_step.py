@@ -6,13 +6,15 @@ is counted is what the code does, not what a formula says of it.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +36,7 @@ from tensor3d.data import PackedBatch, TrainBatch
 from tensor3d.layers.attention import Recompute
 from tensor3d.optim import AdamW, GradScaler, Lamb
 from tools.training.config import OptimizerConfig, PrecisionConfig
-from tools.training.dry_gpu import StandInGpu, stand_in_device
+from tools.training.dry_gpu import stand_in_device, stand_in_gpu
 from tools.training.factory import make_optimizer, precision
 from tools.training.trainer import TrainingStep
 
@@ -58,14 +60,16 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.now = 0
         """Bytes that are alive."""
-        self.peaks = [0]
-        """The most in each part of the step so far."""
+        self.peaks: dict[str, int] = {}
+        """The most so far, in each part of the step."""
+        self._part = "building"
         self._wire_buffers = wire_buffers
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def next_part(self) -> None:
-        """Another part of the step begins."""
-        self.peaks.append(self.now)
+    def begin(self, part: str) -> None:
+        """Here a part of the step begins, and another one ends."""
+        self._part = part
+        self._note()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._fused_sgd_.default:
@@ -97,7 +101,7 @@ class LiveBytes(TorchDispatchMode):
         self._note()
 
     def _note(self, more: int = 0) -> None:
-        self.peaks[-1] = max(self.peaks[-1], self.now + more)
+        self.peaks[self._part] = max(self.peaks.get(self._part, 0), self.now + more)
 
 
 # --- A dry step -------------------------------------------------------------------------------------------------------
@@ -116,9 +120,9 @@ class StepMemory:
     """What they keep for the backward pass of one micro-batch, without weights; so do the next ones."""
     layers: int
     heads: int
-    peaks: tuple[int, ...]
-    """The most at once of all that torch's operators allocate, weights and the batch included: in the forward pass, in
-    the backward pass through heads, through layers, and from the embeddings to the end of the step. Each grows with the
+    peaks: dict[str, int]
+    """The most at once of all that torch's operators allocate, weights and the batch included, by part of the step:
+    building, forward, backward through heads, layers and embeddings, sums of gradients, update. Each grows with the
     layers by its own measure."""
 
     @property
@@ -128,7 +132,7 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        return max(self.peaks)
+        return max(self.peaks.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +169,8 @@ def dry_step(
         micro_batches: of a step. Two are run; what further ones receive follows, and the peak stays.
         types, optimizer: as a recipe has them.
         recompute, keep_gathered: as in `BertModel`.
-        device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels.
+        device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
+            only a process that has not run autograd before can say: see `counted_step`.
         wire_buffers: see `LiveBytes`.
 
     Raises:
@@ -193,7 +198,7 @@ def dry_step(
         on_host = Sequences.from_lengths(load.lengths)
         if config.encoder == "modern":
             on_host.positions  # noqa: B018  # made and kept
-        gpu = StandInGpu() if device == "cuda" else nullcontext()
+        gpu = stand_in_gpu() if device == "cuda" else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes(wire_buffers) as live, gpu:
             with cube.skip_init():
                 model = BertForPreTraining(config, cube, recompute=recompute, keep_gathered=keep_gathered)
@@ -206,6 +211,7 @@ def dry_step(
             batch = _batch(load, sequences)
             with cube.traffic.counting() as count:
                 notes = _Notes(model, stepping, count, live)
+                cube.ledger.observer = notes.sums
                 _take(step, [batch] * min(micro_batches, _RUN_AT_MOST))
         further = max(0, micro_batches - _RUN_AT_MOST)
         return DryStep(
@@ -218,7 +224,7 @@ def dry_step(
                 embeddings=notes.saved[0],
                 layers=notes.saved[1] - notes.saved[0],
                 heads=notes.saved[2] - notes.saved[1],
-                peaks=notes.peaks(),
+                peaks=live.peaks,
             ),
         )
 
@@ -301,32 +307,26 @@ class _Notes:
         self._kept: dict[int, torch.UntypedStorage] = {}  # holds them, so that no address is used twice
         self._keeping = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         model.register_forward_pre_hook(lambda *_: self._begin(count))
-        model.bert.embeddings.register_forward_hook(lambda *found: self._between(found[-1]))
-        model.bert.layers[-1].register_forward_hook(lambda *found: self._between(found[-1]))
+        model.bert.embeddings.register_forward_hook(lambda *found: self._between(found[-1], "embeddings"))
+        model.bert.layers[-1].register_forward_hook(lambda *found: self._between(found[-1], "layers"))
         model.register_forward_hook(lambda *_: self._end(), always_call=True)  # hooks of autograd must not stay
         optimizer.register_step_pre_hook(lambda *_: self._note_gradients(model))
 
-    def peaks(self) -> tuple[int, ...]:
-        """Of each part of the step, the most in any micro-batch."""
-        first, *parts = self._live.peaks
-        each = len(parts) // len(self.before)
-        of_parts = [max(parts[part::each]) for part in range(each)]
-        return (max(first, of_parts[0]), *of_parts[1:])
-
     def _begin(self, count: CommStats) -> None:
         self.before.append((Counter(count.received), Counter(count.calls)))
-        self._live.next_part()
+        self._live.begin("forward")
         self._forward = True
         if len(self.before) == 1:
             self._keeping.__enter__()
 
-    def _between(self, state: Tensor) -> None:
+    def _between(self, state: Tensor, before: str) -> None:
+        """Behind a part of the model, whose backward pass begins with the gradient of its `state`."""
         if self._forward:  # and not where backward computes a layer again
             self._note_saved()
-            state.register_hook(lambda _: self._live.next_part())
+            state.register_hook(lambda _: self._live.begin(before))
 
     def _end(self) -> None:
-        self._live.next_part()
+        self._live.begin("heads")
         self._forward = False
         if len(self.before) == 1:
             self._keeping.__exit__()
@@ -344,7 +344,13 @@ class _Notes:
             self._kept[storage._cdata] = storage
         return tensor
 
+    def sums(self, moment: Literal["sum", "summed"]) -> None:
+        """For `GradReducer.observer`."""
+        if moment == "sum":
+            self._live.begin("sums")
+
     def _note_gradients(self, model: nn.Module) -> None:
+        self._live.begin("update")
         self.gradients = sum(_bytes(each.grad) for each in model.parameters() if each.grad is not None)
 
 
@@ -364,30 +370,58 @@ def _bytes(tensor: Tensor) -> int:
     return own.numel() * own.element_size()
 
 
-# --- The memory of a deep model, from dry steps of two shallow ones ---------------------------------------------------
-
-_DEPTH = 3  # layers of the shallower one: the first and the last of a model may differ from those between
+# --- Dry steps in processes of their own ------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
-def counted_memory(config: BertConfig, shape: CubeShape, load: MicroBatchShape, **step: Any) -> StepMemory:
+_WORKERS = 2  # of a model's two depths, one each
+_DEPTH = 3  # layers of the shallower: the first and the last of a model may differ from those between
+_GLOBAL_EVERY = 3  # as `BertConfig.window_of` has it
+
+
+@cache
+def _workers() -> ProcessPoolExecutor:
+    """Started when first asked for, and kept: each has torch to import.
+
+    A process whose autograd has run before it knew of the stand-in device never serves it; and one may be in a process
+    group.
+    """
+    context = multiprocessing.get_context("forkserver")
+    return ProcessPoolExecutor(_WORKERS, mp_context=context, initializer=stand_in_device)
+
+
+def counted_step(config: BertConfig, shape: CubeShape, load: MicroBatchShape, **step: Any) -> DryStep:
+    """`dry_step` in a process of its own, whatever this one does."""
+    return _workers().submit(dry_step, config, shape, load, **step).result()
+
+
+def counted_memory(
+    config: BertConfig, shape: CubeShape, load: MicroBatchShape, *, rank: int = 0, **step: Any
+) -> StepMemory:
     """That of a dry step (arguments as of `dry_step`), which takes seconds however many layers the model has.
 
     Layers alike add alike: two dry steps, of 3 and 4 layers, are extended to the depth of the model. Where windows come
     in turns, the two are one turn apart. Copies of the box beyond the second need nothing, but to set up groups of so
     many ranks takes long: they are left out. Kept by box: asking again costs nothing.
     """
-    if shape.data > 2:
-        here = step.pop("rank", 0) % (shape.ranks // shape.data)
-        return counted_memory(config, CubeShape(x=shape.x, y=shape.y, z=shape.z, data=2), load, rank=here, **step)
-    turn = 1 if config.window is None else config.global_every or 3
+    if shape.data > 2:  # copies of the box follow each other in the order of ranks
+        rank, shape = rank % (shape.ranks // shape.data), replace(shape, data=2)
+    return _memory_of_box(config, shape, load, rank=rank, **step)
+
+
+@lru_cache(maxsize=256)
+def _memory_of_box(config: BertConfig, shape: CubeShape, load: MicroBatchShape, **step: Any) -> StepMemory:
+    turn = 1 if config.window is None else config.global_every or _GLOBAL_EVERY
     deeper = _DEPTH + turn + (config.layers - _DEPTH) % turn
     if config.layers <= deeper:
-        return dry_step(config, shape, load, **step).memory
-    one, two = (
-        dry_step(replace(config, layers=layers), shape, load, **step).memory for layers in (deeper - turn, deeper)
-    )
+        return counted_step(config, shape, load, **step).memory
+    depths = [
+        _workers().submit(dry_step, replace(config, layers=n), shape, load, **step) for n in (deeper - turn, deeper)
+    ]
+    low, high = (asdict(each.result().memory) for each in depths)
     turns = (config.layers - deeper) // turn
-    low, high = asdict(one), asdict(two)
-    peaks = tuple(b + turns * (b - a) for a, b in zip(low.pop("peaks"), high.pop("peaks"), strict=True))
-    return StepMemory(**{name: high[name] + turns * (high[name] - low[name]) for name in low}, peaks=peaks)
+    peaks = _extended(low.pop("peaks"), high.pop("peaks"), turns)
+    return StepMemory(**_extended(low, high, turns), peaks=peaks)
+
+
+def _extended(low: dict[str, int], high: dict[str, int], turns: int) -> dict[str, int]:
+    return {name: count + turns * (count - low[name]) for name, count in high.items()}

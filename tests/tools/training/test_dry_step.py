@@ -23,7 +23,7 @@ from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.twins import ranks_of
 from tools.training.config import PrecisionConfig
-from tools.training.dry_step import StepMemory, counted_memory, dry_step
+from tools.training.dry_step import StepMemory, counted_memory, counted_step, dry_step
 
 Changes = dict[str, Any]
 WIDE = {"vocab": 2000, "hidden": 256, "inner": 1024}
@@ -239,24 +239,38 @@ def test_deep_models_from_shallow_ones(changes: Changes, step: dict[str, Any]) -
     """All figures, to the byte; in a model whose windows come in turns of three, too."""
     config, shape = toy_config(**{"vocab": 67, **changes, "layers": 11}), CubeShape(x=2, y=2, data=4)
     load = MicroBatchShape(rows=128, masked=16, first=4, lengths=(24, 8) * 4)
-    assert counted_memory(config, shape, load, **step) == dry_step(config, shape, load, **step).memory
+    assert counted_memory(config, shape, load, **step) == counted_step(config, shape, load, **step).memory
 
 
 def test_a_box_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     config, load = toy_config(67, layers=1), MicroBatchShape(rows=64, masked=8, first=4, lengths=(32, 32))
-    counted_memory.cache_clear()
     first = counted_memory(config, CubeShape(x=2, data=2), load)
-    monkeypatch.setattr("tools.training.dry_step.dry_step", None)
+    monkeypatch.setattr("tools.training.dry_step.counted_step", None)
     for data in (2, 16, 4096):
         assert counted_memory(config, CubeShape(x=2, data=data), load) == first
 
 
-def test_a_gpu_keeps_no_probabilities_and_works_on_all_logits_at_once() -> None:
+def test_a_gpu_keeps_no_probabilities() -> None:
     config = toy_config(30522, attention_dropout=0.1)
     load = MicroBatchShape(rows=1024, masked=160, first=8, lengths=(512, 512))
-    cpu, gpu = (dry_step(config, CubeShape(), load, device=device).memory for device in ("cpu", "cuda"))  # type: ignore[arg-type]
+    cpu, gpu = (counted_step(config, CubeShape(), load, device=device).memory for device in ("cpu", "cuda"))  # type: ignore[arg-type]
     assert gpu.layers < cpu.layers
-    assert replace(gpu, embeddings=0, layers=0, heads=0, peaks=()) == replace(
-        cpu, embeddings=0, layers=0, heads=0, peaks=()
+    assert replace(gpu, embeddings=0, layers=0, heads=0, peaks={}) == replace(
+        cpu, embeddings=0, layers=0, heads=0, peaks={}
     )
-    assert gpu.peaks[1] - gpu.saved > cpu.peaks[1] - cpu.saved
+
+
+def test_a_gpu_works_on_all_logits_at_once() -> None:
+    config, load = toy_config(30522), MicroBatchShape(rows=1024, masked=160, first=8, lengths=(512, 512))
+    cpu, gpu = (counted_step(config, CubeShape(), load, device=device).memory for device in ("cpu", "cuda"))  # type: ignore[arg-type]
+    assert gpu.peaks["heads"] - gpu.saved > cpu.peaks["heads"] - cpu.saved
+
+
+def test_the_batch_is_in_the_peak() -> None:
+    """First rows of sequences, which are made before the step: 4 bytes each."""
+    config = toy_config(67, layers=1)
+    for lengths in ((16,) * 4, (32, 32)):
+        load = MicroBatchShape(rows=64, masked=8, first=4, lengths=lengths)
+        memory = dry_step(config, CubeShape(), load).memory
+        numbers = 8 * (3 * 64 + 2 * 8 + 2 * 4) + 4 * (len(lengths) + 1)
+        assert memory.peaks["building"] == memory.weights + memory.optimizer + numbers
