@@ -64,15 +64,16 @@ def least_memory(
     here = held(config, wire.shape, wire.rank)
     weights, state = held_bytes(config, wire)
     gradients = weights
-    saved = _saved(config, wire, load, choice, device)
+    layers, once_more, logits = _kept(config, wire, load, choice, device)
     # Gradients come as what is kept goes; those of earlier micro-batches are there from the start.
-    backward = saved + (gradients if choice.micro_batches > 1 else 0)
+    # A layer is computed again when the logits are gone.
+    backward = layers + max(once_more, logits) + (gradients if choice.micro_batches > 1 else 0)
     update = gradients + (here.adapted * wire.parameter if optimizer == "lamb" else 0)
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=state,
-        saved=saved,
+        saved=layers + logits,
         peak=weights + state + max(backward, update),
         counted=False,
     )
@@ -86,15 +87,18 @@ def held_bytes(config: BertConfig, wire: CommModel) -> tuple[int, int]:
     return weights, _MOMENTS * weights + _STEPS * here.tensors
 
 
-def _saved(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device) -> int:
+def _kept(
+    config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device
+) -> tuple[int, int, int]:
+    """Bytes: of all layers, of the one whose turn it is to be computed again beside its input, and of the logits."""
     state = load.rows * config.hidden // (wire.size("y") * wire.size("z"))
-    layer = _layer(config, wire, load, choice, device)
-    first = state if config.encoder == "modern" else 0  # it has a LayerNorm less
-    layers = config.layers * layer - first
-    if choice.recompute == "layer":
-        layers = config.layers * state + layer - state - first
+    layer, first = _layer(config, wire, load, choice, device), state if config.encoder == "modern" else 0
     logits = load.masked // wire.size("z") * chunk(config.vocab, wire.size("y"), wire.index("y"))
-    return (layers + logits) * wire.compute
+    if choice.recompute == "layer":
+        found = (config.layers * state, layer - state - first, logits)
+    else:
+        found = (config.layers * layer - first, 0, logits)  # the first has a LayerNorm less
+    return found[0] * wire.compute, found[1] * wire.compute, found[2] * wire.compute
 
 
 def _layer(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device) -> int:
