@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from tensor3d.cost_model.hardware import Cluster
@@ -57,6 +58,10 @@ class Search:
     refused: tuple[Refused, ...]
 
 
+CountMemory = Callable[[CubeShape, StepOptions], Memory]
+"""Counts what a step needs, by running it in some way."""
+
+
 def boxes(ranks: int) -> Iterator[CubeShape]:
     """All (data, x, y, z) with that product."""
     for data in _divisors(ranks):
@@ -89,6 +94,8 @@ def search(
     memory_share: float = 0.9,
     shapes: Sequence[CubeShape] | None = None,
     choices: Sequence[tuple[Recompute, bool]] = _DEAREST_LAST,
+    count: CountMemory | None = None,
+    most: int = 5,
 ) -> Search:
     """The best plan of every box that holds the model.
 
@@ -100,6 +107,8 @@ def search(
         kind: type of the products: "fp32", "bf16" or "fp16".
         memory_share: of the cluster's memory that tensors may take; libraries and fragments take the rest.
         shapes: boxes to look at. Default: all of the cluster's ranks.
+        count: counts the memory of a step, which takes its time. Without one, a formula's lower bound decides what
+            fits; with it, `most` plans are those that fit by count, and come first.
 
     Raises:
         ValueError: a share outside of (0, 1], a type or an overlap that there is not.
@@ -107,23 +116,95 @@ def search(
     if not 0 < memory_share <= 1:
         raise ValueError(f"memory_share must be above 0 and at most 1. Got {memory_share}.")
     limit = memory_share * cluster.memory
-    plans, refused = [], []
+    plans, refused = list[tuple[BoxPlan, _Box]](), list[Refused]()
     for shape in boxes(cluster.ranks) if shapes is None else shapes:
-        reason = model.refuse(shape)
-        found = [] if reason is not None else list(_fitting(model, shape, limit, choices))
-        if reason is None and not found:
-            least = _least(model, shape, choices)
-            reason = f"needs {least.peak / 1e9:,.3g} GB on a rank, and there are {limit / 1e9:,.3g} GB"
-        if reason is not None:
-            refused.append(Refused(shape=shape, reason=reason))
+        box = _Box(model, shape, cluster, kind, overlap, limit, choices)
+        found = _best_of_box(box)
+        if isinstance(found, Refused):
+            refused.append(found)
+        else:
+            plans.append((found, box))
+    plans.sort(key=lambda each: _seconds(each[0].time))
+    if count is not None:
+        return _counted(plans, refused, count, most)
+    return Search(plans=tuple(plan for plan, _ in plans), refused=tuple(refused))
+
+
+@dataclass(frozen=True)
+class _Box:
+    """What the plan of a box follows from."""
+
+    model: PlannedModel
+    shape: CubeShape
+    cluster: Cluster
+    kind: str
+    overlap: Overlap
+    limit: float
+    choices: Sequence[tuple[Recompute, bool]]
+    shares: dict[tuple[Recompute, bool], float] = field(default_factory=dict)
+    """By what is recomputed and kept: the share of the memory beside weights and the optimiser's state that the formula
+    may fill, where a count has shown how much more there is than it knows of. Others take the newest."""
+
+    def fits(self, choice: StepOptions) -> bool:
+        memory = self.model.memory(self.shape, choice)
+        newest = next(reversed(self.shares.values()), 1.0)
+        share = self.shares.get((choice.recompute, choice.keep_gathered), newest)
+        at_rest = memory.weights + memory.optimizer
+        return memory.peak <= self.limit and memory.peak - at_rest <= share * (self.limit - at_rest)
+
+    def learn(self, choice: StepOptions, counted: Memory) -> None:
+        """From a count that is above the limit: afterwards that choice does not fit, nor any that needs as much."""
+        memory = self.model.memory(self.shape, choice)
+        at_rest = memory.weights + memory.optimizer
+        self.shares.pop((choice.recompute, choice.keep_gathered), None)
+        self.shares[choice.recompute, choice.keep_gathered] = (memory.peak - at_rest) / (counted.peak - at_rest)
+
+
+def _best_of_box(box: _Box, counted: Memory | None = None) -> BoxPlan | Refused:
+    """The fastest of the choices that fit, in the best placement.
+
+    Args:
+        counted: the least that a choice was counted to need, if any was.
+    """
+    reason = box.model.refuse(box.shape)
+    found = [] if reason is not None else list(_fitting(box))
+    if reason is None and not found:
+        least = counted or _least(box)
+        told = "needs" if least.counted else "needs more than"
+        reason = f"{told} {least.peak / 1e9:,.3g} GB on a rank, and there are {box.limit / 1e9:,.3g} GB"
+    if reason is not None:
+        return Refused(shape=box.shape, reason=reason)
+    # As ranks usually lie; then the best of these in every other way.
+    costs = [box.model.cost(box.shape, choice) for choice in found]
+    cost = min(costs, key=lambda each: _seconds(step_time(each, box.cluster, box.kind, box.overlap)))
+    ways = [
+        (way, step_time(cost, box.cluster, box.kind, box.overlap, placed=way))
+        for way in placements(box.shape, box.cluster)
+    ]
+    way, time = min(ways, key=lambda each: _seconds(each[1]))
+    return BoxPlan(cost=replace(cost, wire=replace(cost.wire, shape=way)), time=time)
+
+
+def _counted(plans: Sequence[tuple[BoxPlan, _Box]], refused: list[Refused], count: CountMemory, most: int) -> Search:
+    """The fastest plans that fit by count, then the others, which no count has looked at.
+
+    A plan that does not fit makes room for its box's next best one, which is counted when its turn comes.
+    """
+    waiting, accepted, lowest = list(plans), list[BoxPlan](), dict[CubeShape, Memory]()
+    while waiting and len(accepted) < most:
+        plan, box = waiting.pop(0)
+        memory = count(plan.shape, plan.choice)
+        if memory.peak <= box.limit:
+            accepted.append(replace(plan, cost=replace(plan.cost, memory=memory)))
             continue
-        # As ranks usually lie; then the best of these in every other way.
-        costs = [model.cost(shape, choice) for choice in found]
-        cost = min(costs, key=lambda each: _seconds(step_time(each, cluster, kind, overlap)))
-        ways = [(way, step_time(cost, cluster, kind, overlap, placed=way)) for way in placements(shape, cluster)]
-        way, time = min(ways, key=lambda each: _seconds(each[1]))
-        plans.append(BoxPlan(cost=replace(cost, wire=replace(cost.wire, shape=way)), time=time))
-    return Search(plans=tuple(sorted(plans, key=lambda plan: _seconds(plan.time))), refused=tuple(refused))
+        lowest[box.shape] = min(memory, lowest.get(box.shape, memory), key=lambda each: each.peak)
+        box.learn(plan.choice, memory)
+        other = _best_of_box(box, lowest[box.shape])
+        if isinstance(other, Refused):
+            refused.append(other)
+        else:
+            insort(waiting, (other, box), key=lambda each: _seconds(each[0].time))
+    return Search(plans=(*accepted, *(plan for plan, _ in waiting)), refused=tuple(refused))
 
 
 def _seconds(time: StepTime) -> tuple[float, float]:
@@ -131,18 +212,15 @@ def _seconds(time: StepTime) -> tuple[float, float]:
     return time.total, time.total - time.starting
 
 
-def _fitting(
-    model: PlannedModel, shape: CubeShape, limit: float, choices: Sequence[tuple[Recompute, bool]]
-) -> Iterator[StepOptions]:
+def _fitting(box: _Box) -> Iterator[StepOptions]:
     """For each way to spend memory the fewest micro-batches that fit; recomputation where nothing else does."""
-    numbers, fits_so_far = model.micro_batches(shape), False
-    for recompute, keep_gathered in choices:
+    numbers, fits_so_far = box.model.micro_batches(box.shape), False
+    for recompute, keep_gathered in box.choices:
         if recompute != "none" and fits_so_far:
             return
 
         def fits(number: int, how: tuple[Recompute, bool] = (recompute, keep_gathered)) -> bool:
-            choice = StepOptions(micro_batches=number, recompute=how[0], keep_gathered=how[1])
-            return model.memory(shape, choice).peak <= limit
+            return box.fits(StepOptions(micro_batches=number, recompute=how[0], keep_gathered=how[1]))
 
         # The second micro-batch also keeps the first one's gradients; further ones only make each smaller.
         if fits(numbers[0]):
@@ -158,10 +236,10 @@ def _fitting(
         yield StepOptions(micro_batches=numbers[low], recompute=recompute, keep_gathered=keep_gathered)
 
 
-def _least(model: PlannedModel, shape: CubeShape, choices: Sequence[tuple[Recompute, bool]]) -> Memory:
-    number = model.micro_batches(shape)[-1]
-    every = [StepOptions(micro_batches=number, recompute=how, keep_gathered=kept) for how, kept in choices]
-    return min((model.memory(shape, choice) for choice in every), key=lambda memory: memory.peak)
+def _least(box: _Box) -> Memory:
+    number = box.model.micro_batches(box.shape)[-1]
+    every = [StepOptions(micro_batches=number, recompute=how, keep_gathered=kept) for how, kept in box.choices]
+    return min((box.model.memory(box.shape, choice) for choice in every), key=lambda memory: memory.peak)
 
 
 def _divisors(number: int) -> list[int]:

@@ -35,17 +35,17 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one rank."""
+    """Bytes of one rank. Weights, gradients and the optimiser's state are exact."""
 
     weights: int
     gradients: int
     optimizer: int
     saved: int
     """Kept for the backward pass of one micro-batch."""
-    passing: int
-    """Gathered operands and the like, at the worst moment."""
     peak: int
-    """Of all together."""
+    """The most at once."""
+    counted: bool
+    """Whether `saved` and `peak` were counted in a run of the step; else both are a formula's lower bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class PlannedModel(Protocol):
         """Into how many micro-batches the step can be cut there, ascending."""
 
     def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
-        """Of the fullest rank."""
+        """Of the fullest rank, by a formula that never says too much."""
 
     def cost(self, shape: CubeShape, choice: StepOptions) -> StepCost:
         """Of the busiest rank."""

@@ -13,7 +13,7 @@ from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster, Link, cluster_of
 from tensor3d.cost_model.search import boxes, placements, search
-from tensor3d.cost_model.step_cost import StepOptions
+from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.cost_model.step_time import OVERLAPS, step_time
 from tensor3d.distributed.cube_shape import AXES
 
@@ -151,7 +151,7 @@ def test_memory_decides_what_is_kept() -> None:
     costs = BertCosts(config=PRESETS["large"], batch=Batch(packs=64))
     shape = [CubeShape(x=2, y=2, z=2)]
     seen = []
-    for memory in (400e9, 40e9, 8e9, 2.2e9, 1e9):
+    for memory in (400e9, 40e9, 8e9, 2.2e9, 0.7e9):
         found = search(costs, dataclasses.replace(NODE, memory=memory), "bf16", shapes=shape)
         if not found.plans:
             assert found.refused[0].reason.startswith("needs ")
@@ -166,6 +166,36 @@ def test_memory_decides_what_is_kept() -> None:
     numbers = [each[1] for each in seen if each is not None]
     assert numbers == sorted(numbers)
     assert any(each is not None and each[1] > 1 for each in seen)
+
+
+def test_what_is_counted_decides() -> None:
+    """A count that finds twice as much: the same boxes, with more micro-batches; where nothing is left, it says so."""
+    costs = BertCosts(config=PRESETS["large"], batch=Batch(packs=64))
+    node = dataclasses.replace(NODE, memory=16e9)
+    looked: list[CubeShape] = []
+
+    def count(shape: CubeShape, choice: StepOptions) -> Memory:
+        looked.append(shape)
+        memory = costs.memory(shape, choice)
+        return dataclasses.replace(memory, peak=2 * memory.peak, counted=True)
+
+    formula = search(costs, node, "bf16")
+    found = search(costs, node, "bf16", count=count, most=3)
+    assert [plan.cost.memory.counted for plan in found.plans[:4]] == [True, True, True, False]
+    for plan in found.plans[:3]:
+        assert plan.cost.memory.peak == 2 * costs.memory(plan.shape, plan.choice).peak <= 0.9 * 16e9
+    seconds = [plan.time.total for plan in found.plans]
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= formula.plans[0].time.total
+    assert len(found.plans) + len(found.refused) == len(formula.plans) + len(formula.refused)
+    assert len(looked) >= 3
+
+    def nothing(shape: CubeShape, choice: StepOptions) -> Memory:
+        return dataclasses.replace(costs.memory(shape, choice), peak=10**12, counted=True)
+
+    none = search(costs, node, "bf16", count=nothing, shapes=[CubeShape(x=8)])
+    assert not none.plans
+    assert none.refused[0].reason == "needs 1e+03 GB on a rank, and there are 14.4 GB"
 
 
 def test_boxes_that_do_not_divide_say_why() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models.bert import BertForPreTraining
-from models.bert.cost_model.saved_activations import MicroBatchShape
+from models.bert.cost_model.memory import MicroBatchShape
 from tensor3d import Cube, CubeShape, local
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch

@@ -6,10 +6,12 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
+from tqdm import tqdm
 
 from models.bert.cost_model.step_cost import BYTES, Batch, BertCosts
 from tensor3d import CubeShape
@@ -22,11 +24,12 @@ from tensor3d.cost_model.step_time import Overlap
 from tools.common.cli import run_main
 from tools.common.machine import check_output, format_table, write_json
 from tools.plan import tables
-from tools.plan.dry_run import model_of
+from tools.plan.models import model_of
 from tools.plan.tables import kind_of
-from tools.training.config import PrecisionConfig
 
 DEFAULT_GPU = "H100"
+COUNTED = 5
+"""Plans whose memory is counted."""
 _MOST_RANKS = 2**20
 
 
@@ -89,6 +92,9 @@ class PlanCommand:
     """Copies of it. Default: as many as the cluster's ranks make."""
     top: int = 10
     """Plans to show."""
+    quick: bool = False
+    """Rank by formulas alone. Otherwise the memory of the best five boxes (of one for each of --ranks) is counted by
+    running steps of the real code dry, and those that do not fit make room for others: some seconds a box."""
     all: bool = False
     """Show all plans, and why each of the other boxes is none."""
     dry_run: bool = False
@@ -310,7 +316,7 @@ def plan_sizes(command: PlanCommand) -> int:
     for ranks in counts:
         cluster = command.machines(ranks)
         costs = command.costs(cluster)
-        points[ranks] = sweep.Point(cluster=cluster, found=_searched(command, cluster, costs))
+        points[ranks] = sweep.Point(cluster=cluster, found=_searched(command, cluster, costs, most=1))
     largest = points[counts[-1]].cluster
     costs = command.costs(largest)
     print("\n".join([*tables.heading(costs, largest), ""]))
@@ -396,8 +402,13 @@ def _content(command: PlanCommand, costs: BertCosts, cluster: Cluster) -> dict[s
     return {"asked": told, "model": dataclasses.asdict(costs.config), "cluster": cluster.to_json()}
 
 
-def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts) -> Search:
-    return search(
+def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts, most: int = COUNTED) -> Search:
+    """
+    Args:
+        most: plans whose memory is counted.
+    """
+    look = partial(
+        search,
         costs,
         cluster,
         costs.compute,
@@ -405,25 +416,24 @@ def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts) -> Searc
         memory_share=command.memory_share,
         shapes=command.shapes(cluster),
     )
+    if command.quick:
+        return look()
+    from tools.plan.dry_run import memory_counter  # a training step, of which ranking needs nothing
+
+    with tqdm(desc="memory counted", unit="box", file=sys.stderr, leave=False) as progress:
+        return look(count=memory_counter(costs, progress.update), most=most)
 
 
 def count_beside(plan: BoxPlan, costs: BertCosts) -> int:
     """The dry run of the plan's rank 0; 1 unless it counts what was predicted."""
-    from tools.plan.dry_run import dry_beside_prediction  # a training step, of which planning needs nothing
+    from tools.plan.dry_run import dry_beside_prediction, step_of  # a training step, of which planning needs nothing
 
     choice = plan.choice
-    found = dry_beside_prediction(
-        costs.config,
-        plan.shape,
-        costs.batch.load(plan.shape, choice.micro_batches),
-        micro_batches=choice.micro_batches,
-        types=PrecisionConfig(compute=costs.compute, reduce=costs.reduce),  # type: ignore[arg-type]
-        optimizer=costs.optimizer,
-        recompute=choice.recompute,
-        keep_gathered=choice.keep_gathered,
-    )
+    load = costs.batch.load(plan.shape, choice.micro_batches)
+    found = dry_beside_prediction(costs.config, plan.shape, load, **step_of(costs, choice))
     rows = [(each.what, f"{each.predicted:,}", f"{each.counted:,}", f"{each.ratio:.4g}") for each in found]
-    print(f"a step of rank 0 of {plan.shape}, run without its memory and its peers (as on a CPU):")
+    device = "CPU" if costs.device == "cpu" else "GPU"
+    print(f"a step of rank 0 of {plan.shape}, run without its memory and its peers (as on a {device}):")
     print("\n".join(format_table(("", "predicted", "counted", "ratio"), rows)))
     if all(each.ratio == 1 or (each.what == "peak" and 0.9 <= each.ratio <= 1.1) for each in found):
         return 0

@@ -17,7 +17,7 @@ from tensor3d.cost_model.search import BoxPlan, Refused, Search
 from tensor3d.distributed.cube_shape import AXES
 from tools.common.machine import format_table
 from tools.common.plotting import check_drawing, mark, new_figure, plain, plain_numbers, save
-from tools.plan.dry_run import parameters_of
+from tools.plan.models import parameters_of
 from tools.training.estimate import in_bytes, in_time
 
 # --- What boxes are called in the field, and the best plan of each kind -----------------------------------------------
@@ -74,13 +74,26 @@ def row(plan: BoxPlan, cluster: Cluster, compute: str) -> tuple[str, ...]:
         in_time(plan.time.total),
         f"{plan.tokens_per_second:,.0f}",
         f"{mfu(plan, cluster, compute):.1%}",
-        in_bytes(plan.cost.memory.peak),
+        peak_of(plan),
         plan.time.limit,
     )
 
 
-def table(plans: Iterable[BoxPlan], cluster: Cluster, compute: str) -> list[str]:
-    return format_table(HEADER, [row(plan, cluster, compute) for plan in plans])
+def peak_of(plan: BoxPlan) -> str:
+    """The most at once; of a formula's bound the least that it can be."""
+    memory = plan.cost.memory
+    return in_bytes(memory.peak) if memory.counted else f"> {in_bytes(memory.peak)}"
+
+
+def table(plans: Sequence[BoxPlan], cluster: Cluster, compute: str) -> list[str]:
+    lines = format_table(HEADER, [row(plan, cluster, compute) for plan in plans])
+    told = {
+        True: "peak: counted in dry steps of the real code",
+        False: "peak with >: a formula's lower bound; a count may find that the box needs more than there is",
+    }
+    known = {plan.cost.memory.counted for plan in plans}
+    # Times, bytes on the wire and FLOPs are formulas for all.
+    return [*lines, *(told[each] for each in (True, False) if each in known)]
 
 
 def mfu(plan: BoxPlan, cluster: Cluster, compute: str) -> float:
@@ -109,21 +122,13 @@ def spent(plan: BoxPlan) -> str:
 def details(plan: BoxPlan, cluster: Cluster) -> list[str]:
     """Memory by kind, traffic by axis and link, time by part."""
     memory, time, shape = plan.cost.memory, plan.time, plan.shape
+    least, source = ("", "counted") if memory.counted else ("> ", "by formulas")
     lines = [
         f"{shape}, ranks dealt along {', '.join(axis for axis in shape.wire)} (slowest first):",
-        "  memory of a rank: "
-        + ", ".join(
-            f"{name} {in_bytes(size)}"
-            for name, size in (
-                ("weights", memory.weights),
-                ("gradients", memory.gradients),
-                ("optimiser", memory.optimizer),
-                ("kept for backward", memory.saved),
-                ("coming and going", memory.passing),
-                ("at most at once", memory.peak),
-            )
-        ),
-        "  time: "
+        f"  memory of a rank, {source}: weights {in_bytes(memory.weights)}, gradients {in_bytes(memory.gradients)}, "
+        f"optimiser {in_bytes(memory.optimizer)}, kept for backward {least}{in_bytes(memory.saved)}, at most at once "
+        f"{least}{in_bytes(memory.peak)}",
+        "  time, by formulas: "
         + ", ".join(
             f"{name} {in_time(seconds)}"
             for name, seconds in (

@@ -15,9 +15,8 @@ import torch
 from models.bert import BertConfig
 from models.bert.cost_model.comm_volume import micro_batch_traffic, read_slots, step_traffic
 from models.bert.cost_model.flops import model_flops
+from models.bert.cost_model.memory import Device, MicroBatchShape
 from models.bert.cost_model.param_shapes import parameters
-from models.bert.cost_model.peak_memory import StepMemory, step_memory
-from models.bert.cost_model.saved_activations import Device, MicroBatchShape
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data.dataset import default_masked_per_pack
@@ -26,6 +25,7 @@ from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.packing import attended, packs_per_step
 from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
+from tools.training.dry_step import StepMemory, counted_memory
 from tools.training.factory import TYPES, planned_device
 from tools.training.metrics import table
 from tools.training.peak_flops import peak
@@ -70,17 +70,11 @@ class RunEstimate:
     """Of the model, without what is computed again."""
     hardware_flops: int
     """With it."""
-    memory: StepMemory
-    """Of rank 0, which has the largest blocks. What is kept and the peak are those of eager operators and of
-    attention that serves sequence by sequence, with all rows in the last layer: an upper bound with
-    `speed.read_rows_only`, nearly right with `speed.compile`, far too low with `attention = "reference"`."""
     traffic: Bytes
     """Bytes that rank 0 receives."""
 
 
-def expect(
-    recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = None, device: Device = "cpu"
-) -> RunEstimate:
+def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = None) -> RunEstimate:
     """Raises ValueError where the recipe's sizes or its batch do not divide on the cube, as the run would."""
     config, data = recipe.model.config(recipe.data), recipe.data
     config.check(shape)
@@ -93,7 +87,7 @@ def expect(
         shape=shape, compute=_BYTES[recipe.precision.compute], gradient=_BYTES[recipe.precision.reduce], parameter=4
     )
     load, tokens = _load(data, shape, k), round(packs * data.capacity * contents.fill)
-    squares, planned, choice = tokens * data.max_length, parameters(config), recipe.model
+    squares, planned = tokens * data.max_length, parameters(config)
     near = tokens * int(attended(data.max_length, config.window)) // data.max_length
     sequences = round(packs * contents.packing_factor)
     counted = partial(
@@ -117,18 +111,28 @@ def expect(
         sequences=sequences,
         flops=flops,
         hardware_flops=flops + _again(recipe, counted, tokens, squares, near),
-        memory=step_memory(
-            config,
-            wire,
-            load,
-            micro_batches=micro_batches,
-            recompute=choice.recompute,
-            keep_gathered=not choice.reshard_after_forward,
-            optimizer=recipe.optimizer.kind,
-            device=device,
-            wire_buffers=device == "cpu",  # which gloo connects
-        ),
         traffic=_expected_traffic(recipe, config, wire, load, micro_batches, _read_slots(data, wire, k)),
+    )
+
+
+def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device: Device) -> StepMemory:
+    """Of rank 0, which has the largest blocks; counted in dry steps of few layers.
+
+    What is kept and the peak are those of eager operators and of attention that serves sequence by sequence, with all
+    rows in the last layer: an upper bound with `speed.read_rows_only`, nearly right with `speed.compile`, far too low
+    with `attention = "reference"`.
+    """
+    return counted_memory(
+        expected.config,
+        shape,
+        expected.load,
+        micro_batches=expected.micro_batches,
+        types=recipe.precision,
+        optimizer=recipe.optimizer.kind,
+        recompute=recipe.model.recompute,
+        keep_gathered=not recipe.model.reshard_after_forward,
+        device=device,
+        wire_buffers=device == "cpu",  # which gloo connects
     )
 
 
@@ -295,7 +299,7 @@ def report(recipe: TrainConfig, shape: CubeShape, corpus_info: CorpusFacts | Non
         ValueError: sizes or a batch that do not divide, as the run would refuse them.
     """
     device = planned_device(recipe)
-    expected = expect(recipe, shape, corpus_info, device)
+    expected = expect(recipe, shape, corpus_info)
     speed = expected_speed(recipe.run, recipe.precision, shape.ranks)
     parts = {
         "model and cube": _model(recipe, shape, expected),
@@ -352,7 +356,7 @@ def _step(recipe: TrainConfig, expected: RunEstimate) -> Rows:
 
 
 def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device: Device) -> Rows:
-    memory, saved = expected.memory, expected.memory.saved
+    memory = expected_memory(recipe, shape, expected, device)
     rows = [
         ("counted as on a", "GPU" if device == "cuda" else "CPU"),
         ("weights", in_bytes(memory.weights)),
@@ -364,10 +368,9 @@ def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device
     rows += [
         (
             "kept for backward",
-            f"{in_bytes(saved.total)}: embeddings {in_bytes(saved.embeddings)}, {expected.config.layers} layers "
-            f"{in_bytes(saved.layers)}, heads {in_bytes(saved.heads)}",
+            f"{in_bytes(memory.saved)}: embeddings {in_bytes(memory.embeddings)}, {expected.config.layers} layers "
+            f"{in_bytes(memory.layers)}, heads {in_bytes(memory.heads)}",
         ),
-        ("coming and going", in_bytes(memory.passing)),
         ("most at once", in_bytes(memory.peak)),
     ]
     what, available = _available(shape.ranks)

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from models.bert.cost_model.saved_activations import Device
+from models.bert.cost_model.memory import Device
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.attention.backends import AttentionRequest, choose
 from tensor3d.ops.compiled_regions import CompiledRegions

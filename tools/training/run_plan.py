@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from models.bert.cost_model.saved_activations import Device
+from models.bert.cost_model.memory import Device
 from tensor3d import CubeShape, checkpoint
 from tensor3d.data import ExchangeOptions
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank

@@ -9,9 +9,8 @@ from typing import Literal
 from models.bert.config import BertConfig
 from models.bert.cost_model.comm_volume import end_of_step_traffic, micro_batch_traffic
 from models.bert.cost_model.flops import model_flops, work
+from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import ParamMemory, held
-from models.bert.cost_model.peak_memory import step_memory
-from models.bert.cost_model.saved_activations import Device, MicroBatchShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel, Side, chunk
 from tensor3d.cost_model.step_cost import Memory, Product, StepCost, StepOptions
 from tensor3d.distributed.cube_shape import CubeShape
@@ -155,28 +154,11 @@ class BertCosts:
 
     def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
         if (shape, choice) not in self._memories:  # a search asks whether it fits, then for its cost
-            self._memories[shape, choice] = self._memory(shape, choice)
+            wire, load = self._wire(shape), self._load(shape, choice)
+            self._memories[shape, choice] = least_memory(
+                self.config, wire, load, choice, optimizer=self.optimizer, device=self.device
+            )
         return self._memories[shape, choice]
-
-    def _memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
-        found = step_memory(
-            self.config,
-            self._wire(shape),
-            self._load(shape, choice),
-            micro_batches=choice.micro_batches,
-            recompute=choice.recompute,
-            keep_gathered=choice.keep_gathered,
-            optimizer=self.optimizer,
-            device=self.device,
-        )
-        return Memory(
-            weights=found.weights,
-            gradients=found.gradients,
-            optimizer=found.optimizer,
-            saved=found.saved.total,
-            passing=found.passing,
-            peak=found.peak,
-        )
 
     def cost(self, shape: CubeShape, choice: StepOptions) -> StepCost:
         config, wire, load = self.config, self._wire(shape), self._load(shape, choice)

@@ -87,6 +87,13 @@ MUTATIONS = (
         tests=("tests/cost_model/test_search.py::test_memory_decides_what_is_kept",),
     ),
     Mutation(
+        "plan-takes-what-a-count-refuses",
+        "tensor3d/cost_model/search.py",
+        old="if memory.peak <= box.limit:",
+        new="if True:",
+        tests=("tests/cost_model/test_search.py::test_what_is_counted_decides",),
+    ),
+    Mutation(
         "cluster-rate-at-its-peak",
         "tensor3d/cost_model/hardware.py",
         old="return self.flops[kind] * self.efficiency",

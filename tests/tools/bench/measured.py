@@ -83,10 +83,7 @@ def facts(first_loss: float = 5.0, expected: int = 0) -> RankFacts:
         held=30 + expected,
         held_closed_form=38,
         saved=20 + expected,
-        saved_closed_form=28,
-        saved_equal=expected == 8,
         peak=60 + expected,
-        peak_closed_form=70,
     )
     calls = Counter({("y", "all-gather"): 3})
     return RankFacts(

@@ -25,7 +25,7 @@ BASE = ["--model", "base", "--global-batch", "64"]
 
 def planned(tmp_path: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
     path = tmp_path / "plan.json"
-    assert main([*BASE, *arguments, "--output", str(path)]) == status
+    assert main([*BASE, "--quick", *arguments, "--output", str(path)]) == status
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
@@ -55,6 +55,20 @@ def test_one_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = planned(tmp_path, "--cube", "1x2x2", "--data-parallel", "2")
     assert [plan["box"] for plan in content["search"]["plans"]] == [{"data": 2, "x": 1, "y": 2, "z": 2}]
     assert "2*(1x2x2)" in capsys.readouterr().out
+
+
+def test_what_is_counted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, one = tmp_path / "plan.json", ["--layers", "5", "--cube", "2x2x2"]
+    peaks = []
+    for more, counted in (["--quick"], False), ([], True):
+        assert main([*BASE, *one, *more, "--output", str(path)]) == 0
+        (plan,) = json.loads(path.read_text())["search"]["plans"]
+        assert plan["memory"]["counted"] is counted
+        peaks.append(plan["memory"]["peak"])
+        printed = capsys.readouterr().out
+        assert ("peak: counted in dry steps" in printed) is counted
+        assert ("a formula's lower bound" in printed) is not counted
+    assert 0.5 * peaks[1] < peaks[0] < peaks[1]
 
 
 def test_a_measured_machine(tmp_path: Path) -> None:
@@ -110,7 +124,7 @@ def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_real_step_beside_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     """4,096 ranks, in this process."""
     tiny = ["--model", "tiny", "--vocab", "500", "--capacity", "32", "--global-batch", "4096"]
-    assert main([*tiny, "--nodes", "512", "--cube", "4x2x2", "--dry-run"]) == 0
+    assert main([*tiny, "--nodes", "512", "--cube", "4x2x2", "--quick", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "a step of rank 0 of 256*(4x2x2)" in printed
     counted = dict(
@@ -127,10 +141,10 @@ def test_a_wrong_formula_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         Comparison(what="bytes x all-gather", predicted=8, counted=9),
     ]
     monkeypatch.setattr("tools.plan.dry_run.dry_beside_prediction", lambda *_, **__: found)
-    assert main([*BASE, "--dry-run"]) == 1
+    assert main([*BASE, "--quick", "--dry-run"]) == 1
     assert "please report it" in capsys.readouterr().err
     found.pop()
-    assert main([*BASE, "--dry-run"]) == 0
+    assert main([*BASE, "--quick", "--dry-run"]) == 0
 
 
 def test_predicted_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

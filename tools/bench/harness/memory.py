@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from models.bert.cost_model.peak_memory import StepMemory, step_memory
-from models.bert.cost_model.saved_activations import MicroBatchShape
+from models.bert.cost_model.memory import held_bytes
 from tensor3d import Cube, local
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data import PackedBatch
@@ -164,13 +163,7 @@ def nonzero(count: Bytes) -> Bytes:
     return Counter({key: number for key, number in count.items() if number})
 
 
-def load_of(batch: PackedBatch) -> MicroBatchShape:
-    """What a micro-batch gives this rank, with the lengths that its sequences really have."""
-    rows, masked, first = (tensor.shape[0] for tensor in (batch.ids, batch.masked, batch.first))
-    return MicroBatchShape(rows=rows, masked=masked, first=first, lengths=batch.sequences.lengths)
-
-
-# --- Tensor memory of one rank in training: counted in a step, and by the closed forms for the same batches -----------
+# --- Tensor memory of one rank in training, counted in a step ---------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,14 +175,9 @@ class RankMemory:
     held_closed_form: int
     saved: int
     """What autograd keeps for backward, beside parameters, of the micro-batch that needs most."""
-    saved_closed_form: int
-    """For the lengths of that one's sequences."""
-    saved_equal: bool
-    """Whether count and formulas agree on every micro-batch of the step."""
     peak: int | None
     """The most at once in the step, with what is held and the step's batches. On CPUs it differs a little from run to
     run: gloo's buffers are in it. None: it was not asked for."""
-    peak_closed_form: int
 
 
 def count_memory(
@@ -212,18 +200,13 @@ def count_memory(
             growth = peak_on(trainer.cube.device, run)
         else:
             run()
-    expected = [_expected(trainer, wire, each, len(passes)) for each in passes]
-    most = max(range(len(passes)), key=lambda number: passes[number].kept)
     held = _held(trainer)
     batches = sum(_size(each.batch) for each in passes)
     return RankMemory(
         held=held,
-        held_closed_form=expected[0].weights + expected[0].optimizer,
-        saved=passes[most].kept,
-        saved_closed_form=expected[most].saved.total,
-        saved_equal=all(e.saved.total == p.kept for e, p in zip(expected, passes, strict=True)),
+        held_closed_form=sum(held_bytes(trainer.model.config, wire)),
+        saved=max(each.kept for each in passes),
         peak=None if growth is None else held + batches + growth,
-        peak_closed_form=max(each.peak for each in expected),
     )
 
 
@@ -238,21 +221,6 @@ def _size(batch: PackedBatch) -> int:
     if batch.read is not None:
         tensors += [batch.read.rows, batch.read.plane_rows, *batch.read.heads]
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def _expected(trainer: PretrainTrainer, wire: CommModel, each: KeptPass, micro_batches: int) -> StepMemory:
-    recipe, cuda = trainer.recipe, trainer.cube.device.type == "cuda"
-    return step_memory(
-        trainer.model.config,
-        wire,
-        load_of(each.batch),
-        micro_batches=micro_batches,
-        recompute=recipe.model.recompute,
-        keep_gathered=not recipe.model.reshard_after_forward,
-        optimizer=recipe.optimizer.kind,
-        device="cuda" if cuda else "cpu",
-        wire_buffers=not cuda,
-    )
 
 
 # --- The memory of a process and all that it has started, read while they run (Linux) ---------------------------------

@@ -199,8 +199,6 @@ class CubeFigures(Times):
     peak_tensor_bytes: int | None
     """The most tensor memory at once in that step, with what is held and its batches, on the rank with the most. None
     where it was not measured."""
-    peak_closed_form: int
-    """What the formulas expect of that rank: not to the byte."""
     first_loss: Annotated[float, Column("first loss", ".6f")]
     """Of the very first step, nats."""
 
@@ -253,10 +251,7 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
         held_closed_form=holds.held_closed_form,
         held_equal=all(of.held == of.held_closed_form for of in memory),
         saved_bytes=saves.saved,
-        saved_closed_form=saves.saved_closed_form,
-        saved_equal=all(of.saved_equal for of in memory),
         peak_tensor_bytes=peaks.peak,
-        peak_closed_form=peaks.peak_closed_form,
     )
 
 

@@ -1,0 +1,119 @@
+"""What a rank surely needs for training a BERT: parameters exactly, and a lower bound of all together, by a formula.
+
+H hidden size, I inner size, V vocabulary, h heads; P rows of a plane, R masked slots of it; A = P H / yz elements of a
+hidden state on a rank
+
+For the backward pass a layer keeps at least, in elements,
+
+    its input, q k v, the projection's input                  1 + 3 + 1     A
+    the first sum, the MLP's input                            1 + 1         A
+    GELU's input and output; with gates two inputs more       2 or 4 I/H    A
+    the second sum                                            1             A
+
+and the masked-LM head the logits, R V / yz. Where gathers are kept, what was gathered counts, and the gathered weights;
+where a layer is recomputed, its input alone, and all of it in the one layer whose turn it is.
+
+Not in it: statistics, masks, indices, embeddings, what attention's kernels keep, what comes and goes. All of that is
+counted by running the step (`tools.training.dry_step`), which takes seconds a box; a planner that looks at thousands of
+boxes leaves out by this bound those that cannot be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from models.bert.config import BertConfig
+from models.bert.cost_model.param_shapes import held
+from tensor3d.cost_model.comm_volume import CommModel, chunk
+from tensor3d.cost_model.step_cost import Memory, StepOptions
+
+Device = Literal["cpu", "cuda"]
+_MOMENTS, _STEPS = 2, 4  # of each element; bytes of each parameter's count of steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchShape:
+    """A micro-batch, as one rank has to hold it."""
+
+    rows: int
+    """P: token slots of a plane."""
+    masked: int
+    """R: slots of a plane for masked positions."""
+    first: int
+    """C: slots of a plane for [CLS]."""
+    lengths: tuple[int, ...]
+    """Rows of each sequence on this rank's rows of face y; the unused tail of a pack is one."""
+
+
+def least_memory(
+    config: BertConfig,
+    wire: CommModel,
+    load: MicroBatchShape,
+    choice: StepOptions,
+    *,
+    optimizer: Literal["adamw", "lamb"],
+    device: Device,
+) -> Memory:
+    """Weights, gradients and the optimiser's state exactly; `saved` and `peak` are lower bounds.
+
+    Args:
+        wire, load: the rank, the sizes of its types and what a micro-batch gives it. Rank 0 has the most weights.
+        device: with dropout of its probabilities, attention on a CPU keeps them.
+    """
+    here = held(config, wire.shape, wire.rank)
+    weights, state = held_bytes(config, wire)
+    gradients = weights
+    layers, once_more, logits = _kept(config, wire, load, choice, device)
+    # Gradients come as what is kept goes; those of earlier micro-batches are there from the start.
+    # A layer is computed again when the logits are gone.
+    backward = layers + max(once_more, logits) + (gradients if choice.micro_batches > 1 else 0)
+    update = gradients + (here.adapted * wire.parameter if optimizer == "lamb" else 0)
+    return Memory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=state,
+        saved=layers + logits,
+        peak=weights + state + max(backward, update),
+        counted=False,
+    )
+
+
+def held_bytes(config: BertConfig, wire: CommModel) -> tuple[int, int]:
+    """Of the weights, and of the optimiser's state: two moments of each element, and a count of steps of each
+    parameter."""
+    here = held(config, wire.shape, wire.rank)
+    weights = here.total * wire.parameter
+    return weights, _MOMENTS * weights + _STEPS * here.tensors
+
+
+def _kept(
+    config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device
+) -> tuple[int, int, int]:
+    """Bytes: of all layers, of the one whose turn it is to be computed again beside its input, and of the logits."""
+    state = load.rows * config.hidden // (wire.size("y") * wire.size("z"))
+    layer, first = _layer(config, wire, load, choice, device), state if config.encoder == "modern" else 0
+    logits = load.masked // wire.size("z") * chunk(config.vocab, wire.size("y"), wire.index("y"))
+    if choice.recompute == "layer":
+        found = (config.layers * state, layer - state - first, logits)
+    else:
+        found = (config.layers * layer - first, 0, logits)  # the first has a LayerNorm less
+    return found[0] * wire.compute, found[1] * wire.compute, found[2] * wire.compute
+
+
+def _layer(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device) -> int:
+    """Elements that a layer keeps of which nothing is recomputed."""
+    hidden, inner, modern = config.hidden, config.inner_size, config.encoder == "modern"
+    y, z = wire.size("y"), wire.size("z")
+    state, wide = load.rows * hidden // (y * z), load.rows * inner // (y * z)
+    # A product's input lies on this rank in a share of what is gathered of it.
+    over_y, over_z = (y, z) if choice.keep_gathered else (1, 1)
+    products = 2 * over_y * state + over_z * (state + wide)
+    # Of ReLU the result alone, which is the next product's input; of gates also both inputs and GELU's result.
+    between = (3 if modern else 0 if config.activation == "relu" else 1) * wide
+    kept = products + 3 * state + 2 * state + between
+    if choice.keep_gathered and (wire.size("x") > 1 or wire.compute != wire.parameter):
+        kept += (4 * hidden**2 + (3 if modern else 2) * hidden * inner) // (y * z)
+    if device == "cpu" and config.attention_dropout and choice.recompute == "none":
+        kept += config.heads // y * sum(length**2 for length in load.lengths)
+    return kept

@@ -1,0 +1,106 @@
+"""What a rank holds to the element; and that the formula for all together is a lower bound of what a step counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models.bert import PRESETS, BertForPreTraining
+from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
+from models.bert.cost_model.param_shapes import held_elements, parameters, replicated_elements
+from tensor3d import Cube, CubeShape, local
+from tensor3d.cost_model.comm_volume import CommModel
+from tensor3d.cost_model.step_cost import Memory, StepOptions
+from tensor3d.optim import AdamW
+from tests.models.toy import Shape, toy_config
+from tests.ranks import run_ranks
+from tests.single_device_reference import ranks_of
+
+Changes = dict[str, Any]
+MODERN = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
+
+
+def _state(shape: Shape, changes: Changes) -> dict[str, Any]:
+    cube = Cube(*shape)
+    config = toy_config(30522, **changes)
+    model = BertForPreTraining(config, cube)
+    optimizer = AdamW(model.parameters(), cube, lr=1e-3)
+    moments = [local(state[name]).numel() for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return {
+        "blocks": [(name, tuple(p.shape), tuple(local(p).shape)) for name, p in model.named_parameters()],
+        "moments": sum(moments),
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ((1, 1, 1, 1), {"norm": "pre"}),
+        ((2, 2, 2, 1), {"norm": "pre"}),
+        ((1, 4, 1, 1), {"norm": "pre"}),
+        ((2, 1, 1, 2), {"norm": "pre"}),
+        ((1, 2, 2, 1), MODERN),
+    ],
+    ids=["1x1x1", "2x2x2", "1x4x1", "2x1x1-data2", "1x2x2-modern"],
+)
+def test_parameters_and_moments_to_the_element(shape: Shape, changes: Changes) -> None:
+    config, (x, y, z, data) = toy_config(30522, **changes), shape
+    size = CubeShape(x=x, y=y, z=z, data=data)
+    planned = parameters(config)
+    for rank, found in enumerate(run_ranks(ranks_of(shape), _state, shape, changes)):
+        assert found["blocks"] == [(p.name, p.shape, p.local_shape(size, rank)) for p in planned]
+        assert found["moments"] == 2 * held_elements(config, size, rank)
+        assert held_elements(config, size, rank) <= held_elements(config, size, 0)
+
+
+def test_bert_large_by_hand() -> None:
+    config, one = PRESETS["large"], CubeShape()
+    # Devlin et al. say 340 M; these are the ones of their checkpoint with both heads of pre-training.
+    assert held_elements(config, one) == sum(p.elements for p in parameters(config)) == 336_226_108
+    assert replicated_elements(config, one) == 0
+    assert replicated_elements(config, CubeShape(data=2)) == 336_226_108
+    # An eighth, and a little more: vectors and small tables are cut by one axis alone.
+    assert 1 < 8 * held_elements(config, CubeShape(x=2, y=2, z=2)) / 336_226_108 < 1.01
+
+
+LARGE, WIRE = PRESETS["large"], CommModel(shape=CubeShape(x=2, y=2, z=2), compute=2)
+LOAD = MicroBatchShape(rows=8192, masked=1280, first=128, lengths=(512,) * 8)
+
+
+def large(device: Device = "cuda", optimizer: Any = "adamw", load: MicroBatchShape = LOAD, **choice: Any) -> Memory:
+    return least_memory(LARGE, WIRE, load, StepOptions(**choice), optimizer=optimizer, device=device)
+
+
+def test_an_optimiser_has_two_moments_of_each_element_and_a_count_of_each_parameter() -> None:
+    config = toy_config(67)
+    load = MicroBatchShape(rows=64, masked=8, first=8, lengths=(32, 32))
+    memory = least_memory(config, CommModel(shape=CubeShape()), load, StepOptions(), optimizer="adamw", device="cpu")
+    elements = sum(p.elements for p in parameters(config))
+    assert (memory.weights, memory.gradients) == (4 * elements, 4 * elements)
+    assert memory.optimizer == 2 * 4 * elements + 4 * len(parameters(config))
+
+
+def test_a_layer_of_bert_large_by_hand() -> None:
+    """Sixteen states, of which GELU's input and output have four times the columns; and logits."""
+    state = 8192 * 1024 // 4
+    logits = 1280 // 2 * (30522 // 2)
+    assert large().saved == 2 * (24 * 16 * state + logits)
+    assert large(recompute="layer").saved == 2 * (24 * state + logits)
+    again = large(recompute="layer", micro_batches=2)
+    assert again.peak == again.weights + again.gradients + again.optimizer + 2 * (24 + 15) * state
+    # What both products from face z read is gathered over y, what the others read over z: twice as much each; and the
+    # weights of the four.
+    gathered = (2 + 1 + 4) * state + 12 * 1024**2 // 4
+    assert large(keep_gathered=True).saved - large().saved == 2 * 24 * gathered
+    # On a CPU the probabilities of eight heads.
+    assert large("cpu").saved - large().saved == 2 * 24 * 8 * 8 * 512**2
+
+
+def test_what_is_bought_with_what() -> None:
+    plain = large()
+    assert large(recompute="layer").peak < plain.peak / 2
+    assert large(micro_batches=2).peak == plain.peak + plain.gradients
+    small = MicroBatchShape(rows=64, masked=8, first=8, lengths=(32,))
+    assert large(load=small, optimizer="lamb").peak > large(load=small).peak
+    assert not plain.counted
