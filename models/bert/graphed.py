@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from models.bert.model import BertForPreTraining
 from tensor3d import Sequences
+from tensor3d.batches.length_groups import LengthGroups
+from tensor3d.batches.row_selection import RowSelection
 from tensor3d.data import PackedBatch
 from tensor3d.ops.cuda_graph import CapturedPass
 
+T = TypeVar("T")
+_NEEDS_ENDS = (
+    'a CUDA graph of a pass needs attention that is "varlen", which knows sequences by a tensor of their ends alone. '
+    "Take bf16 or fp16 and heads of a multiple of 8 columns, or leave the graph out."
+)
 _FIELDS = ("ids", "positions", "types", "masked", "masked_labels", "first", "next_labels")
+
+
+class EndsOnly(Sequences):
+    """Sequences whose lengths no host may know, for they differ from replay to replay: the tensor of ends has them. Its
+    `lengths` are those of packs, and bound the longest."""
+
+    @property
+    def grouping(self) -> LengthGroups:
+        raise ValueError(_NEEDS_ENDS)
+
+    def grouping_of(self, queries: RowSelection) -> LengthGroups:
+        raise ValueError(_NEEDS_ENDS)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        raise ValueError(_NEEDS_ENDS)
 
 
 class GraphedBert:
@@ -27,11 +50,14 @@ class GraphedBert:
         capacity: slots of a pack, the longest that a sequence can be.
 
     Raises:
-        ValueError: another model.
+        ValueError: another model; at the first pass, attention that is not varlen.
     """
 
     def __init__(self, model: BertForPreTraining, capacity: int) -> None:
         cube = model.cube
+        backends = {getattr(module, "backend", "auto") for module in model.modules()} - {"auto", "varlen"}
+        if backends:
+            raise ValueError(f"{_NEEDS_ENDS} Got {', '.join(sorted(backends))}.")
         if cube.shape.ranks > 1 or cube.device.type != "cuda":
             raise ValueError(
                 f"a CUDA graph of a pass needs one rank with a GPU. Got {cube.shape} on {cube.device.type}."
@@ -58,8 +84,16 @@ class GraphedBert:
         inputs = self._inputs(batch, targets, sequences, scale)
         key = (self._model.training, *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
         if key not in self._passes:
-            self._passes[key] = CapturedPass(self._run, inputs, list(self._model.parameters()), pool=self._pool)
+            self._passes[key] = self._captured(inputs)
         return self._passes[key](**inputs)
+
+    def _captured(self, inputs: dict[str, Tensor]) -> CapturedPass:
+        ledger = self._model.cube.ledger
+        observer, ledger.observer = ledger.observer, None  # it would read a clock once, at the capture
+        try:
+            return CapturedPass(self._run, inputs, list(self._model.parameters()), pool=self._pool)
+        finally:
+            ledger.observer = observer
 
     def _inputs(self, batch: PackedBatch, targets: int, sequences: int, scale: Tensor | None) -> dict[str, Tensor]:
         device = batch.ids.device
@@ -87,7 +121,7 @@ class GraphedBert:
         **fields: Tensor,
     ) -> Tensor:
         rows = fields["ids"].shape[0]
-        whole = Sequences(cu_seqlens=ends, lengths=(self._capacity,) * (rows // self._capacity))
+        whole = EndsOnly(cu_seqlens=ends, lengths=(self._capacity,) * (rows // self._capacity))
         if places is not None:
             vars(whole)["positions"] = places  # those of the sequences that are there
         batch = PackedBatch(sequences=whole, **fields)  # type: ignore[arg-type]

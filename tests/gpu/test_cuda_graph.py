@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from models.bert import BertForPreTraining
-from models.bert.graphed import GraphedBert
+from models.bert.graphed import EndsOnly, GraphedBert
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
+from tensor3d.attention import attention
 from tensor3d.data import PackedBatch
 from tensor3d.ops.cuda_graph import CapturedPass
 from tests.models.toy import CAPACITY, lay, totals, toy_config, toy_packs
@@ -101,6 +102,17 @@ def test_other_shapes_are_refused() -> None:
         captured(x=torch.ones(4, device="cuda"))
     with pytest.raises(ValueError, match=r"captured with \['x'\]\. Got \['y'\]"):
         captured(y=torch.ones(3, device="cuda"))
+
+
+def test_other_attention_is_refused() -> None:
+    """It would take the lengths of packs for those of sequences."""
+    sequences = EndsOnly(cu_seqlens=torch.tensor([0, 3, 8], dtype=torch.int32), lengths=(8,))
+    q = torch.randn(8, 2, 8)
+    with pytest.raises(ValueError, match=r'needs attention that is "varlen"'):
+        attention(q, q, q, sequences, backend="grouped")
+    cube = Cube.single("cpu")
+    with pytest.raises(ValueError, match=r'"varlen".* Got reference'):
+        GraphedBert(BertForPreTraining(toy_config(VOCAB), cube, backend="reference"), CAPACITY)
 
 
 def test_a_cpu_is_refused() -> None:

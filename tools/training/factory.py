@@ -111,6 +111,25 @@ def check_compiler(recipe: TrainConfig, device: Device) -> None:
         CompiledRegions(True, torch.device(device))
 
 
+def check_graph(recipe: TrainConfig, ranks: int, device: Device) -> None:
+    """Raises ValueError where `speed.cuda_graph` is set and a pass cannot be captured."""
+    if not recipe.speed.cuda_graph:
+        return
+    if ranks > 1 or device != "cuda":
+        raise ValueError(f"speed.cuda_graph is for one GPU. Got {ranks} ranks on {device}. Leave it out.")
+    if recipe.speed.read_rows_only:
+        raise ValueError(
+            "speed.cuda_graph needs the same shapes in every micro-batch, and with speed.read_rows_only the last layer "
+            "has others in each. Set one of them to false."
+        )
+    for facts in asked_of_attention(recipe, device):
+        if (name := choose(recipe.speed.attention, facts)) != "varlen":
+            raise ValueError(
+                f"speed.cuda_graph needs attention that is varlen, which knows sequences by a tensor alone. Got "
+                f"{name!r} for precision.compute = {recipe.precision.compute!r} and heads of {facts.head_dim} columns."
+            )
+
+
 def asked_of_attention(recipe: TrainConfig, device: Device) -> list[AttentionRequest]:
     """What the layers of the recipe's model ask of attention in training: one for each kind of layer.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.bert import BertForPreTraining, PreTrainingOutput
 from models.bert.cost_model.flops import step_flops
+from models.bert.graphed import GraphedBert
 from tensor3d import Cube, check_parameters, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import Loader, PretrainingData, TrainBatch, evaluation_batches
@@ -68,6 +69,11 @@ class PretrainObjective:
     def loss(self, batch: TrainBatch, part: PackedBatch) -> tuple[Tensor, Tensor]:
         output: PreTrainingOutput = self._model(part, batch.targets, batch.sequences)
         return output.loss, output.sums
+
+
+def _as_one(graphed: GraphedBert) -> Callable[[TrainBatch, PackedBatch, Tensor | None], Tensor]:
+    """Both passes of a micro-batch."""
+    return lambda batch, part, scale: graphed(part, batch.targets, batch.sequences, scale)
 
 
 # --- Evaluation on the held-out documents -----------------------------------------------------------------------------
@@ -151,6 +157,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             read_rows_only=recipe.speed.read_rows_only,
         )
         check_parameters(self.model.parameters(), cube)
+        graphed = GraphedBert(self.model, recipe.data.capacity) if recipe.speed.cuda_graph else None
         super().__init__(
             self.model,
             make_optimizer(self.model, recipe.optimizer, cube, feed.betas()),
@@ -161,6 +168,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             clip=recipe.optimizer.clip,
             patience=recipe.run.patience,
             watch=watch,
+            passes=None if graphed is None else _as_one(graphed),
         )
         self._spikes = LossSpikeDetector(factor=recipe.run.loss_spike)
         self._peak = recipe.run.peak_tflops * 1e12 or peak(cube.device, peak_type(recipe.precision))

@@ -16,7 +16,7 @@ from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.shard_exchange import check_within, shards_of
 from tensor3d.distributed.cube_shape import AxisName
 from tools.training.config import TrainConfig
-from tools.training.factory import check_attention, check_compiler, planned_device
+from tools.training.factory import check_attention, check_compiler, check_graph, planned_device
 from tools.training.profiling import ProfileSchedule
 from tools.training.resume import has_optimizer_state, weights_for
 
@@ -82,6 +82,7 @@ class RunPlan:
             device, where = "cuda", " (No GPU can, nor this CPU.)"
         check_attention(recipe, device, where)
         check_compiler(recipe, device)
+        check_graph(recipe, self.shape.ranks, device)
 
     def check_folders(self) -> None:
         """Raises ValueError where `--resume` or `--start-from` is no checkpoint or this machine cannot write the run's

@@ -3,7 +3,7 @@ they are there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -114,6 +114,8 @@ class TrainingStep(Generic[B]):
         scaler: multiplies the loss, for fp16. None: nothing does.
         clip: largest norm of the gradient.
         watch: is told what this rank does, and knows whether a signal asks it to stop.
+        passes: forward and backward of a micro-batch as one (a batch, a part, what the loss is multiplied by), which
+            gives the objective's sums. None: one after the other.
         skips: a step changes nothing where loss or gradient is not finite. With a scaler it never does.
     """
 
@@ -127,8 +129,10 @@ class TrainingStep(Generic[B]):
         *,
         clip: float,
         watch: Watchdog | None = None,
+        passes: Callable[[B, Any, Tensor | None], Tensor] | None = None,
         skips: bool = True,
     ) -> None:
+        self._passes = passes
         self._model, self._optimizer, self._scaler, self._cube = model, optimizer, scaler, cube
         self._objective, self._clip, self._watch, self._skips = objective, clip, watch, skips or scaler is not None
         self.stopwatch = PhaseTimer(cube.device)
@@ -167,6 +171,9 @@ class TrainingStep(Generic[B]):
         parts = self._objective.parts(step)
         for number, part in enumerate(parts, start=1):
             self._at(step, "forward")
+            if self._passes is not None:
+                total += self._passes(step, part, None if self._scaler is None else self._scaler.scale)
+                continue
             loss, sums = self._objective.loss(step, part)
             loss = loss if self._scaler is None else self._scaler.scaled(loss)
             self._at(step, "backward")

@@ -97,12 +97,15 @@ class Trainer(ABC, Generic[B, M]):
         clip: float,
         patience: int = 0,
         watch: Watchdog | None = None,
+        passes: Callable[[B, Any, torch.Tensor | None], torch.Tensor] | None = None,
         skips: bool = True,
     ) -> None:
         self.optimizer, self.scaler, self.cube, self.watch = optimizer, scaler, cube, watch
         self.learning_rate = rate
         self.state = TrainState(best=EarlyStopping(patience))
-        self._step = TrainingStep(model, optimizer, scaler, cube, objective, clip=clip, watch=watch, skips=skips)
+        self._step = TrainingStep(
+            model, optimizer, scaler, cube, objective, clip=clip, watch=watch, passes=passes, skips=skips
+        )
 
     # --- what differs ---------------------------------------------------------------------------------------------
 

@@ -17,10 +17,10 @@ from tests.tools.runs import arguments, losses
 from tools import pretrain
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import ModelConfig, SpeedConfig, TrainConfig, read_config
+from tools.training.config import ModelConfig, PrecisionConfig, SpeedConfig, TrainConfig, read_config
 from tools.training.data import TrainData
 from tools.training.estimate import expect
-from tools.training.factory import asked_of_attention
+from tools.training.factory import asked_of_attention, check_graph
 from tools.training.pretraining import PretrainTrainer
 
 QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -146,8 +146,8 @@ def test_attention_of_a_gpu_that_is_not_here(
 ) -> None:
     call = [str(recipe), "--corpus", str(corpus), *how, "--speed.attention", "varlen"]
     assert pretrain.main(call) == 2
-    assert "takes bfloat16 or float16, not float32; it has no dropout" in capsys.readouterr().err
-    served = ["--precision.compute", "bf16", "--model.attention-dropout", "0"]
+    assert "takes bfloat16 or float16, not float32. Take 'grouped'" in capsys.readouterr().err
+    served = ["--precision.compute", "bf16"]
     assert pretrain.main([*call, *served]) == 0
     heads = ["--model.hidden", "48"]  # heads of 12 columns
     assert pretrain.main([*call, *served, *heads]) == 2
@@ -157,6 +157,62 @@ def test_attention_of_a_gpu_that_is_not_here(
 def test_a_trainer_refuses_it_on_its_own_device(recipe: Path, corpus: Path) -> None:
     with pytest.raises(ValueError, match=r"speed\.attention.*cuda.*cpu"):
         _trained(_without_dropout(recipe, attention="varlen"), corpus)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device", "speed", "compute", "message"),
+    [
+        (2, "cuda", {}, "bf16", r"for one GPU\. Got 2 ranks on cuda"),
+        (1, "cpu", {}, "bf16", r"for one GPU\. Got 1 ranks on cpu"),
+        (1, "cuda", {"read_rows_only": True}, "bf16", r"speed\.read_rows_only .* Set one of them to false"),
+        (1, "cuda", {}, "fp32", r"needs attention that is varlen.* Got 'grouped' for precision\.compute = 'fp32'"),
+        (1, "cuda", {"attention": "flex"}, "bf16", r"needs attention that is varlen.* Got 'flex'"),
+    ],
+)
+def test_a_graph_that_cannot_be_is_refused(
+    ranks: int, device: Any, speed: dict[str, Any], compute: Any, message: str
+) -> None:
+    model = ModelConfig(attention_dropout=0.0)
+    recipe = TrainConfig(model=model, precision=PrecisionConfig(compute=compute), speed=SpeedConfig(**speed))
+    check_graph(recipe, ranks, device)  # nobody asks for one
+    asking = dataclasses.replace(recipe, speed=SpeedConfig(cuda_graph=True, **speed))
+    with pytest.raises(ValueError, match=message):
+        check_graph(asking, ranks, device)
+    check_graph(
+        dataclasses.replace(
+            TrainConfig(), precision=PrecisionConfig(compute="bf16"), speed=SpeedConfig(cuda_graph=True)
+        ),
+        1,
+        "cuda",
+    )
+
+
+def test_a_graph_without_a_gpu_is_told_before_anything_is_made(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU serves it")
+    call = [str(recipe), "--corpus", str(tmp_path / "corpus"), "--speed.cuda-graph"]
+    assert pretrain.main(call) == 2
+    assert "speed.cuda_graph is for one GPU. Got 1 ranks on cpu" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_passes_as_one_are_those_of_a_step(recipe: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a graph but the graph: a function that does both passes, with the loss scale, stands in for it."""
+
+    class Stand:
+        def __init__(self, model: Any, capacity: int) -> None:
+            self._model = model
+
+        def __call__(self, batch: Any, targets: int, sequences: int, scale: Any) -> Any:
+            output = self._model(batch, targets, sequences)
+            (output.loss if scale is None else output.loss * scale).backward()
+            return output.sums
+
+    monkeypatch.setattr("tools.training.pretraining.GraphedBert", Stand)
+    one_by_one = _trained(_without_dropout(recipe), corpus)[2]
+    assert _trained(_without_dropout(recipe, cuda_graph=True), corpus)[2] == one_by_one
 
 
 def test_a_missing_compiler_is_told_before_anything_is_made(
