@@ -140,14 +140,18 @@ def add_and_measure(kept: Tensor | None, scale: Tensor | None, *addends: Tensor)
 
     The sum of one addend that is kept whole is None: a region returns no input.
     """
+    total = _sum_of(kept, scale, *addends)
+    return total, local_moments(widened(addends[0] if total is None else total))
+
+
+def _sum_of(kept: Tensor | None, scale: Tensor | None, *addends: Tensor) -> Tensor | None:
     total = addends[0]
     if kept is None and len(addends) == 1:
-        return None, local_moments(widened(total))
+        return None
     last = addends[-1] if kept is None else dropped(addends[-1], kept, scale)
     for each in addends[1:-1]:
         total = total + each
-    total = total + last if len(addends) > 1 else last
-    return total, local_moments(widened(total))
+    return total + last if len(addends) > 1 else last
 
 
 def norm_by(
@@ -163,9 +167,18 @@ def norm_by(
 def norm_alone(
     kept: Tensor | None, scale: Tensor | None, gain: Tensor, shift: Tensor | None, eps: float, *addends: Tensor
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """Both of the above, where one member has all columns."""
-    total, moments = add_and_measure(kept, scale, *addends)
-    return total, *norm_by(addends[0] if total is None else total, moments.unsqueeze(0), gain, shift, eps)
+    """Both of the above, where one member has all columns: without moments put together for others, which would part
+    the kernel in two."""
+    total = _sum_of(kept, scale, *addends)
+    x = addends[0] if total is None else total
+    wide = widened(x)
+    center = wide.mean(1, keepdim=True)
+    centered = wide - center
+    offset = centered.mean(1, keepdim=True)
+    deviation = centered - offset
+    rstd = (deviation.square().mean(1, keepdim=True) + eps).rsqrt()
+    result = deviation * rstd * gain
+    return total, (result if shift is None else result + shift).to(x.dtype), center, offset, rstd
 
 
 def norm_sums(
@@ -208,6 +221,9 @@ def norm_alone_backward(
     kept: Tensor | None,
     scale: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Both of the above, where one member has all columns."""
-    sums, dgain, dshift = norm_sums(dy, x, center, offset, rstd, gain)
-    return *norm_input(dy, x, center, offset, rstd, gain, sums, 1, kept, scale), dgain, dshift
+    """Both of the above, where one member has all columns: one kernel for the rows, another for sums over them."""
+    wide, normal = dy.to(rstd.dtype), normalised(x.to(rstd.dtype), center, offset, rstd)
+    g = wide * gain
+    means = g.mean(1, keepdim=True), (g * normal).mean(1, keepdim=True)
+    dx = ((g - means[0] - normal * means[1]) * rstd).to(dy.dtype)
+    return dx, None if kept is None else dropped(dx, kept, scale), (wide * normal).sum(0), wide.sum(0)
