@@ -66,7 +66,6 @@ class Point:
         mebibytes("MiB received", of="step.bytes_received"),
         mebibytes("closed form", of="step.bytes_closed_form", equal="step.traffic_equal"),
         mebibytes("saved MiB", of="step.saved_bytes"),
-        mebibytes("closed form", of="step.saved_closed_form", equal="step.saved_equal"),
         mebibytes("held MiB", of="step.held_bytes"),
         mebibytes("closed form", of="step.held_closed_form", equal="step.held_equal"),
         mebibytes("peak MiB", ".1f", of="step.peak_tensor_bytes"),

@@ -96,7 +96,7 @@ def test_modes_that_differ_are_exit_status_1(
 ) -> None:
     curves = {"padded": [run_of(1), run_of(2)], "packed": [run_of(3), run_of(4)]}
     monkeypatch.setattr(convergence, "train", lambda *_: curves)
-    monkeypatch.setattr(convergence.pretrain, "prepare_corpus", lambda *_, **__: None)
+    monkeypatch.setattr("tools.pretrain.prepare_corpus", lambda *_, **__: None)
     assert main(arguments(recipe, "--modes", "padded,packed", "--seeds", "0,1", "--last", "1")) == 1
     assert "the modes do NOT agree" in capsys.readouterr().out
 

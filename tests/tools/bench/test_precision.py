@@ -82,7 +82,7 @@ def test_precisions_that_differ_are_exit_status_1(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(precision, "train", lambda *_: {"fp32": run_of(2), "bf16": run_of(2.1)})
-    monkeypatch.setattr(precision.pretrain, "prepare_corpus", lambda *_, **__: None)
+    monkeypatch.setattr("tools.pretrain.prepare_corpus", lambda *_, **__: None)
     assert main(arguments(recipe, "--last", "1")) == 1
     assert "the precisions do NOT agree" in capsys.readouterr().out
 

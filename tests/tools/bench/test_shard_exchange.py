@@ -119,7 +119,7 @@ def test_groups_that_differ_are_exit_status_1(
 ) -> None:
     group = figures("exchange", [[[step()]]], [[[step()]]], [RankExchange()], every=1)
     monkeypatch.setattr(shard_exchange, "measure", lambda *_: ([group, group], 1e-9))
-    monkeypatch.setattr(shard_exchange.pretrain, "prepare_corpus", lambda *_, **__: None)
+    monkeypatch.setattr("tools.pretrain.prepare_corpus", lambda *_, **__: None)
     assert main(arguments(recipe)) == 1
     captured = capsys.readouterr()
     assert "NOT equal: they differ by up to 1.0e-09" in captured.out

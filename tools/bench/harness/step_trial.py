@@ -185,9 +185,6 @@ class CubeFigures(Times):
     """Whether count and formulas agree to the byte on every rank, in every step, for each axis and kind."""
     saved_bytes: Annotated[int, mebibytes("saved MiB")]
     """What autograd keeps for the backward pass of a micro-batch, beside parameters, on the rank with the most."""
-    saved_closed_form: Annotated[int, mebibytes("closed form", equal="saved_equal")]
-    saved_equal: bool
-    """On every rank, for every micro-batch of the step in which it was counted."""
     held_bytes: Annotated[int, mebibytes("held MiB")]
     """Weights and the optimiser's state, counted, on the rank with the most."""
     held_closed_form: Annotated[int, mebibytes("closed form", equal="held_equal")]

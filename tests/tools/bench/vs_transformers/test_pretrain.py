@@ -244,7 +244,7 @@ def test_contenders_must_agree() -> None:
         ({"dropout": 1.0}, r"dropout.*\b0.*\b1"),
         ({"attention_dropout": 1.0}, r"attention_dropout.*\b0.*\b1"),
         ({"length": 64, "capacity": 63}, r"--capacity.*--length \b64\b.*\b63"),
-        ({"backend": "varlen"}, "--backend varlen in fp32.*dropout"),
+        ({"backend": "varlen"}, "--backend varlen in fp32.*takes bfloat16"),
         ({"output": Path("/none/there/a.json")}, "--output must be a file"),
     ],
 )
