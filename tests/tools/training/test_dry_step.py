@@ -207,7 +207,13 @@ PEAKS: list[tuple[Changes, Changes, torch.dtype | None, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "made", "dtype", "micro"), PEAKS)
+def _most_slow(cases: Sequence[tuple[Any, ...]], fast: Sequence[int]) -> list[Any]:
+    return [
+        case if number in fast else pytest.param(*case, marks=pytest.mark.slow) for number, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize(("changes", "made", "dtype", "micro"), _most_slow(PEAKS, (0, 3, 5)))
 def test_the_most_at_once_on_one_device(changes: Changes, made: Changes, dtype: torch.dtype | None, micro: int) -> None:
     case = ((1, 1, 1, 1), changes, made, dtype, micro)
     ((load, batch, measured),) = run_ranks(1, _peak, *case)
@@ -234,7 +240,7 @@ DEEP: list[tuple[Changes, Changes]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "step"), DEEP)
+@pytest.mark.parametrize(("changes", "step"), _most_slow(DEEP, (3,)))
 def test_deep_models_from_shallow_ones(changes: Changes, step: dict[str, Any]) -> None:
     """All figures, to the byte; in a model whose windows come in turns of three, too."""
     config, shape = toy_config(**{"vocab": 67, **changes, "layers": 11}), CubeShape(x=2, y=2, data=4)
