@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d.attention.backends import AttentionArgs, AttentionRequest, Backend, Name, choose, named
@@ -19,18 +21,35 @@ from tensor3d.attention.varlen import varlen
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 
-# --- Dense attention with a block-diagonal mask: what every other backend is compared with ----------------------------
+# --- Dense attention, sequence by sequence: what every other backend is compared with ---------------------------------
 #
 # T rows of a rank, R rows that ask, h heads of a rank, d head dimension
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
-    lengths, device = call.sequences.lengths, k.device
-    member = torch.repeat_interleave(torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device))
-    keys = torch.arange(k.shape[0], device=device)
-    asking = keys if call.queries is None else call.queries.rows.clamp_min(0)
-    distance = asking[:, None] - keys
-    allowed = member[asking][:, None] == member
+    """One sequence after another: if a mask kept them apart, what is not finite in one (0 times infinity) would reach
+    all others."""
+    sequences, numbers = call.sequences, None if call.queries is None else call.queries.numbers
+    parts, places = [q[:0], k[:0], v[:0]], []
+    for start, length in zip(sequences.starts, sequences.lengths, strict=True):
+        asking = np.arange(start, start + length) if numbers is None else numbers
+        chosen = np.flatnonzero((asking >= start) & (asking < start + length))
+        places.append(chosen if numbers is not None else asking)
+        own = q[start : start + length] if numbers is None else q[torch.from_numpy(chosen).to(q.device)]
+        parts.append(_dense(own, k[start : start + length], v[start : start + length], asking[chosen] - start, call))
+    result = torch.cat(parts)
+    if numbers is None:
+        return result
+    # Back into the order of the slots; those that are not used have the row of zeros behind all.
+    order = np.full(len(numbers), len(result), dtype=np.int64)
+    order[np.concatenate([[], *places]).astype(np.int64)] = np.arange(len(result))
+    return torch.cat([result, result.new_zeros(1, *result.shape[1:])])[torch.from_numpy(order).to(q.device)]
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, rows: NDArray[np.int64], call: AttentionArgs) -> Tensor:
+    """Of the rows of one sequence that ask, by their places in it."""
+    distance = torch.from_numpy(rows).to(k.device)[:, None] - torch.arange(k.shape[0], device=k.device)
+    allowed = torch.ones_like(distance, dtype=torch.bool)
     if call.causal:
         allowed &= distance >= 0
     if call.window is not None:
@@ -38,8 +57,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
     wide = torch.promote_types(q.dtype, torch.float32)
     weights = torch.where(allowed, scores, -math.inf).softmax(-1, dtype=wide).to(q.dtype)
-    result = torch.einsum("hqk,khd->qhd", F.dropout(weights, call.dropout), v)
-    return result if call.queries is None else torch.where((call.queries.rows >= 0)[:, None, None], result, 0)
+    return torch.einsum("hqk,khd->qhd", F.dropout(weights, call.dropout), v)
 
 
 # --- Attention inside sequences that lie one after another ------------------------------------------------------------
@@ -72,7 +90,7 @@ def attention(
         q, k, v: (T, h, d), the rows of whole sequences.
         sequences: where they begin and end; they cover the T rows.
         backend: `"varlen"`: FlashAttention on CUDA. `"flex"`: FlexAttention with a document mask. `"grouped"`: batches
-            by length class, one SDPA each. `"reference"`: dense, with a block-diagonal mask; T*T memory, for tests.
+            by length class, one SDPA each. `"reference"`: dense, one sequence after another; for tests.
             `"auto"`: varlen where it can serve, else grouped. `docs/attention.md` says what each can do.
         dropout: of the probabilities, at least 0 and below 1, drawn from torch's default generator.
         causal: a row attends to itself and the rows before it.

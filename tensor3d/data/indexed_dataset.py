@@ -20,6 +20,7 @@ import os
 import shutil
 import struct
 import uuid
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -62,11 +63,11 @@ class IndexedDataset:
         for path in (index, data):
             if not path.is_file():
                 raise ValueError(f"{path} is missing; an indexed dataset is a pair of files, .bin and .idx.")
-        dtype, items = _read_header(index)
+        dtype, items, boundaries = _read_header(index)
         raw = np.asarray(np.memmap(index, mode="r", dtype=np.uint8))[HEADER.size :]
         self.lengths = raw[: 4 * items].view("<i4")
         self._pointers = raw[4 * items : 12 * items].view("<i8")
-        self.documents = raw[12 * items :].view("<i8")
+        self.documents = raw[12 * items : 12 * items + 8 * boundaries].view("<i8")
         size = _check_items(index, self.lengths, self._pointers, dtype.itemsize)
         _check_documents(index, self.documents, items)
         if data.stat().st_size != size:
@@ -213,8 +214,8 @@ def _paths(prefix: Path) -> tuple[Path, Path]:
     return prefix.with_name(f"{prefix.name}.idx"), prefix.with_name(f"{prefix.name}.bin")
 
 
-def _read_header(path: Path) -> tuple[np.dtype[np.integer], int]:
-    """Type of the ids, and number of items; what is left of the file is known to be the document boundaries."""
+def _read_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
+    """Type of the ids, number of items, and number of document boundaries, which the file has room for."""
     with path.open("rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size or header[: len(MAGIC)] != MAGIC:
@@ -224,13 +225,20 @@ def _read_header(path: Path) -> tuple[np.dtype[np.integer], int]:
         raise ValueError(f"{path} has version {version} of the format; only version {VERSION} is known.")
     if code not in TYPES:
         raise ValueError(f"{path} stores ids of type code {code}; known are {dict(TYPES)}.")
-    size = HEADER.size + 12 * items + 8 * boundaries
-    if path.stat().st_size != size:
-        raise ValueError(
-            f"{path} has {path.stat().st_size} bytes; {items} items and {boundaries} document boundaries take {size}. "
-            "It is cut short or damaged; prepare it again."
+    size, found = HEADER.size + 12 * items + 8 * boundaries, path.stat().st_size
+    if items and found == size + items:
+        warnings.warn(
+            f"{path} has a mode of one byte for each of its {items} items behind the document boundaries, as Megatron "
+            "writes for data of several kinds; they are ignored.",
+            stacklevel=3,
         )
-    return TYPES[code], items
+    elif found != size:
+        wrong = "cut short" if found < size else "longer than that, and damaged or no such file"
+        raise ValueError(
+            f"{path} has {found} bytes; {items} items and {boundaries} document boundaries take {size}. It is {wrong}; "
+            "prepare it again."
+        )
+    return TYPES[code], items, boundaries
 
 
 def _check_items(path: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], width: int) -> int:

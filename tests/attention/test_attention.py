@@ -404,3 +404,26 @@ def test_sequences_on_the_host_and_on_the_device_agree() -> None:
     assert sequences.cu_seqlens.dtype == torch.int32
     assert (sequences.rows, sequences.max_seqlen, sequences.starts) == (8, 4, (0, 3, 4))
     assert sequences.grouping is sequences.grouping, "made once for all layers"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_sequence_harms_another(backend: Backend, which: str, bad: float) -> None:
+    """What is not finite stays in its sequence, forward and backward: groups that pad and groups that do not."""
+    lengths = [5, 3, 7, 4, 1, 6]
+    sequences = Sequences.from_lengths(lengths)
+    generator = torch.Generator().manual_seed(0)
+    base = {name: torch.randn(sum(lengths), 2, 8, generator=generator) for name in "qkv"}
+    runs = []
+    for broken in (False, True):
+        given = {name: tensor.clone() for name, tensor in base.items()}
+        if broken:
+            given[which][9, 1, 3] = bad  # in the third sequence, rows 8 to 14
+        leaves = [given[name].requires_grad_() for name in "qkv"]
+        out = attention(*leaves, sequences, backend=backend)
+        rows = torch.cat([torch.arange(8), torch.arange(15, sum(lengths))])
+        gradients = torch.autograd.grad(out[rows].square().sum(), leaves)
+        runs.append([out.detach()[rows], *(gradient[rows] for gradient in gradients)])
+    for whole, harmed in zip(*runs, strict=True):
+        assert torch.equal(whole, harmed)

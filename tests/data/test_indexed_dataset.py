@@ -149,6 +149,14 @@ def patch(at: int, value: bytes) -> Callable[[bytes], bytes]:
     return lambda index: index[:at] + value + index[at + len(value) :]
 
 
+def test_modes_of_items_are_ignored_with_a_word(tmp_path: Path) -> None:
+    """As Megatron writes them for data of several kinds: a byte an item, behind everything else."""
+    with pytest.warns(UserWarning, match=r"set\.idx has a mode of one byte for each of its 3 items"):
+        dataset = IndexedDataset(put(tmp_path, index=INDEX + bytes([0, 1, 0])))
+    assert [dataset[i].tolist() for i in range(3)] == [[1, 2], [3], [4, 5, 6]]
+    assert dataset.documents.tolist() == [0, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -158,7 +166,7 @@ def patch(at: int, value: bytes) -> Callable[[bytes], bytes]:
         (patch(9, struct.pack("<Q", 2)), "set.idx has version 2"),
         (patch(17, b"\x07"), r"set.idx.*\b7"),
         (lambda index: index[:-1], "set.idx.*93 bytes.*94.*cut short"),
-        (lambda index: index + b"\x00", "set.idx has 95 bytes"),
+        (lambda index: index + b"\x00", "set.idx has 95 bytes.*longer than that"),
         (patch(18, struct.pack("<Q", 2**60)), "set.idx has 94 bytes; 1152921504606846976 items"),
         (patch(34, struct.pack("<3i", -2, 1, 3)), "set.idx.*item 0.*negative"),
         (patch(34, struct.pack("<3i", 1, 2, 3)), "set.idx is damaged: its items do not lie one after another"),

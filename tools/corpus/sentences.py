@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Iterator
 
-import sentencex
+from tools.corpus.plain_text import count_letters
 
 LEAST_LETTERS = 0.8
-"""Share of letters among the visible characters; prose has more, tables, grammars and code have fewer."""
+"""Share of letters (`count_letters`) among the visible characters; prose has more, tables, grammars and code have
+fewer."""
 MOST_WORDS = 100
 """A longer sentence is a list, or text without full stops."""
 BLOCK = 8192
 """Characters that `sentencex` is given at a time: its time grows with the square of the sentences in one text."""
 LOOKED_AT = 1 << 16
 """Characters of a paragraph that tell whether it is code: its words, one by one, would take many times its memory."""
-_LETTERS = string.ascii_letters.encode()
 _has_letter_or_digit = re.compile(r"[^\W_]").search
-_foreign = re.compile(r"[^\x00-\x7f]+").findall
 
 
 def split_sentences(document: str, language: str = "en") -> list[str]:
@@ -44,12 +42,12 @@ def check_language(language: str) -> None:
 
 def _parts(paragraph: str, language: str) -> Iterator[str]:
     if _is_code(paragraph):
-        yield from paragraph.splitlines()
+        yield from paragraph.split("\n")
         return
     for sentence in _segment(paragraph, language):
         # Words have two characters at least, with the space after them.
         if len(sentence) > 2 * MOST_WORDS and len(sentence.split()) > MOST_WORDS:
-            yield from sentence.splitlines()
+            yield from sentence.split("\n")
         else:
             yield sentence
 
@@ -57,6 +55,8 @@ def _parts(paragraph: str, language: str) -> Iterator[str]:
 def _segment(paragraph: str, language: str) -> Iterator[str]:
     """The sentences of a paragraph, nothing left out. The last one of a block is cut off by the block's end, so the
     next block begins with it; if it is all there is, it ends at a space."""
+    import sentencex  # here alone: who splits nothing need not have it
+
     start = 0
     while len(paragraph) - start > BLOCK:
         block = paragraph[start : start + BLOCK]
@@ -68,13 +68,4 @@ def _segment(paragraph: str, language: str) -> Iterator[str]:
 
 def _is_code(paragraph: str) -> bool:
     visible = "".join(paragraph[:LOOKED_AT].split())
-    return visible.startswith(">>>") or _letters(visible) < LEAST_LETTERS * len(visible)
-
-
-def _letters(text: str) -> int:
-    """How many characters are letters. Those of ASCII are most of them, and are counted all at once."""
-    plain = text.encode("ascii", "ignore")
-    letters = len(plain) - len(plain.translate(None, _LETTERS))
-    if len(plain) < len(text):
-        letters += sum(map(str.isalpha, "".join(_foreign(text))))
-    return letters
+    return visible.startswith(">>>") or count_letters(visible) < LEAST_LETTERS * len(visible)

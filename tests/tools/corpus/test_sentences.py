@@ -8,7 +8,8 @@ import time
 import pytest
 import sentencex
 
-from tools.corpus.sentences import BLOCK, _is_code, _letters, _segment, check_language, split_sentences
+from tools.corpus.plain_text import count_letters, is_blank, likely_encoding
+from tools.corpus.sentences import BLOCK, _is_code, _segment, check_language, split_sentences
 
 
 def test_a_long_paragraph_is_split_like_a_short_one() -> None:
@@ -37,7 +38,7 @@ def test_time_grows_with_the_text_alone() -> None:
 
 
 def test_letters_of_all_alphabets_count() -> None:
-    assert [_letters(text) for text in ("", "aZ 1.", "é漢½", "a\u0301ß_")] == [0, 2, 2, 2]
+    assert [count_letters(text) for text in ("", "aZ 1.", "é漢½", "a\u0301ß_", "১২।")] == [0, 2, 3, 3, 2]
     assert [_is_code(text) for text in ("Ein Maß.", "漢字かな。", "x = 1 + 2", ">>> word word", "Жил был")] == [
         False, False, True, True, False,
     ]  # fmt: skip
@@ -55,3 +56,49 @@ def test_a_code_of_a_language_is_known_by_its_form() -> None:
 def test_a_session_of_python_is_code_whatever_it_says() -> None:
     assert _is_code(">>> all of these are letters and would be prose")
     assert not _is_code("all of these are letters and would be prose")
+
+
+# Two sentences each, in scripts whose vowels are signs beside the letters, or whose letters have points.
+TWO = {
+    "hi": "यह पहला वाक्य है। यह दूसरा वाक्य है।",
+    "bn": "এটি প্রথম বাক্য। এটি দ্বিতীয় বাক্য।",
+    "ta": "இது முதல் வாக்கியம். இது இரண்டாவது வாக்கியம்.",
+    "my": "ဒါက ပထမ ဝါကျ ဖြစ်သည်။ ဒါက ဒုတိယ ဝါကျ ဖြစ်သည်။",
+    "he": "בְּרֵאשִׁית בָּרָא אֱלֹהִים. וְהָאָרֶץ הָיְתָה תֹהוּ.",
+    "te": "ఇది మొదటి వాక్యం. ఇది రెండవ వాక్యం.",
+    "kn": "ಇದು ಮೊದಲ ವಾಕ್ಯ. ಇದು ಎರಡನೇ ವಾಕ್ಯ.",
+    "ml": "ഇത് ആദ്യ വാക്യം. ഇത് രണ്ടാം വാക്യം.",
+    "gu": "આ પહેલું વાક્ય છે. આ બીજું વાક્ય છે.",
+    "pa": "ਇਹ ਪਹਿਲਾ ਵਾਕ ਹੈ। ਇਹ ਦੂਜਾ ਵਾਕ ਹੈ।",
+    "ar": "هٰذِهِ جُمْلَةٌ أُولَى. وَهٰذِهِ جُمْلَةٌ ثَانِيَةٌ.",
+}
+
+
+@pytest.mark.parametrize("language", TWO)
+def test_prose_is_prose_in_scripts_with_marks(language: str) -> None:
+    assert not _is_code(TWO[language])
+    assert len(split_sentences(TWO[language], language)) == 2
+
+
+def test_thai_is_prose() -> None:
+    assert not _is_code("นี่คือประโยคแรกที่มีสระและวรรณยุกต์ครบถ้วน")
+
+
+def test_only_line_feeds_end_lines_of_code() -> None:
+    assert split_sentences("x = 1 + 2\u2028y = 3 * 4\x0bz = 5\nw = 6") == ["x = 1 + 2 y = 3 * 4 z = 5", "w = 6"]
+
+
+def test_a_line_of_spaces_of_any_kind_is_blank() -> None:
+    blank = ["", " \t", "\u00a0", "\u3000", "\u2003 \u00a0", "\u0085", "\x1c", "\u1680", "\u2028"]
+    assert [is_blank(text.encode() + b"\r\n") for text in blank] == [True] * len(blank)
+    seen = ["x", "\u00a0x", "\u3001", "é", "\u200b"]
+    assert [is_blank(text.encode() + b"\n") for text in seen] == [False] * len(seen)
+    assert not is_blank(b"\xe3\x80"), "what is no UTF-8 is for others to refuse"
+
+
+def test_what_bytes_with_nuls_are() -> None:
+    text = "Some words of plain English, and a line.\nAnother one.\n"
+    assert "UTF-16LE" in likely_encoding(text.encode("utf-16-le"))
+    assert "UTF-16BE" in likely_encoding(text.encode("utf-16-be"))
+    assert likely_encoding(text.encode() + b"\0") == "binary data"
+    assert likely_encoding(text.encode("utf-32-le")) == "binary data"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from tools.corpus.plain_text import count_letters
+
 SCRIPTS = {
     "latin": "A-Za-zªºÀ-ÖØ-öø-ʯᴀ-ᴥḀ-ỿⱠ-Ɀꜣ-ꞿ",
     "greek": "Ͱ-ͽΆΈ-Ͽἀ-ῼ",
@@ -39,7 +41,7 @@ class Filters:
     min_characters: int = 0
     max_characters: int | None = None
     least_letters: float = 0.0
-    """Share of letters among the visible characters."""
+    """Share of letters (`count_letters`) among the visible characters."""
     language_characters: tuple[str, ...] = ()
     least_language: float = 0.8
     """Share of the language's characters among the letters."""
@@ -68,10 +70,11 @@ class Filters:
             return "too_long"
         if not self.least_letters and self._language is None:
             return None
-        letters = _count(_LETTERS, text)
-        if letters < self.least_letters * (len(text) - _count(_SPACE, text)):
+        if self.least_letters and count_letters(text) < self.least_letters * (len(text) - _count(_SPACE, text)):
             return "few_letters"
-        if self._language is not None and _count(self._language, text) < max(1.0, self.least_language * letters):
+        # Of letters alone: marks are of no script of their own.
+        least = self.least_language * _count(_LETTERS, text)
+        if self._language is not None and _count(self._language, text) < max(1.0, least):
             return "other_language"
         return None
 

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 from tools.corpus.extract.read_context import Document, ReadContext, row_document, tidy
 from tools.corpus.extract.record_splitter import RAISE, Place, Record, cut_elements, cut_lines, too_long
+from tools.corpus.plain_text import is_blank
 
 # --- Pages of a MediaWiki dump (the export format of Special:Export, version 0.3 to 0.11) -----------------------------
 
@@ -93,13 +94,30 @@ def read_jsonl(reading: ReadContext) -> Iterator[Document]:
             if line.begun:
                 reading.report(window.place(line.start), f"the line that begins here {line.reason}", line.remedy)
             continue
-        if not line.data.strip():
+        if is_blank(line.data):
             continue
         place = window.place(line.start)
         row = _parse_row(line.data, place, reading)
+        if row is not None and _is_wikiextractor(row):
+            row |= {"text": _wikiextractor_text(row["text"], html.unescape(str(row.get("title", ""))).strip())}
+            row |= {"title": html.unescape(str(row.get("title", "")))}
         document = row_document(row, place, reading) if row is not None else None
         if document is not None:
             yield document
+
+
+_WIKIEXTRACTOR = {"id", "revid", "url", "title", "text"}
+
+
+def _is_wikiextractor(row: dict[str, Any]) -> bool:
+    """Whether WikiExtractor has written it, under --json: with entities and a paragraph a line, as its other form."""
+    return row.keys() <= _WIKIEXTRACTOR and "curid=" in str(row.get("url")) and isinstance(row.get("text"), str)
+
+
+def _wikiextractor_text(text: str, title: str) -> str:
+    """Paragraphs, without the title that stands before them."""
+    lines = [html.unescape(line).strip() for line in text.split("\n")]
+    return "\n\n".join(filter(None, lines[1:] if lines[0] == title else lines))
 
 
 def _parse_row(data: bytes, place: Place, reading: ReadContext) -> dict[str, Any] | None:
@@ -167,9 +185,8 @@ def read_wikiextractor(reading: ReadContext) -> Iterator[Document]:
             continue
         reading.counts["read"] += 1
         title = html.unescape(names.get("title", "")).strip()
-        lines = [html.unescape(line).strip() for line in text[header.end() : -len("</doc>")].split("\n")]
-        body = lines[1:] if lines[0] == title else lines
-        yield Document(id=names["id"], title=title, text="\n\n".join(filter(None, body)))
+        body = _wikiextractor_text(text[header.end() : -len("</doc>")], title)
+        yield Document(id=names["id"], title=title, text=body)
 
 
 def _between_blank_lines(reading: ReadContext) -> Iterator[Record]:
@@ -180,7 +197,7 @@ def _between_blank_lines(reading: ReadContext) -> Iterator[Record]:
     state: Literal["between", "inside", "lost"] = "lost" if reading.piece.begin else "between"
     window = reading.window()
     for line in cut_lines(window, first=not reading.piece.begin, largest=reading.largest):
-        blank = line.data is not None and not line.data.strip()
+        blank = line.data is not None and is_blank(line.data)
         if not line.owned and state == "lost":
             return
         if line.data is None:

@@ -51,11 +51,12 @@ def read_parquet(reading: ReadContext) -> Iterator[Document]:
     with file:
         names = file.schema_arrow.names
         fields = reading.fields
-        if fields.text not in names:
+        if fields.text not in names and fields.text.partition(".")[0] not in names:
             reason = f"there is no {fields.text!r} in {', '.join(names)}"
             reading.report("its columns", reason, "Name one by --text-field")
             return
-        columns = [name for name in dict.fromkeys((fields.text, fields.title, fields.id)) if name in names]
+        wanted = dict.fromkeys((fields.text, fields.title, fields.id))
+        columns = [name for name in wanted if name in names or name.partition(".")[0] in names]
         for group in range(reading.piece.begin, reading.piece.end):
             yield from _row_group(file, group, columns, reading)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from tools.corpus.extract.bzip2 import bzip2_chunks
 from tools.corpus.extract.record_splitter import RAISE, Chunk, Place, ReadBuffer, gzip_chunks, plain_chunks, too_long
 from tools.corpus.pipeline import BadInput, Context
+from tools.corpus.plain_text import likely_encoding
 
 # --- What kind of file an input is ------------------------------------------------------------------------------------
 
@@ -192,10 +193,15 @@ class ReadContext:
     def decode(self, data: bytes, place: Place) -> str | None:
         """The text of UTF-8; None where it is none, which is reported."""
         try:
-            return data.decode()
+            text = data.decode()
         except UnicodeDecodeError as error:
             self.report(place.after(error.start), f"this is not UTF-8 ({error.reason})", _UTF8)
             return None
+        if "\0" in text:
+            reason = f"there are NUL characters, as of {likely_encoding(data)}"
+            self.report(place.after(data.index(0)), reason, _UTF8)
+            return None
+        return text
 
 
 def skip_damaged(reading: ReadContext) -> Iterator[Document]:
@@ -215,16 +221,20 @@ def tidy(text: str) -> str:
 def row_document(row: dict[str, Any], place: Place | str, reading: ReadContext) -> Document | None:
     """The document in a row; None where there is none, which is reported. A text that is null is an empty one."""
     fields = reading.fields
-    if fields.text not in row:
+    if (found_text := reach(row, fields.text)) is MISSING:
         found = ", ".join(map(repr, list(row)[:10])) or "none"
         reading.report(place, f"the row has no field {fields.text!r} but {found}", "Name the field by --text-field")
         return None
-    text = "" if row[fields.text] is None else row[fields.text]
+    text = "" if found_text is None else found_text
     if not isinstance(text, str):
         kind = type(text).__name__
         reading.report(place, f"the field {fields.text!r} is no text ({kind})", "Name a field of text by --text-field")
         return None
-    document = Document(id=_said(row.get(fields.id)), title=_said(row.get(fields.title)), text=tidy(text))
+    if "\0" in text:
+        reading.report(place, "the row has a NUL character, which is no text", "Mend the row")
+        return None
+    number, title = (reach(row, name) for name in (fields.id, fields.title))
+    document = Document(id=_said(number), title=_said(title), text=tidy(text))
     try:
         size = len(f"{document.id}{document.title}{document.text}".encode())
     except UnicodeEncodeError:
@@ -238,4 +248,16 @@ def row_document(row: dict[str, Any], place: Place | str, reading: ReadContext) 
 
 
 def _said(value: Any) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None or value is MISSING else str(value)
+
+
+MISSING = object()
+
+
+def reach(row: dict[str, Any], name: str) -> Any:
+    """The value of a field, or of one inside of others whose names are joined by dots; MISSING where there is none."""
+    if name in row:
+        return row[name]
+    first, dot, rest = name.partition(".")
+    inner = row.get(first) if dot else None
+    return reach(inner, rest) if isinstance(inner, dict) else MISSING

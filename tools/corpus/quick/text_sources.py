@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from tools.corpus.plain_text import likely_encoding
+
 # --- Where text comes from --------------------------------------------------------------------------------------------
 
 _BLOCK = 1 << 20
@@ -90,10 +92,14 @@ def read_lines(file: Path) -> Iterator[str]:
         for number, line in enumerate(stream, start=1):
             try:
                 # The first line may begin with a byte order mark.
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 reason = f"{file} is not UTF-8 in line {number}: {error.reason}"
                 raise ValueError(f"{reason}. Convert the file to UTF-8 first.") from error
+            if "\0" in text:
+                reason = f"{file} has NUL characters in line {number}, as of {likely_encoding(line)}"
+                raise ValueError(f"{reason}. Convert the file to UTF-8 first.")
+            yield text
 
 
 # --- The corpus that is always there ----------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def read_vocabulary(content: bytes, file: Path) -> list[str]:
     pieces = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
-        if not piece.strip():
+        if not piece.strip(" \t"):
             raise ValueError(f"{file} has an empty line {number}; every line of a vocab.txt is a piece.")
         if piece in seen:
             raise ValueError(f"{file} has {piece!r} in line {seen[piece]} and in line {number}; a piece has one id.")

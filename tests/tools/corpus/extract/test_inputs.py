@@ -17,6 +17,7 @@ from tests.tools.corpus.dumps import HEAD, TAIL, documents, page, pages, run, te
 from tools.corpus.extract.bzip2 import find_marks
 from tools.corpus.extract.read_context import detect_format
 from tools.corpus.pipeline import BadInput
+from tools.corpus.quick.text_sources import TextSource
 
 
 def test_links_are_followed_and_not_in_circles(tmp_path: Path) -> None:
@@ -133,3 +134,74 @@ def test_an_output_inside_the_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"in/out.*in. Choose an --output"):
         run(tmp_path / "in" / "out", tmp_path / "in")
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.txt"]
+
+
+# --- Names of fields, entities, blank lines and encodings -------------------------------------------------------------
+
+
+def test_dotted_names_reach_fields_inside_of_others(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"data": {"text": "One.", "meta": {"id": 7, "title": "A"}}},
+        {"data": {"text": None, "meta": {}}},
+        {"data.text": "Named so."},  # the very name comes first
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = {"text_field": "data.text", "id_field": "data.meta.id", "title_field": "data.meta.title"}
+    found = documents(run(tmp_path / "out", path, **names))
+    assert [(each["id"], each["title"], each["text"]) for each in found] == [
+        ("7", "A", "One."),
+        ("", "", "Named so."),
+    ]
+    with pytest.raises(BadInput, match=r"no field 'data\.body' but 'data'"):
+        run(tmp_path / "again", path, text_field="data.body")
+
+
+def test_dotted_names_reach_columns_of_structures(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.table({"data": [{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}], "id": ["a", "b"]})
+    pyarrow.parquet.write_table(table, path)
+    found = documents(run(tmp_path / "out", path, text_field="data.text"))
+    assert [(each["id"], each["text"]) for each in found] == [("a", "One."), ("b", "Two.")]
+    with pytest.raises(BadInput, match=r"no field 'data\.body'|no 'other\.text' in data, id"):
+        run(tmp_path / "again", path, text_field="other.text")
+
+
+def test_both_forms_of_wikiextractor_give_one_text(tmp_path: Path) -> None:
+    url = "https://en.wikipedia.org/wiki?curid=12"
+    lines = "R&amp;D\n\nAbout 1 &lt; 2\nIt is &quot;so&quot;.\n"
+    (tmp_path / "doc").mkdir()
+    (tmp_path / "doc" / "wiki_00").write_text(f'<doc id="12" url="{url}" title="R&amp;D">\n{lines}</doc>\n')
+    row = {"id": "12", "revid": "1", "url": url, "title": "R&amp;D", "text": lines}
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "wiki_00").write_text(json.dumps(row) + "\n")
+    one, other = (documents(run(tmp_path / f"out-{form}", tmp_path / form)) for form in ("doc", "json"))
+    assert [one[0][name] for name in ("id", "title", "text")] == ["12", "R&D", 'About 1 < 2\n\nIt is "so".']
+    assert one == other
+    # Elsewhere an entity is what somebody has written.
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"text": "Write &amp; for an ampersand."}) + "\n")
+    assert texts(run(tmp_path / "plain", path)) == ["Write &amp; for an ampersand."]
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\u00a0", "\u3000", "\u2003\u2009", "\u0085"])
+def test_a_blank_line_of_any_kind_ends_a_document(blank: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(f"One.\n{blank}\nTwo.\n".encode())
+    assert texts(run(tmp_path / "out", path, format="text")) == ["One.", "Two."]
+    assert list(TextSource(path).documents()) == ["One.", "Two."]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_text_of_another_encoding_is_refused_by_its_likely_name(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("Some words of plain English.\n\nAnd a second text.\n".encode(encoding))
+    name = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
+    with pytest.raises(BadInput, match=rf"NUL characters, as of .*{name}"):
+        run(tmp_path / "out", path, format="text")
+    with pytest.raises(ValueError, match=rf"NUL characters in line 1, as of .*{name}"):
+        list(TextSource(path).documents())
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a\\u0000b"}\n')
+    with pytest.raises(BadInput, match="NUL character"):
+        run(tmp_path / "again", rows)

@@ -17,7 +17,7 @@ from tools.corpus.tokenizers import Kind, copy_tokenizer, install_tokenizer, loa
 from tools.corpus.tokenizers import wordpiece as module
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
-from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
+from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer, read_vocabulary
 
 ODD = "aA fF.xX sS'Z \t\n\u3000\u200b\x00\x1c\u0301\u0345éÉßİΣσς漢ꓤ😀_-[]MASKUN#12½ﬁǅ"
 
@@ -81,6 +81,16 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
     assert flat.ids.dtype == np.int32
     assert flat.ids.tolist() == [6, len(pieces) - 1, PIECES.index("漢"), PIECES.index(".")]
     assert flat.lengths.tolist() == [2, 0, 2]
+
+
+def test_only_line_feeds_end_the_lines_of_a_vocabulary(tmp_path: Path) -> None:
+    """Google's Chinese vocabulary has a piece that is U+2028, which some readers take for the end of a line."""
+    odd = ["\u2028", "\u2029", "\u0085", "\u00a0", "\u3000", "\x0b", "\x0c", "\x1c"]
+    file = tmp_path / "vocab.txt"
+    for end in ("\n", "\r\n"):
+        file.write_bytes(end.join([*PIECES, *odd, ""]).encode())
+        assert read_vocabulary(file.read_bytes(), file) == [*PIECES, *odd]
+        assert WordPieceTokenizer(file, lowercase=True).vocab_size == len(PIECES) + len(odd)
 
 
 @pytest.mark.parametrize(
