@@ -28,8 +28,8 @@ MUTATIONS = (
     Mutation(
         "filters-just-enough-letters-are-few",
         "tools/corpus/extract/filters.py",
-        old="if letters < self.least_letters *",
-        new="if letters <= self.least_letters *",
+        old="count_letters(text) < self.least_letters *",
+        new="count_letters(text) <= self.least_letters *",
         tests=(FILTERS,),
     ),
     Mutation(
