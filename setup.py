@@ -46,6 +46,7 @@ setup(
             "tokenizers>=0.20",
             "tqdm",
             "tyro",
+            "urllib3>=2",
         ],
         "packing": ["scipy"],
         "mpi": ["mpi4py"],

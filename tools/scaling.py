@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,8 @@ def collect(folder: Path) -> int:
 
 def point_of(result: Mapping[str, Any]) -> Point:
     """The inverse of `tools.bench.scaling.to_json`; efficiency is taken anew, over all runs."""
-    own = ("kinds", "global_batch", "hidden")
-    step = {name: value for name, value in result.items() if name not in (*own, "efficiency")}
+    known = {field.name for field in fields(CubeFigures)}  # files of before have some that there are no more
+    step = {name: value for name, value in result.items() if name in known}
     return Point(
         kinds=tuple(result["kinds"]),
         global_batch=result["global_batch"],

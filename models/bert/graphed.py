@@ -67,6 +67,10 @@ class GraphedBert:
                 "a CUDA graph needs the same shapes in every micro-batch, and a last layer of the rows that heads read "
                 "has others in each. Make the model with read_rows_only=False."
             )
+        if any(getattr(module, "recompute", "none") != "none" for module in model.modules()):
+            raise ValueError(
+                "a CUDA graph cannot read random numbers' state, as recomputing does. Take recompute='none'."
+            )
         self._model, self._capacity = model, capacity
         self._passes: dict[tuple[Any, ...], CapturedPass] = {}
         self._pool = torch.cuda.graph_pool_handle()

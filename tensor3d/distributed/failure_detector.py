@@ -161,7 +161,8 @@ class FailureDetector:
         Args:
             late: nothing broke, and time ran out.
         """
-        self._left, self._reason, self._late, self._cut_off_at = "cut off", reason, late, self._clock()
+        self._reason, self._late, self._cut_off_at = reason, late, self._clock()
+        self._left = "cut off"  # last: what the thread finds with it is whole
         self._asked.set()
         self._explained.wait(self.grace + 3 * self.interval)
         return self.broken
@@ -169,7 +170,8 @@ class FailureDetector:
     def close(self, error: str = "") -> None:
         """Tells the others that this rank leaves, and with what error, and ends the thread."""
         if not self._left:
-            self._left, self._reason = ("failed", error) if error else ("closed", "")
+            self._reason = error
+            self._left = "failed" if error else "closed"
         self._closing = True
         self._asked.set()
         if self._thread.is_alive():
@@ -180,13 +182,14 @@ class FailureDetector:
     def _run(self) -> None:
         try:
             while True:
-                closing = self._closing
-                self._beat()
+                # Both as this heartbeat tells them: who looks must find itself as the others do.
+                closing, left = self._closing, self._left
+                self._beat(left)
                 if closing:
-                    if self.listens and self._left == "failed":
+                    if self.listens and left == "failed":
                         self._look()  # nobody else does
                     return
-                if self._looking or self._left:
+                if self._looking or left:
                     self._look() if self._may_look() else self._hear()
                 elif self.listens:
                     self._hear()
@@ -206,13 +209,13 @@ class FailureDetector:
         few = (self._looking or self._left) and len(self._names) <= _FEW
         return min(self.interval, 0.1) if few else self.interval
 
-    def _beat(self) -> None:
+    def _beat(self, left: Literal["", "closed", "failed", "cut off"] = "") -> None:
         self._number += 1
         beat = replace(
             self._note(),
             number=self._number,
             process=self._process,
-            left=self._left,
+            left=left,
             reason=self._reason,
             late=self._late,
         )
@@ -347,9 +350,12 @@ class PeerMonitor(FailureDetector):
     def give_up(self, message: str) -> None:
         """Tells the others that this peer leaves, and why. Returns when they can hear it, or never can."""
         if not self._left:
-            self._left, self._reason = "failed", message
+            self._reason = message
+            self._left = "failed"
         self._asked.set()
-        self._explained.wait(self.grace + 3 * self.interval)
+        if self._explained.wait(self.grace + 3 * self.interval) and len(self._names) > 1:
+            # This process may end and take the store along: each peer looks there once in an interval.
+            time.sleep(min(GRACE, 2 * self.interval))
 
     def close(self, error: str = "") -> None:
         """In the middle of a round it counts as giving up: the others cannot end that round."""
@@ -372,8 +378,8 @@ class PeerMonitor(FailureDetector):
 
 
 def blame_peer(names: Sequence[str], beats: Sequence[RankStatus], silent: Collection[int]) -> str:
-    """Names the peers at fault: the silent; else who gave up; who closed early; who stayed away. The first that lost a
-    transfer is the witness."""
+    """Names the peers at fault: the silent; else who gave up; who closed early; who stayed away. The
+    lowest rank of those that lost a transfer is the witness."""
 
     def where(peer: int) -> str:
         return f"{beats[peer].doing} round {beats[peer].step}" if beats[peer].step else "before round 1"

@@ -39,6 +39,7 @@ from tools.bench.vs_transformers.finetune import FinetuneBenchCommand
 from tools.bench.vs_transformers.infer import InferCommand
 from tools.bench.vs_transformers.pretrain import LibraryCommand
 from tools.training.arguments import fitted
+from tools.training.config import with_new_names
 
 # --- The command ------------------------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ def parse(arguments: Sequence[str]) -> Subcommand:
     kinds.append(Annotated[None, tyro.conf.Suppress])
     union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
     chosen: Any = tyro.cli(
-        union, args=list(arguments), prog="python -m tools.bench", description="Measurements, side by side."
+        union, args=with_new_names(arguments), prog="python -m tools.bench", description="Measurements, side by side."
     )
     if isinstance(chosen, RecipeBenchmark) and hasattr(chosen, "corpus"):
         # Samples have decided some of the recipe, as for training.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any, Protocol, Union
 
 import torch.distributed as dist
@@ -118,6 +119,11 @@ def run_command(
 
 
 # --- How a command ends -----------------------------------------------------------------------------------------------
+
+
+def recipe_among(arguments: Sequence[str]) -> Path | None:
+    """The recipe of a command line: it must be known before its values can be the defaults of options."""
+    return next((Path(argument) for argument in arguments if argument.endswith(".toml")), None)
 
 
 def run_main(

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from tools.common.cli import check_started, cube_of, run_main
+from tools.common.cli import check_started, cube_of, recipe_among, run_main
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
-from tools.finetune.job import FinetuneCommand, recipe_among
+from tools.finetune.job import FinetuneCommand
 from tools.finetune.qa_task import AnswerData, AnswerTask
 from tools.finetune.seed_sweep import finetune
 from tools.finetune.tasks import ClassifyTask, RegressTask

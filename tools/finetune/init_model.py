@@ -11,13 +11,13 @@ from models.bert import PRESETS, BertConfig
 from models.bert.huggingface import WeightSource, open_weights
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tools.common.machine import write_json
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import Kind
 from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, TOKENIZER, keep_tokenizer, tokenizer_of
 from tools.finetune.config import ModelSection
 from tools.finetune.data import EMBEDDED, embedded_sentences
-from tools.finetune.job import write_json
 
 _EMBEDDED_PIECES = 2048
 # Of config.json: of a head that was there before. Left in, other classes would be read into the new one.

@@ -17,7 +17,8 @@ from models.bert.huggingface.from_pretrained import CheckpointWeights
 from models.bert.huggingface.reader import file_tensors
 from tensor3d import Cube, CubeShape
 from tensor3d.checkpoint.format import CHECKSUMS
-from tools.common.files import write_file
+from tools.common.cli import recipe_among
+from tools.common.machine import write_json
 from tools.corpus.quick.text_sources import hash_files
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.model_dir import MODEL, TOKENIZER, tokenizers_in
@@ -98,10 +99,6 @@ class FinetuneCommand:
         return self.output or Path("runs/finetune") / self.recipe.stem
 
 
-def recipe_among(arguments: Sequence[str]) -> Path | None:
-    return next((Path(argument) for argument in arguments if argument.endswith(".toml")), None)
-
-
 # --- Whose folder is it? finetune.json says with which settings, files and weights the seeds in it were trained -------
 #
 # {"task": ..., the recipe's sections, "files": {path: hash}, "weights": {"model": ..., "tokenizer": ...}}
@@ -147,11 +144,6 @@ def release(folder: Path) -> None:
         # The settings last: without them a tokenizer would be somebody else's.
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
         (folder / SETTINGS).unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Whole or not at all."""
-    write_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def _has_seeds(folder: Path) -> bool:
@@ -225,7 +217,11 @@ def _hash(file: Path) -> str:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        settings = json.loads(path.read_bytes())
+        model = settings["model"] if isinstance(settings, dict) and isinstance(settings.get("model"), dict) else {}
+        if "keep_gathered" in model:  # the name of the opposite, in folders of before
+            model["reshard_after_forward"] = not model.pop("keep_gathered")
+        return settings
     except ValueError as problem:
         raise ValueError(f"{path} is damaged: {problem}. Choose another --output, or remove the folder.") from None
 

@@ -25,9 +25,9 @@ from models.bert.huggingface import HEADS, write_model_json
 from tensor3d import checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tools.common.machine import write_json
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS
 from tools.finetune.init_model import InitModel
-from tools.finetune.job import write_json
 from tools.finetune.tasks import Evaluation
 from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics
 from tools.training.loop import LoopSchedule, TrainLoop

@@ -11,8 +11,9 @@ from typing import Any
 
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tools.common.machine import write_json
 from tools.finetune.init_model import InitModel, open_start
-from tools.finetune.job import FinetuneCommand, claim, release, write_json
+from tools.finetune.job import FinetuneCommand, claim, release
 from tools.finetune.metrics import summary
 from tools.finetune.seed_run import RESULT, SeedRun
 from tools.finetune.tasks import FinetuneTask

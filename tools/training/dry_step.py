@@ -10,8 +10,9 @@ import multiprocessing
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -35,6 +36,7 @@ from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.data import PackedBatch, TrainBatch
 from tensor3d.layers.attention import Recompute
 from tensor3d.optim import AdamW, GradScaler, Lamb
+from tools.common.workers import begin_worker
 from tools.training.config import OptimizerConfig, PrecisionConfig
 from tools.training.dry_gpu import stand_in_device, stand_in_gpu
 from tools.training.factory import make_optimizer, precision
@@ -380,19 +382,42 @@ _GLOBAL_EVERY = 3  # as `BertConfig.window_of` has it
 
 
 @cache
-def _workers() -> ProcessPoolExecutor:
+def _workers(device: Device) -> ProcessPoolExecutor:
     """Started when first asked for, and kept: each has torch to import.
 
     A process whose autograd has run before it knew of the stand-in device never serves it; and one may be in a process
     group.
     """
     context = multiprocessing.get_context("forkserver")
-    return ProcessPoolExecutor(_WORKERS, mp_context=context, initializer=stand_in_device)
+    return ProcessPoolExecutor(_WORKERS, mp_context=context, initializer=_begin, initargs=(device,))
+
+
+def _begin(device: Device) -> None:
+    begin_worker()
+    if device == "cuda":
+        stand_in_device()
 
 
 def counted_step(config: BertConfig, shape: CubeShape, load: MicroBatchShape, **step: Any) -> DryStep:
-    """`dry_step` in a process of its own, whatever this one does."""
-    return _workers().submit(dry_step, config, shape, load, **step).result()
+    """`dry_step` in a process of its own, whatever this one does.
+
+    Raises:
+        OSError: that process is gone.
+    """
+    return _counted([config], shape, load, **step)[0]
+
+
+def _counted(configs: Sequence[BertConfig], shape: CubeShape, load: MicroBatchShape, **step: Any) -> list[DryStep]:
+    """Dry steps beside one another."""
+    pool = _workers(step.get("device", "cpu"))
+    try:
+        return [done.result() for done in [pool.submit(dry_step, each, shape, load, **step) for each in configs]]
+    except BrokenProcessPool:
+        _workers.cache_clear()  # the next one starts others
+        raise OSError(
+            "a process that counts a step has died, perhaps for want of memory. Try again with less beside it, or "
+            "count nothing (tools.plan --quick)."
+        ) from None
 
 
 def counted_memory(
@@ -415,10 +440,8 @@ def _memory_of_box(config: BertConfig, shape: CubeShape, load: MicroBatchShape, 
     deeper = _DEPTH + turn + (config.layers - _DEPTH) % turn
     if config.layers <= deeper:
         return counted_step(config, shape, load, **step).memory
-    depths = [
-        _workers().submit(dry_step, replace(config, layers=n), shape, load, **step) for n in (deeper - turn, deeper)
-    ]
-    low, high = (asdict(each.result().memory) for each in depths)
+    depths = [replace(config, layers=layers) for layers in (deeper - turn, deeper)]
+    low, high = (asdict(each.memory) for each in _counted(depths, shape, load, **step))
     turns = (config.layers - deeper) // turn
     peaks = _extended(low.pop("peaks"), high.pop("peaks"), turns)
     return StepMemory(**_extended(low, high, turns), peaks=peaks)

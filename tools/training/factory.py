@@ -111,12 +111,22 @@ def check_compiler(recipe: TrainConfig, device: Device) -> None:
         CompiledRegions(True, torch.device(device))
 
 
-def check_graph(recipe: TrainConfig, ranks: int, device: Device) -> None:
-    """Raises ValueError where `speed.cuda_graph` is set and a pass cannot be captured."""
+def check_graph(recipe: TrainConfig, ranks: int, device: Device, where: str = "") -> None:
+    """Raises ValueError where `speed.cuda_graph` is set and a pass cannot be captured. Arguments as above."""
     if not recipe.speed.cuda_graph:
         return
     if ranks > 1 or device != "cuda":
-        raise ValueError(f"speed.cuda_graph is for one GPU. Got {ranks} ranks on {device}. Leave it out.")
+        raise ValueError(f"speed.cuda_graph is for one GPU. Got {ranks} ranks on {device}. Leave it out.{where}")
+    if recipe.model.recompute != "none":
+        raise ValueError(
+            "speed.cuda_graph and model.recompute exclude each other: computing again reads the state of random "
+            f"numbers, which a graph cannot. Got model.recompute = {recipe.model.recompute!r}. Set one of them aside."
+        )
+    if recipe.data.packing == "binned":
+        raise ValueError(
+            "speed.cuda_graph needs the same slots in every micro-batch, and with data.packing = 'binned' each bin has "
+            "its own. Take another packing, or leave the graph out."
+        )
     if recipe.speed.read_rows_only:
         raise ValueError(
             "speed.cuda_graph needs the same shapes in every micro-batch, and with speed.read_rows_only the last layer "

@@ -49,7 +49,7 @@ class TrainLoop:
         """Trains from the state's step on; why it ended.
 
         Raises:
-            OSError: a checkpoint that must be saved was not; on every rank.
+            ValueError: a checkpoint that must be saved was not; on every rank.
         """
         trainer, state = self._trainer, self._trainer.state
         state.began = time.monotonic() - state.seconds

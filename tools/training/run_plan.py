@@ -82,7 +82,7 @@ class RunPlan:
             device, where = "cuda", " (No GPU can, nor this CPU.)"
         check_attention(recipe, device, where)
         check_compiler(recipe, device)
-        check_graph(recipe, self.shape.ranks, device)
+        check_graph(recipe, self.shape.ranks, device, where)
 
     def check_folders(self) -> None:
         """Raises ValueError where `--resume` or `--start-from` is no checkpoint or this machine cannot write the run's

@@ -69,8 +69,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "_SECONDS", 0.01)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-@pytest.mark.parametrize("shape", [ONE, EIGHT], ids=str)
+def _told() -> list[Any]:
+    """Every recipe on a cube in the fast or slow tier, and on one rank before a release: a dry step of a large one takes
+    ten seconds and more."""
+    fast = {"quickstart.toml", "scaling-64.toml", "bert-small-512.toml"}
+    cases = []
+    for path in SHIPPED:
+        for shape in (ONE, EIGHT):
+            late = pytest.mark.slow if shape == EIGHT else pytest.mark.long
+            cases.append(pytest.param(path, shape, id=f"{shape}-{path.name}", marks=() if path.name in fast else late))
+    return cases
+
+
+@pytest.mark.parametrize(("path", "shape"), _told())
 def test_every_shipped_recipe_can_be_told_beforehand(path: Path, shape: CubeShape) -> None:
     text = report(read_config(path), shape)
     for title in ("model and cube:", "a step:", "memory of rank 0", "received by rank 0 in a step:", "the run:"):

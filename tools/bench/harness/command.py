@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -41,8 +40,3 @@ class Subcommand(ABC):
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def recipe_among(arguments: Sequence[str]) -> Path | None:
-    """The recipe must be known before its values can be the defaults of options."""
-    return next((Path(argument) for argument in arguments if argument.endswith(".toml")), None)

@@ -24,10 +24,10 @@ from tensor3d.distributed.comm_stats import Key
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools import pretrain
 from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark
-from tools.bench.harness.command import recipe_among
 from tools.bench.harness.figures import Column, Times, flat, means, mebibytes, relative_difference, times
 from tools.bench.harness.memory import PeakMemory, RankMemory, count_memory, nonzero, wire_of
 from tools.bench.harness.processes import CubeHandle, Group, Trial, Worker, interleave, start
+from tools.common.cli import recipe_among
 from tools.corpus.training_corpus import open_corpus
 from tools.training.arguments import Command, resolve
 from tools.training.config import TrainConfig, read_config

@@ -28,10 +28,10 @@ from tools.bench.harness.figures import Column, as_json, deal, flat, spread, tab
 from tools.bench.harness.processes import Trial, start, take_case_turns
 from tools.bench.vs_transformers.contenders import LibraryTrainer
 from tools.common.batching import split
+from tools.common.cli import recipe_among
 from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import SHIPPED
 from tools.finetune.init_model import open_start
-from tools.finetune.job import recipe_among
 from tools.finetune.tasks import ClassifyTask
 from tools.finetune.trainer import FinetuneTrainer, TextStep, steps_of
 from tools.training.config import read_recipe

@@ -39,7 +39,6 @@ class Retries(Retry):
             beat=beat,
             backoff_factor=patience.first_wait,
             backoff_max=_LONGEST_WAIT,
-            retry_after_max=_LONGEST_ASKED_WAIT,
             status_forcelist=PASSING,
             raise_on_status=False,  # the last answer says more than that there were too many
         )
@@ -52,7 +51,7 @@ class Retries(Retry):
 
     def get_retry_after(self, response: BaseHTTPResponse) -> float:
         try:
-            return super().get_retry_after(response) or 0.0
+            return min(super().get_retry_after(response) or 0.0, _LONGEST_ASKED_WAIT)
         except InvalidHeader:  # it says nothing, then
             return 0.0
 

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +39,8 @@ class ThreadTeam(LocalTeam):
     def do(self, task: WorkItem, units: Sequence[Unit], seen: Callable[[int], None]) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
         unreached: list[ConnectionError] = []
-        stopped, turn, room = threading.Event(), threading.Lock(), threading.Semaphore(self.workers)
+        stopped, turn = threading.Event(), threading.Condition()
+        left, busy = list(units), Counter[str]()
 
         def tell(size: int) -> None:
             if stopped.is_set():
@@ -47,23 +48,36 @@ class ThreadTeam(LocalTeam):
             with turn:
                 seen(size)
 
-        def work(unit: Unit) -> None:
-            with room:
-                if not stopped.is_set():
-                    try:
-                        outcomes[unit.name] = do_unit(task, unit, tell)
-                    except ConnectionError as error:
-                        unreached.append(error)
+        def next_unit() -> Unit | None:
+            """The first whose server is not busy with others; waits where all are."""
+            with turn:
+                while left and not stopped.is_set():
+                    for unit in left:
+                        if busy[_server(unit)] < OF_ONE_SERVER:
+                            left.remove(unit)
+                            busy[_server(unit)] += 1
+                            return unit
+                    turn.wait()
+            return None
 
-        with ExitStack() as pools:
-            servers: dict[str, ThreadPoolExecutor] = {}
+        def work() -> None:
+            while (unit := next_unit()) is not None:
+                try:
+                    outcomes[unit.name] = do_unit(task, unit, tell)
+                except ConnectionError as error:
+                    unreached.append(error)
+                finally:
+                    with turn:
+                        busy[_server(unit)] -= 1
+                        turn.notify_all()
+
+        with ThreadPoolExecutor(self.workers) as pool:
             try:
-                for server in {_server(unit) for unit in units}:
-                    servers[server] = pools.enter_context(ThreadPoolExecutor(min(self.workers, OF_ONE_SERVER)))
-                futures = [servers[_server(unit)].submit(work, unit) for unit in units]
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                done, _ = wait([pool.submit(work) for _ in range(self.workers)], return_when=FIRST_EXCEPTION)
             finally:
-                stopped.set()  # after an interruption too: leaving the pools waits for their threads
+                stopped.set()  # after an interruption too: leaving the pool waits for its threads
+                with turn:
+                    turn.notify_all()
         for future in done:
             future.result()
         if unreached:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tools.common.batching import deal
 from tools.common.cpu import usable_cores
+from tools.common.workers import begin_worker
 from tools.corpus.pipeline.units import Outcome, Unit, WorkItem
 
 T = TypeVar("T")
@@ -60,7 +57,7 @@ class LocalTeam:
         context = multiprocessing.get_context("forkserver")
         # The server imports what the work needs once, and all workers have it.
         context.set_forkserver_preload([_module_of(task.work)])
-        pool = ProcessPoolExecutor(min(self.workers, len(units)), mp_context=context, initializer=_begin_worker)
+        pool = ProcessPoolExecutor(min(self.workers, len(units)), mp_context=context, initializer=begin_worker)
         try:
             for unit, outcome in _done(pool, 2 * self.workers, task, units):
                 outcomes[unit.name] = outcome
@@ -119,19 +116,6 @@ def _done(
         for future in finished:
             unit = doing.pop(future)
             yield unit, future.result()
-
-
-def _begin_worker() -> None:
-    """A worker goes when it is interrupted or when the process that it works for is gone, however that ended."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "workers are children"
-    threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _leave_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

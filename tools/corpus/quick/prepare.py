@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tensor3d.data import IndexedDataset, IndexedWriter
+from tools.common.cpu import usable_cores
 from tools.corpus.quick.corpus_info import (
     HELD_OUT,
     INFO,
@@ -263,7 +264,7 @@ def _write_ids(
         _shown(sampled, "training the tokenizer", "sentences", progress), draft / TOKENIZER, vocab_size=vocab_size
     )
 
-    tokenizer = SentencePieceTokenizer(draft / TOKENIZER)
+    tokenizer = SentencePieceTokenizer(draft / TOKENIZER, threads=usable_cores())
     counts: tuple[dict[str, int], dict[str, int]] = (dict.fromkeys(COUNTS, 0), dict.fromkeys(COUNTS, 0))
     documents = _shown(zip(spool.documents(), aside, strict=True), "tokenising", "documents", progress)
     with (

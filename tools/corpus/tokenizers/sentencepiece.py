@@ -18,17 +18,20 @@ SPACE = "▁"
 class SentencePieceTokenizer(Tokenizer):
     """A `tokenizer.model`.
 
+    Args:
+        threads: that encode; one where the steps have a process on each core.
+
     Raises:
         ValueError: the file is missing, no such model, or lacks a special token.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, threads: int = 1) -> None:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
             raise missing("sentencepiece", error) from error
         content = read(file)
-        self._model = SentencePieceProcessor()
+        self._model, self._threads = SentencePieceProcessor(), threads
         try:
             # An empty one would be taken for "no model yet".
             is_loaded = bool(content) and self._model.LoadFromSerializedProto(content)
@@ -43,8 +46,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.fingerprint = fingerprint("sentencepiece", content)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        # One thread: the steps have a process on each core.
-        encoded: list[list[int]] = self._model.encode(list(texts), out_type=int, num_threads=1)
+        encoded: list[list[int]] = self._model.encode(list(texts), out_type=int, num_threads=self._threads)
         return list(map(self._as_text, encoded))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
