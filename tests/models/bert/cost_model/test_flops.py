@@ -1,7 +1,7 @@
 """The closed form of BERT's FLOPs against PyTorch's own counter on the real model, on one device.
 
 The counter knows products of matrices. It does not know the CPU kernel behind `grouped` attention, so the model runs
-with `reference` attention, whose products are counted: dense, over all rows of the batch, squared.
+with `reference` attention, whose products are counted: dense, over all rows of each sequence, squared.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_a_step_costs_what_pytorch_counts(changes: dict[str, Any], lengths: list[int]) -> None:
     config = toy_config(**{"vocab": 67, **changes})
     model, batch = model_of(config), one_pack(lengths, 5, config)
-    rows = sum(lengths)
-    expected = model_flops(config, tokens=rows, squares=rows**2, masked=5, sequences=len(lengths))
+    rows, squares = sum(lengths), sum(length**2 for length in lengths)
+    expected = model_flops(config, tokens=rows, squares=squares, masked=5, sequences=len(lengths))
     assert counted(lambda: model(batch, 5, len(lengths)).loss) == expected
 
 
