@@ -6,7 +6,14 @@
 # --wheels DIR   a folder of wheels of what the machine lacks; they are put in a folder of their own and change nothing.
 #                Filled, where there is a network, by: python -m pip download --no-deps -d DIR tyro docstring_parser ...
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Folders are where the user stands, not where the code lies.
+absolute() {
+    case $1 in
+    /*) printf '%s\n' "$1" ;;
+    *) printf '%s/%s\n' "$PWD" "$1" ;;
+    esac
+}
 
 wheels=
 rest=()
@@ -17,11 +24,23 @@ while [ $# -gt 0 ]; do
             printf 'gpu_hour.sh: --wheels needs a folder.\n' >&2
             exit 2
         }
-        wheels=$2
+        wheels=$(absolute "$2")
         shift 2
         ;;
     --wheels=*)
-        wheels=${1#*=}
+        wheels=$(absolute "${1#*=}")
+        shift
+        ;;
+    --output | --histogram)
+        [ $# -ge 2 ] || {
+            printf 'gpu_hour.sh: %s needs a path.\n' "$1" >&2
+            exit 2
+        }
+        rest+=("$1" "$(absolute "$2")")
+        shift 2
+        ;;
+    --output=* | --histogram=*)
+        rest+=("${1%%=*}" "$(absolute "${1#*=}")")
         shift
         ;;
     *)
@@ -31,6 +50,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=python3
 [ ! -x .venv/bin/python ] || python=.venv/bin/python
 
