@@ -68,7 +68,11 @@ def full(tensor: Tensor | None) -> Tensor:
     assert tensor is not None, "no gradient arrived"
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    # One axis after another, the innermost first: torch 2.11 cannot do all at once on a mesh in this order of ranks.
+    try:
+        return tensor.full_tensor().detach()
+    except KeyError:  # of torch 2.11, which refuses all at once on a mesh in this order of ranks
+        pass
+    # One axis after another, the innermost first.
     placements = list(tensor.placements)
     for dim in reversed(range(len(placements))):
         placements[dim] = Replicate()
