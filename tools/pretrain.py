@@ -25,13 +25,12 @@ from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
-from tools.common.machine import write_json
+from tools.common.machine import environment, write_json
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
 from tools.training.arguments import parse, resolve
 from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
-from tools.training.environment import environment
 from tools.training.factory import set_matmul_precision
 from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import ConsoleLogger, summary, table

@@ -1,9 +1,8 @@
 """GPT: a causal language model with RMSNorm, rotary positions and SwiGLU, on packed batches, split three ways."""
 
 from models.gpt.causal_batch import CausalBatch, count_targets, lay, pack_texts
-from models.gpt.config import PRESETS, GptConfig
 from models.gpt.generate import Sampling, generate
-from models.gpt.model import Gpt
+from models.gpt.model import PRESETS, Gpt, GptConfig
 
 __all__ = [
     "PRESETS",

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.epochs import Epoch, Epochs, LengthBuckets, PackingRules
-from tensor3d.data.masking import MASKED_SHARE, mask_tokens, masked_count
+from tensor3d.data.masking import MASKED_SHARE, SpecialTokens, mask_tokens, masked_count
 from tensor3d.data.packed_batch import Pack
 from tensor3d.data.segments import Segments
 from tensor3d.data.sources import SampleSource, sequences_of
-from tensor3d.data.special_tokens import SpecialTokens
 from tensor3d.packing import PackingPlan
 
 PADDED = "padded"

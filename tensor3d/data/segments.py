@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.array_utils import first_rows, ranges
-from tensor3d.data.masking import StoredMasks, masked_counts
-from tensor3d.data.special_tokens import SpecialTokens
+from tensor3d.data.masking import SpecialTokens, StoredMasks, masked_counts
 
 SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE = 3, 2
 """[CLS] and two [SEP] in each pair, one in a single text."""

@@ -17,7 +17,7 @@ keep()                        modules without parameters            any         
 
 from __future__ import annotations
 
-from tensor3d.parallelize.own_code_rules import Keep, Replace, Replicated, Wrapped
+from tensor3d.parallelize.parallel_rule import Keep, Replace, Replicated, Wrapped
 from tensor3d.parallelize.torch_attention import Attention
 from tensor3d.parallelize.torch_layer_rules import Dropout, Embedding, Head, Linear, Norm, Projection, Table
 

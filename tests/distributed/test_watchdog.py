@@ -67,14 +67,14 @@ def test_a_rank_outside_of_a_collective_is_named_by_all(tmp_path: Path) -> None:
 def _one_stops(cube: Cube, watch: Watchdog, folder: Path) -> int:
     watch.at(3, "backward")
     if cube.rank == 2:
-        time.sleep(0.5)  # more than a heartbeat
+        time.sleep(0.5)  # more than a heartbeat, less than a hang
         os.kill(os.getpid(), signal.SIGSTOP)
     wait_for_the_verdict(cube)
     return 0
 
 
 def test_a_stopped_process_is_named(tmp_path: Path) -> None:
-    with Job(3, _one_stops, tmp_path, hang_after=0.5, grace=0.5) as job:
+    with Job(3, _one_stops, tmp_path, hang_after=2.0, grace=0.5) as job:
         assert [job.code(rank) for rank in range(2)] == [HANG] * 2
         assert job.code(2, 0) is None, "only torchrun can end it"
         for rank in range(2):

@@ -20,7 +20,7 @@ from tools.bench.convergence import LossCommand
 from tools.bench.corpus import CorpusCommand
 from tools.bench.extract import ExtractCommand
 from tools.bench.gpu import GpuCommand
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import Subcommand
 from tools.bench.harness.processes import RankFailedError
 from tools.bench.harness.scaling_plots import PlotCommand
 from tools.bench.harness.step_trial import RecipeBenchmark

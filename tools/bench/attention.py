@@ -26,8 +26,8 @@ from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Bound, Count, 
 from tools.bench.harness.figures import Column, as_json, milliseconds, quartiles, table
 from tools.bench.harness.processes import interleave, using_threads
 from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, exponential_histogram
-from tools.common.cpu import usable_cores
 from tools.common.machine import Machine
+from tools.common.workers import usable_cores
 from tools.packing.histogram import read_histogram
 
 PADDED, FULL = "padded", "full"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tools.bench.corpus import run_step
 from tools.bench.harness.benchmark import Benchmark, Count, Report
-from tools.common.cpu import usable_cores
 from tools.common.machine import format_table
+from tools.common.workers import usable_cores
 from tools.corpus.pipeline import read_manifest
 
 _BLOCK = 1 << 20

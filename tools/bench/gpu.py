@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from tools.bench.harness.command import Subcommand
-from tools.common.cpu import usable_cores
+from tools.bench.harness.benchmark import Subcommand
 from tools.common.files import write_file
 from tools.common.machine import Machine, write_json
+from tools.common.workers import usable_cores
 
 _TESTS = (
     "tests/gpu",

@@ -31,7 +31,7 @@ from tools.bench.harness.step_trial import (
     start_on_corpus,
 )
 from tools.bench.step import measure
-from tools.common.cpu import usable_cores
+from tools.common.workers import usable_cores
 from tools.training.config import TrainConfig
 from tools.training.run_plan import RunPlan
 

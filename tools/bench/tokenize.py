@@ -16,8 +16,8 @@ import numpy as np
 from tensor3d.data import IndexedDataset
 from tools.bench import corpus
 from tools.bench.harness.benchmark import Benchmark, Count, Report
-from tools.common.cpu import usable_cores
 from tools.common.machine import format_table
+from tools.common.workers import usable_cores
 from tools.corpus.pipeline import local_team
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenize.documents import document_files, parse_text, ranges_of, read_lines

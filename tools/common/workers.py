@@ -1,12 +1,57 @@
-"""Worker processes that never outlive the process that they work for."""
+"""Work in parts of about the same size, how many cores there are for it, and worker processes, which never outlive the
+process that they work for.
+
+It imports nothing heavy: steps of the preparation start without torch.
+"""
 
 from __future__ import annotations
 
+import heapq
 import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from multiprocessing import connection
+
+
+def split(lengths: Sequence[int], slots: int, *, padded: bool = False) -> list[slice]:
+    """Consecutive texts in parts of about `slots` token slots each, at most, and at least a text.
+
+    Args:
+        lengths: tokens of each text.
+        padded: every text counts with the length of its part's longest.
+    """
+    parts: list[slice] = []
+    start, total, longest = 0, 0, 0
+    for place, length in enumerate(lengths):
+        total, longest = total + length, max(longest, length)
+        needed = longest * (place + 1 - start) if padded else total
+        if needed > slots and place > start:
+            parts.append(slice(start, place))
+            start, total, longest = place, length, length
+    return [*parts, slice(start, len(lengths))]
+
+
+def deal(sizes: Sequence[int], parts: int) -> list[int]:
+    """The part of each piece: the largest first, each to the part with the least so far (Graham, 1969).
+
+    So no part is ahead of another by more than its own smallest piece.
+    """
+    dealt = [0] * len(sizes)
+    filled = [(0, part) for part in range(parts)]
+    for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece]):
+        total, part = filled[0]
+        dealt[piece] = part
+        heapq.heapreplace(filled, (total + sizes[piece], part))
+    return dealt
+
+
+def usable_cores() -> int:
+    """Cores of this process: a container or a batch system may give it fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def begin_worker() -> None:

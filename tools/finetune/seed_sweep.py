@@ -1,24 +1,174 @@
-"""All seeds of a recipe, one after another, and what they come to."""
+"""All seeds of a recipe, one after another, and what they come to.
+
+One seed goes from its first step to its predictions in OUTPUT/seed-N, a model folder with what belongs to it:
+
+model.json          what the model is, for `tools.predict` and for more fine-tuning
+tokenizer/          its tokenizer
+checkpoints/        the weights of the best evaluation, for any cube
+metrics.jsonl       every step and every evaluation
+predictions/        what the best weights say of dev and test
+result.json         written last: the metrics of the best weights
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shlex
+import shutil
 import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensor3d import Cube
+from tqdm import tqdm
+
+from models.bert.huggingface import HEADS, write_model_json
+from tensor3d import Cube, checkpoint
+from tensor3d.checkpoint import Checkpoints
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tools.common.machine import write_json
+from tools.corpus.tokenizers.model_dir import CHECKPOINTS
 from tools.finetune.init_model import InitModel, open_start
 from tools.finetune.job import FinetuneCommand, claim, release
 from tools.finetune.metrics import summary
-from tools.finetune.seed_run import RESULT, SeedRun
-from tools.finetune.tasks import FinetuneTask
-from tools.finetune.trainer import FinetuneTrainer, count_steps
+from tools.finetune.tasks import Evaluation, FinetuneTask
+from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics, count_steps
 from tools.training.factory import precision, set_matmul_precision
+from tools.training.loop import LoopSchedule, TrainLoop
+from tools.training.metrics import RunLog
+
+RESULT, PREDICTIONS = "result.json", "predictions"
+_SMOOTH = 0.95  # of the loss that the bar shows
+
+
+@dataclass(kw_only=True)
+class SeedLog(RunLog[TextStepMetrics, TextEvaluation]):
+    """What one seed tells."""
+
+    seed: int
+    unit: str
+    """What an example is."""
+    texts: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    """Smoothed."""
+
+    def bar(self) -> tqdm[Any]:
+        disable = None if self.shown else True
+        return tqdm(total=self.steps, unit="step", desc=f"seed {self.seed}", disable=disable)
+
+    def in_words(self, metrics: TextStepMetrics) -> str:
+        self.texts, self.tokens = self.texts + metrics.texts, self.tokens + metrics.tokens
+        self.loss = metrics.loss if self.loss is None else _SMOOTH * self.loss + (1 - _SMOOTH) * metrics.loss
+        speeds = (self.texts / metrics.seconds, self.tokens / metrics.seconds)
+        return f"loss {self.loss:.4f}, {speeds[0]:.0f} {self.unit}/s, {speeds[1]:.0f} tokens/s"
+
+    def evaluation(self, metrics: TextEvaluation, *, best: bool, goes_on: bool) -> None:
+        self._note("evaluation", metrics.record() | {"best": best})
+        told = ", ".join(f"{name} {metric:.4f}" for name, metric in metrics.found.metrics.items())
+        self.say(f"seed {self.seed}, step {metrics.step}: {told}{' *' if best else ''}")
+
+
+class SeedRun:
+    """Trains one seed. Every rank makes one at the same point.
+
+    Args:
+        trainer: as made, no step taken.
+        folder: of the seed, made anew.
+    """
+
+    def __init__(self, trainer: FinetuneTrainer, start: InitModel, folder: Path) -> None:
+        self._trainer, self._start, self._seed, self._folder = trainer, start, trainer.seed, folder
+        self._cube, self._task = trainer.cube, trainer.task
+
+    def result(self) -> dict[str, Any]:
+        """Trains, evaluates, predicts. What result.json says.
+
+        Raises:
+            FloatingPointError: a loss that is not finite, naming the step; on every rank.
+            OSError, ValueError: a file cannot be written; on every rank.
+        """
+        run_on_rank0(self._cube, self._begin)
+        log = self._train()
+        trainer, best = self._trainer, self._complete()
+        files = self._task.write_predictions(best, self._folder / PREDICTIONS)
+        run_on_rank0(self._cube, lambda: self._describe(best.facts))
+        result = {
+            "seed": self._seed,
+            "cube": str(self._cube.shape),
+            "best_step": trainer.state.best.step,
+            "metric": self._task.best,
+            "metrics": best.metrics,
+            "seconds": round(trainer.seconds, 3),
+            "texts_per_second": round(log.texts / trainer.seconds, 2),
+            "tokens_per_second": round(log.tokens / trainer.seconds, 1),
+            "predictions": [str(path.relative_to(self._folder)) for path in files],
+        }
+        run_on_rank0(self._cube, lambda: write_json(self._folder / RESULT, result))
+        return result
+
+    def _begin(self) -> None:
+        """On the first rank: an unfinished seed starts again."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        (self._folder / PREDICTIONS).mkdir(parents=True)
+        self._start.keep(self._folder)
+        self._describe({})
+
+    def _describe(self, found: Mapping[str, Any]) -> None:
+        """Writes model.json."""
+        facts, source = self._task.facts(), self._trainer.recipe.model.start_from
+        write_model_json(
+            self._folder,
+            config=self._start.config,
+            heads=tuple(name for name, _ in self._trainer.model.named_children() if name in HEADS),
+            labels=facts.labels,
+            problem=facts.problem,
+            facts={**facts.more, **found, "source": source, "seed": self._seed},
+        )
+
+    def _complete(self) -> Evaluation:
+        """The best evaluation, with what its weights say of the parts that were not measured."""
+        task, model, state, best = self._task, self._trainer.model, self._trainer.state, self._trainer.best
+        assert best is not None, "the first evaluation is always better than none"
+        missing = [part for part in task.parts if part not in best.outputs]
+        if missing and state.best.step != state.step:
+            kept = checkpoint.latest(self._folder / CHECKPOINTS)
+            assert kept is not None, "saved with the best evaluation"
+            checkpoint.load(kept, model, None, self._cube)
+        more = {part: task.outputs(model, part) for part in missing}
+        return dataclasses.replace(best, outputs={**best.outputs, **more})
+
+    def _train(self) -> SeedLog:
+        """What it has told: of all ranks, as each counts for itself."""
+        trainer, run = self._trainer, self._trainer.recipe.run
+        log = SeedLog(
+            directory=self._folder,
+            steps=trainer.total_steps,
+            shown=self._cube.rank == 0,
+            stream=sys.stderr,
+            seed=self._seed,
+            unit=self._task.unit,
+        )
+        schedule = LoopSchedule(
+            steps=trainer.total_steps,
+            evaluate_every=run.evaluate_every or -(-len(self._task.train) // run.batch),
+            keep_best="alone",
+            must_save=True,
+        )
+        with ExitStack() as stack:
+            run_on_all_ranks(self._cube, lambda: stack.enter_context(log))
+            checkpoints = stack.enter_context(
+                Checkpoints(self._folder / CHECKPOINTS, self._cube, keep_last=1, asynchronous=False)
+            )
+            TrainLoop(trainer, log, checkpoints, schedule).to_the_end()
+        return log
+
+
+# --- All seeds --------------------------------------------------------------------------------------------------------
+
 
 RESULTS = "results.json"
 

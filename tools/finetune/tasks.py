@@ -20,8 +20,8 @@ from models.bert.text_batches import EncodedText, TextBatch
 from tensor3d import Cube
 from tensor3d.data.packed_batch import IGNORED
 from tensor3d.distributed.object_collectives import run_on_rank0
-from tools.common.batching import split
 from tools.common.files import write_file
+from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import Labelled, TextData, read_part

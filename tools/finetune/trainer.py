@@ -19,7 +19,7 @@ from tensor3d import Cube, check_parameters
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
 from tensor3d.distributed.seeds import mix
-from tools.common.batching import split
+from tools.common.workers import split
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.tasks import Evaluation, Example, FinetuneTask
 from tools.training.factory import learning_rate, make_optimizer, make_scaler

@@ -24,8 +24,7 @@ from tensor3d.cost_model.step_time import Overlap
 from tools.common.cli import run_main
 from tools.common.machine import check_output, format_table, write_json
 from tools.plan import tables
-from tools.plan.models import model_of
-from tools.plan.tables import kind_of
+from tools.plan.tables import kind_of, model_of
 
 DEFAULT_GPU = "H100"
 COUNTED = 5
@@ -418,7 +417,7 @@ def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts, most: in
     )
     if command.quick:
         return look()
-    from tools.plan.dry_run import memory_counter  # a training step, of which ranking needs nothing
+    from tools.plan.check import memory_counter  # a training step, of which ranking needs nothing
 
     with tqdm(desc="memory counted", unit="box", file=sys.stderr, leave=False) as progress:
         return look(count=memory_counter(costs, progress.update), most=most)
@@ -426,7 +425,7 @@ def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts, most: in
 
 def count_beside(plan: BoxPlan, costs: BertCosts) -> int:
     """The dry run of the plan's rank 0; 1 unless it counts what was predicted."""
-    from tools.plan.dry_run import dry_beside_prediction, step_of  # a training step, of which planning needs nothing
+    from tools.plan.check import dry_beside_prediction, step_of  # a training step, of which planning needs nothing
 
     choice = plan.choice
     load = costs.batch.load(plan.shape, choice.micro_batches)

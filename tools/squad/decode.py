@@ -16,7 +16,7 @@ from tqdm import tqdm
 from models.bert import BertConfig
 from models.bert.tasks import BertForQuestionAnswering, span_logits
 from tensor3d.distributed.object_collectives import run_on_rank0
-from tools.common.batching import split
+from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
 from tools.squad.windows import AnswerSettings, Passage, Windows, make_windows
 

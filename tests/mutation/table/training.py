@@ -139,7 +139,7 @@ MUTATIONS = (
     ),
     Mutation(
         "best-takes-an-equal-loss",
-        "tools/training/metrics/early_stopping.py",
+        "tools/training/metrics/run_log.py",
         old='if evaluation.cost < (float("inf")',
         new='if evaluation.cost <= (float("inf")',
         tests=("tests/tools/training/metrics/test_metrics.py::test_best_follows_a_curve",),
@@ -147,7 +147,7 @@ MUTATIONS = (
     ),
     Mutation(
         "best-patience-off-by-one",
-        "tools/training/metrics/early_stopping.py",
+        "tools/training/metrics/run_log.py",
         old="0 < self.patience <= self.waited",
         new="0 < self.patience < self.waited",
         tests=("tests/tools/training/metrics/test_metrics.py::test_best_follows_a_curve",),

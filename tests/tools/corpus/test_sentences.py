@@ -8,8 +8,16 @@ import time
 import pytest
 import sentencex
 
-from tools.corpus.plain_text import count_letters, is_blank, likely_encoding
-from tools.corpus.sentences import BLOCK, _is_code, _segment, check_language, split_sentences
+from tools.corpus.sentences import (
+    BLOCK,
+    _is_code,
+    _segment,
+    check_language,
+    count_letters,
+    is_blank,
+    likely_encoding,
+    split_sentences,
+)
 
 
 def test_a_long_paragraph_is_split_like_a_short_one() -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from models.bert import PRESETS, BertConfig
 from models.bert.cost_model.memory import MicroBatchShape
 from tensor3d import CubeShape
-from tools.plan.dry_run import Comparison, dry_beside_prediction
+from tools.plan.check import Comparison, dry_beside_prediction
 from tools.training.config import PrecisionConfig
 from tools.training.dry_step import dry_step
 

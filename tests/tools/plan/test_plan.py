@@ -15,8 +15,7 @@ from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import LinkFit, cluster_of
 from tensor3d.cost_model.search import search
 from tools.plan.__main__ import PlanCommand, main
-from tools.plan.check import check, predicted
-from tools.plan.dry_run import Comparison
+from tools.plan.check import Comparison, check, predicted
 from tools.plan.tables import _more, kind_of
 from tools.training.config import read_config
 
@@ -140,7 +139,7 @@ def test_a_wrong_formula_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         Comparison(what="peak", predicted=21, counted=20),
         Comparison(what="bytes x all-gather", predicted=8, counted=9),
     ]
-    monkeypatch.setattr("tools.plan.dry_run.dry_beside_prediction", lambda *_, **__: found)
+    monkeypatch.setattr("tools.plan.check.dry_beside_prediction", lambda *_, **__: found)
     assert main([*BASE, "--quick", "--dry-run"]) == 1
     assert "please report it" in capsys.readouterr().err
     found.pop()

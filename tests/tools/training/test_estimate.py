@@ -72,7 +72,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def _told() -> list[Any]:
     """Every recipe on a cube in the fast or slow tier, the large ones on one rank before a release: a dry step of one
     takes ten seconds and more."""
-    fast = {"quickstart.toml", "scaling-64.toml"}
+    fast = {"quickstart.toml"}
     cases = []
     for path in SHIPPED:
         for shape in (ONE, EIGHT):

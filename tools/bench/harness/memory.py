@@ -22,7 +22,7 @@ from models.bert.cost_model.memory import held_bytes
 from tensor3d import Cube, local
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data import PackedBatch
-from tools.training.metrics.memory import peak_resident
+from tools.training.metrics.records import peak_resident
 from tools.training.pretraining import PretrainTrainer
 
 # --- The most tensor memory that a piece of code holds at once --------------------------------------------------------

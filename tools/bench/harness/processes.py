@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed import process_group
-from tools.common.cpu import usable_cores
+from tools.common.workers import usable_cores
 
 # What costs a second or more to import. The server imports it once, and processes are forked from it.
 _PRELOAD = [

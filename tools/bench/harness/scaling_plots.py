@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from tensor3d import CubeShape
-from tools.bench.harness.command import Subcommand
+from tools.bench.harness.benchmark import Subcommand
 from tools.common.plotting import COLOURS, MARKERS, check_drawing, mark, new_figure, plain, plain_numbers, save
 
 if TYPE_CHECKING:

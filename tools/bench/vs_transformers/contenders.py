@@ -31,7 +31,7 @@ from tensor3d.data.loader import settle
 from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.optim import AdamW, decay_groups
 from tools.bench.vs_transformers.data import PaddedBatch, Work
-from tools.common.batching import split
+from tools.common.workers import split
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.tasks import ClassifyTask, Example
 

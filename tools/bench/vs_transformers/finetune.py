@@ -27,8 +27,8 @@ from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark, Count, Repor
 from tools.bench.harness.figures import Column, as_json, deal, flat, spread, table
 from tools.bench.harness.processes import Trial, start, take_case_turns
 from tools.bench.vs_transformers.contenders import LibraryTrainer
-from tools.common.batching import split
 from tools.common.cli import recipe_among
+from tools.common.workers import split
 from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import SHIPPED
 from tools.finetune.init_model import open_start

@@ -19,8 +19,8 @@ from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.bench.harness.figures import spread
 from tools.bench.harness.processes import using_threads
 from tools.bench.harness.synthetic_data import exponential_histogram
-from tools.common.cpu import usable_cores
 from tools.common.machine import format_table
+from tools.common.workers import usable_cores
 from tools.corpus.tokenizers import Tokenizer
 from tools.packing.histogram import read_histogram
 from tools.predict import Embedded, Predictor, load

@@ -54,7 +54,7 @@ from tools.bench.vs_transformers.figures import (
     table,
     verdict,
 )
-from tools.common.cpu import usable_cores
+from tools.common.workers import usable_cores
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.doctor.collective_timing import product_rate
 from tools.training.factory import TYPES

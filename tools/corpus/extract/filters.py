@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from tools.corpus.plain_text import count_letters
+from tools.corpus.sentences import count_letters
 
 SCRIPTS = {
     "latin": "A-Za-zªºÀ-ÖØ-öø-ʯᴀ-ᴥḀ-ỿⱠ-Ɀꜣ-ꞿ",

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from tools.corpus.extract.read_context import Document, ReadContext, row_document, tidy
 from tools.corpus.extract.record_splitter import RAISE, Place, Record, cut_elements, cut_lines, too_long
-from tools.corpus.plain_text import is_blank
+from tools.corpus.sentences import is_blank
 
 # --- Pages of a MediaWiki dump (the export format of Special:Export, version 0.3 to 0.11) -----------------------------
 

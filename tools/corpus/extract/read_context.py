@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from tools.corpus.extract.bzip2 import bzip2_chunks
 from tools.corpus.extract.record_splitter import RAISE, Chunk, Place, ReadBuffer, gzip_chunks, plain_chunks, too_long
 from tools.corpus.pipeline import BadInput, Context
-from tools.corpus.plain_text import likely_encoding
+from tools.corpus.sentences import likely_encoding
 
 # --- What kind of file an input is ------------------------------------------------------------------------------------
 

@@ -12,9 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tools.common.batching import deal
-from tools.common.cpu import usable_cores
-from tools.common.workers import begin_worker
+from tools.common.workers import begin_worker, deal, usable_cores
 from tools.corpus.pipeline.units import Outcome, Unit, WorkItem
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS
-from tools.common.batching import deal
+from tools.common.workers import deal
 from tools.corpus.quick.sentencepiece_tokenizer import load_tokenizer, special_tokens
 
 # --- The training documents in one file pair or in several, of which a machine may hold some only ---------------------

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tensor3d.data import IndexedDataset, IndexedWriter
-from tools.common.cpu import usable_cores
+from tools.common.workers import usable_cores
 from tools.corpus.quick.corpus_info import (
     HELD_OUT,
     INFO,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from tools.corpus.plain_text import likely_encoding
+from tools.corpus.sentences import likely_encoding
 
 # --- Where text comes from --------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from tensor3d.data.special_tokens import SpecialTokens
+    from tensor3d.data.masking import SpecialTokens
 
 
 # --- The makes of tokenizers, their files, and what is kept beside them -----------------------------------------------
@@ -88,7 +88,7 @@ class Tokenizer(ABC):
     @cached_property
     def special(self) -> SpecialTokens:
         # Imported here: see above.
-        from tensor3d.data.special_tokens import SpecialTokens
+        from tensor3d.data.masking import SpecialTokens
 
         return SpecialTokens(vocab_size=self.vocab_size, **self.special_ids)
 

@@ -1,17 +1,16 @@
 """What a run tells of itself: records of its steps, a journal and TensorBoard, a table at the end."""
 
 from tools.training.metrics.console import ConsoleLogger, summary, table
-from tools.training.metrics.early_stopping import EarlyStopping
 from tools.training.metrics.jsonl import JOURNAL, read_journal
-from tools.training.metrics.memory import peak_memory
 from tools.training.metrics.records import (
     EvaluationMetrics,
     MemoryMetrics,
     StepMetrics,
     by_axis,
     next_sentence_accuracy,
+    peak_memory,
 )
-from tools.training.metrics.run_log import EvaluationRecord, RunLog, StepRecord
+from tools.training.metrics.run_log import EarlyStopping, EvaluationRecord, RunLog, StepRecord
 
 __all__ = [
     "JOURNAL",

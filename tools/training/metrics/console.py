@@ -13,8 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tensor3d import Cube
-from tools.training.metrics.memory import peak_memory
-from tools.training.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics
+from tools.training.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics, peak_memory
 from tools.training.metrics.run_log import CheckpointOutcome, RunLog
 from tools.training.metrics.tensorboard import TensorBoardLogger
 from tools.training.mlperf_log import MLPerfLog

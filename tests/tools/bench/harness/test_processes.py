@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
-from tests.ranks import STANDING
 from tools.bench.harness.processes import LocalGroup, RankFailedError
 
 
@@ -46,12 +46,17 @@ def start(make: Any = Counting) -> LocalGroup[Counting]:
     return LocalGroup(CubeShape(x=2), make, cuda=False, cores=1)
 
 
-def children() -> list[Any]:
-    """This process's, but for the standing ranks that all tests share."""
-    return [process for process in multiprocessing.active_children() if process.pid not in STANDING.pids()]
+Children = Callable[[], list[Any]]
 
 
-def test_a_group_keeps_its_state_between_calls() -> None:
+@pytest.fixture
+def children() -> Children:
+    """This process's that were not there before the test: standing ranks and counting processes stay for many tests."""
+    before = {process.pid for process in multiprocessing.active_children()}
+    return lambda: [process for process in multiprocessing.active_children() if process.pid not in before]
+
+
+def test_a_group_keeps_its_state_between_calls(children: Children) -> None:
     group = start()
     assert group.call(Counting.add, 1) == [10, 11]
     assert group.call(Counting.add, 2) == [30, 31]
@@ -59,7 +64,7 @@ def test_a_group_keeps_its_state_between_calls() -> None:
     assert not children()
 
 
-def test_a_failing_rank_ends_its_group() -> None:
+def test_a_failing_rank_ends_its_group(children: Children) -> None:
     with pytest.raises(RankFailedError, match=r"(?s)rank 1 of 2x1x1 failed:.*in __init__.*rank 1 finds no disk"):
         start(partial(Counting, broken=1))
     assert not children()
@@ -73,7 +78,7 @@ def test_a_failing_rank_ends_its_group() -> None:
     assert not children()
 
 
-def test_processes_end_when_the_parent_is_gone() -> None:
+def test_processes_end_when_the_parent_is_gone(children: Children) -> None:
     """Its ends of the pipes are closed then, which is all that a killed parent can do."""
     group = start()
     processes = children()

@@ -25,8 +25,7 @@ from tools.training.metrics import (
     peak_memory,
     summary,
 )
-from tools.training.metrics.memory import peak_resident
-from tools.training.metrics.records import EVALUATION_TAGS, STEP_TAGS
+from tools.training.metrics.records import EVALUATION_TAGS, STEP_TAGS, peak_resident
 
 # Records
 

@@ -16,14 +16,13 @@ from mwparserfromhell.nodes import Argument, ExternalLink, Heading, HTMLEntity, 
 from mwparserfromhell.parser import ParserError
 from mwparserfromhell.wikicode import Wikicode
 
-from tools.corpus.extract.wikitext.cleanup import drop_quotes, normalize
 from tools.corpus.extract.wikitext.names import (
     END_MATTER,
     is_disambiguation_template,
     is_disambiguation_title,
     normal_name,
 )
-from tools.corpus.extract.wikitext.strip import BREAK, cut, link_text
+from tools.corpus.extract.wikitext.strip import BREAK, cut, drop_quotes, link_text, normalize
 from tools.corpus.extract.wikitext.templates import Call, shown
 
 # --- A page's lines as paragraphs: sections, lists and indentation ----------------------------------------------------

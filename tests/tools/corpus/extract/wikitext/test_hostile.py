@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.corpus.extract.wikitext import MOST_PARSED, clean_page
-from tools.corpus.extract.wikitext.cleanup import swept
-from tools.corpus.extract.wikitext.strip import cut_web_links
+from tools.corpus.extract.wikitext.strip import cut_web_links, swept
 
 PIECES = st.sampled_from([
     "[[", "]]", "{{", "}}", "{|", "|}", "|", "\n", "\n\n", "=", "==", "''", "'''", "'", "<ref>", "</ref>", "<b>",

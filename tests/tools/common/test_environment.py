@@ -13,8 +13,8 @@ import torch
 
 from tensor3d import Cube
 from tests.ranks import run_ranks
-from tools.training import environment as module
-from tools.training.environment import commit, environment
+from tools.common import machine as module
+from tools.common.machine import commit, environment
 
 
 def _environment() -> dict[str, Any]:

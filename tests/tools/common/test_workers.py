@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.common.batching import split
+from tools.common.workers import split
 
 
 def test_a_batch_is_split_by_its_slots() -> None:
