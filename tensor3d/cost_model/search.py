@@ -13,12 +13,13 @@ from tensor3d.cost_model.step_time import Overlap, StepTime, step_time
 from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
 
 _DEAREST_LAST: tuple[tuple[Recompute, bool], ...] = (
-    ("none", True),
     ("none", False),
-    ("attention", False),
-    ("layer", False),
+    ("none", True),
+    ("attention", True),
+    ("layer", True),
 )
-"""What is recomputed and whether gathers are kept, the fastest first: each takes less memory than the one before."""
+"""What is recomputed and whether operands are gathered again, the fastest first: each takes less memory than the one
+before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +101,8 @@ def search(
     """The best plan of every box that holds the model.
 
     Of the micro-batches that fit, the largest is taken: weights travel once for each of them. What is recomputed and
-    whether gathers are kept are tried from the fastest on; those that fit are compared, but nothing is recomputed where
-    memory suffices without.
+    whether operands are gathered again are tried from the fastest on; those that fit are compared, but nothing is
+    recomputed where memory suffices without.
 
     Args:
         kind: type of the products: "fp32", "bf16" or "fp16".
@@ -148,7 +149,7 @@ class _Box:
     def fits(self, choice: StepOptions) -> bool:
         memory = self.model.memory(self.shape, choice)
         newest = next(reversed(self.shares.values()), 1.0)
-        share = self.shares.get((choice.recompute, choice.keep_gathered), newest)
+        share = self.shares.get((choice.recompute, choice.reshard_after_forward), newest)
         at_rest = memory.weights + memory.optimizer
         return memory.peak <= self.limit and memory.peak - at_rest <= share * (self.limit - at_rest)
 
@@ -156,8 +157,8 @@ class _Box:
         """From a count that is above the limit: afterwards that choice does not fit, nor any that needs as much."""
         memory = self.model.memory(self.shape, choice)
         at_rest = memory.weights + memory.optimizer
-        self.shares.pop((choice.recompute, choice.keep_gathered), None)
-        self.shares[choice.recompute, choice.keep_gathered] = (memory.peak - at_rest) / (counted.peak - at_rest)
+        self.shares.pop((choice.recompute, choice.reshard_after_forward), None)
+        self.shares[choice.recompute, choice.reshard_after_forward] = (memory.peak - at_rest) / (counted.peak - at_rest)
 
 
 def _best_of_box(box: _Box, counted: Memory | None = None) -> BoxPlan | Refused:
@@ -215,12 +216,12 @@ def _seconds(time: StepTime) -> tuple[float, float]:
 def _fitting(box: _Box) -> Iterator[StepOptions]:
     """For each way to spend memory the fewest micro-batches that fit; recomputation where nothing else does."""
     numbers, fits_so_far = box.model.micro_batches(box.shape), False
-    for recompute, keep_gathered in box.choices:
+    for recompute, reshard in box.choices:
         if recompute != "none" and fits_so_far:
             return
 
-        def fits(number: int, how: tuple[Recompute, bool] = (recompute, keep_gathered)) -> bool:
-            return box.fits(StepOptions(micro_batches=number, recompute=how[0], keep_gathered=how[1]))
+        def fits(number: int, how: tuple[Recompute, bool] = (recompute, reshard)) -> bool:
+            return box.fits(StepOptions(micro_batches=number, recompute=how[0], reshard_after_forward=how[1]))
 
         # The second micro-batch also keeps the first one's gradients; further ones only make each smaller.
         if fits(numbers[0]):
@@ -233,12 +234,14 @@ def _fitting(box: _Box) -> Iterator[StepOptions]:
             middle = (low + high) // 2
             low, high = (low, middle) if fits(numbers[middle]) else (middle + 1, high)
         fits_so_far = True
-        yield StepOptions(micro_batches=numbers[low], recompute=recompute, keep_gathered=keep_gathered)
+        yield StepOptions(micro_batches=numbers[low], recompute=recompute, reshard_after_forward=reshard)
 
 
 def _least(box: _Box) -> Memory:
     number = box.model.micro_batches(box.shape)[-1]
-    every = [StepOptions(micro_batches=number, recompute=how, keep_gathered=kept) for how, kept in box.choices]
+    every = [
+        StepOptions(micro_batches=number, recompute=how, reshard_after_forward=reshard) for how, reshard in box.choices
+    ]
     return min((box.model.memory(box.shape, choice) for choice in every), key=lambda memory: memory.peak)
 
 

@@ -54,7 +54,7 @@ class StepOptions:
 
     micro_batches: int = 1
     recompute: Recompute = "none"
-    keep_gathered: bool = False
+    reshard_after_forward: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

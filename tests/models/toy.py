@@ -26,14 +26,6 @@ def toy_config(vocab: int, **changes: object) -> BertConfig:
     return BertConfig(vocab=vocab, **{**sizes, **quiet, **changes})  # type: ignore[arg-type]
 
 
-def model_options(of_costs: dict[str, Any]) -> dict[str, Any]:
-    """How a model is made of which the cost model is asked with these options."""
-    kept = of_costs.get("keep_gathered", False)
-    return {key: value for key, value in of_costs.items() if key != "keep_gathered"} | {
-        "reshard_after_forward": not kept
-    }
-
-
 def toy_packs(vocab: int, count: int, seed: int = 3) -> list[Pack]:
     """Packs with random ids, among them the last of the vocabulary, which lies on the shortest slice."""
     random = np.random.default_rng(seed)

@@ -22,10 +22,11 @@ from torch import Tensor
 from tensor3d import Sequences, attention
 from tensor3d.attention.backends import SUPPORT, AttentionRequest, Name
 from tensor3d.data import SpecialTokens
-from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Bound, Count, Report, listed
+from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, listed
 from tools.bench.harness.figures import Column, as_json, milliseconds, quartiles, table
 from tools.bench.harness.processes import interleave, using_threads
 from tools.bench.harness.synthetic_data import SHORTEST, RandomPairs, exponential_histogram
+from tools.common.bounds import AtLeast, Share
 from tools.common.machine import Machine
 from tools.common.workers import usable_cores
 from tools.packing.histogram import read_histogram
@@ -42,7 +43,7 @@ class AttentionCommand(Benchmark[tuple[list[Name], list[int], str]]):
 
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
-    longest: Annotated[int, Bound(SHORTEST)] = 512
+    longest: Annotated[int, AtLeast(SHORTEST)] = 512
     """Tokens of the formula's longest sequence; the padded rows of a histogram are as long as its own longest."""
     tokens: Count = 16_384
     """Rows in all, nearly."""
@@ -54,7 +55,7 @@ class AttentionCommand(Benchmark[tuple[list[Name], list[int], str]]):
     """Of queries, keys and values."""
     backends: str = "grouped"
     """Some of grouped, varlen, flex and reference, with commas."""
-    dropout: Annotated[float, Bound(0, below=1)] = 0.0
+    dropout: Annotated[float, Share()] = 0.0
     """Of the probabilities."""
     rounds: Count = 7
     """Turns that each gets; one more before them is not counted."""

@@ -59,7 +59,7 @@ class Product:
     k: int
     n: int
     face: Face = "z"
-    keep_gathered: bool = False
+    reshard_after_forward: bool = True
 
     @property
     def flops(self) -> int:
@@ -75,15 +75,15 @@ class Product:
 
     def __call__(self, cube: Cube) -> Workload:
         cube.manual_seed(_SEED)
-        face, kept = self.face, self.keep_gathered
+        face, reshard = self.face, self.reshard_after_forward
         weight = normal((self.n, self.k), matrix(face), cube, self.k**-0.5)
 
         def closed_form(wire: CommModel) -> Bytes:
-            sent = product(wire, self.rows // cube.shape.planes, self.k, self.n, face, kept=kept)
+            sent = product(wire, self.rows // cube.shape.planes, self.k, self.n, face, kept=not reshard)
             return sent + replicated_gradients(wire, 0, 0, local(weight).numel())
 
         return Workload(
-            forward=lambda a: matmul(a, weight, cube, face, reshard_after_forward=not kept),
+            forward=lambda a: matmul(a, weight, cube, face, reshard_after_forward=reshard),
             inputs=_random(self.rows, self.k, cube, face, 1).requires_grad_(),
             arriving=_random(self.rows, self.n, cube, other(face), 2),
             parameters=(weight,),
@@ -102,7 +102,7 @@ class Layer:
     """Of the whole job."""
     length: int
     recompute: Recompute = "none"
-    keep_gathered: bool = False
+    reshard_after_forward: bool = True
 
     @property
     def rows(self) -> int:
@@ -131,7 +131,7 @@ class Layer:
             cube,
             self.inner,
             recompute=self.recompute,
-            reshard_after_forward=not self.keep_gathered,
+            reshard_after_forward=self.reshard_after_forward,
         )
         mine = self.sequences // (cube.shape.planes * cube.shape.z)
         sequences = Sequences.from_lengths([self.length] * mine, cube.device)
@@ -141,7 +141,7 @@ class Layer:
             plane = self.rows // cube.shape.planes
             recomputed = self.recompute == "layer"
             sent = transformer_layer(
-                wire, plane, self.hidden, self.inner, kept=self.keep_gathered, recomputed=recomputed
+                wire, plane, self.hidden, self.inner, kept=not self.reshard_after_forward, recomputed=recomputed
             )
             on_y = (3 * self.hidden + self.inner) // cube.shape.y  # biases of QKV and up
             on_z = 6 * self.hidden // cube.shape.z  # biases of the other two, gains and biases of both norms
@@ -384,8 +384,8 @@ class PassCommand(Benchmark[list[CubeShape]]):
     """Copies of each cube."""
     type: Literal["fp32", "bf16"] = "fp32"
     """In which is computed and sent. Weights and their gradients are fp32."""
-    keep_gathered: bool = False
-    """Keep gathered operands for backward."""
+    reshard_after_forward: bool = True
+    """Gather operands again for backward, instead of keeping them."""
     passes: Count = 20
     """Forward and backward, timed, on each cube."""
     warmup: Count = 3
@@ -459,7 +459,13 @@ class MatmulCommand(PassCommand):
     """That the product reads."""
 
     def subject(self) -> Product:
-        return Product(rows=self.rows, k=self.inputs, n=self.outputs, face=self.face, keep_gathered=self.keep_gathered)
+        return Product(
+            rows=self.rows,
+            k=self.inputs,
+            n=self.outputs,
+            face=self.face,
+            reshard_after_forward=self.reshard_after_forward,
+        )
 
 
 # --- `bench layer`: one transformer layer on several cubes, side by side in one run -----------------------------------
@@ -489,5 +495,5 @@ class LayerCommand(PassCommand):
             sequences=self.sequences,
             length=self.length,
             recompute=self.recompute,
-            keep_gathered=self.keep_gathered,
+            reshard_after_forward=self.reshard_after_forward,
         )

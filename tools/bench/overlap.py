@@ -19,11 +19,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from tensor3d import Cube, CubeShape, ExecutionPolicy, local
 from tensor3d.distributed.comm_stats import Place
-from tools.bench.harness.benchmark import Benchmark, Bound, Count, Report
+from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.bench.harness.figures import Column, as_json, deal, flat, means, milliseconds, ratios_of, spread, table
 from tools.bench.harness.memory import counting_kept, peak_on
 from tools.bench.harness.processes import Trial, check_world, is_shown, start, take_case_turns
 from tools.bench.vs_pytorch.trial import Implementation, Sizes, Work, make_ours
+from tools.common.bounds import AtLeast
 from tools.common.machine import format_table
 
 # --- What one step of a rank was, collective by collective, and how long it would take on a slower wire ---------------
@@ -245,7 +246,7 @@ class OverlapCommand(Sizes, Benchmark[tuple[CubeShape, list[float]]]):
     """Milliseconds that a collective takes at least, made by sleeping; with commas. 0: the machine's own wire."""
     steps: Count = 10
     """Steps that are timed, of each side and latency."""
-    warmup: Annotated[int, Bound(2)] = 3
+    warmup: Annotated[int, AtLeast(2)] = 3
     """Steps before that, at least 2: the first one learns in which order weights are used."""
     rounds: Count = 5
     """Turns that each gets; the steps are dealt out over them."""

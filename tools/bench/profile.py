@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from models.bert import PRESETS
 from tensor3d.attention.backends import Backend
-from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Bound, Count, Natural, NewFile, Report, listed
+from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Natural, NewFile, Report, listed
 from tools.bench.harness.memory import without_notes
 from tools.bench.harness.synthetic_data import SHORTEST, lengths_of
 from tools.bench.vs_transformers.contenders import (
@@ -30,6 +30,7 @@ from tools.bench.vs_transformers.contenders import (
     write_model,
 )
 from tools.bench.vs_transformers.data import PADDED, Work, works
+from tools.common.bounds import AtLeast
 from tools.common.machine import format_table
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.training.factory import TYPES
@@ -80,7 +81,7 @@ class ProfileCommand(Benchmark[tuple[NDArray[np.int64], str]]):
     """One of `bench library`'s."""
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
-    length: Annotated[int, Bound(SHORTEST)] = 512
+    length: Annotated[int, AtLeast(SHORTEST)] = 512
     """Tokens of the longest sequence, and slots of a pack."""
     packs: Count = 8
     """Of a micro-batch; a step has one."""

@@ -123,7 +123,7 @@ def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
     choice = StepOptions(
         micro_batches=expected.micro_batches,
         recompute=recipe.model.recompute,
-        keep_gathered=not recipe.model.reshard_after_forward,
+        reshard_after_forward=recipe.model.reshard_after_forward,
     )
     overlap: Overlap = "products" if recipe.speed.overlap else "none"
     return step_time(costs.cost(shape, choice), cluster, recipe.precision.compute, overlap).total
@@ -190,7 +190,7 @@ def step_of(costs: BertCosts, choice: StepOptions) -> dict[str, Any]:
         "types": PrecisionConfig(compute=costs.compute, reduce=costs.reduce),  # type: ignore[arg-type]
         "optimizer": costs.optimizer,
         "recompute": choice.recompute,
-        "keep_gathered": choice.keep_gathered,
+        "reshard_after_forward": choice.reshard_after_forward,
         "device": costs.device,
     }
 
@@ -226,12 +226,12 @@ def dry_beside_prediction(
     types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
     optimizer: Literal["adamw", "lamb"] = "adamw",
     recompute: Recompute = "none",
-    keep_gathered: bool = False,
+    reshard_after_forward: bool = True,
     device: Device = "cpu",
 ) -> list[Comparison]:
     """Every figure of one step of `rank`, counted in a dry step and predicted without: traffic and what stays by
     formulas, the rest from dry steps of few layers. Args, Raises: see `dry_step`."""
-    choice = StepOptions(micro_batches=micro_batches, recompute=recompute, keep_gathered=keep_gathered)
+    choice = StepOptions(micro_batches=micro_batches, recompute=recompute, reshard_after_forward=reshard_after_forward)
     step: dict[str, Any] = {**asdict(choice), "rank": rank, "types": types, "optimizer": optimizer, "device": device}
     dry = counted_step(config, shape, load, **step)
     shallow = counted_memory(config, shape, load, **step)
@@ -248,7 +248,7 @@ def dry_beside_prediction(
             load.first,
             micro_batches=micro_batches,
             norm=_NORM,
-            keep_gathered=keep_gathered,
+            reshard_after_forward=reshard_after_forward,
             recompute=recompute,
             lamb=sum(len(p.shape) > 1 for p in parameters(config)) if optimizer == "lamb" else 0,
         )

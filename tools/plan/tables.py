@@ -167,7 +167,7 @@ def spent(plan: BoxPlan) -> str:
     """What memory is spent on, or saved by."""
     if plan.choice.recompute != "none":
         return f"recompute {plan.choice.recompute}"
-    return "kept gathers" if plan.choice.keep_gathered else "shards alone"
+    return "shards alone" if plan.choice.reshard_after_forward else "kept gathers"
 
 
 def details(plan: BoxPlan, cluster: Cluster) -> list[str]:

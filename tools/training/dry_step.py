@@ -159,7 +159,7 @@ def dry_step(
     types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
     optimizer: Literal["adamw", "lamb"] = "adamw",
     recompute: Recompute = "none",
-    keep_gathered: bool = False,
+    reshard_after_forward: bool = True,
     device: Device = "cpu",
     wire_buffers: bool = False,
 ) -> DryStep:
@@ -171,7 +171,7 @@ def dry_step(
         load: what a micro-batch gives the rank.
         micro_batches: of a step. Two are run; what further ones receive follows, and the peak stays.
         types, optimizer: as a recipe has them.
-        recompute, keep_gathered: as in `BertModel`.
+        recompute, reshard_after_forward: as in `BertModel`.
         device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
             only a process that has not run autograd before can say: see `counted_step`.
         wire_buffers: see `LiveBytes`.
@@ -204,7 +204,9 @@ def dry_step(
         gpu = stand_in_gpu() if device == "cuda" else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes(wire_buffers) as live, gpu:
             with cube.skip_init():
-                model = BertForPreTraining(config, cube, recompute=recompute, reshard_after_forward=not keep_gathered)
+                model = BertForPreTraining(
+                    config, cube, recompute=recompute, reshard_after_forward=reshard_after_forward
+                )
             stepping = make_optimizer(model, OptimizerConfig(kind=optimizer), cube, betas=(0.9, 0.999))
             sequences = _moved(on_host, place)
             for each in _places(sequences, config):

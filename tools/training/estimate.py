@@ -130,7 +130,7 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
         types=recipe.precision,
         optimizer=recipe.optimizer.kind,
         recompute=recipe.model.recompute,
-        keep_gathered=not recipe.model.reshard_after_forward,
+        reshard_after_forward=recipe.model.reshard_after_forward,
         device=device,
         wire_buffers=device == "cpu",  # which gloo connects
     )
@@ -165,18 +165,19 @@ def _expected_traffic(
     read = slots if recipe.speed.read_rows_only else None
     speed, lamb = recipe.model, recipe.optimizer.kind == "lamb"
     rows, recompute = (load.rows, load.masked, load.first), speed.recompute
-    keep_gathered = not speed.reshard_after_forward
     total = step_traffic(
         config,
         wire,
         *rows,
         norm=3,  # the gradients', the ranks that a signal has asked to stop, and those whose loss is not finite
-        keep_gathered=keep_gathered,
+        reshard_after_forward=speed.reshard_after_forward,
         recompute=recompute,
         read=read,
         lamb=sum(len(parameter.shape) > 1 for parameter in parameters(config)) if lamb else 0,
     )
-    further = micro_batch_traffic(config, wire, *rows, keep_gathered=keep_gathered, recompute=recompute, read=read)
+    further = micro_batch_traffic(
+        config, wire, *rows, reshard_after_forward=speed.reshard_after_forward, recompute=recompute, read=read
+    )
     for key, count in further.items():
         total[key] += (micro_batches - 1) * count
     return total

@@ -33,7 +33,7 @@ def micro_batch_traffic(
     masked: int,
     first: int,
     *,
-    keep_gathered: bool = False,
+    reshard_after_forward: bool = True,
     recompute: Recompute = "none",
     read: int | None = None,
 ) -> Bytes:
@@ -41,14 +41,14 @@ def micro_batch_traffic(
 
     Args:
         rows: tokens of a plane; masked, first: slots of a plane for masked positions and for [CLS].
-        keep_gathered, recompute: as the model was made.
+        reshard_after_forward, recompute: as the model was made.
         read: slots of a plane for the rows that the last layer computes. None: all rows.
     """
     hidden, vocab = config.hidden, config.vocab
     parts = [
         embedding(wire, rows, vocab, hidden),
         layer_norm(wire, rows),
-        _layers(config, wire, rows, keep_gathered, recompute == "layer", read),
+        _layers(config, wire, rows, not reshard_after_forward, recompute == "layer", read),
         # masked-LM head
         select(wire, masked, hidden),
         product(wire, masked, hidden, hidden, "z"),
@@ -85,7 +85,7 @@ def step_traffic(
     *,
     micro_batches: int = 1,
     norm: int = 1,
-    keep_gathered: bool = False,
+    reshard_after_forward: bool = True,
     recompute: Recompute = "none",
     read: int | None = None,
     lamb: int = 0,
@@ -98,7 +98,7 @@ def step_traffic(
         lamb: parameters whose norms LAMB takes.
     """
     one = micro_batch_traffic(
-        config, wire, rows, masked, first, keep_gathered=keep_gathered, recompute=recompute, read=read
+        config, wire, rows, masked, first, reshard_after_forward=reshard_after_forward, recompute=recompute, read=read
     )
     return times(one, micro_batches) + end_of_step_traffic(config, wire, norm=norm, lamb=lamb)
 

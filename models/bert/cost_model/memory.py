@@ -107,12 +107,12 @@ def _layer(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: S
     y, z = wire.size("y"), wire.size("z")
     state, wide = load.rows * hidden // (y * z), load.rows * inner // (y * z)
     # A product's input lies on this rank in a share of what is gathered of it.
-    over_y, over_z = (y, z) if choice.keep_gathered else (1, 1)
+    over_y, over_z = (1, 1) if choice.reshard_after_forward else (y, z)
     products = 2 * over_y * state + over_z * (state + wide)
     # Of ReLU the result alone, which is the next product's input; of gates also both inputs and GELU's result.
     between = (3 if modern else 0 if config.activation == "relu" else 1) * wide
     kept = products + 3 * state + 2 * state + between
-    if choice.keep_gathered and (wire.size("x") > 1 or wire.compute != wire.parameter):
+    if not choice.reshard_after_forward and (wire.size("x") > 1 or wire.compute != wire.parameter):
         kept += (4 * hidden**2 + (3 if modern else 2) * hidden * inner) // (y * z)
     if device == "cpu" and config.attention_dropout and choice.recompute == "none":
         kept += config.heads // y * sum(length**2 for length in load.lengths)

@@ -215,7 +215,7 @@ class BertCosts:
         """Of a micro-batch, and of what comes once a step."""
         rows = (load.rows, load.masked, load.first)
         micro = micro_batch_traffic(
-            self.config, wire, *rows, keep_gathered=choice.keep_gathered, recompute=choice.recompute
+            self.config, wire, *rows, reshard_after_forward=choice.reshard_after_forward, recompute=choice.recompute
         )
         adapted = here.adapted_tensors if self.optimizer == "lamb" else 0
         return micro, end_of_step_traffic(self.config, wire, norm=self.norm, lamb=adapted)
@@ -236,7 +236,7 @@ class BertCosts:
                 n=n,
                 face=face,
                 times=config.layers,
-                kept=choice.keep_gathered,
+                kept=not choice.reshard_after_forward,
                 repeated=choice.recompute == "layer",
             )
             for k, n, face in sizes

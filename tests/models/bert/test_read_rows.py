@@ -19,7 +19,6 @@ from tests.models.toy import (
     MAX_SEQUENCES,
     Shape,
     lay,
-    model_options,
     totals,
     toy_config,
     toy_packs,
@@ -45,7 +44,7 @@ def _both(shape: Shape, encoder: str, options: dict[str, Any], dtype: torch.dtyp
     for only in (False, True):
         cube = Cube(*shape)
         cube.manual_seed(0)
-        model = BertForPreTraining(config, cube, read_rows_only=only, **model_options(options))
+        model = BertForPreTraining(config, cube, read_rows_only=only, **options)
         batch = lay(packs, cube, with_read_rows=only)
         with cube.traffic.counting() as traffic:
             output = model(batch, *totals(packs))
@@ -87,7 +86,9 @@ def test_every_encoder(encoder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"recompute": "layer"}, {"recompute": "attention"}, {"keep_gathered": True}])
+@pytest.mark.parametrize(
+    "options", [{"recompute": "layer"}, {"recompute": "attention"}, {"reshard_after_forward": False}]
+)
 @pytest.mark.parametrize("encoder", ["post", "pre", "modern"])
 def test_with_what_saves_memory(options: dict[str, Any], encoder: str) -> None:
     for found in run_ranks(4, _both, (2, 2, 1, 1), encoder, options, torch.float64):

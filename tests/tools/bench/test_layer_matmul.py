@@ -39,7 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_json_says_what_was_measured(measured: dict[str, Any]) -> None:
     assert measured["benchmark"] == "matmul"
     assert measured["command"].startswith("python -m tools.bench matmul --cubes 1x1x1,1x2x2,2x1x2 --rows 32")
-    assert measured["subject"] == {"rows": 32, "k": 8, "n": 16, "face": "z", "keep_gathered": False}
+    assert measured["subject"] == {"rows": 32, "k": 8, "n": 16, "face": "z", "reshard_after_forward": True}
     assert (measured["type"], measured["rounds"], measured["warmup"]) == ("fp32", [2, 1], 1)
     for cube in measured["results"]:
         assert [len(seconds) for seconds in cube["seconds"]] == [2, 1]
@@ -74,7 +74,7 @@ def test_all_cubes_compute_the_same(measured: dict[str, Any]) -> None:
 
 def test_gathers_are_kept_and_half_the_bytes_travel_in_bf16(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "kept.json"
-    more = ["--cubes", "1x2x2", "--face", "y", "--keep-gathered", "--type", "bf16", "--output", str(output)]
+    more = ["--cubes", "1x2x2", "--face", "y", "--no-reshard-after-forward", "--type", "bf16", "--output", str(output)]
     assert main(["matmul", *more, *SIZES]) == 0
     (cube,) = json.loads(output.read_text())["results"]
     a, w, c = 2 * 16 * 4, 2 * 8 * 4, 2 * 16 * 8

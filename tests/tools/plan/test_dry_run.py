@@ -34,13 +34,13 @@ CASES: list[Case] = [
     (ONE, {**MODERN, "layers": 3}, {"types": BF16, "micro_batches": 2}),
     (BOX, {}, {"optimizer": "lamb", "micro_batches": 2}),
     (BOX, {"norm": "pre", "dropout": 0.1}, {"types": NARROW, "recompute": "attention"}),
-    (BOX, MODERN, {"types": BF16, "keep_gathered": True, "optimizer": "lamb"}),
-    (TALL, {"dropout": 0.1}, {"types": BF16, "keep_gathered": True}),
+    (BOX, MODERN, {"types": BF16, "reshard_after_forward": False, "optimizer": "lamb"}),
+    (TALL, {"dropout": 0.1}, {"types": BF16, "reshard_after_forward": False}),
     (TALL, MODERN, {"recompute": "layer"}),
     (SLABS, {"vocab": 67}, {"types": NARROW, "micro_batches": 3, "optimizer": "lamb"}),
     (FLAT, {}, {"recompute": "layer", "types": BF16}),
-    (FLAT, {**MODERN, "attention_dropout": 0.1}, {"recompute": "attention", "keep_gathered": True}),
-    (LARGE, {"norm": "pre"}, {"recompute": "layer", "keep_gathered": True, "micro_batches": 2}),
+    (FLAT, {**MODERN, "attention_dropout": 0.1}, {"recompute": "attention", "reshard_after_forward": False}),
+    (LARGE, {"norm": "pre"}, {"recompute": "layer", "reshard_after_forward": False, "micro_batches": 2}),
     (TWINS, {"attention_dropout": 0.1, "vocab": 67}, {"optimizer": "lamb"}),
 ]
 

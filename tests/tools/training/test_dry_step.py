@@ -19,7 +19,7 @@ from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
 from tensor3d.data import PackedBatch
 from tests.models import toy
 from tests.models.kept import kept_bytes, load_of
-from tests.models.toy import Shape, lay, model_options, totals, toy_config, toy_packs
+from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import ranks_of
 from tools.training.config import PrecisionConfig
@@ -35,18 +35,18 @@ KEPT: list[tuple[Changes, Changes, torch.dtype | None]] = [
     ({"dropout": 0.1, "attention_dropout": 0.1}, {}, None),
     ({"dropout": 0.1}, {"recompute": "attention"}, None),
     ({"dropout": 0.1}, {"recompute": "layer"}, None),
-    ({}, {"keep_gathered": True}, None),
-    ({"dropout": 0.1}, {"keep_gathered": True}, torch.bfloat16),
+    ({}, {"reshard_after_forward": False}, None),
+    ({"dropout": 0.1}, {"reshard_after_forward": False}, torch.bfloat16),
     ({"attention_dropout": 0.1}, {}, torch.bfloat16),
     ({"activation": "relu", "dropout": 0.1}, {}, None),
-    ({"activation": "relu"}, {"keep_gathered": True}, torch.bfloat16),
+    ({"activation": "relu"}, {"reshard_after_forward": False}, torch.bfloat16),
     ({"activation": "silu"}, {}, None),
     ({"encoder": "modern"}, {}, None),
     (MODERN, {}, None),
     ({**MODERN, "dropout": 0.1, "attention_dropout": 0.1}, {}, None),
     ({**MODERN, "dropout": 0.1}, {"recompute": "attention"}, torch.bfloat16),
     ({**MODERN, "dropout": 0.1}, {"recompute": "layer"}, None),
-    ({**MODERN, "dropout": 0.1}, {"keep_gathered": True}, torch.bfloat16),
+    ({**MODERN, "dropout": 0.1}, {"reshard_after_forward": False}, torch.bfloat16),
 ]
 
 
@@ -63,7 +63,7 @@ def _kept(
         cube = Cube(*shape, precision=MixedPrecisionPolicy(compute=dtype))
         cube.manual_seed(0)
         config = toy_config(**{"vocab": 67, **changes})
-        model = BertForPreTraining(config, cube, **model_options(made))
+        model = BertForPreTraining(config, cube, **made)
         step = toy_packs(config.vocab, 16)
         batch = lay(step, cube)
         found.append((load_of(batch), kept_bytes(model, lambda: model(batch, *totals(step)).loss)))  # noqa: B023
@@ -242,8 +242,11 @@ DEEP: list[tuple[Changes, Changes]] = [
     ({}, {"optimizer": "lamb", "micro_batches": 2}),
     ({"dropout": 0.1, "attention_dropout": 0.1}, {"device": "cuda"}),
     ({"norm": "pre"}, {"recompute": "layer", "device": "cuda"}),
-    ({**MODERN, "layers": 11, "global_every": 3}, {"keep_gathered": True, "types": PrecisionConfig(compute="bf16")}),
-    ({**MODERN, "layers": 7}, {"keep_gathered": True, "types": PrecisionConfig(compute="bf16")}),
+    (
+        {**MODERN, "layers": 11, "global_every": 3},
+        {"reshard_after_forward": False, "types": PrecisionConfig(compute="bf16")},
+    ),
+    ({**MODERN, "layers": 7}, {"reshard_after_forward": False, "types": PrecisionConfig(compute="bf16")}),
 ]
 
 

@@ -1,8 +1,8 @@
 """What every benchmark is built on: options that say their bounds, and one way from the command line to what it found.
 
 A benchmark is a frozen dataclass: its fields are its options, its docstring is its help. `Benchmark.run` checks what
-the fields declare (`Count`, `Bound`, `NewFile`, `Picture`), asks the subclass what is to be done (`plan`) and to do it
-(`measure`), and shows and writes the `Report` that comes back.
+the fields declare (`Count`, `AtLeast`, `NewFile`, `Picture`), asks the subclass what is to be done (`plan`) and to do
+it (`measure`), and shows and writes the `Report` that comes back.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
 
 from tensor3d import CubeShape
 from tensor3d.distributed import process_group
+from tools.common.bounds import AtLeast, Bound
 from tools.common.machine import Machine, check_output, heading, write_json
 from tools.common.plotting import check_picture, save
 
@@ -66,28 +67,6 @@ P = TypeVar("P")
 # --- What an option may be, declared with its type --------------------------------------------------------------------
 
 
-class Rule(Protocol):
-    """Stands in `Annotated` of an option."""
-
-    def check(self, option: str, value: Any) -> None:
-        """Raises ValueError for a value, which is not None, that cannot be."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A number of at least so much."""
-
-    least: float
-    below: float | None = None
-    why: str = ""
-    """What follows the number in the message."""
-
-    def check(self, option: str, value: Any) -> None:
-        if not value >= self.least or (self.below is not None and not value < self.below):
-            upper = "" if self.below is None else f" and below {self.below:g}"
-            raise ValueError(f"{option} must be at least {self.least:g}{upper}{self.why}. Got {value}.")
-
-
 @dataclass(frozen=True)
 class NewFile:
     """A file that is written at the end."""
@@ -104,8 +83,8 @@ class Picture:
         check_picture(value, option)
 
 
-Count = Annotated[int, Bound(1)]
-Natural = Annotated[int, Bound(0)]
+Count = Annotated[int, AtLeast(1)]
+Natural = Annotated[int, AtLeast(0)]
 PictureFile = Annotated[Path | None, Picture()]
 
 
@@ -114,10 +93,14 @@ def check_options(options: object) -> None:
     for name, hint in get_type_hints(type(options), include_extras=True).items():
         value = getattr(options, name)
         for rule in _rules(hint) if value is not None else ():
-            rule.check(f"--{name.replace('_', '-')}", value)
+            option = f"--{name.replace('_', '-')}"
+            if not isinstance(rule, Bound):
+                rule.check(option, value)
+            elif (needed := rule.needed(value)) is not None:
+                raise ValueError(f"{option} must be {needed}. Got {value}.")
 
 
-def _rules(hint: Any) -> Iterator[Rule]:
+def _rules(hint: Any) -> Iterator[Bound | NewFile | Picture]:
     yield from (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Bound | NewFile | Picture))
     for inner in get_args(hint):
         yield from _rules(inner)

@@ -139,7 +139,7 @@ class StepTrial(Trial):
             first,
             micro_batches=self._feed.global_batch // layout.micro_batch,
             norm=3,  # the norm, the ranks that want to stop, and those whose loss is not finite
-            keep_gathered=not trainer.recipe.model.reshard_after_forward,
+            reshard_after_forward=trainer.recipe.model.reshard_after_forward,
             recompute=trainer.recipe.model.recompute,
             read=read_slots(layout.plane_packs, budget, wire) if only_read else None,
             lamb=sum(len(g["params"]) for g in groups if g["weight_decay"] > 0) if recipe.kind == "lamb" else 0,

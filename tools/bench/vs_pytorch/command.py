@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated
 
 from tensor3d import CubeShape
-from tools.bench.harness.benchmark import Benchmark, Bound, Count, Report, listed
+from tools.bench.harness.benchmark import Benchmark, Count, Report, listed
 from tools.bench.harness.figures import (
     Column,
     Times,
@@ -24,6 +24,7 @@ from tools.bench.harness.figures import (
 )
 from tools.bench.harness.processes import is_shown, start, take_case_turns
 from tools.bench.vs_pytorch.trial import RIVALS, RankFacts, RivalsTrial, Sizes, What, Work
+from tools.common.bounds import AtLeast
 
 # --- The figures of `bench rivals`, made of what all ranks noted in all rounds ----------------------------------------
 
@@ -138,7 +139,7 @@ class RivalsCommand(Sizes, Benchmark[list[str]]):
     """PyTorch's, some of tp, fsdp2, tp+fsdp2 and ddp."""
     what: What = "step"
     """A training step (forward, backward, clipping, AdamW), or forward and backward of one transformer layer."""
-    processes: Annotated[int, Bound(2, why=": one alone splits nothing")] = 8
+    processes: Annotated[int, AtLeast(2, why=": one alone splits nothing")] = 8
     """N: ranks of each cube and of each rival."""
     tensor_parallel: int = 2
     """Ranks of tp in tp+fsdp2."""

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from models.bert import PRESETS, BertConfig
 from tensor3d import Cube, ExecutionPolicy
 from tensor3d.attention.backends import SUPPORT, AttentionRequest, Backend
-from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Bound, Count, Natural, PictureFile, Report, listed
+from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Natural, PictureFile, Report, listed
 from tools.bench.harness.figures import as_json
 from tools.bench.harness.figures import table as table_of
 from tools.bench.harness.memory import peak_on
@@ -54,6 +54,7 @@ from tools.bench.vs_transformers.figures import (
     table,
     verdict,
 )
+from tools.common.bounds import AtLeast
 from tools.common.workers import usable_cores
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.doctor.collective_timing import product_rate
@@ -237,7 +238,7 @@ class LibraryCommand(Benchmark[Task]):
     layer computes the rows that heads read), ours-compiled, ours-rows-compiled, ours-graph (as CUDA graphs)."""
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
-    length: Annotated[int, Bound(SHORTEST)] = 512
+    length: Annotated[int, AtLeast(SHORTEST)] = 512
     """Tokens of the longest sequence, and slots of a pack."""
     sequences: Count | None = None
     """Of a step, rounded to whole micro-batches of packs. Default: 16 of kind full, else 64."""
@@ -251,7 +252,7 @@ class LibraryCommand(Benchmark[Task]):
     """Of a turn, each on other sequences."""
     rounds: Count = 5
     """Turns that each contender gets, one contender after another."""
-    warmup: Annotated[int, Bound(1, why=_WHY_WARMUP)] = 1
+    warmup: Annotated[int, AtLeast(1, why=_WHY_WARMUP)] = 1
     """Steps of each contender before that, at least 1."""
     layers: Count | None = None
     """Transformer layers, instead of the preset's."""

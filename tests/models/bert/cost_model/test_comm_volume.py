@@ -12,7 +12,7 @@ from models.bert import BertConfig, BertForPreTraining
 from models.bert.cost_model.comm_volume import step_traffic
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, clip_grad_norm_
 from tensor3d.cost_model.comm_volume import CommModel
-from tests.models.toy import CAPACITY, Shape, lay, model_options, totals, toy_config, toy_packs
+from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import EVERY_SHAPE, fast_alone, ranks_of
 
@@ -28,7 +28,7 @@ def counted(
 ) -> dict[str, Any]:
     torch.set_default_dtype(dtype)
     cube = Cube(*shape, precision=precision)
-    model = BertForPreTraining(config, cube, **model_options(options))
+    model = BertForPreTraining(config, cube, **options)
     step = toy_packs(config.vocab, packs)
     batch = lay(step, cube)
     with cube.traffic.counting() as traffic:
@@ -98,7 +98,7 @@ MODERN = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
     [
         pytest.param((2, 2, 2, 1), {}, id="2x2x2"),
         pytest.param((1, 2, 4, 1), {"recompute": "layer"}, id="1x2x4-layer", marks=pytest.mark.slow),
-        pytest.param((4, 2, 1, 1), {"keep_gathered": True}, id="4x2x1-kept", marks=pytest.mark.slow),
+        pytest.param((4, 2, 1, 1), {"reshard_after_forward": False}, id="4x2x1-kept", marks=pytest.mark.slow),
         pytest.param((1, 2, 2, 2), {"recompute": "attention"}, id="1x2x2-data2-attention", marks=pytest.mark.slow),
     ],
 )
@@ -124,10 +124,10 @@ def test_half_precision_travels_in_half_the_bytes(compute: torch.dtype, reduce: 
 
 
 @pytest.mark.parametrize(
-    "recompute, keep_gathered", [("none", True), ("layer", False), ("layer", True), ("attention", False)]
+    "recompute, reshard_after_forward", [("none", False), ("layer", True), ("layer", False), ("attention", True)]
 )
-def test_what_is_kept_is_not_gathered_again(recompute: str, keep_gathered: bool) -> None:
-    check((2, 1, 2, 1), options={"recompute": recompute, "keep_gathered": keep_gathered})
+def test_what_is_kept_is_not_gathered_again(recompute: str, reshard_after_forward: bool) -> None:
+    check((2, 1, 2, 1), options={"recompute": recompute, "reshard_after_forward": reshard_after_forward})
 
 
 def test_one_device_sends_nothing() -> None:

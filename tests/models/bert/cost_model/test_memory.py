@@ -92,7 +92,7 @@ def test_a_layer_of_bert_large_by_hand() -> None:
     # What both products from face z read is gathered over y, what the others read over z: twice as much each; and the
     # weights of the four.
     gathered = (2 + 1 + 4) * state + 12 * 1024**2 // 4
-    assert large(keep_gathered=True).saved - large().saved == 2 * 24 * gathered
+    assert large(reshard_after_forward=False).saved - large().saved == 2 * 24 * gathered
     # On a CPU the probabilities of eight heads.
     assert large("cpu").saved - large().saved == 2 * 24 * 8 * 8 * 512**2
 

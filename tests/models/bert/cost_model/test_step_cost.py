@@ -29,7 +29,7 @@ BATCH = Batch(packs=64, capacity=32, masked_per_pack=5)
         StepOptions(),
         StepOptions(micro_batches=4),
         StepOptions(recompute="layer"),
-        StepOptions(micro_batches=2, keep_gathered=True),
+        StepOptions(micro_batches=2, reshard_after_forward=False),
     ],
     ids=["plain", "four", "recompute", "kept"],
 )
@@ -51,7 +51,7 @@ def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice:
             load.first,
             micro_batches=choice.micro_batches,
             norm=3,
-            keep_gathered=choice.keep_gathered,
+            reshard_after_forward=choice.reshard_after_forward,
             recompute=choice.recompute,
             lamb=lamb,
         )

@@ -14,7 +14,6 @@ import tyro
 from tools.bench.harness.benchmark import (
     OWN_PROCESSES,
     Benchmark,
-    Bound,
     Count,
     Natural,
     PictureFile,
@@ -22,6 +21,7 @@ from tools.bench.harness.benchmark import (
     cubes_of,
     listed,
 )
+from tools.common.bounds import AtLeast, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Some(Benchmark[int]):
     """Of a turn."""
     few_threads: Count | None = None
     seed: Natural = 0
-    dropout: Annotated[float, Bound(0, below=1)] = 0.0
-    pairs: Annotated[int, Bound(2, why=": one alone is none")] = 2
+    dropout: Annotated[float, Share()] = 0.0
+    pairs: Annotated[int, AtLeast(2, why=": one alone is none")] = 2
     plot: PictureFile = None
 
     launcher: ClassVar[str | None] = OWN_PROCESSES
