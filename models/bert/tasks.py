@@ -142,7 +142,7 @@ class BertForQuestionAnswering(Pretrained):
 #
 # N texts, c outputs, H hidden size, k pieces asked for
 
-Pooling = Literal["cls", "mean"]
+Pooling = Literal["cls", "mean", "max", "mean_sqrt_len"]
 
 
 def class_logits(model: BertForSequenceClassification, texts: Sequence[EncodedText]) -> Tensor:
@@ -182,7 +182,12 @@ def likely_pieces(model: BertForPreTraining, texts: Sequence[EncodedText], k: in
 
 
 def sentence_vectors(model: BertModel, texts: Sequence[EncodedText], pooling: Pooling = "mean") -> Tensor:
-    """(N, H): the last hidden state of [CLS], or the mean of those of all tokens of a text, special ones included."""
+    """(N, H): one vector of each text, of the last hidden states of all its tokens, special ones included.
+
+    Args:
+        pooling: "cls": that of [CLS]; "mean"; "max" of each column; "mean_sqrt_len": the sum over the square root of
+            the number of tokens.
+    """
     cube = model.cube
     laid = collate_texts(texts, cube)
     with _looking(model):
@@ -190,11 +195,21 @@ def sentence_vectors(model: BertModel, texts: Sequence[EncodedText], pooling: Po
         if pooling == "cls":
             return laid.of_texts(gather_plane(select(h, laid.batch.first, cube), cube, "z"))
         slots = laid.batch.first.shape[0]
-        sums = h.new_zeros(slots + 1, h.shape[1], dtype=torch.promote_types(h.dtype, torch.float32))
-        sums.index_add_(0, local_rows(laid.owner, cube, "z"), h.to(sums.dtype))
-        whole = all_reduce(sums[:slots], cube.axis("y")).wait()
-        columns = all_gather(whole, cube.axis("z")).wait().chunk(cube.axis("z").size)
-        return laid.of_texts(torch.cat(columns, 1)) / torch.from_numpy(laid.lengths).unsqueeze(1)
+        h = h.to(torch.promote_types(h.dtype, torch.float32))
+        owner, y, z = local_rows(laid.owner, cube, "z"), cube.axis("y"), cube.axis("z")
+        if pooling == "max":
+            largest = h.new_full((slots + 1, h.shape[1]), -torch.inf)
+            largest.scatter_reduce_(0, owner.unsqueeze(1).expand_as(h), h, "amax")
+            whole = all_gather(largest[:slots], y).wait().view(y.size, slots, -1).amax(0)
+        else:
+            sums = h.new_zeros(slots + 1, h.shape[1])
+            sums.index_add_(0, owner, h)
+            whole = all_reduce(sums[:slots], y).wait()
+        vectors = laid.of_texts(torch.cat(all_gather(whole, z).wait().chunk(z.size), 1))
+        if pooling == "max":
+            return vectors
+        lengths = torch.from_numpy(laid.lengths).unsqueeze(1)
+        return vectors / (lengths.sqrt() if pooling == "mean_sqrt_len" else lengths)
 
 
 @contextmanager

@@ -18,7 +18,14 @@ import tyro
 from torch import nn
 
 from models.bert.config import BertConfig
-from models.bert.huggingface import LoadReport, WeightSource, export_huggingface, open_weights, write_model_json
+from models.bert.huggingface import (
+    LoadReport,
+    WeightSource,
+    export_huggingface,
+    model_folder_of,
+    open_weights,
+    write_model_json,
+)
 from models.bert.huggingface.param_names import BUFFERS
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.model import BertModel, MaskedLMHead, Pooler
@@ -30,6 +37,7 @@ from tools.corpus.tokenizers.export import write_tokenizer
 from tools.corpus.tokenizers.huggingface import OF_TOKENIZERS, find_tokenizer
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS, CONFIG, HUGGINGFACE, copy_file, keep_tokenizer, tokenizer_of
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
+from tools.predict.sentence_folder import MODULES, sentence_files, sentence_settings
 from tools.training.metrics import table
 
 # --- The folder that a conversion writes: it appears whole or not at all ----------------------------------------------
@@ -144,10 +152,17 @@ def buffers_in(folder: Path) -> list[str]:
 
 
 def files_beside(folder: Path) -> list[str]:
-    """Files and folders that are neither the model's nor its tokenizer's, such as sentence-transformers' own, which say
-    how a sentence's vector is made of the hidden states. Folders have a slash; hidden ones are not looked at."""
+    """Files and folders that are neither the model's nor its tokenizer's, nor say how a sentence's vector is made.
+    Folders have a slash; hidden ones are not looked at."""
     weights = {tensor.path.name for tensor in file_tensors(folder).values()}
-    used = {CONFIG, *OF_TOKENIZERS, *weights, *(name for name in WEIGHT_FILES if name.endswith(".index.json"))}
+    sentences = {Path(name).parts[0] for name in sentence_files(folder)}
+    used = {
+        CONFIG,
+        *OF_TOKENIZERS,
+        *weights,
+        *sentences,
+        *(name for name in WEIGHT_FILES if name.endswith(".index.json")),
+    }
     others = sorted(path for path in folder.iterdir() if path.name not in used and not path.name.startswith("."))
     return [f"{path.name}/" if path.is_dir() else path.name for path in others]
 
@@ -212,12 +227,29 @@ class FromHuggingFace(CubeCommand):
         keep_tokenizer(self.source, draft)
         (draft / HUGGINGFACE).mkdir()
         copy_file(self.source / CONFIG, draft / HUGGINGFACE / CONFIG)
+        _keep_sentences(self.source, draft)
 
 
 def check_is_library(folder: Path) -> None:
     """Raises ValueError for a folder that is none of the Hugging Face library's."""
     if folder.is_dir() and not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} has no {CONFIG}: it is no Hugging Face folder. Name one, with all of its files.")
+
+
+def _keep_sentences(source: Path, draft: Path) -> None:
+    """Copies what says how a sentence's vector is made, where it is known."""
+    for name in sentence_files(source):
+        (draft / name).parent.mkdir(parents=True, exist_ok=True)
+        copy_file(source / name, draft / name)
+
+
+def _sentences(source: Path) -> list[tuple[str, str]]:
+    """A row of the report, of a folder of sentence-transformers."""
+    try:
+        settings = sentence_settings(source)
+    except ValueError as problem:
+        return [("vectors", f"not as in {MODULES}: {problem}")]
+    return [] if settings is None else [("vectors", settings.in_words())]
 
 
 def _save(draft: Path, model: EncoderWithHeads, cube: Cube) -> None:
@@ -259,6 +291,7 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
         ("not used", ", ".join(filled.unused) if filled.unused else "nothing"),
         *([("rounded", f"{_some(filled.rounded)}: fp64 in the folder, fp32 here")] if filled.rounded else []),
         *([("no weights", f"{_some(buffers)}: left out, and made anew by the library")] if buffers else []),
+        *_sentences(command.source),
         *([("left behind", _some(files))] if files else []),
         ("written", str(command.output)),
         ("next", f"python -m tools.finetune classify RECIPE.toml --model.start-from {command.output}"),
@@ -323,6 +356,7 @@ class ToHuggingFace(CubeCommand):
             tokenizer = run_on_rank0(
                 cube, lambda: write_tokenizer(self.source, draft, max_length=weights.config.positions)
             )
+            run_on_rank0(cube, lambda: _keep_sentences(model_folder_of(self.source), draft))
         if cube.rank == 0:
             rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]
             rows += [("note", written.note)] if written.note else []

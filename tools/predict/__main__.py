@@ -248,10 +248,11 @@ class EmbedCommand(PredictCommand):
     """A vector for each text: {"text": ...} to {"vector": [...]}."""
 
     task = "embed"
-    pooling: Pooling = "mean"
-    """Of the last hidden states: the mean over all tokens, special ones included, or that of [CLS]."""
+    pooling: Pooling | None = None
+    """Of the last hidden states: the mean over all tokens, special ones included, that of [CLS], the most of each
+    column, or the sum over the root of their number. Default: as the folder's modules.json has it, else the mean."""
     normalize: bool = False
-    """Vectors of length 1."""
+    """Vectors of length 1, also where the folder does not ask for it."""
     output_format: Literal["jsonl", "npy"] = "jsonl"
     """"npy": an array, float32 (texts, hidden size), in --output; a skipped text is a row of nan."""
 

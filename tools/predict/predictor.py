@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.predict.inputs import InputProblem, Query, query_of
 from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Valued
+from tools.predict.sentence_folder import sentence_settings
 from tools.predict.tasks import Classify, ClassProblem, Embed, FillMask, PredictTask, Ready, TaskName, names_of
 from tools.predict.text_encoder import TextEncoder, TooLong
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from models.bert.huggingface import WeightSource
 
 
+_log = logging.getLogger(__name__)
 OnError = Literal["stop", "skip"]
 Item = str | Mapping[str, Any]
 """A text, or an object with texts, as a line of JSON has them."""
@@ -203,7 +206,7 @@ def load(
     task: Literal["embed"],
     *,
     cube: Cube | None = None,
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
     normalize: bool = False,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
@@ -216,7 +219,7 @@ def load(
     *,
     cube: Cube | None = None,
     k: int = 5,
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
     normalize: bool = False,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
@@ -228,7 +231,7 @@ def load(
     *,
     cube: Cube | None = None,
     k: int = 5,
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
     normalize: bool = False,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
@@ -241,7 +244,9 @@ def load(
         task: "fill-mask", "classify" (also for models that give several labels, or a number), "answer" or "embed".
         cube: where the model is to lie. Default: this process alone.
         k: of fill-mask, pieces for a mask; of answer, answers to a question.
-        pooling, normalize: of embed: "mean" over tokens or "cls"; whether vectors have length 1.
+        pooling: of embed, "mean" over tokens, "cls", "max" or "mean_sqrt_len". Default: as the folder's modules.json
+            (sentence-transformers) has it, else "mean".
+        normalize: of embed: whether vectors have length 1, also where the folder does not ask for it.
         max_length: tokens of a sequence, special ones included; of answer, of a window. Default: what the model was
             made with.
         too_long: whether the end of a longer text is left out, and counted, or the text refused. Of `answer` that is
@@ -255,8 +260,18 @@ def load(
     cube = cube or Cube.single()
     folder = Path(folder)
     # Imported here: who only reads this module's names needs no safetensors.
-    from models.bert.huggingface import open_weights
+    from models.bert.huggingface import model_folder_of, open_weights
 
+    root = model_folder_of(folder)
+    sentences = run_on_all_ranks(cube, lambda: sentence_settings(root) if task == "embed" else None)
+    if sentences is not None:
+        folder, asked_length = folder if sentences.encoder == root else sentences.encoder, max_length
+        max_length = sentences.max_length if max_length is None else max_length
+        if cube.rank == 0:
+            asked = [f"pooling {pooling}"] if pooling not in (None, sentences.pooling) else []
+            asked += [f"at most {asked_length} tokens"] if asked_length not in (None, sentences.max_length) else []
+            instead = f"; asked for instead: {', '.join(asked)}" if asked else ""
+            _log.info("%s makes vectors by its modules.json: %s%s", root, sentences.in_words(), instead)
     weights = run_on_all_ranks(cube, lambda: _with_heads(open_weights(folder), task))
     tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
     batch_tokens = BATCH_TOKENS * cube.shape.ranks if batch_tokens is None else batch_tokens
@@ -293,7 +308,12 @@ def load(
         with cube.skip_init():
             encoder = BertModel(config, cube)
         weights.fill(encoder, cube)
-        made = Embed(encoder, reader, pooling, normalize=normalize)
+        if sentences is None:
+            made = Embed(encoder, reader, pooling or "mean", normalize=normalize)
+        else:
+            of_length_1 = normalize or sentences.normalize
+            how = pooling or sentences.pooling
+            made = Embed(encoder, reader, how, normalize=of_length_1, prepare=sentences.prepared)
     return Predictor(made, batch_tokens)
 
 

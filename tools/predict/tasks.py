@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -162,19 +162,31 @@ class Embed(TextTask[Embedded]):
     """The vector of a text.
 
     Args:
-        pooling: "mean": of the last hidden states of all its tokens, special ones included; "cls": that of [CLS].
+        pooling: as of `sentence_vectors`.
         normalize: whether vectors have length 1.
+        prepare: what becomes of a text before the tokenizer, such as a prompt before it.
     """
 
     fields = Fields()
 
     def __init__(
-        self, model: BertModel, reader: TextEncoder, pooling: Pooling = "mean", *, normalize: bool = False
+        self,
+        model: BertModel,
+        reader: TextEncoder,
+        pooling: Pooling = "mean",
+        *,
+        normalize: bool = False,
+        prepare: Callable[[str], str] | None = None,
     ) -> None:
         super().__init__(model, reader)
-        if pooling not in ("mean", "cls"):
-            raise ValueError(f'pooling must be "mean" or "cls". Got {pooling!r}.')
-        self.model, self.pooling, self.normalize = model, pooling, normalize
+        if pooling not in get_args(Pooling):
+            raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}. Got {pooling!r}.")
+        self.model, self.pooling, self.normalize, self.prepare = model, pooling, normalize, prepare
+
+    def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
+        if self.prepare is not None:
+            queries = [dataclasses.replace(query, first=self.prepare(query.first)) for query in queries]
+        return super().ready(queries)
 
     def results(self, batch: Sequence[EncodedText]) -> list[Embedded]:
         vectors: Tensor = finite(sentence_vectors(self.model, batch, self.pooling)).float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import Kind, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.export import library_of_sentencepiece, write_tokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of
+from tools.predict import load
 
 transformers = pytest.importorskip("transformers")
 
@@ -146,6 +148,36 @@ def test_a_head_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[st
     # The folder of checkpoints means the model too.
     assert main(["to-hf", str(ours / "checkpoints"), str(back)]) == 0
     assert_same(weights(back), {name: part for name, part in content.items() if not name.startswith("cls.pred")})
+
+
+def test_what_makes_a_sentences_vector_goes_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = library_folder(tmp_path / "library")
+    hidden = json.loads((library / "config.json").read_text())["hidden_size"]
+    (library / "1_Pooling").mkdir()
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    modules = [{"idx": n, "path": path, "type": f"st.{kind}"} for n, (path, kind) in enumerate(kinds)]
+    pooling = {"word_embedding_dimension": hidden, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    files = {
+        "modules.json": modules,
+        "1_Pooling/config.json": pooling,
+        "sentence_bert_config.json": {"max_seq_length": 12},
+        "config_sentence_transformers.json": {"prompts": {"q": "q: "}, "default_prompt_name": None},
+    }
+    for name, content in files.items():
+        (library / name).write_text(json.dumps(content))
+    ours, back = tmp_path / "ours", tmp_path / "back"
+    converted(library, ours, back)
+    said = capsys.readouterr().out
+    assert re.search(r"vectors +pooling cls, at most 12 tokens, length 1\n", said)
+    assert "left behind" not in said
+    texts = ["the fox went over the hill", "a hill " * 20]
+    wanted = [one.vector for one in load(library, "embed").predict(texts)]
+    for folder in (ours, ours / "checkpoints", back):
+        found = load(folder, "embed").predict(texts)
+        for vector, other in zip(wanted, found, strict=True):
+            torch.testing.assert_close(torch.tensor(other.vector), torch.tensor(vector), atol=1e-6, rtol=0)
+    for name in files:
+        assert (back / name).read_bytes() == (library / name).read_bytes()
 
 
 def test_a_classifier_keeps_its_labels(tmp_path: Path) -> None:

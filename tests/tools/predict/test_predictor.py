@@ -369,7 +369,7 @@ def test_long_texts_are_cut_and_counted_or_refused(models: Path) -> None:
         ("language", "guess", {}, "task.*'guess'"),
         ("nothing", "embed", {}, "nothing is not there"),
         ("classes/tokenizer", "embed", {}, "is no folder of a model"),
-        ("language", "embed", {"pooling": "max"}, "pooling must be"),
+        ("language", "embed", {"pooling": "first"}, "pooling must be one of cls, mean, max.*first"),
         ("language", "fill-mask", {"k": 0}, "k must lie between 1 and the vocabulary"),
         ("answers", "answer", {"k": 0}, "k must be at least 1"),
         ("language", "embed", {"max_length": 25}, "max_length=25.*model's 24"),

@@ -1,0 +1,190 @@
+"""Folders of sentence-transformers: their vectors are those that a plain computation by modules.json gives, or none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensor3d import Cube
+from tests.ranks import run_ranks
+from tools.predict import load
+from tools.predict.sentence_folder import sentence_settings
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["the", "fox", "went", "over", "a", "hill", "and", "The", "Fox", "query", ":", "river"]
+TEXTS = ["the fox went", "The Fox went over a hill and over a river and the fox went over the hill", "a"]
+POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+}
+LIBRARY = "sentence_transformers.models"
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, **sizes)
+    transformers.BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
+    return folder
+
+
+def described(encoder: Path, folder: Path, *, name: str = "", modules: tuple[str, ...] = (), **files: Any) -> Path:
+    """A folder with the encoder in `name` and modules after it; `files` by the names that they begin with."""
+    kinds = ["Transformer", "Pooling", *modules]
+    paths = [name, *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], 1))]
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": f"{LIBRARY}.{kind}"}
+        for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    write(folder / "modules.json", listed)
+    for file in encoder.iterdir():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / file.name).write_bytes(file.read_bytes())
+    pooling = {"word_embedding_dimension": 16, **dict.fromkeys(POOLINGS, False), "pooling_mode_mean_tokens": True}
+    write(folder / "1_Pooling" / "config.json", files.get("pooling", pooling))
+    if "sentence" in files:
+        write(folder / name / "sentence_bert_config.json", files["sentence"])
+    if "prompts" in files:
+        write(folder / "config_sentence_transformers.json", files["prompts"])
+    return folder
+
+
+def plain(encoder: Path, texts: list[str], pooling: str, most: int = 32) -> np.ndarray[Any, Any]:
+    """With the library's model and words of one piece each."""
+    model = transformers.BertModel.from_pretrained(encoder).eval()
+    ids = {word: number for number, word in enumerate((encoder / "vocab.txt").read_text().split())}
+    vectors = []
+    for text in texts:
+        words = [ids.get(word, ids["[UNK]"]) for word in text.replace(":", " : ").split()][: most - 2]
+        with torch.no_grad():
+            h = model(torch.tensor([[ids["[CLS]"], *words, ids["[SEP]"]]])).last_hidden_state[0]
+        made = {"cls": h[0], "mean": h.mean(0), "max": h.amax(0), "mean_sqrt_len": h.sum(0) / len(h) ** 0.5}
+        vectors.append(made[pooling].numpy())
+    return np.stack(vectors)
+
+
+def vectors(folder: Path, cube: Cube | None = None, **options: Any) -> np.ndarray[Any, Any]:
+    return np.stack([one.vector for one in load(folder, "embed", cube=cube, **options).predict(TEXTS)])
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+@pytest.mark.parametrize("name", ["", "0_Transformer"])
+def test_the_pooling_of_the_folder_is_obeyed(encoder: Path, tmp_path: Path, mode: str, name: str) -> None:
+    settings = {"word_embedding_dimension": 16, **dict.fromkeys(POOLINGS, False), mode: True}
+    folder = described(encoder, tmp_path, name=name, pooling=settings)
+    np.testing.assert_allclose(vectors(folder), plain(encoder, TEXTS, POOLINGS[mode]), atol=1e-5)
+    np.testing.assert_allclose(vectors(folder, pooling="cls"), plain(encoder, TEXTS, "cls"), atol=1e-5)
+
+
+def test_the_newer_name_of_the_pooling_is_obeyed(encoder: Path, tmp_path: Path) -> None:
+    folder = described(encoder, tmp_path, pooling={"embedding_dimension": 16, "pooling_mode": "cls"})
+    np.testing.assert_allclose(vectors(folder), plain(encoder, TEXTS, "cls"), atol=1e-5)
+
+
+def _on_ranks(folder: Path, sizes: tuple[int, int, int]) -> np.ndarray[Any, Any]:
+    return vectors(folder, Cube(*sizes))
+
+
+@pytest.mark.parametrize("mode", ["pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens"])
+def test_poolings_do_not_depend_on_the_cube(encoder: Path, tmp_path: Path, mode: str) -> None:
+    settings = {"word_embedding_dimension": 16, **dict.fromkeys(POOLINGS, False), mode: True}
+    folder = described(encoder, tmp_path, pooling=settings)
+    for found in run_ranks(4, _on_ranks, folder, (1, 2, 2)):
+        np.testing.assert_allclose(found, plain(encoder, TEXTS, POOLINGS[mode]), atol=2e-5)
+
+
+def test_the_length_of_the_folder_is_obeyed(encoder: Path, tmp_path: Path) -> None:
+    folder = described(encoder, tmp_path / "said", sentence={"max_seq_length": 8, "do_lower_case": False})
+    np.testing.assert_allclose(vectors(folder), plain(encoder, TEXTS, "mean", 8), atol=1e-5)
+    np.testing.assert_allclose(vectors(folder, max_length=6), plain(encoder, TEXTS, "mean", 6), atol=1e-5)
+    unsaid = described(encoder, tmp_path / "unsaid", sentence={"max_seq_length": None})
+    write(unsaid / "tokenizer_config.json", {"do_lower_case": False, "model_max_length": 9})
+    np.testing.assert_allclose(vectors(unsaid), plain(encoder, TEXTS, "mean", 9), atol=1e-5)
+
+
+def test_vectors_are_normalised_where_the_folder_says_so(encoder: Path, tmp_path: Path) -> None:
+    folder = described(encoder, tmp_path, modules=("Dropout", "Normalize"))
+    wanted = plain(encoder, TEXTS, "mean")
+    np.testing.assert_allclose(vectors(folder), wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_the_prompt_and_the_case_of_the_folder_are_obeyed(encoder: Path, tmp_path: Path) -> None:
+    prompts = {"prompts": {"query": "Query: "}, "default_prompt_name": "query", "similarity_fn_name": "cosine"}
+    folder = described(encoder, tmp_path, sentence={"do_lower_case": True}, prompts=prompts)
+    wanted = plain(encoder, [f"query: {text.lower()}" for text in TEXTS], "mean")
+    np.testing.assert_allclose(vectors(folder), wanted, atol=1e-5)
+
+
+def test_prompts_that_nobody_asks_for_change_nothing(encoder: Path, tmp_path: Path) -> None:
+    folder = described(encoder, tmp_path, prompts={"prompts": {"query": "query: "}, "default_prompt_name": None})
+    np.testing.assert_allclose(vectors(folder), plain(encoder, TEXTS, "mean"), atol=1e-5)
+
+
+MEAN = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modules": ("Dense",)}, r"Dense is not known"),
+        ({"modules": ("Normalize", "LayerNorm")}, r"LayerNorm is not known"),
+        ({"pooling": {**MEAN, "pooling_mode_cls_token": True}}, r"cls_token and pooling_mode_mean_tokens"),
+        ({"pooling": {**MEAN, "pooling_mode_mean_tokens": False}}, r"pooling none"),
+        ({"pooling": {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}}, r"lasttoken"),
+        ({"pooling": {**MEAN, "layers": [1, 2]}}, r"setting layers = \[1, 2\]"),
+        ({"pooling": {**MEAN, "word_embedding_dimension": 32}}, r"vectors of 32.* of 16"),
+        ({"sentence": {"max_seq_length": "long"}}, r"max_seq_length .*'long'"),
+        ({"sentence": {"max_seq_length": 8, "truncate_from": "left"}}, r"setting truncate_from = 'left'"),
+        ({"prompts": {"prompts": {}, "default_prompt_name": "q"}}, r"default_prompt_name = 'q'.*none"),
+        (
+            {
+                "prompts": {"prompts": {"q": "q: "}, "default_prompt_name": "q"},
+                "pooling": {**MEAN, "include_prompt": False},
+            },
+            r"include_prompt = false",
+        ),
+        ({"prompts": {"truncate_dim": 8}}, r"setting truncate_dim = 8"),
+    ],
+)
+def test_what_is_not_known_is_refused(encoder: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = described(encoder, tmp_path, **changes)
+    with pytest.raises(ValueError, match=rf"(?s){message}"):
+        sentence_settings(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"damaged"),
+        ("[1]", r"must be a list of modules"),
+        ('[{"idx": 0, "path": "../other", "type": "x.Transformer"}]', r"'../other', which is not inside"),
+        ('[{"idx": 0, "path": "/etc", "type": "x.Transformer"}]', r"'/etc', which is not inside"),
+        ('[{"idx": 0, "path": "", "type": "x.CLIPModel"}]', r"CLIPModel is not known"),
+    ],
+)
+def test_a_damaged_or_foreign_list_of_modules_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        sentence_settings(tmp_path)
+
+
+def test_another_folder_says_nothing_of_sentences(encoder: Path) -> None:
+    assert sentence_settings(encoder) is None

@@ -1,0 +1,217 @@
+"""What a folder of sentence-transformers says of its vectors: pooling, length, prompt. It is obeyed or refused.
+
+modules.json                            which modules follow one another, and their folders
+sentence_bert_config.json               of the encoder: most tokens of a text, whether it is lowercased
+1_Pooling/config.json                   from hidden states to one vector
+config_sentence_transformers.json       prompts
+tokenizer_config.json                   model_max_length, where nothing else limits the tokens
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.bert.tasks import Pooling
+
+MODULES = "modules.json"
+_ENCODER, _PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
+_POOLING: Mapping[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+}
+_POOLING_NAMES: Mapping[str, Pooling] = {
+    name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): pooling
+    for name, pooling in _POOLING.items()
+}
+_OTHER_POOLING = ("pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken")
+_PASS_THROUGH = ("Normalize", "Dropout")
+"""Modules after pooling that need no weights; dropout does nothing outside of training."""
+_UNLIMITED = 10**9
+"""The library writes 1e30 for a tokenizer without a limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceSettings:
+    """How vectors are made, as the folder has it."""
+
+    encoder: Path
+    """The folder with the weights and the tokenizer."""
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    max_length: int | None = None
+    """Tokens of a text, special ones included; None: as many as the encoder has positions."""
+    lowercase: bool = False
+    prompt: str = ""
+    """What stands before each text."""
+
+    def prepared(self, text: str) -> str:
+        text = self.prompt + text
+        return text.lower() if self.lowercase else text
+
+    def in_words(self) -> str:
+        """For the log."""
+        more = [f"at most {self.max_length} tokens"] if self.max_length is not None else []
+        more += ["length 1"] if self.normalize else []
+        more += ["lowercased"] if self.lowercase else []
+        more += [f"behind the prompt {self.prompt!r}"] if self.prompt else []
+        return ", ".join([f"pooling {self.pooling}", *more])
+
+
+def sentence_settings(folder: Path) -> SentenceSettings | None:
+    """Of a folder with a modules.json; None for another folder.
+
+    Raises:
+        ValueError: a module or a setting that would change the vectors and is not known here, or a damaged file.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    modules = _modules(folder)
+    kinds = [kind for kind, _ in modules]
+    others = [kind for kind in kinds[2:] if kind not in _PASS_THROUGH]
+    if kinds[:2] != ["Transformer", "Pooling"] or others:
+        raise ValueError(
+            f"{folder / MODULES} asks for {', '.join(kinds)}. Vectors are made by Transformer, Pooling and, after "
+            f"these, {' or '.join(_PASS_THROUGH)}; {(others or kinds)[0]} is not known. Name the Transformer's own "
+            "folder to get its vectors without the rest."
+        )
+    encoder = modules[0][1]
+    pooling, includes_prompt = _pooling(modules[1][1] / "config.json", encoder / "config.json")
+    most, lowercase = _encoder_settings(encoder)
+    prompt = _prompt(folder / _PROMPTS)
+    if prompt and not includes_prompt:
+        raise ValueError(
+            f"{modules[1][1] / 'config.json'} has include_prompt = false, and {folder} a prompt, {prompt!r}: pooling "
+            "without the prompt's tokens is not known here. Take the default_prompt_name away, or set it to true."
+        )
+    return SentenceSettings(
+        encoder=encoder,
+        pooling=pooling,
+        normalize="Normalize" in kinds,
+        max_length=most,
+        lowercase=lowercase,
+        prompt=prompt,
+    )
+
+
+def sentence_files(folder: Path) -> list[str]:
+    """Those of which the settings are read, by their names in the folder; none for a folder whose settings are none, or
+    are not known."""
+    try:
+        if sentence_settings(folder) is None:
+            return []
+    except ValueError:
+        return []
+    names = [MODULES, _PROMPTS, *(str(path.relative_to(folder) / "config.json") for _, path in _modules(folder)[1:])]
+    names += [str(path.relative_to(folder) / _ENCODER) for _, path in _modules(folder)[:1]]
+    return [name for name in names if (folder / name).is_file()]
+
+
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """Kind and folder of each module, in their order."""
+    path = folder / MODULES
+    content = _json(path)
+    try:
+        listed = sorted(content, key=lambda module: module["idx"])
+        found = [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in listed]
+    except (TypeError, KeyError) as problem:
+        raise ValueError(
+            f'{path} must be a list of modules with "idx", "type" and "path". Got {content!r:.80}.'
+        ) from problem
+    for _, name in found:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{path} names the folder {name!r}, which is not inside {folder}.")
+    return [(kind, folder / name) for kind, name in found]
+
+
+def _pooling(path: Path, config: Path) -> tuple[Pooling, bool]:
+    """How hidden states become one vector, and whether a prompt's tokens count."""
+    known = {*_POOLING, *_OTHER_POOLING, "pooling_mode", "word_embedding_dimension", "embedding_dimension"}
+    settings = _settings(path, {*known, "include_prompt"})
+    name = settings.get("pooling_mode")
+    if name is None:
+        # The library's own default, of files that lack the key.
+        modes = {"pooling_mode_mean_tokens": True, **settings}
+        chosen = [key for key in (*_POOLING, *_OTHER_POOLING) if modes.get(key)]
+    else:
+        chosen = [name] if isinstance(name, str) else list(name)
+    poolings = [pooling for key in chosen if (pooling := _POOLING.get(key) or _POOLING_NAMES.get(key)) is not None]
+    if len(chosen) != 1 or len(poolings) != 1:
+        raise ValueError(
+            f"{path} asks for the pooling {' and '.join(chosen) or 'none'}. Known is one of {', '.join(_POOLING)}."
+        )
+    width = settings.get("word_embedding_dimension", settings.get("embedding_dimension"))
+    hidden = _json(config).get("hidden_size") if config.is_file() else None
+    if None not in (width, hidden) and width != hidden:
+        raise ValueError(f"{path} is of vectors of {width}, and {config} of {hidden}: they do not belong together.")
+    return poolings[0], bool(settings.get("include_prompt", True))
+
+
+def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
+    """Most tokens, and whether texts are lowercased before the tokenizer."""
+    path, settings = encoder / _ENCODER, {}
+    if path.is_file():
+        harmless = {"transformer_task": "feature-extraction"}
+        settings = _settings(path, {"max_seq_length", "do_lower_case"}, harmless)
+    most = settings.get("max_seq_length")
+    if most is None:  # as the library does: the lower of both
+        limits = [
+            _json(encoder / name).get(key)
+            for name, key in (
+                ("tokenizer_config.json", "model_max_length"),
+                ("tokenizer/huggingface/tokenizer_config.json", "model_max_length"),  # of a folder that was imported
+                ("config.json", "max_position_embeddings"),
+            )
+            if (encoder / name).is_file()
+        ]
+        given = [int(limit) for limit in limits if isinstance(limit, int | float) and limit < _UNLIMITED]
+        most = min(given, default=None)
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise ValueError(f"{path}: max_seq_length must be a number of tokens. Got {most!r}.")
+    return most, bool(settings.get("do_lower_case", False))
+
+
+def _prompt(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    known = {"prompts", "default_prompt_name", "similarity_fn_name", "__version__"}
+    settings = _settings(path, known, harmless={"model_type": "SentenceTransformer"})
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
+    if name is None:
+        return ""
+    if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
+        raise ValueError(
+            f"{path}: default_prompt_name = {name!r} is none of its prompts, {', '.join(prompts) or 'none'}."
+        )
+    return str(prompts[name])
+
+
+def _settings(path: Path, known: set[str], harmless: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """An object whose every key is known, or is empty, or has the value that changes nothing."""
+    settings = _json(path)
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is no object of settings. Got {settings!r:.80}.")
+    same = harmless or {}
+    unknown = [
+        key for key, value in settings.items() if key not in known and value and same.get(key, not value) != value
+    ]
+    if unknown:
+        raise ValueError(
+            f"{path} has the setting {unknown[0]} = {settings[unknown[0]]!r:.60}, which may change the vectors and is "
+            f"not known here. Known are {', '.join(sorted(known))}."
+        )
+    return settings
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be read: {problem.strerror}. {MODULES} needs it.") from problem
+    except ValueError as problem:
+        raise ValueError(f"{path} is damaged: {problem}.") from problem
