@@ -313,7 +313,7 @@ def read_part(data: TextData, part: str, tokenizer: Tokenizer) -> Labelled:
     return Labelled(
         texts=texts,
         ids=ids,
-        labels=column("label"),
+        labels=[label and label.strip() for label in column("label")],
         where=[row.where for row in rows],
         truncated=reader.truncated,
         skipped=found[-1].number + 1 - len(rows),

@@ -1,7 +1,8 @@
 """Metrics of classes and of numbers, as GLUE has them (Wang et al. 2018, arXiv 1804.07461). None of them is ever nan.
 
 Where one is not defined it is 0, its value for predictions that say nothing: Matthews' correlation if all predictions
-or all labels are one class, F1 of a class that neither is predicted nor occurs, and a correlation with a constant.
+or all labels are one class, and a correlation with a constant. A class that neither is predicted nor occurs is in no
+mean, as in scikit-learn.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def class_metrics(predicted: Classes, labels: Classes, classes: int) -> dict[str
     """Of N texts whose classes are 0 to classes - 1.
 
     accuracy     share of right ones
-    f1           of the last class if there are two, else the mean over classes (macro)
+    f1           of the last class if there are two, else the mean over the classes that occur or are predicted (macro)
     matthews     correlation of predictions and labels: Matthews (1975), for several classes Gorodkin (2004)
     accuracy_f1  mean of both, by which GLUE ranks MRPC and QQP
 
@@ -29,7 +30,8 @@ def class_metrics(predicted: Classes, labels: Classes, classes: int) -> dict[str
     table = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(table, (labels, predicted), 1)
     per_class = _f1(table)
-    f1 = float(per_class[-1] if classes == 2 else per_class.mean())
+    named = table.any(0) | table.any(1)
+    f1 = float(per_class[-1] if classes == 2 else per_class[named].mean())
     return {"accuracy": accuracy, "f1": f1, "accuracy_f1": (accuracy + f1) / 2, "matthews": _matthews(table)}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -267,7 +268,7 @@ class ClassifyTask(_TextTask):
         for label, where in zip(train.labels, train.where, strict=True):
             if not label:
                 raise ValueError(f"{where}: there is no label in the column {self.data.label!r}. Leave the row out.")
-        self.labels = self.data.labels or tuple(sorted({label for label in train.labels if label is not None}))
+        self.labels = self.data.labels or in_order({label for label in train.labels if label is not None})
         """The classes."""
         if len(self.labels) < 2:
             raise ValueError(
@@ -295,6 +296,20 @@ class ClassifyTask(_TextTask):
 
     def facts(self) -> TaskFacts:
         return TaskFacts(problem="classify", labels=self.labels, more=_settings(self.data))
+
+
+def in_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """Numbers by their value, so that class 10 follows class 9; other labels as text, but with the whole numbers in
+    them by their value too, as in LABEL_10."""
+    found = set(labels)
+    if all(re.fullmatch(r"[+-]?\d+", label, re.ASCII) for label in found):
+        return tuple(sorted(found, key=lambda label: (int(label), label)))
+    parts = {label: re.split(r"(\d+)", label, flags=re.ASCII) for label in found}  # text, number, text, ...
+    natural = {
+        label: [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(each)]
+        for label, each in parts.items()
+    }
+    return tuple(sorted(found, key=lambda label: (natural[label], label)))
 
 
 class RegressTask(_TextTask):

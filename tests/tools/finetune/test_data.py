@@ -13,7 +13,7 @@ from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import RunSection
 from tools.finetune.data import Column, TextData, read_part, read_rows
-from tools.finetune.tasks import ClassifyTask, RegressTask
+from tools.finetune.tasks import ClassifyTask, RegressTask, in_order
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", '"', "the"]
 CUBE = Cube.single()
@@ -117,6 +117,29 @@ def test_classes_are_those_of_train_sorted(tmp_path: Path, tokenizer: Tokenizer)
     assert [example.target for example in found.train] == [2, 1, 0]
     given = data(tmp_path, train, "sentence\tlabel\ngood\tyes\n", labels=("yes", "no", "maybe"))
     assert task(ClassifyTask, given, tokenizer).labels == ("yes", "no", "maybe")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ([str(number) for number in range(12)], [str(number) for number in range(12)]),
+        (["10", "-1", "2", "+3"], ["-1", "2", "+3", "10"]),
+        (["LABEL_10", "LABEL_9", "LABEL_0"], ["LABEL_0", "LABEL_9", "LABEL_10"]),
+        (["b", "a10", "a9", "", "B"], ["", "B", "a9", "a10", "b"]),
+        (["1.5", "1.25", "10"], ["1.5", "1.25", "10"]),  # no whole numbers: 5 before 25
+        (["२", "10", "9"], ["9", "10", "२"]),  # digits of other scripts are text
+    ],
+)
+def test_numeric_classes_are_in_the_order_of_their_values(given: list[str], wanted: list[str]) -> None:
+    assert list(in_order(given)) == wanted
+    assert list(in_order(reversed(given))) == wanted
+
+
+def test_spaces_around_a_label_are_no_part_of_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    train = "sentence\tlabel\ngood\t pos\nbad\tneg \nfilm\tpos\nfilm\t\u00a0neg\n"
+    found = task(ClassifyTask, data(tmp_path, train, "sentence\tlabel\ngood\tpos \n"), tokenizer)
+    assert found.labels == ("neg", "pos")
+    assert [example.target for example in found.train] == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -41,10 +43,22 @@ def test_a_model_that_always_says_the_same_has_no_correlation(value: int) -> Non
     assert (numbers["pearson"], numbers["spearman"], numbers["pearson_spearman"]) == (0.0, 0.0, 0.0)
 
 
-def test_a_class_that_nobody_names_counts_nothing() -> None:
-    found = class_metrics(np.array([0, 1]), np.array([0, 1]), 3)
-    assert found["f1"] == pytest.approx(2 / 3)
-    assert found["matthews"] == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("predicted", "labels", "classes", "f1"),
+    [
+        ([0, 1], [0, 1], 3, 1.0),
+        ([0, 2, 2], [0, 2, 0], 5, 2 / 3),  # two classes of 2 / 3 each
+        ([3, 3], [3, 3], 4, 1.0),
+        ([0, 0, 1], [0, 0, 4], 5, 1 / 3),  # predicted alone and occurring alone are 0 each
+    ],
+)
+def test_a_class_that_nobody_names_is_in_no_mean(predicted: Any, labels: Any, classes: int, f1: float) -> None:
+    """Values of scikit-learn's f1_score(labels, predicted, average="macro")."""
+    assert class_metrics(np.array(predicted), np.array(labels), classes)["f1"] == pytest.approx(f1)
+
+
+def test_a_class_that_nobody_names_leaves_the_correlation_alone() -> None:
+    assert class_metrics(np.array([0, 1]), np.array([0, 1]), 3)["matthews"] == pytest.approx(1.0)
 
 
 @pytest.mark.slow  # for the seconds that scipy.stats takes to import
