@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 
 import torch
 import torch.distributed as dist
@@ -40,20 +42,79 @@ class WorkerInfo:
         return self.rank // self.per_node
 
     def open_store(self, timeout: timedelta, *, wait: bool = True) -> dist.Store:
-        """Connects to the job's store, which rank 0 makes where the launcher has not.
+        """Connects to the job's store, which rank 0 makes where the launcher has not; it listens at one address.
 
         Args:
             timeout: of this call, and of what is asked of the store later.
             wait: on rank 0, until all ranks have connected.
         """
+        if self.rank == 0 and not self.hosted:
+            return host_store(
+                self.address,
+                self.port,
+                alone=self.per_node == self.world,
+                world_size=self.world,
+                timeout=timeout,
+                wait_for_workers=wait,
+            )
         return dist.TCPStore(
-            self.address,
-            self.port,
-            world_size=self.world,
-            is_master=self.rank == 0 and not self.hosted,
-            timeout=timeout,
-            wait_for_workers=wait,
+            self.address, self.port, world_size=self.world, is_master=False, timeout=timeout, wait_for_workers=wait
         )
+
+
+def host_store(
+    host: str,
+    port: int,
+    *,
+    alone: bool,
+    timeout: timedelta,
+    wait_for_workers: bool = False,
+    world_size: int | None = None,
+) -> dist.TCPStore:
+    """A store of this process that listens at the address by which `host` is this machine; torch's own would listen at
+    all addresses, as this one does only where none of `host` is one by which others come in.
+
+    Args:
+        host: as its clients know it.
+        alone: whether all of them are on this machine, so that its loopback will do.
+
+    Raises:
+        dist.DistNetworkError: the port is in use.
+    """
+    try:
+        listener = _listener(host, port, alone)
+    except OSError as error:
+        raise dist.DistNetworkError(f"cannot listen at port {port} of {host}: {error.strerror or error}") from error
+    address, port = listener.getsockname()[:2]
+    # Its own client goes where it listens; of all addresses, the loopback.
+    return dist.TCPStore(
+        {"0.0.0.0": "127.0.0.1"}.get(address, address),
+        port,
+        world_size=world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=wait_for_workers,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _listener(host: str, port: int, alone: bool) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []  # a name that is not known here
+    for kind, _, _, _, address in sorted(found, key=lambda each: each[0]):  # IPv4 first
+        own = str(address[0])
+        # What others know by a name may be a loopback here (/etc/hosts), by which they do not come in.
+        if not alone and host not in (own, "localhost") and ip_address(own.partition("%")[0]).is_loopback:
+            continue
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((own, 0))
+            except OSError:
+                continue  # not this machine's
+        return socket.create_server((own, port), family=kind)
+    return socket.create_server(("127.0.0.1" if alone else "", port))
 
 
 def place(environment: Mapping[str, str] | None = None) -> WorkerInfo | None:
