@@ -98,7 +98,15 @@ def command(launcher: str, checkout: Path) -> list[str | Path]:
             return ["launch/torchrun.sh", "--no-doctor", "--master", f"127.0.0.1:{free_port()}", *words]
         case "torchrun, c10d":
             port = free_port()
-            return ["launch/torchrun.sh", "--no-doctor", "--rendezvous", "c10d", "--master", f"{os.uname().nodename}:{port}", *words]
+            return [
+                "launch/torchrun.sh",
+                "--no-doctor",
+                "--rendezvous",
+                "c10d",
+                "--master",
+                f"{os.uname().nodename}:{port}",
+                *words,
+            ]
         case "ssh":
             far = ["--ssh", SSH, "--repository", checkout, "--master", f"127.0.0.1:{free_port()}"]
             return [sys.executable, "launch/ssh.py", "--hosts", "a", *far, "--no-doctor", *words]
