@@ -221,18 +221,20 @@ def join(comm: Any, places: Sequence[Place], interface: str | None, wait: float)
     """
     own, several = places[comm.rank], len({place.leader for place in places}) > 1
     desk: Future[Link] | None = None
-    offer: tuple[str, str, int, int, str] | None = None
+    offer: tuple[str, str, int, int, str, str] | None = None
     if own.rank == 0:
         try:
             address = own_address(next((place.host for place in places if place.leader), own.host), interface, several)
             listener = socket.create_server((address, 0), backlog=1024)
-            offer = ("", address, listener.getsockname()[1], free_port(address), secrets.token_hex(16))
+            # The second secret is that of the ranks; the first one is said to the desk.
+            own_word, secret = secrets.token_hex(16), secrets.token_hex(16)
+            offer = ("", address, listener.getsockname()[1], free_port(address), own_word, secret)
             # At once: strangers who fill the queue would keep the others out.
             hosts = {place.rank: place.host for place in places[1:]}
-            desk = in_background(lambda: Link.at_desk(listener, offer[-1], hosts, wait))
+            desk = in_background(lambda: Link.at_desk(listener, own_word, hosts, wait))
         except (OSError, ValueError) as error:
-            offer = (str(error), "", 0, 0, "")
-    problem, address, port, master_port, word = comm.bcast(offer)
+            offer = (str(error), "", 0, 0, "", "")
+    problem, address, port, master_port, word, secret = comm.bcast(offer)
     if problem:
         raise MeetingError(problem)
     link, trouble = None, ""
@@ -257,8 +259,9 @@ def join(comm: Any, places: Sequence[Place], interface: str | None, wait: float)
     if trouble := comm.bcast(trouble):
         raise MeetingError(f"{trouble}. Look for a firewall that lets connections through and nothing behind them.")
     assert link is not None
-    variables = {"MASTER_ADDR": address, "MASTER_PORT": str(master_port)}
-    name = next((name for name, has in interfaces() if has == link.address), None) if several else None
+    variables = {"MASTER_ADDR": address, "MASTER_PORT": str(master_port), "TENSOR3D_SECRET": secret}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    name = next((name for name, has in interfaces() if has == link.address), None) if several else loopback
     if name is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
         # gloo would take the interface to which this host's name resolves, often the loopback.
         variables["GLOO_SOCKET_IFNAME"] = name

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -143,6 +144,8 @@ def listen(asked: argparse.Namespace) -> socket.socket | None:
         for name in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+        # Other users of this machine reach its loopback: the ranks know each other's messages by this.
+        os.environ.setdefault("TENSOR3D_SECRET", secrets.token_hex(16))
         return listener
     if asked.rdzv_backend != "static" or asked.node_rank != 0 or asked.rdzv_endpoint:
         return None

@@ -1,5 +1,5 @@
-"""What a job of each launcher opens to others, and what it leaves behind: nothing beyond the loopback of one machine, and
-no folder after a kill."""
+"""What a job of each launcher opens to others, and what it leaves behind: nothing beyond the loopback of one machine,
+and no folder after a kill."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.listeners import READABLE, beyond_loopback, family, listeners
 
@@ -35,6 +37,7 @@ cube = Cube.from_env(1, 1, 2)
 for axis in cube.mesh.mesh_dim_names:
     dist.all_reduce(torch.ones(2), group=cube.mesh.get_group(axis))
 with Watchdog(cube):
+    Path("store").write_text(os.environ["MASTER_PORT"])
     Path(f"ready{cube.rank}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}").write_text(str(os.getpid()))
     time.sleep(60)
 """
@@ -149,6 +152,26 @@ def test_one_machine_opens_its_loopback_alone_and_leaves_no_folder_when_it_is_ki
         )
         left = list((checkout / "temporary").iterdir())
     assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+def test_what_another_user_of_the_machine_sets_in_the_store_ends_no_rank(launcher: str, checkout: Path) -> None:
+    """A verdict, the news of a failure, and nonsense in the place of each heartbeat."""
+    if launcher == "mpirun" and not MPIRUN.exists():
+        pytest.skip("PyPI's mpich is not installed: make .venv")
+    with running(checkout, command(launcher, checkout)) as job:
+        store = dist.TCPStore("127.0.0.1", int((checkout / "store").read_text()), timeout=timedelta(seconds=30))
+        beats = [key for key in store.list_keys() if "/beat/" in key]
+        assert len(beats) == 2, store.list_keys()
+        for beat in beats:
+            part = beat.partition("/beat/")[0]
+            for key in (f"{part}/verdict", f"{part}/failure", beat):
+                store.set(key, "rank 1 is to blame")
+        time.sleep(4)  # four heartbeats; a rank that heeds the verdict leaves at once
+        assert job.poll() is None, (checkout / "log").read_text()
+        ranks = [(checkout / f"ready{rank}-0").read_text() for rank in range(2)]
+        assert all(Path(f"/proc/{rank}/exe").exists() for rank in ranks), (checkout / "log").read_text()
 
 
 def until(condition: Callable[[], bool], seconds: float) -> None:
