@@ -18,7 +18,8 @@ library of the same MPI, which mpi4py finds.
   2. all processes check what training needs (mpirun ... python launch/mpi_worker.py -m tools.doctor --quick)
   3. mpirun starts the training (mpirun ... python launch/mpi_worker.py -m tools.pretrain RECIPE ...)
 
-MPI only tells the processes where they are: gloo or NCCL carries the tensors.
+MPI only tells the processes where they are: gloo or NCCL carries the tensors. On this machine alone, without options of
+mpirun's own, MPICH's mpiexec.gforker takes its place where it lies beside it: mpirun listens on all addresses.
 
   --hosts A,B,...     the nodes; the first one has rank 0 (default: this machine, or what the scheduler has given)
   --hostfile FILE     a node a line, with slots=N or :N behind it if wanted; # begins a comment

@@ -3,7 +3,9 @@ and no folder after a kill."""
 
 from __future__ import annotations
 
+import base64
 import os
+import pickle
 import shlex
 import shutil
 import signal
@@ -154,24 +156,42 @@ def test_one_machine_opens_its_loopback_alone_and_leaves_no_folder_when_it_is_ki
     assert left == []
 
 
+class Harm:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self._file),)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["local", "mpirun"])
-def test_what_another_user_of_the_machine_sets_in_the_store_ends_no_rank(launcher: str, checkout: Path) -> None:
-    """A verdict, the news of a failure, and nonsense in the place of each heartbeat."""
+def test_what_another_user_of_the_machine_sets_in_the_store_runs_nothing_and_ends_no_rank(
+    launcher: str, checkout: Path
+) -> None:
+    """A pickle in the place of all that is there, as PyTorch's elastic rendezvous reads it within 5 s; a verdict, the
+    news of a failure, and nonsense in the place of each heartbeat."""
     if launcher == "mpirun" and not MPIRUN.exists():
         pytest.skip("PyPI's mpich is not installed: make .venv")
+    pickled = base64.b64encode(pickle.dumps(Harm(checkout / "ran")))
     with running(checkout, command(launcher, checkout)) as job:
-        store = dist.TCPStore("127.0.0.1", int((checkout / "store").read_text()), timeout=timedelta(seconds=30))
-        beats = [key for key in store.list_keys() if "/beat/" in key]
-        assert len(beats) == 2, store.list_keys()
-        for beat in beats:
-            part = beat.partition("/beat/")[0]
-            for key in (f"{part}/verdict", f"{part}/failure", beat):
-                store.set(key, "rank 1 is to blame")
-        time.sleep(4)  # four heartbeats; a rank that heeds the verdict leaves at once
+        # Of the agent each port is a store's; the ranks under MPI say where theirs is.
+        held = {port for (_, port), who in listeners(job.pid).items() if job.pid in who and launcher == "local"}
+        for port in held | {int((checkout / "store").read_text())}:
+            store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=30))
+            keys = store.list_keys()
+            for key in (*keys, "torch.rendezvous.none"):
+                store.set(key, pickled)  # type: ignore[arg-type]  # bytes too
+            for part in {key.partition("/beat/")[0] for key in keys if "/beat/" in key}:
+                store.set(f"{part}/verdict", "rank 1 is to blame")
+                store.set(f"{part}/failure", "rank 1 is to blame")
+        time.sleep(8)  # some heartbeats; a rank that heeds the verdict leaves at once
         assert job.poll() is None, (checkout / "log").read_text()
         ranks = [(checkout / f"ready{rank}-0").read_text() for rank in range(2)]
         assert all(Path(f"/proc/{rank}/exe").exists() for rank in ranks), (checkout / "log").read_text()
+        assert not (checkout / "ran").exists()
 
 
 def until(condition: Callable[[], bool], seconds: float) -> None:
