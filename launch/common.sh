@@ -154,6 +154,18 @@ parse() {
     ranks=$((${cube//x/*} * copies))
 }
 
+# The secret of the job from a file, for all processes that are started.
+read_secret() {
+    local mode
+    [ -f "$1" ] && [ -r "$1" ] || refuse "--secret-file '$1' does not exist, or cannot be read."
+    mode=$(ls -ldL -- "$1")
+    [ "${mode:4:6}" = ------ ] || refuse "--secret-file '$1' can be read by others (${mode:0:10}): chmod 600 '$1'."
+    IFS= read -r TENSOR3D_SECRET <"$1" || true
+    [ "${#TENSOR3D_SECRET}" -ge 16 ] ||
+        refuse "the first line of --secret-file '$1' must have 16 letters or more. Got ${#TENSOR3D_SECRET}."
+    export TENSOR3D_SECRET
+}
+
 # How many processes each of $nodes nodes has, into `per_node`: as many as are asked for there, or the cube's shared out.
 share_out() {
     if [ -z "$per_node" ]; then

@@ -15,7 +15,9 @@ without end for a node that does not answer any more.
 from __future__ import annotations
 
 import ctypes
+import hmac
 import os
+import re
 import selectors
 import signal
 import socket
@@ -31,6 +33,11 @@ LOST = 128 + signal.SIGKILL
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PARENT_DEATH_SIGNAL = 1  # Linux: PR_SET_PDEATHSIG
 _CONNECT = 30.0
+STRANGER = 5.0
+"""Seconds in which whoever connects with the desk says who it is."""
+_CALLERS = 64
+"""Connections of unknown ends that are held at a time: the oldest goes first, for who belongs here speaks at once."""
+_LINE = 100
 _ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 9))  # two minutes of silence
 _LOOK = 2.0  # seconds between two looks at whether mpirun is still there
 
@@ -63,19 +70,96 @@ class Link:
         return Link(connection.getsockname()[0], {0: connection}, {0: address})
 
     @staticmethod
-    def at_desk(desk: socket.socket, word: str, hosts: Mapping[int, str]) -> Link:
-        """Takes in the connections of all others, who have made them already, and closes the door."""
+    def at_desk(desk: socket.socket, word: str, hosts: Mapping[int, str], wait: float = _CONNECT) -> Link:
+        """Takes in the connections of all others, side by side, and closes the door.
+
+        Whoever does not begin with the word is a stranger. One that says nothing is dropped after STRANGER seconds, or
+        before, when so many wait; nobody else waits for it.
+
+        Args:
+            desk: listens.
+            word: the job's secret, which MPI has carried to the others.
+            hosts: by the ranks that are to come.
+            wait: seconds for all of them.
+
+        Raises:
+            OSError: some have not come in time.
+        """
         address: str = desk.getsockname()[0]
         connections: dict[int, socket.socket] = {}
-        with desk:
-            while len(connections) < len(hosts):
-                connection, _ = desk.accept()
-                connection.settimeout(_CONNECT)
-                said, _, rank = _line(connection).partition(" ")
-                if said == word:  # else it is a stranger
-                    connections[int(rank)] = connection
-                    connection.settimeout(None)
+        callers: dict[socket.socket, _Caller] = {}
+        deadline = time.monotonic() + wait
+        with desk, selectors.DefaultSelector() as selector:
+
+            def drop(caller: socket.socket, *, close: bool = True) -> None:
+                selector.unregister(caller)
+                del callers[caller]
+                if close:
+                    caller.close()
+
+            desk.setblocking(False)
+            selector.register(desk, selectors.EVENT_READ)
+            while (missing := [rank for rank in hosts if rank not in connections]) and time.monotonic() < deadline:
+                for key, _ in selector.select(0.1):
+                    if key.fileobj is desk:
+                        with suppress(OSError):  # it has gone already
+                            caller, _ = desk.accept()
+                            caller.setblocking(False)
+                            callers[caller] = _Caller()
+                            selector.register(caller, selectors.EVENT_READ)
+                        continue
+                    caller = key.fileobj  # type: ignore[assignment]
+                    if not callers[caller].hear(caller):
+                        continue
+                    rank = callers[caller].rank(word)
+                    known = rank in missing and rank not in connections
+                    drop(caller, close=not known)
+                    if known:
+                        caller.setblocking(True)
+                        connections[rank] = caller
+                late = time.monotonic() - STRANGER
+                oldest = list(callers)
+                for number, caller in enumerate(oldest):
+                    if callers[caller].since < late or number < len(oldest) - _CALLERS:
+                        drop(caller)
+            for caller in list(callers):
+                drop(caller)
+        if missing:
+            for connection in connections.values():
+                connection.close()
+            told = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in missing)
+            raise TimeoutError(f"{told} did not come to the desk within {wait:g} s")
         return Link(address, connections, hosts)
+
+
+class _Caller:
+    """Who has connected with the desk and has not said yet who it is."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self._said = b""
+
+    def hear(self, connection: socket.socket) -> bool:
+        """Takes in what has come, without waiting. Whether that is all: a line, too much, or an end."""
+        try:
+            while len(self._said) <= _LINE:
+                letter = connection.recv(1)  # what follows the line is for whoever reads the connection later
+                if not letter:
+                    return True
+                self._said += letter
+                if letter == b"\n":
+                    return True
+        except BlockingIOError:
+            return False
+        except OSError:  # reset
+            self._said = b""
+        return True
+
+    def rank(self, word: str) -> int:
+        """The rank of who knows the word; -1 for a stranger."""
+        said, _, rank = self._said.removesuffix(b"\n").rpartition(b" ")
+        known = self._said.endswith(b"\n") and hmac.compare_digest(said, word.encode())
+        return int(rank) if known and re.fullmatch(rb"\d{1,9}", rank) else -1
 
 
 class MpiSupervisor:
@@ -248,7 +332,7 @@ def _line(connection: socket.socket) -> str:
     text = b""
     while not text.endswith(b"\n"):
         letter = connection.recv(1)
-        if not letter or len(text) > 100:
+        if not letter or len(text) > _LINE:
             return ""
         text += letter
     return text.decode(errors="replace").strip()

@@ -17,6 +17,8 @@ ranks as soon as it sees one fail, sees none fail while another still saves.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import random
 import secrets
@@ -25,7 +27,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,6 +134,8 @@ def meet(mpi: Any, interface: str | None, wait: float) -> tuple[Place, Link, dic
         give_up = exit_after(wait)
         mpi.Init()
     try:
+        # What processes tell each other is not unpickled.
+        mpi.pickle.__init__(lambda told: json.dumps(told).encode(), lambda told: json.loads(bytes(told)))
         comm = mpi.COMM_WORLD
         if started is not None and comm.size != started:
             raise MeetingError(another_library(mpi, f"mpirun started {started} processes, and each sees {comm.size}"))
@@ -142,10 +147,10 @@ def meet(mpi: Any, interface: str | None, wait: float) -> tuple[Place, Link, dic
             local_rank=node.rank,
             local_size=node.size,
         )
-        places = comm.allgather(place)
+        places = [Place(**told) for told in comm.allgather(dataclasses.asdict(place))]
         if problem := misfit(places):
             raise MeetingError(problem)
-        link, variables = join(comm, places, interface)
+        link, variables = join(comm, places, interface, wait)
     finally:
         mpi.Finalize()
         give_up.cancel()
@@ -205,7 +210,7 @@ def misfit(places: Sequence[Place]) -> str:
     return ""
 
 
-def join(comm: Any, places: Sequence[Place], interface: str | None) -> tuple[Link, dict[str, str]]:
+def join(comm: Any, places: Sequence[Place], interface: str | None, wait: float) -> tuple[Link, dict[str, str]]:
     """Connects every process with rank 0. Every one calls it.
 
     Returns:
@@ -215,16 +220,21 @@ def join(comm: Any, places: Sequence[Place], interface: str | None) -> tuple[Lin
         MeetingError: on every process alike; all that cannot reach rank 0 are named.
     """
     own, several = places[comm.rank], len({place.leader for place in places}) > 1
-    desk: socket.socket | None = None
-    offer: tuple[str, str, int, int, str] | None = None
+    desk: Future[Link] | None = None
+    offer: tuple[str, str, int, int, str, str] | None = None
     if own.rank == 0:
         try:
             address = own_address(next((place.host for place in places if place.leader), own.host), interface, several)
-            desk = socket.create_server((address, 0), backlog=len(places))
-            offer = ("", address, desk.getsockname()[1], free_port(address), secrets.token_hex(16))
+            listener = socket.create_server((address, 0), backlog=1024)
+            # The second secret is that of the ranks; the first one is said to the desk.
+            own_word, secret = secrets.token_hex(16), secrets.token_hex(16)
+            offer = ("", address, listener.getsockname()[1], free_port(address), own_word, secret)
+            # At once: strangers who fill the queue would keep the others out.
+            hosts = {place.rank: place.host for place in places[1:]}
+            desk = in_background(lambda: Link.at_desk(listener, own_word, hosts, wait))
         except (OSError, ValueError) as error:
-            offer = (str(error), "", 0, 0, "")
-    problem, address, port, master_port, word = comm.bcast(offer)
+            offer = (str(error), "", 0, 0, "", "")
+    problem, address, port, master_port, word, secret = comm.bcast(offer)
     if problem:
         raise MeetingError(problem)
     link, trouble = None, ""
@@ -242,16 +252,36 @@ def join(comm: Any, places: Sequence[Place], interface: str | None) -> tuple[Lin
             "the nodes, or name the network: --interface."
         )
     if desk is not None:
-        link = Link.at_desk(desk, word, {place.rank: place.host for place in places[1:]})
+        try:
+            link = desk.result()
+        except OSError as error:
+            trouble = str(error)
+    if trouble := comm.bcast(trouble):
+        raise MeetingError(f"{trouble}. Look for a firewall that lets connections through and nothing behind them.")
     assert link is not None
-    variables = {"MASTER_ADDR": address, "MASTER_PORT": str(master_port)}
-    name = next((name for name, has in interfaces() if has == link.address), None) if several else None
+    variables = {"MASTER_ADDR": address, "MASTER_PORT": str(master_port), "TENSOR3D_SECRET": secret}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    name = next((name for name, has in interfaces() if has == link.address), None) if several else loopback
     if name is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
         # gloo would take the interface to which this host's name resolves, often the loopback.
         variables["GLOO_SOCKET_IFNAME"] = name
     if (interface or name) is not None and "NCCL_SOCKET_IFNAME" not in os.environ:
         variables["NCCL_SOCKET_IFNAME"] = interface or name or ""
     return link, variables
+
+
+def in_background(action: Callable[[], Link]) -> Future[Link]:
+    """What a thread makes of it, which ends with the process at the latest."""
+    made: Future[Link] = Future()
+
+    def act() -> None:
+        try:
+            made.set_result(action())
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=act, name="desk", daemon=True).start()
+    return made
 
 
 def own_address(other: str, interface: str | None, several: bool) -> str:

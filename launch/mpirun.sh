@@ -18,7 +18,8 @@ library of the same MPI, which mpi4py finds.
   2. all processes check what training needs (mpirun ... python launch/mpi_worker.py -m tools.doctor --quick)
   3. mpirun starts the training (mpirun ... python launch/mpi_worker.py -m tools.pretrain RECIPE ...)
 
-MPI only tells the processes where they are: gloo or NCCL carries the tensors.
+MPI only tells the processes where they are: gloo or NCCL carries the tensors. On this machine alone, without options of
+mpirun's own, MPICH's mpiexec.gforker takes its place where it lies beside it: mpirun listens on all addresses.
 
   --hosts A,B,...     the nodes; the first one has rank 0 (default: this machine, or what the scheduler has given)
   --hostfile FILE     a node a line, with slots=N or :N behind it if wanted; # begins a comment
@@ -112,6 +113,13 @@ recognise() {
     esac
     major=5
     if [[ $said =~ \)\ ([0-9]+)\. ]]; then major=${BASH_REMATCH[1]}; fi
+    # MPICH's mpirun listens on all addresses of the machine, for its own ends on other hosts. Where there are none, the
+    # simple starter of the same MPICH does without.
+    forker=
+    if [ "$kind" = mpich ] && [ "$nodes" -eq 1 ] && [ "${#names[@]}" -eq 0 ] && [ "${#starter[@]}" -eq 1 ] &&
+        [ -z "$scheduler$interface" ] && [ "$bind" = none ] && [ -x "${path%/*}/mpiexec.gforker" ] && command -v pkill >/dev/null; then
+        forker=${path%/*}/mpiexec.gforker
+    fi
     library=
     prefix=${path%/bin/*}
     [ -z "${MPI4PY_LIBMPI:-}" ] || return 0
@@ -160,6 +168,9 @@ set_starter() {
             esac
         done
         for name in ${environment[@]+"${environment[@]}"}; do starter+=(-x "$name"); done
+    elif [ -n "$forker" ]; then
+        starter=("$forker" -n "$ranks")
+        for name in ${environment[@]+"${environment[@]}"}; do starter+=(-genv "${name%%=*}" "${name#*=}"); done
     else
         for name in ${names[@]+"${names[@]}"}; do list+=${list:+,}$name; done
         starter+=(-n "$ranks" -ppn "$per_node")
@@ -172,6 +183,15 @@ set_starter() {
         [ -z "$interface" ] || starter+=(-iface "$interface")
         for name in ${environment[@]+"${environment[@]}"}; do starter+=(-genv "${name%%=*}" "${name#*=}"); done
     fi
+}
+
+# Removes the folders of those of this user's scripts that were killed.
+sweep_notes() {
+    local folder process
+    for folder in "${TMPDIR:-/tmp}"/tensor3d-mpirun-[0-9]*-??????; do
+        process=${folder##*tensor3d-mpirun-}
+        if [ ! -L "$folder" ] && [ -O "$folder" ] && ! kill -0 "${process%-*}" 2>/dev/null; then rm -rf "$folder"; fi
+    done
 }
 
 job=
@@ -189,7 +209,12 @@ pass() {
         [ -n "$first" ] || first=$SECONDS
         [ $((SECONDS - first)) -gt 2 ] || name=USR1
     fi
-    [ -z "$job" ] || kill -s "$name" "$job" 2>/dev/null || true
+    [ -n "$job" ] || return 0
+    if [ -n "$forker" ] && [ "$name" = USR1 ]; then # it would die of it: its children are told
+        pkill -USR1 -P "$job" || true
+    else
+        kill -s "$name" "$job" 2>/dev/null || true
+    fi
 }
 
 # Runs mpirun and passes signals on. The status of the job into `status`.
@@ -259,7 +284,8 @@ case $python in
 esac
 starter+=(launch/mpi_worker.py --wait "$patience" ${interface:+--interface "$interface"})
 if [ "$dry_run" = no ]; then
-    notes=$(mktemp -d "${TMPDIR:-/tmp}/tensor3d.XXXXXX")
+    sweep_notes
+    notes=$(mktemp -d "${TMPDIR:-/tmp}/tensor3d-mpirun-$$-XXXXXX")
     trap 'rm -rf "$notes"' EXIT
     starter+=(--status-file "$notes/status")
 fi

@@ -10,7 +10,9 @@ Exit status: that of the first host that failed; else 75 where any has saved to 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import secrets
 import shlex
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -34,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="All other options, RECIPE and its overrides are those of launch/torchrun.sh. RECIPE is looked for in "
-        "the repository of the hosts. No variable of this shell travels.",
+        "the repository of the hosts. No variable of this shell travels. The hosts get a secret of the job, by which "
+        "they know each other's messages.",
         allow_abbrev=False,
     )
     named = parser.add_mutually_exclusive_group(required=True)
@@ -107,7 +111,9 @@ def remote_commands(
             *rest,
         ]
         # The far shell splits the words again.
-        commands.append([*shlex.split(ssh), host, f"cd {shlex.quote(repository)} && exec {shlex.join(launcher)}"])
+        # The secret of the job comes first by standard input: nobody sees it in a list of processes.
+        far = f"cd {shlex.quote(repository)} && read -r TENSOR3D_SECRET && export TENSOR3D_SECRET && "
+        commands.append([*shlex.split(ssh), host, f"exec sh -c {shlex.quote(f'{far}exec {shlex.join(launcher)}')}"])
     return commands
 
 
@@ -118,6 +124,7 @@ class Hosts:
         self._names, self._commands = names, commands
         self._running: list[subprocess.Popen[bytes]] = []
         self._printing = threading.Lock()
+        self._secret = os.environ.get("TENSOR3D_SECRET") or secrets.token_hex(16)
 
     def run(self, grace: float) -> int:
         """Waits for all of them. The exit status."""
@@ -138,6 +145,7 @@ class Hosts:
                 self._say(f"{command[0]} cannot be started: {problem.strerror}. Name what enters a host: --ssh.")
                 return BAD_INPUT
             self._running.append(process)
+            self._write(process, self._secret)
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None
                 reader = threading.Thread(target=self._show, args=(name, source, target), daemon=True)
@@ -180,11 +188,14 @@ class Hosts:
     def _tell(self, name: str) -> None:
         for process in self._running:
             if process.poll() is None and process.stdin is not None:
-                try:
-                    process.stdin.write(f"{name}\n".encode())
-                    process.stdin.flush()
-                except OSError:
-                    pass  # it has just ended
+                self._write(process, name)
+
+    @staticmethod
+    def _write(process: subprocess.Popen[bytes], line: str) -> None:
+        assert process.stdin is not None
+        with suppress(OSError):  # it has just ended
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
 
     def _show(self, name: str, source: IO[bytes], target: IO[str]) -> None:
         for line in source:

@@ -27,7 +27,8 @@ On each node:
   --per-node G        processes on each node (default: those that the cube needs, shared out)
   --rendezvous KIND   static: ranks are numbered by --node-rank, and a run ends when any node is lost (default); c10d: a
                       node other than the master that is lost may come back, or another one in its place, within
-                      --max-restarts and --wait: start it with --no-doctor --prepared. Nodes are numbered by address
+                      --max-restarts and --wait: start it with --no-doctor --prepared. Nodes are numbered by address.
+                      It unpickles what whoever reaches PORT sends: for closed networks alone
   --job NAME          of a c10d rendezvous, the same on all nodes (default: the recipe's name and the cube)
 $COMMON_OPTIONS
   --interface NAME    network interface for gloo and NCCL (default: the one that leads to HOST)
@@ -36,6 +37,9 @@ $COMMON_OPTIONS
   --wait SECONDS      how long nodes wait for each other (default 300)
   --max-restarts N    when a process dies, or fails, start all of them again, up to N times (default 0). They go on from
                       the newest checkpoint of --output DIR, which must be given: --resume auto is added
+  --secret-file FILE  first line, of 16 letters or more, is the secret of the job, the same on all nodes: by it they know
+                      each other's messages, and strangers' are ignored. Readable by its owner alone. launch/ssh.py and
+                      launch/slurm.sbatch bring one of their own (TENSOR3D_SECRET)
   --prepared          leave out step 1: whoever starts the nodes has done it
   --no-doctor         leave out steps 2 and 3
   --dry-run           before RECIPE: print the commands of this node and what each of its ranks is told, and start
@@ -66,9 +70,10 @@ patience=300
 restarts=0
 prepared=no
 doctor=yes
+secret_file=
 options='--nodes=nodes --node-rank=node --master=master --hosts=hosts --per-node=per_node --rendezvous=rendezvous
     --job=job --interface=interface --numa=numa --wait=patience --max-restarts=restarts --prepared=prepared=yes
-    --no-doctor=doctor=no'
+    --no-doctor=doctor=no --secret-file=secret_file'
 parse "$@"
 check_number --nodes "$nodes"
 check_number --wait "$patience"
@@ -101,6 +106,13 @@ esac
 [[ $port =~ ^[1-9][0-9]{0,4}$ ]] && [ "$port" -le 65533 ] ||
     refuse "the port of --master must be from 1 to 65533, and the two above it free. Got '$port'."
 [ -n "$master" ] || refuse "--master HOST[:PORT] has no host."
+# One machine has nobody to wait for, and its store stays behind its loopback.
+address_of_store=$master
+if [ "$nodes" -eq 1 ]; then
+    rendezvous=static
+    address_of_store=127.0.0.1
+fi
+[ -z "$secret_file" ] || read_secret "$secret_file"
 share_out
 read_overrides
 refuse_told_only
@@ -174,9 +186,14 @@ if [ "$dry_run" = yes ]; then
     show_any ${check[@]+"${check[@]}"}
     show "${command[@]}"
     [ "$rendezvous" = static ] || node=
-    show_ranks "$node" "$per_node" "$master" "$port" "$python" "${training[@]}"
+    show_ranks "$node" "$per_node" "$address_of_store" "$port" "$python" "${training[@]}"
     exit 0
 fi
+if [ "$nodes" -gt 1 ] && [ -z "${TENSOR3D_SECRET:-}" ]; then
+    say "the job has no secret: whoever reaches $master:$port can end it. Give --secret-file, or start by launch/ssh.py."
+fi
+[ "$rendezvous" = static ] || say "--rendezvous c10d is PyTorch's own, which unpickles what it is sent: whoever reaches \
+$master:$port can run commands as $(id -un). Use it in a closed network alone."
 for step in prepare roll check; do
     words="${step}[@]"
     words=(${!words+"${!words}"})

@@ -221,7 +221,7 @@ class FailureDetector:
         )
         self._store.set(self._keys[self._rank], beat.encode())
         if not self.verdict and self._store.check([_VERDICT]):
-            self._adopt(self._store.get(_VERDICT).decode())
+            self._adopt(self._store.get(_VERDICT).decode(errors="replace"))
         self.answered = self._clock()
 
     def _may_look(self) -> bool:
@@ -233,7 +233,9 @@ class FailureDetector:
     def _hear(self) -> None:
         """Adopts what those have found who look."""
         if not self.broken and self._store.check([_FAILURE]):
-            self.broken = self._store.get(_FAILURE).decode()
+            self.broken = self._store.get(_FAILURE).decode(errors="replace")
+            if not self.broken:
+                return  # a stranger's
             self._explained.set()
             self._woken()
 
@@ -262,7 +264,7 @@ class FailureDetector:
 
     def _first(self, key: str, sentence: str) -> str:
         """What a rank was the first to write."""
-        return self._store.compare_set(key, "", sentence).decode()
+        return self._store.compare_set(key, "", sentence).decode(errors="replace")
 
     def _can_explain(self, beats: Sequence[RankStatus], settled: bool) -> bool:
         """Whether someone at fault is found, or nobody will be: a process that is being killed ends its connections
@@ -271,11 +273,14 @@ class FailureDetector:
         return at_fault or (settled and (self.listens or self._clock() - self._cut_off_at > self.grace))
 
     def _read(self) -> list[RankStatus]:
-        """The last heartbeat of every rank, one of number 0 where none has come yet."""
+        """The last heartbeat of every rank, one of number 0 where none has come yet. What is none, or older than what
+        was read before, is a stranger's: the last one still holds."""
         there = sorted(set(range(len(self._keys))) - set(absent(self._store, self._keys)))
-        beats = [RankStatus()] * len(self._keys)
+        beats = list(self._beats) or [RankStatus()] * len(self._keys)
         for rank, text in zip(there, self._store.multi_get([self._keys[rank] for rank in there]), strict=True):
-            beats[rank] = RankStatus.decode(text)
+            beat = RankStatus.decode(text)
+            if beat is not None and not _is_replayed(beat, beats[rank]):
+                beats[rank] = beat
         self._beats = beats
         return beats
 
@@ -301,6 +306,11 @@ class FailureDetector:
                 silent[rank] = "its process is stopped" if stopped else f"no heartbeat for {now - peer.since:.1f} s"
         self._silent = silent
         return all(peer.known or rank in silent for rank, peer in self._peers.items())
+
+
+def _is_replayed(beat: RankStatus, last: RankStatus) -> bool:
+    known = beat.process.machine != ""  # else another process cannot be told from it
+    return known and beat.process == last.process and beat.number < last.number
 
 
 # --- Peers that meet in rounds ----------------------------------------------------------------------------------------

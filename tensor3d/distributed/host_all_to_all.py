@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.failure_detector import PeerMonitor
+from tensor3d.distributed.process_group import KeyedStore, job_secret
 
 # --- Blocks of bytes between processes over gloo, with a wait that can be broken off ----------------------------------
 
@@ -221,7 +222,7 @@ class HostAllToAll:
 
     def _connect(self, store: Any, timeout: timedelta) -> None:
         # A connection of its own: what blocks in the main thread's, a new process group say, does not block this one.
-        roll = PeerMonitor(dist.PrefixStore("failures", store.clone()), self._names, self.index)
+        roll = PeerMonitor(KeyedStore(store.clone(), "failures", job_secret(), strict=False), self._names, self.index)
         if missing := roll.muster(timeout):
             raise PeerError(f"{missing}; every rank of the job must call Peers.along at the same point.")
         self._roll = roll

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
+import socket
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 
 import torch
 import torch.distributed as dist
@@ -40,20 +44,81 @@ class WorkerInfo:
         return self.rank // self.per_node
 
     def open_store(self, timeout: timedelta, *, wait: bool = True) -> dist.Store:
-        """Connects to the job's store, which rank 0 makes where the launcher has not.
+        """Connects to the job's store, which rank 0 makes where the launcher has not; it listens at one address.
 
         Args:
             timeout: of this call, and of what is asked of the store later.
             wait: on rank 0, until all ranks have connected.
         """
+        if self.rank == 0 and not self.hosted:
+            return host_store(
+                self.address,
+                self.port,
+                alone=self.per_node == self.world,
+                world_size=self.world,
+                timeout=timeout,
+                wait_for_workers=wait,
+            )
         return dist.TCPStore(
-            self.address,
-            self.port,
-            world_size=self.world,
-            is_master=self.rank == 0 and not self.hosted,
-            timeout=timeout,
-            wait_for_workers=wait,
+            self.address, self.port, world_size=self.world, is_master=False, timeout=timeout, wait_for_workers=wait
         )
+
+
+def host_store(
+    host: str,
+    port: int,
+    *,
+    alone: bool,
+    timeout: timedelta,
+    wait_for_workers: bool = False,
+    world_size: int | None = None,
+) -> dist.TCPStore:
+    """A store of this process that listens at the address by which `host` is this machine; torch's own would listen at
+    all addresses, as this one does only where none of `host` is one by which others come in.
+
+    Args:
+        host: as its clients know it.
+        alone: whether all of them are on this machine, so that its loopback will do.
+
+    Raises:
+        dist.DistNetworkError: the port is in use.
+    """
+    try:
+        listener = _listener(host, port, alone)
+    except OSError as error:
+        raise dist.DistNetworkError(f"cannot listen at port {port} of {host}: {error.strerror or error}") from error
+    address, port = listener.getsockname()[:2]
+    # Its own client goes where it listens; of all addresses, the loopback.
+    return dist.TCPStore(
+        {"0.0.0.0": "127.0.0.1"}.get(address, address),
+        port,
+        world_size=world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=wait_for_workers,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _listener(host: str, port: int, alone: bool) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []  # a name that is not known here
+    for kind, _, _, _, address in sorted(found, key=lambda each: each[0]):  # IPv4 first
+        own = str(address[0])
+        if ip_address(own.partition("%")[0]).is_unspecified:
+            continue
+        # What others know by a name may be a loopback here (/etc/hosts), by which they do not come in.
+        if not alone and host not in (own, "localhost") and ip_address(own.partition("%")[0]).is_loopback:
+            continue
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((own, 0))
+            except OSError:
+                continue  # not this machine's
+        return socket.create_server((own, port), family=kind)
+    return socket.create_server(("127.0.0.1" if alone else "", port))
 
 
 def place(environment: Mapping[str, str] | None = None) -> WorkerInfo | None:
@@ -85,6 +150,87 @@ def place(environment: Mapping[str, str] | None = None) -> WorkerInfo | None:
         # torchrun's agent may host the store itself; its workers are then all clients.
         hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
     )
+
+
+def job_secret(environment: Mapping[str, str] | None = None) -> bytes:
+    """What only the processes of the job know (`TENSOR3D_SECRET`, set by the launchers); empty where none was given."""
+    return (os.environ if environment is None else environment).get("TENSOR3D_SECRET", "").encode()
+
+
+class KeyedStore(dist.Store):
+    """A part of a store for messages of the job alone: each value carries an HMAC of part, key and value, and what
+    carries none, or a wrong one, counts as not there. A store of PyTorch's takes whatever anybody connects and sets.
+
+    Args:
+        store: the whole.
+        part: name of the part, in front of all keys.
+        secret: of the job; empty: values are as they are set, and all are taken.
+        strict: `check` looks at the values too, which costs another question when all are there; else `get` and
+            `multi_get` alone do, and give nothing for a stranger's.
+    """
+
+    def __init__(self, store: dist.Store, part: str, secret: bytes, *, strict: bool = True) -> None:
+        super().__init__()
+        self.underlying_store = store
+        self._store, self._part, self._secret, self._strict = dist.PrefixStore(part, store), part, secret, strict
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, self._sealed(key, value))
+
+    def get(self, key: str) -> bytes:
+        """Waits for the key. Empty for what a stranger has set."""
+        return self._opened(key, self._store.get(key)) or b""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self._opened(key, value) or b"" for key, value in zip(keys, self._store.multi_get(keys), strict=True)]
+
+    def check(self, keys: list[str]) -> bool:
+        if not self._store.check(keys):
+            return False
+        if not (self._strict and self._secret):
+            return True
+        return all(
+            self._opened(key, value) is not None for key, value in zip(keys, self._store.multi_get(keys), strict=True)
+        )
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(minutes=5)) -> None:
+        """Raises DistStoreError where not all have come in time."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            self._store.wait(keys, max(timedelta(milliseconds=1), timedelta(seconds=deadline - time.monotonic())))
+            if self.check(keys):
+                return
+            if time.monotonic() > deadline:
+                raise dist.DistStoreError(f"{keys[0]} holds what no process of this job has set. Look for a stranger.")
+            time.sleep(0.02)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """As torch's, where "" expects nothing: sets `desired` where nothing of the job's is there. What is there."""
+        wanted, there = self._sealed(key, desired), self._sealed(key, expected).encode() if expected else b""
+        for _ in range(100):  # strangers may go on setting and deleting it
+            found = self._store.compare_set(key, there, wanted)  # type: ignore[arg-type]
+            opened = self._opened(key, found)
+            if opened is not None and (opened or not self._secret):
+                return opened
+            there = found if found != there else b""
+        return b""
+
+    def _sealed(self, key: str, value: str) -> str:
+        return self._seal(key, value.encode()) + value if self._secret else value
+
+    def _opened(self, key: str, value: bytes) -> bytes | None:
+        if not self._secret:
+            return value
+        seal, text = value[:_SEAL], value[_SEAL:]
+        return text if hmac.compare_digest(seal, self._seal(key, text).encode()) else None
+
+    def _seal(self, key: str, value: bytes) -> str:
+        message = b"%d %s %d %s %s" % (len(self._part), self._part.encode(), len(key), key.encode(), value)
+        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
+
+
+_SEAL = 64
+"""Bytes of an HMAC in hexadecimal digits."""
 
 
 def gloo_interface(environment: Mapping[str, str] | None = None) -> str:
@@ -133,7 +279,8 @@ def connect(
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         store = _store(variables, timeout) if store is None else store
-        store = dist.PrefixStore(f"tensor3d/{_attempt(store, world, rank, timeout)}", store)
+        name = _attempt(KeyedStore(store, "tensor3d/attempt", job_secret(variables)), world, rank, timeout)
+        store = dist.PrefixStore(f"tensor3d/{name}", store)
         # Named, the device is known from the start: groups are made by splitting, and no barrier has to guess.
         dist.init_process_group(
             "nccl" if cuda else "gloo",
@@ -217,9 +364,11 @@ def _attempt(store: dist.Store, world: int, rank: int, timeout: timedelta) -> st
     | hello/RANK    | each rank  | its word                                  |
     | welcome/WORD  | rank 0     | the name of the attempt                   |
     | taken/WORD    | each rank  | the name that it has taken                |
-    | begun/NAME    | rank 0     | nothing: it is there when all have come   |
+    | begun/NAME    | rank 0     | yes: it is there when all have come       |
+
+    Args:
+        store: the ranks' own part for this.
     """
-    store = dist.PrefixStore("tensor3d/attempt", store)
     word = uuid.uuid4().hex
     store.set(f"hello/{rank}", word)
     if rank == 0:
@@ -256,7 +405,7 @@ def _welcome(store: dist.Store, world: int, name: str, timeout: timedelta) -> No
             time.sleep(0.02)
     # A rank may have died after it had come, and another one in its place have said hello since: then its agent starts
     # all of them again.
-    store.set(f"begun/{name}", "")
+    store.set(f"begun/{name}", "yes")
 
 
 def _numbers(variables: Mapping[str, str]) -> tuple[int, int, int, int]:

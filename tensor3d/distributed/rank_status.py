@@ -92,12 +92,22 @@ class RankStatus:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decode(cls, text: bytes) -> RankStatus:
-        values = json.loads(text)
-        waiting = values.pop("waiting")
-        return cls(
-            **{**values, "process": ProcessId(**values["process"])}, waiting=None if waiting is None else tuple(waiting)
-        )
+    def decode(cls, text: bytes) -> RankStatus | None:
+        """None for what is no heartbeat."""
+        try:
+            values = json.loads(text)
+            waiting = values.pop("waiting")
+            beat = cls(
+                **{**values, "process": ProcessId(**values["process"])},
+                waiting=None if waiting is None else tuple(waiting),
+            )
+            number, axis, kind = beat.waiting or (0, "", "")
+            numbers = (beat.number, beat.step, beat.issued, number, beat.process.number, beat.process.started)
+            texts = (beat.doing, beat.line, beat.reason, beat.left, axis, kind, beat.process.machine)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        sound = all(isinstance(each, int) for each in numbers) and all(isinstance(each, str) for each in texts)
+        return beat if sound and isinstance(beat.idle, int | float) else None
 
     @property
     def place(self) -> str:

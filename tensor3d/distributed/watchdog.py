@@ -24,6 +24,7 @@ import torch.distributed as dist
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.failure_detector import FailureDetector
+from tensor3d.distributed.process_group import KeyedStore, job_secret
 from tensor3d.distributed.rank_status import RankStatus, raised_line, source_line
 from tensor3d.distributed.signals import Clock, SignalPipe
 
@@ -281,7 +282,7 @@ def _name(cube: Cube, rank: int) -> str:
 
 def _address(store: dist.Store) -> str:
     """Where it is, in brackets; empty for one that does not say."""
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, dist.PrefixStore | KeyedStore):
         store = store.underlying_store
     return f" ({store.host}:{store.port})" if isinstance(store, dist.TCPStore) else ""
 
@@ -292,4 +293,4 @@ def _store(rank: int) -> dist.Store:
     default: Any = dist.distributed_c10d._get_default_store()
     number = default.add(f"tensor3d/watches of {rank}", 1)
     # A connection of its own: what blocks in the main thread's does not block this one.
-    return dist.PrefixStore(f"tensor3d/watch {number}", default.clone())
+    return KeyedStore(default.clone(), f"tensor3d/watch {number}", job_secret(), strict=False)

@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d.distributed.failure_detector import GRACE, PeerMonitor, blame_peer
+from tensor3d.distributed.process_group import KeyedStore
 from tensor3d.distributed.rank_status import RankStatus
 
 NAMES = [f"rank {2 * i} (data {i} of 3)" for i in range(3)]
@@ -170,6 +171,55 @@ def test_who_does_not_come_is_named() -> None:
     missing = roll.muster(timedelta(seconds=0.1))
     assert missing == "rank 0 (data 0 of 3), rank 4 (data 2 of 3) did not come within 0.1 s"
     roll.close()
+
+
+def test_what_strangers_set_blames_nobody_and_ends_no_thread() -> None:
+    """Verdicts, garbage in the place of a heartbeat, and an old heartbeat once more."""
+    store = dist.HashStore()
+    rolls = [PeerMonitor(KeyedStore(store, "watch", b"secret", strict=False), NAMES[:2], i) for i in range(2)]
+    open_part = dist.PrefixStore("watch", store)
+    first = threading.Thread(target=rolls[0].muster, args=(timedelta(seconds=5),))
+    first.start()
+    assert rolls[1].muster(timedelta(seconds=5)) == ""
+    first.join(10)
+    old = open_part.get("beat/1")
+    for roll in rolls:
+        roll.look(judge=True)
+    open_part.set("verdict", "rank 2 is to blame")
+    open_part.set("failure", "rank 2 has failed")
+    strangers = [b"", b"nonsense", b"\xff" * 100, b"[1]", b"{}", b'{"waiting": 3}', b"0" * 64 + b"{}", b"[" * 9999, old]
+    for stranger in strangers:
+        open_part.set("beat/1", stranger)  # type: ignore[arg-type]  # bytes too
+        rolls[0]._asked.set()
+        time.sleep(0.02)
+    assert [roll.broken for roll in rolls] == ["", ""]
+    assert [roll.verdict for roll in rolls if "rank 2 is to blame" in roll.verdict] == []
+    assert all(roll.alive for roll in rolls)
+    for roll in rolls:
+        roll.look(judge=False)
+    assert rolls[0].fail("gloo: reset").startswith("rank 0 (data 0 of 3) in round 0: gloo: reset; no peer is missing")
+    for roll in rolls:
+        roll.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"null",
+        b"7",
+        b"[" * 99_999,
+        b"\xff\xfe",
+        b'{"waiting": null}',
+        RankStatus().encode().replace('"step": 0', '"step": "0"').encode(),
+        RankStatus().encode().replace('"idle": 0.0', '"idle": []').encode(),
+        RankStatus().encode().replace('"waiting": null', '"waiting": [1, 2]').encode(),
+        RankStatus().encode().replace('"process": {', '"process": {"more": 1, ').encode(),
+        RankStatus().encode().replace('"doing": "starting"', '"doing": null').encode(),
+    ],
+)
+def test_what_is_no_heartbeat_is_read_as_none(text: bytes) -> None:
+    assert RankStatus.decode(text) is None
 
 
 class Gone(dist.HashStore):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -12,7 +15,8 @@ import torch.distributed as dist
 
 from tensor3d import Cube
 from tensor3d.distributed.cube_shape import AxisName
-from tensor3d.distributed.process_group import connect, place
+from tensor3d.distributed.process_group import KeyedStore, connect, host_store, place
+from tests.listeners import READABLE, listeners
 from tests.ranks import RankError, run_ranks
 
 # A port at which nobody answers: whoever tries to connect before looking at the other variables is found out.
@@ -166,3 +170,90 @@ def test_axes_are_laid_on_the_nodes_that_there_are() -> None:
 def test_nodes_with_different_numbers_of_ranks() -> None:
     with pytest.raises(RankError, match=r"nodes.*1 to \b3\b ranks"):
         run_ranks(4, _laid_on_nodes, [3, 3, 3, 1], None)
+
+
+# --- what strangers set, and who reaches a store ------------------------------------------------------------------
+
+SECRET = b"of this job alone"
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _sealed(store: dist.Store, part: str, key: str, value: str, secret: bytes = SECRET) -> bytes:
+    """What the store holds after a member of a job has set it, read as anybody can."""
+    KeyedStore(store, part, secret).set(key, value)
+    return dist.PrefixStore(part, store).get(key)
+
+
+STRANGERS: dict[str, Callable[[dist.Store], bytes]] = {
+    "plain": lambda store: b"node 7 is to blame",
+    "empty": lambda store: b"",
+    "no text": lambda store: b"\xff\xfe" * 50,
+    "a seal alone": lambda store: b"0" * 64,
+    "another secret": lambda store: _sealed(store, "watch 1", "other", "theirs", b"of another job"),
+    "of another key": lambda store: _sealed(store, "watch 1", "beat/1", "theirs"),
+    "of another part": lambda store: _sealed(store, "watch 2", "verdict", "theirs"),
+    "cut off": lambda store: _sealed(store, "watch 1", "beat/1", "theirs")[:-1],
+    "another value behind the seal": lambda store: _sealed(store, "watch 1", "beat/1", "t")[:64] + b"theirs",
+    # Part and key end elsewhere.
+    "of a longer part": lambda store: _sealed(store, "watch 1/", "verdict"[1:], "theirs"),
+}
+
+
+@pytest.mark.parametrize("forge", STRANGERS.values(), ids=STRANGERS)
+def test_what_a_stranger_sets_counts_as_not_there(forge: Callable[[dist.Store], bytes], store: dist.TCPStore) -> None:
+    forged = forge(store)
+    for strict in (True, False):
+        ours = KeyedStore(store, "watch 1", SECRET, strict=strict)
+        dist.PrefixStore("watch 1", store).set("verdict", forged)  # type: ignore[arg-type]  # bytes too
+        assert ours.check(["verdict"]) == (not strict)
+        assert ours.get("verdict") == b""
+        assert ours.multi_get(["verdict"]) == [b""]
+        refused = pytest.raises(dist.DistStoreError, match="verdict holds what no process of this job has set")
+        with refused if strict else contextlib.nullcontext():
+            ours.wait(["verdict"], timedelta(seconds=0.1))
+        assert ours.compare_set("verdict", "", "ours") == b"ours", "the first of the job's own, whatever stood there"
+        assert ours.compare_set("verdict", "", "late") == b"ours"
+        assert (ours.check(["verdict"]), ours.get("verdict")) == (True, b"ours")
+        store.delete_key("watch 1/verdict")
+
+
+def test_without_a_secret_values_stay_as_they_are(store: dist.TCPStore) -> None:
+    ours = KeyedStore(store, "part", b"")
+    ours.set("key", "value")
+    assert dist.PrefixStore("part", store).get("key") == b"value"
+    assert ours.compare_set("first", "", "") == b""
+    dist.PrefixStore("part", store).set("other", "theirs")
+    assert ours.get("other") == b"theirs"
+
+
+@pytest.mark.skipif(not READABLE, reason="sockets of a process are read from /proc, which is Linux's")
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "127.0.0.2", "0.0.0.0", "192.0.2.77", "no.such.host.invalid"]
+)
+def test_a_store_for_this_machine_alone_listens_at_its_loopback(host: str) -> None:
+    before = set(listeners(os.getpid()))
+    hosted = host_store(host, 0, alone=True, timeout=timedelta(seconds=10))
+    opened = [address for address in listeners(os.getpid()) if address not in before]
+    assert [(str(address).startswith("127.0.0."), port) for address, port in opened] == [(True, hosted.port)]
+    hosted.set("key", "value")
+    assert hosted.get("key") == b"value"
+
+
+@pytest.mark.skipif(not READABLE, reason="sockets of a process are read from /proc, which is Linux's")
+@pytest.mark.parametrize(
+    ("host", "address"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("192.0.2.77", "0.0.0.0")]
+)
+def test_a_store_for_others_listens_where_they_come_in(host: str, address: str) -> None:
+    before = set(listeners(os.getpid()))
+    hosted = host_store(host, 0, alone=False, timeout=timedelta(seconds=10))
+    assert [str(own) for own, _ in set(listeners(os.getpid())) - before] == [address]
+    hosted.set("key", "value")
+
+
+def test_a_port_in_use_is_an_error_of_the_store() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(dist.DistNetworkError, match="Address already"):
+        host_store("127.0.0.1", taken.getsockname()[1], alone=True, timeout=timedelta(seconds=10))

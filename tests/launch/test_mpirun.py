@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shlex
 import shutil
 import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -340,3 +344,82 @@ def test_one_status_for_the_job(statuses: str, status: int, tmp_path: Path) -> N
     failed = status not in (0, 75)
     assert done.stderr.count("launch/mpi_worker.py: rank ") == failed
     assert (f" ended with {status}\n" in done.stderr) == failed
+
+
+def idle(connection: socket.socket) -> None:
+    """Says nothing."""
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def half(connection: socket.socket) -> None:
+    connection.sendall(b"wor")
+
+
+def leaving(connection: socket.socket) -> None:
+    connection.sendall(b"word")
+    connection.close()
+
+
+def garbage(connection: socket.socket) -> None:
+    connection.sendall(bytes(range(256)) * 100)
+
+
+def wrong_word(connection: socket.socket) -> None:
+    connection.sendall(b"ward 1\n")
+
+
+def no_number(connection: socket.socket) -> None:
+    connection.sendall(b"word one\n")
+
+
+def huge_number(connection: socket.socket) -> None:
+    connection.sendall(b"word " + b"9" * 80 + b"\n")
+
+
+def nobodys_number(connection: socket.socket) -> None:
+    connection.sendall(b"word 7\n")
+
+
+@pytest.mark.parametrize(
+    "does",
+    [idle, reset, half, leaving, garbage, wrong_word, no_number, huge_number, nobodys_number],
+    ids=lambda does: does.__name__,
+)
+def test_strangers_keep_nobody_from_the_desk(
+    does: Callable[[socket.socket], None], mpi: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = importlib.import_module("mpi_supervisor")
+    monkeypatch.setattr(supervisor, "STRANGER", 60.0)  # so that nobody comes in because strangers were waited for
+    server = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    desk, strangers = server.getsockname(), 300 if does is idle else 3
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        link = pool.submit(supervisor.Link.at_desk, server, "word", {1: "a", 2: "b"}, 30.0)
+        for number in range(strangers):
+            does(stack.enter_context(socket.create_connection(desk)))
+            if number in (0, strangers - 1):
+                own = stack.enter_context(socket.create_connection(desk))
+                own.sendall(f"word {2 if number else 1}\nended 0\n".encode())
+        connections = link.result(60).connections
+        for connection in connections.values():
+            stack.enter_context(connection)
+        assert {rank: connection.recv(8) for rank, connection in connections.items()} == {
+            1: b"ended 0\n",
+            2: b"ended 0\n",
+        }
+
+
+def test_a_silent_stranger_is_dropped_and_who_does_not_come_is_named(
+    mpi: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = importlib.import_module("mpi_supervisor")
+    monkeypatch.setattr(supervisor, "STRANGER", 0.1)
+    server = socket.create_server(("127.0.0.1", 0))
+    with ThreadPoolExecutor() as pool, socket.create_connection(server.getsockname(), timeout=30) as stranger:
+        link = pool.submit(supervisor.Link.at_desk, server, "word", {1: "a", 2: "b"}, 1.0)
+        assert stranger.recv(1) == b""
+        with pytest.raises(TimeoutError, match="rank 1 on a, rank 2 on b did not come to the desk within 1 s"):
+            link.result(60)

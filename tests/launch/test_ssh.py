@@ -50,6 +50,20 @@ def test_the_command_of_each_host(tmp_path: Path) -> None:
     )
 
 
+def test_the_hosts_get_a_secret_that_no_command_line_shows(far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = 'echo "<$TENSOR3D_SECRET>"; cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\\0" "\\n" >"args$node"'
+    found = []
+    for _ in range(2):
+        told = {line.partition(" ")[2] for line in run(far, body).stdout.splitlines()}
+        assert len(told) == 1, "the same on all hosts"
+        found.append(told.pop().strip("<>"))
+        assert re.fullmatch("[0-9a-f]{32}", found[-1])
+        assert not any(found[-1] in (far / f"args{node}").read_text(errors="replace") for node in range(2))
+    assert found[0] != found[1]
+    monkeypatch.setenv("TENSOR3D_SECRET", "given by the user")
+    assert "[a] <given by the user>" in run(far, body).stdout
+
+
 def test_statuses_and_output(far: Path) -> None:
     done = run(far, 'echo "here is $node"; exit $((node * 75))')
     assert done.returncode == 75

@@ -126,6 +126,40 @@ def test_bad_calls(checkout: Path, call: str, message: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
+    [
+        ("a secret of the job\nmore\n", 0o600, ""),
+        ("without an end of line", 0o400, ""),
+        ("a secret of the job\n", 0o644, "can be read by others (-rw-r--r--): chmod 600 'secret'"),
+        ("a secret of the job\n", 0o620, "can be read by others (-rw--w----)"),
+        ("short\n", 0o600, "must have 16 letters or more. Got 5."),
+        ("\na secret of the job\n", 0o600, "Got 0."),
+        (None, 0o600, "--secret-file 'secret' does not exist, or cannot be read"),
+    ],
+)
+def test_secret_files(checkout: Path, content: str | None, mode: int, message: str) -> None:
+    if content is not None:
+        (checkout / "secret").write_text(content)
+        (checkout / "secret").chmod(mode)
+    done = torchrun(checkout, "--secret-file secret --no-doctor --dry-run small.toml")
+    assert message in done.stderr
+    assert done.returncode == (2 if message else 0), done.stderr
+    assert "a secret of" not in done.stdout + done.stderr
+
+
+def test_what_is_open_to_others_is_said(checkout: Path) -> None:
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\n[ "$1" != launch/net_interface.py ] || echo lo 127.0.0.1\n')
+    python.chmod(0o755)
+    call = "--nodes 2 --node-rank 1 --master 127.0.0.1 --no-doctor --cube 2x1x1 small.toml"
+    assert "the job has no secret: whoever reaches 127.0.0.1:29500 can end it." in torchrun(checkout, call).stderr
+    assert "secret" not in torchrun(checkout, call, TENSOR3D_SECRET="a word of the job").stderr
+    told = torchrun(checkout, f"--rendezvous c10d {call}", TENSOR3D_SECRET="a word of the job").stderr
+    assert "--rendezvous c10d is PyTorch's own, which unpickles what it is sent" in told
+
+
 def test_a_master_that_nobody_knows(checkout: Path) -> None:
     done = torchrun(checkout, "--nodes 2 --node-rank 1 --master no.such.host.invalid --wait 1 --cube 2x1x1 small.toml")
     assert done.returncode == 2

@@ -66,7 +66,8 @@ def connect(board: StoreRounds, place: WorkerInfo, shape: CubeShape, store: dist
         with _limited(board, place, wait):
             device = process_group.connect(shape.ranks, timeout, store=store)
             cube = Cube(shape.x, shape.y, shape.z, shape.data, device=device, wire=shape.wire)
-            store.set(_connected(place.rank), "")
+            assert board.store is not None
+            board.store.set(_connected(place.rank), "yes")
     except RuntimeError as error:
         finding = Finding(
             text=f"{board.names.one(place.rank)} cannot connect to the others: {str(error).strip().splitlines()[0]} "
@@ -262,7 +263,7 @@ def examine(
     report = Report(arguments=arguments, output=command.output)
     raw = open_store(command, place, report) if launched else None
     board = StoreRounds(
-        dist.PrefixStore("tensor3d/doctor", raw) if raw is not None else None,
+        process_group.KeyedStore(raw, "tensor3d/doctor", process_group.job_secret()) if raw is not None else None,
         names=MemberNames(kind="rank", per_node=place.per_node),
         member=place.rank,
         members=place.world,
@@ -304,7 +305,8 @@ def open_store(command: DoctorCommand, place: WorkerInfo, report: Report) -> dis
         elif network.in_use(place.port):
             text = f"port {place.port} of the master {place.address} is in use. Choose another one."
             raise NotReadyError([Finding(text=text)])
-        return network.open_within(lambda: place.open_store(timeout, wait=False), f"{place.address}:{place.port}")
+        at = f"{place.address}:{place.port}"
+        return network.open_within(lambda: place.open_store(timeout, wait=False), at, command.wait)
     except NotReadyError as error:
         if _speaks(place):
             report.found(error.findings)

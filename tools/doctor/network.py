@@ -18,7 +18,7 @@ from tools.doctor.rules import Finding, NotReadyError
 
 _ONE_TRY = 5.0
 _HANDSHAKE = 10.0
-"""Seconds in which a store answers a client."""
+"""Seconds in which a store answers a client, at least: idle connections of strangers may hold it up."""
 
 
 def address_of(text: str, option: str = "--master") -> tuple[str, int]:
@@ -102,8 +102,8 @@ def reach(host: str, port: int, wait: float) -> None:
     )
 
 
-def open_within(open_store: Callable[[], dist.Store], at: str) -> dist.Store:
-    """The store, once it has answered.
+def open_within(open_store: Callable[[], dist.Store], at: str, wait: float) -> dist.Store:
+    """The store, once it has answered, within `wait` seconds and no less than ten.
 
     Raises:
         NotReadyError: what answers `at` this address is no store, or the store cannot be made.
@@ -120,7 +120,7 @@ def open_within(open_store: Callable[[], dist.Store], at: str) -> dist.Store:
     # A thread, because no time-out of PyTorch's ends a handshake with a stranger.
     thread = threading.Thread(target=connect, name="open-store", daemon=True)
     thread.start()
-    thread.join(_HANDSHAKE)
+    thread.join(max(_HANDSHAKE, wait))
     if result:
         return result[0]
     if failure:

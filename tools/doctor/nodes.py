@@ -14,6 +14,7 @@ import logging
 import math
 import socket
 import sys
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 import tyro
 
+from tensor3d.distributed.process_group import KeyedStore, host_store, job_secret
 from tools.common.cli import run_main
 from tools.common.log import take_verbose
 from tools.doctor.checks import judge_states, state_of
@@ -107,7 +109,7 @@ def call_roll(command: NodesCommand, host: str, port: int) -> None:
     named = MemberNames(kind="node", hosts=tuple(command.hosts.split(",")) if command.hosts else ())
     store = open_store(command, host, port)
     board = StoreRounds(
-        dist.PrefixStore("tensor3d/nodes", store),
+        store,
         names=named,
         member=command.node_rank,
         members=command.nodes,
@@ -159,22 +161,23 @@ def open_store(command: NodesCommand, host: str, port: int) -> dist.Store:
         elif in_use(port):
             raise NotReadyError([_taken(port, "of the roll call (--master)")])
         store = open_within(
-            lambda: dist.TCPStore(
-                "127.0.0.1" if first else host,
-                port,
-                is_master=first,
-                wait_for_workers=False,
-                timeout=seconds(command.wait),
+            lambda: (
+                host_store(host, port, alone=command.nodes == 1, timeout=seconds(command.wait))
+                if first
+                else dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=seconds(command.wait))
             ),
             f"{host}:{port}",
+            command.wait,
         )
-        if store.add(f"tensor3d/number/{command.node_rank}", 1) > 1:
+        keyed = KeyedStore(store, "tensor3d/nodes", job_secret())
+        word = uuid.uuid4().hex
+        if keyed.compare_set(f"number/{command.node_rank}", "", word).decode() != word:
             text = f"another process has come as node {command.node_rank}. Give each node a --node-rank of its own."
             raise NotReadyError([Finding(text=text, about=(command.node_rank,))])
     except NotReadyError as error:
         tell(error.findings)
         raise
-    return store
+    return keyed
 
 
 def own_ports(command: NodesCommand, host: str) -> list[Finding]:

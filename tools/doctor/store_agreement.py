@@ -5,8 +5,8 @@ Nothing here needs a process group: these are the checks of what a process group
     key                      written by   holds
     ROUND/<member>           the member   what it knows
     ROUND/verdict            member 0     `RoundResult`
-    told                     whoever      counts those who want to tell that member 0 is silent: the first one does
-    left                     the members  counts those who have read the last verdict
+    told                     whoever      the first who wants to tell that member 0 is silent, and does
+    left/<member>            the member   that it has read the last verdict
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ class StoreRounds:
         self.round = ""
         """The round that this member is in, or was in last."""
         self._wait, self._say, self._hears, self._alone = wait, say, hears, alone
-        self._came = members
+        self._came: Sequence[int] = range(members)
         self._pause = max(0.25, members / _ASKED_A_SECOND)
 
     def meet(self, host: str, judge: Callable[[], Sequence[Finding]] = tuple) -> None:
@@ -123,11 +122,9 @@ class StoreRounds:
         if self.store is None:
             return
         try:
-            left = self.store.add("left", 1)
-            until = time.monotonic() + _FAREWELL
-            while host and left < self._came and time.monotonic() < until:
-                time.sleep(0.02)
-                left = self.store.add("left", 0)
+            self.store.set(f"left/{self.member}", "yes")
+            if host:
+                wait_for(self.store, [f"left/{member}" for member in self._came], _FAREWELL, pause=0.02)
         except RuntimeError:
             pass  # the host of the store has left
 
@@ -137,7 +134,8 @@ class StoreRounds:
 
         def ask(store: dist.Store) -> None:
             with suppress(RuntimeError):
-                first[0] = store.add("told", 1) == 1
+                own = str(self.member)
+                first[0] = store.compare_set("told", "", own).decode() == own
 
         if self.store is not None:
             # A thread: a store whose host is stopped holds whoever asks it.
@@ -153,7 +151,7 @@ class StoreRounds:
         assert self.store is not None
         keys = [f"{round}/{member}" for member in range(self.members)]
         missing = wait_for(self.store, keys, self._wait, pause=self._pause)
-        self._came = self.members - len(missing)
+        self._came = sorted(set(range(self.members)) - set(missing))
         try:
             verdict = (
                 RoundResult(findings=[self._absent(round, missing)])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.tools.doctor.launched import free_port, roll
 from tools.doctor.nodes import main
 
+ROOT = Path(__file__).parents[3]
 HOST = os.uname().nodename
 
 
@@ -121,6 +128,33 @@ def test_the_same_number_twice(tmp_path: Path) -> None:
     twins = sorted((ended[1], ended[2]), key=lambda each: each.status == 0)
     assert "another process has come as node 1. Give each node a --node-rank of its own." in twins[0].err
     assert [twins[0].status, twins[1].status, ended[0].status] == [2, 0, 0]
+
+
+@pytest.mark.slow
+def test_strangers_take_no_place_and_hold_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One counts node 1's number up, as nodes once did; others set what nodes do, say nothing, or talk nonsense."""
+    port = free_port()
+    node = called(port=port, wait=30)
+    words = {number: node(number) for number in range(2)}
+    monkeypatch.setenv("TENSOR3D_SECRET", "of this job alone")
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        command = [sys.executable, "-m", "tools.doctor.nodes"]
+        first = subprocess.Popen([*command, *words[0]], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+        stack.callback(first.kill)
+        store = pool.submit(dist.TCPStore, "127.0.0.1", port, timeout=timedelta(seconds=60)).result()
+        store.add("tensor3d/number/1", 1)
+        for key in ("number/1", "meeting/1", "versions/1", "machines/0", "meeting/verdict", "versions/verdict", "told"):
+            store.set(f"tensor3d/nodes/{key}", '{"findings": [], "data": ["a", "b"]}')
+        for number in range(200):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            if number % 20 == 0:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        second = subprocess.Popen([*command, *words[1]], cwd=ROOT)
+        stack.callback(second.kill)
+        assert (second.wait(60), first.wait(60)) == (0, 0)
+        assert first.stdout is not None
+        assert first.stdout.read() == f"ready: 2 nodes with 4 ranks each: {HOST}, {HOST}\n"
+        first.stdout.close()
 
 
 @pytest.mark.parametrize(
