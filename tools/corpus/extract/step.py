@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from tools.common.files import write_file
 from tools.corpus.extract.dedup import HashStore, documents_name, hashes_name, remove_duplicates
 from tools.corpus.extract.filters import Filters
 from tools.corpus.extract.format_readers import (
@@ -35,7 +36,6 @@ from tools.corpus.extract.read_context import (
     printable,
     skip_damaged,
 )
-from tools.common.files import write_file
 from tools.corpus.pipeline import Context, Manifest, Options, Stage, Team, draft, fingerprint_file
 
 # --- The step `extract` -----------------------------------------------------------------------------------------------
@@ -44,14 +44,17 @@ MEGABYTE = 1_000_000
 COUNTS = (
     "files_passed_over", "read", "redirects", "other_namespaces", "other_content", "disambiguations", "empty",
     "too_short", "too_long", "few_letters", "other_language", "duplicates", "documents", "characters", "bytes",
+)  # fmt: skip
+"""What step.json counts, in the order in which it is shown: files and folders that are no input, pages or documents
+read, those left out by reason, then what is in the output."""
+WIKITEXT_COUNTS = (
     "templates_written", "templates_dropped", "variants_written", "variants_dropped", "variants_unclosed",
     "tables_dropped", "references_dropped", "tags_dropped", "comments_dropped", "files_dropped", "categories_dropped",
     "language_links_dropped", "namespaces_guessed", "headings_dropped", "sections_dropped", "list_items_dropped",
     "paragraphs_without_words", "paragraphs_unparsed", "nested_too_deep", "brackets_unclosed", "characters_dropped",
 )  # fmt: skip
-"""What step.json counts, in the order in which it is shown: files and folders that are no input, pages or documents
-read, those left out by reason, what is in the output; then of the wikitext of articles, filtered ones too, what was
-written out, cut or guessed."""
+"""What it counts besides where there are dumps: what of the wikitext of all articles, filtered ones too, was written
+out, cut or guessed."""
 COMMONEST = 100
 """Names of templates that were left out, as step.json lists them."""
 _READERS: dict[str, Callable[[ReadContext], Iterator[Document]]] = {
@@ -144,8 +147,11 @@ def extract(options: ExtractOptions, team: Team) -> Manifest:
             for lost in remove_duplicates(step, units, counts["documents"]):
                 counts.update(duplicates=lost["duplicates"])
                 counts.subtract({**lost, "documents": lost["duplicates"], "duplicates": 0})
-        commonest = step.on_first(lambda: _commonest(step.scratch, units))
-        return step.finish({**{name: counts[name] for name in COUNTS}, "commonest_templates_dropped": commonest})
+        found: dict[str, Any] = {name: counts[name] for name in COUNTS}
+        if settings["parser_version"] is not None:
+            found |= {name: counts[name] for name in WIKITEXT_COUNTS}
+            found["commonest_templates_dropped"] = step.on_first(lambda: _commonest(step.scratch, units))
+        return step.finish(found)
 
 
 def read_unit(unit: Pieces, context: Context, *, rules: Rules) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from tools.corpus.extract.wikitext.names import (
 from tools.corpus.extract.wikitext.strip import BREAK, Page, cut, cut_tags, drop_quotes, link_text, normalize
 from tools.corpus.extract.wikitext.templates import Call, templates_of
 
-# --- Text for readers of several scripts: `-{zh-hans:计算机;zh-hant:電腦}-` ---------------------------------------------
+# --- Text for readers of several scripts: `-{zh-hans:计算机;zh-hant:電腦}-` ---------------------------------
 
 _FALLBACKS: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "zh": {
@@ -124,8 +124,8 @@ class Converter:
         return flags & {"A", "T", "D", "-", "H", "N"}, text
 
     def _rules(self, text: str) -> tuple[dict[str, str], dict[str, str]]:
-        """The texts of variants, and of those that hold for one direction (`计算机=>zh-hant:電腦`). Both are empty where
-        a part is of no variant: then it is no rule but text."""
+        """The texts of variants, and those of one direction (`计算机=>zh-hant:電腦`). Both are empty where a part is of
+        no variant: then it is no rule but text."""
         variants: dict[str, str] = {}
         others: dict[str, str] = {}
         for part in self.separator.split(_ENTITY_END.sub("\\1\x01", text)):

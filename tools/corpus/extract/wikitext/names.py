@@ -70,7 +70,13 @@ full of them."""
 
 _NOT_LANGUAGES = frozenset({"doi", "mw", "rfc", "wmf", "hdl", "pmc", "oeis", "isbn", "issn", "usb", "who", "url"})
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,8}){0,3}|simple")
+_OF_THEIR_OWN = frozenset({"zh-classical", "zh-min-nan", "zh-yue", "be-tarask", "be-x-old", "nds-nl", "nds-de"})
 _DIRECTION = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def wiki_language(code: str) -> str:
+    """The language of the wiki that is read for this code: a variant or a region has none of its own."""
+    return code if code in _OF_THEIR_OWN else code.partition("-")[0]
 
 
 def normal_space(name: str) -> str:
@@ -127,7 +133,7 @@ def namespaces_of(site: Site) -> Namespaces:
     if not site.namespaces:
         known = dict.fromkeys(FILES, _FILE) | dict.fromkeys(CATEGORIES, _CATEGORY) | canonical
         return Namespaces(numbers=known, guessed=frozenset(known) - frozenset(canonical))
-    aliases = dict.fromkeys(words(_ALIASES.get(site.language.partition("-")[0], "")), _FILE)
+    aliases = dict.fromkeys(words(_ALIASES.get(wiki_language(site.language), "")), _FILE)
     listed = {normal_space(name): number for number, name in site.namespaces}
     return Namespaces(numbers=aliases | canonical | listed, guessed=frozenset())
 

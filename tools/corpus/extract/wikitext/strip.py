@@ -21,7 +21,7 @@ from tools.corpus.extract.wikitext.names import (
     plain_name,
     template_key,
 )
-from tools.corpus.extract.wikitext.templates import Templates
+from tools.corpus.extract.wikitext.templates import FUNCTIONS, Templates
 
 BREAK = "\ufdd0"
 """Stands for a line's end inside a template, so that a template is on one line; the cleaned input has none."""
@@ -51,7 +51,8 @@ class Page:
     def drop_template(self, name: str) -> None:
         self.counts["templates_dropped"] += 1
         function, colon, _ = name.partition(":")
-        self.dropped[f"{function}:" if colon and (function.isupper() or function[:1] == "#") else name] += 1
+        is_function = colon and (function.isupper() or function[:1] == "#" or function.lower() in FUNCTIONS)
+        self.dropped[f"{function}:" if is_function else name] += 1
 
     def hides(self, target: str, labelled: bool) -> bool:
         """Whether `[[target]]` shows nothing where it stands; counts it."""

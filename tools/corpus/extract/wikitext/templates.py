@@ -14,10 +14,10 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from tools.corpus.extract.read_context import Site
-from tools.corpus.extract.wikitext.names import template_key
+from tools.corpus.extract.wikitext.names import template_key, wiki_language, words
 
 # Signs and letters of other scripts are meant.
-# ruff: noqa: RUF001
+# ruff: noqa: RUF001, RUF002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def _lang(call: Call) -> str | None:
 
 
 def _quote(call: Call) -> str | None:
-    text = call.first_of("text", "quote", "content", "lines") or call[1]
+    text = call.first_of("text", "quote", "content", "lines", "Text", "texte", "texto", "testo") or call[1]
     return f"\n\n{text}\n\n" if text else None
 
 
@@ -147,11 +147,10 @@ UNITS: Mapping[str, str] = MappingProxyType({
     "meter": "meters", "kilometre": "kilometres", "kilometer": "kilometers", "pound": "pounds", "kg/m3": "kg/m³",
     "USbbl": "US bbl", "oilbbl": "barrels", "impfloz": "imp fl oz", "USfloz": "US fl oz", "long ton": "long tons",
     "short ton": "short tons", "tonne": "tonnes", "lb-f": "lbf", "lbft": "lb·ft", "Nm": "N·m", "N.m": "N·m",
-    **{unit: unit for unit in (
-        "km mi m ft in cm mm nm μm µm um yd dm furlong chain ha kg g mg lbs st cwt L l ml mL cl hl GL ML km/h mph "
-        "km/s m/s ft/s mi/h knot K R kW MW GW TW W hp PS bhp shp ihp kWh MWh GWh kJ MJ J cal kcal BTU N kN kPa MPa "
-        "GPa hPa Pa bar mbar psi atm Hz kHz MHz GHz V A s min h ly pc AU gal pt qt bbl lbf gr ct Mg Gg kt Mt mpg"
-    ).split()},
+    **dict.fromkeys(("mi/h", "miles per hour"), "mph"), **{unit: unit for unit in re.split(r"\s+", """
+    km mi m ft in cm mm nm μm µm yd dm furlong chain ha kg g mg lbs st cwt L l ml mL cl hl GL ML km/h mph km/s m/s ft/s
+    knot K R kW MW GW TW W hp PS bhp shp ihp kWh MWh GWh kJ MJ J cal kcal BTU N kN kPa MPa GPa hPa Pa bar mbar psi atm
+    Hz kHz MHz GHz V A s min h ly pc AU gal pt qt bbl lbf gr ct Mg Gg kt Mt""".strip())},
 })  # fmt: skip
 """Codes of `{{convert}}`, as they are shown. Others (`e6m3`, currencies, combined ones) are not known here."""
 
@@ -560,15 +559,20 @@ def _english() -> dict[str, Rule]:
     return _table({}, *table)
 
 
-# --- Other languages: what is known of a few ---------------------------------------------------------------------------
+# --- Other languages: what is known of a few --------------------------------------------------------------------------
+
+
+_FRENCH_MONTHS = frozenset({
+    "janvier", "février", "mars", "avril", "mai", "juin", "juillet", "août", "septembre", "octobre", "novembre",
+    "décembre",
+})  # fmt: skip
 
 
 def _french_date(call: Call) -> str | None:
     """`{{date|1|janvier|2017}}` -> "1er janvier 2017"; what else is said is a calendar or a subject."""
     day, month, year = (*call.positions, "", "", "")[:3]
-    months = "janvier février mars avril mai juin juillet août septembre octobre novembre décembre".split()
     if (
-        month not in months
+        month not in _FRENCH_MONTHS
         or call.named
         or not re.fullmatch(r"\d{1,4}|", year)
         or not re.fullmatch(r"\d{1,2}|1er|", day)
@@ -619,8 +623,8 @@ _GERMAN = MappingProxyType({
     "cs": "tschechisch", "hu": "ungarisch", "ro": "rumänisch", "tr": "türkisch", "fi": "finnisch",
 })  # fmt: skip
 _JAPANESE = MappingProxyType({
-    "en": "英語", "fr": "フランス語", "de": "ドイツ語", "es": "スペイン語", "it": "イタリア語", "ru": "ロシア語", "pt": "ポルトガル語",
-    "nl": "オランダ語", "la": "ラテン語",
+    "en": "英語", "fr": "フランス語", "de": "ドイツ語", "es": "スペイン語", "it": "イタリア語", "ru": "ロシア語",
+    "pt": "ポルトガル語", "nl": "オランダ語", "la": "ラテン語",
 })  # fmt: skip
 
 
@@ -706,14 +710,22 @@ LANGUAGES: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 
 _FOREIGN = re.compile(r"lang-[a-z]{2,3}(?:-[a-z-]{1,12})?")
+FUNCTIONS = words("formatnum, lc, uc, lcfirst, ucfirst, ns, int, plural, gender, grammar, padleft, padright, urlencode")
+"""Functions of MediaWiki that are called by a name in small letters."""
 _FUNCTION = re.compile(r"\s*(formatnum|lc|uc|lcfirst|ucfirst):(.*)", re.DOTALL | re.IGNORECASE)
 _FUNCTIONS: Mapping[str, Callable[[str], str]] = MappingProxyType({
-    "formatnum": str.strip,
     "lc": str.lower,
     "uc": str.upper,
     "lcfirst": lambda text: text[:1].lower() + text[1:],
     "ucfirst": lambda text: text[:1].upper() + text[1:],
 })  # fmt: skip
+
+
+_OWN_DIGITS = words("""
+    ar, arz, as, bh, bho, bn, ckb, dz, fa, glk, gu, kn, ks, lo, mni, mr, my, mzn, ne, new, or, ps, sa, sat, sdh, te
+""")
+"""Languages of wikis that write numbers with digits of their own."""
+_DECIMAL_POINT = frozenset({"en", "he", "hi", "ja", "ko", "ms", "ta", "th", "zh"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -725,6 +737,7 @@ class Templates:
     """What templates show that are called without arguments."""
     layout: Mapping[str, str]
     """What templates show whatever their arguments."""
+    language: str
     foreign: bool
     """Whether `{{lang-fr|mot}}` stands for an English name and the word."""
 
@@ -745,18 +758,29 @@ class Templates:
         """
         function = _FUNCTION.match(name)
         if function is not None:
-            return None if call.positions or call.named else _FUNCTIONS[function[1].lower()](function[2].strip())
+            if call.positions or call.named:
+                return None
+            kind, text = function[1].lower(), function[2].strip()
+            return self._number(text) if kind == "formatnum" else _FUNCTIONS[kind](text)
         rule = self.rule_of(name)
         return rule(call) if rule is not None else None
+
+    def _number(self, text: str) -> str | None:
+        """`{{formatnum:12345}}` without the signs between groups; None where a reader sees other digits, or another
+        decimal sign."""
+        other_digits = self.language in _OWN_DIGITS and re.search(r"[0-9]", text)
+        other_sign = self.language not in _DECIMAL_POINT and "." in text
+        return None if not self.language or other_digits or other_sign else text
 
 
 @lru_cache(maxsize=64)
 def templates_of(site: Site) -> Templates:
     """The templates of a wiki: those of every one, and of a Wikipedia those of its language."""
-    language = site.language.partition("-")[0] if site.wikipedia else ""
+    language = wiki_language(site.language) if site.wikipedia else ""
     return Templates(
         rules={**COMMON, **RULES.get(language, {})},
         constants={"=": "=", **CONSTANTS.get(language, {})},
         layout=_constants(_LAYOUT) if language == "en" else {},
+        language=wiki_language(site.language),
         foreign=language == "en",
     )
