@@ -408,6 +408,7 @@ _AFTER_OPEN = re.compile(r"([(\[])[ ,;:]+")
 _BEFORE_CLOSE = re.compile(r"[ ,;:]{1,9}([)\]])")
 _DOUBLED = re.compile(r"([,;:])(?: ?[,;]){1,9}(?= |$)")
 _BEFORE_POINT = re.compile(r" ([,.])(?=[\s\"'”’)\]]|$)")
+_BEFORE_OTHER_POINT = re.compile(r" (?=[।॥،؛۔。，、])")
 _START = re.compile(r"^[ ,;:.)\]]+(?=\s|\w)")
 
 
@@ -422,6 +423,8 @@ def close_gaps(text: str) -> str:
         text = _BEFORE_CLOSE.sub(r"\1", _AFTER_OPEN.sub(r"\1", text))
     if " ," in text or " ." in text:
         text = _BEFORE_POINT.sub(r"\1", text)
+    if not text.isascii():
+        text = _BEFORE_OTHER_POINT.sub("", text)
     return " ".join(_START.sub("", _DOUBLED.sub(r"\1", text)).split())
 
 

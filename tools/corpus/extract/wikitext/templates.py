@@ -747,7 +747,7 @@ class Templates:
         return self.rules.get(key) or (_foreign if self.foreign and _FOREIGN.fullmatch(key) else None)
 
     def has_rule(self, name: str) -> bool:
-        return self.rule_of(name) is not None or _FUNCTION.match(name) is not None
+        return self.rule_of(name) is not None or (":" in name and _FUNCTION.match(name) is not None)
 
     def shown(self, call: Call, name: str) -> str | None:
         """What a reader sees of a template with a rule; None where its arguments are not known.
@@ -756,7 +756,7 @@ class Templates:
             call: its arguments.
             name: its plain name; that of a function has the first argument in it, as in `formatnum:5`.
         """
-        function = _FUNCTION.match(name)
+        function = _FUNCTION.match(name) if ":" in name else None
         if function is not None:
             if call.positions or call.named:
                 return None
