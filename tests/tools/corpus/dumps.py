@@ -12,6 +12,12 @@ from tools.corpus.pipeline import Manifest, local_team
 
 HEAD = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="en">\n  <siteinfo/>\n'
 TAIL = "</mediawiki>\n"
+BENGALI_HEAD = (
+    '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="bn">\n  <siteinfo>\n'
+    "    <sitename>উইকিপিডিয়া</sitename>\n    <dbname>bnwiki</dbname>\n    <case>first-letter</case>\n    <namespaces>\n"
+    '      <namespace key="0" case="first-letter" />\n      <namespace key="6" case="first-letter">চিত্র</namespace>\n'
+    '      <namespace key="14" case="first-letter">বিষয়শ্রেণী</namespace>\n    </namespaces>\n  </siteinfo>\n'
+)
 
 
 def page(title: str, text: str, *, ns: int = 0, number: int = 1, more: str = "", model: str = "wikitext") -> str:

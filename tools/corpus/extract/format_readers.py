@@ -5,33 +5,29 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from tools.corpus.extract.read_context import Document, ReadContext, row_document, tidy
+from tools.corpus.extract.read_context import Document, ReadContext, keep_commonest, row_document, tidy
 from tools.corpus.extract.record_splitter import RAISE, Place, Record, cut_elements, cut_lines, too_long
 from tools.corpus.sentences import is_blank
 
 # --- Pages of a MediaWiki dump (the export format of Special:Export, version 0.3 to 0.11) -----------------------------
 
-_REDIRECT = re.compile(r"\s*#redirect\b", re.IGNORECASE)
 
-
-CleanPage = Callable[[str, str], str | None]
-
-
-def load_parser() -> tuple[CleanPage, int]:
-    """What cleans a page, given its text and title, and the version of it.
+def load_parser() -> ModuleType:
+    """`tools.corpus.extract.wikitext`, which needs what is not installed everywhere.
 
     Raises:
         ValueError: mwparserfromhell is not installed.
     """
     try:
-        from tools.corpus.extract.wikitext import PARSER_VERSION, clean_page
+        return import_module("tools.corpus.extract.wikitext")
     except ImportError as error:
         raise ValueError(f"MediaWiki dumps need mwparserfromhell ({error}): pip install 'tensor3d[corpus]'") from error
-    return clean_page, PARSER_VERSION
 
 
 def read_mediawiki(reading: ReadContext) -> Iterator[Document]:
@@ -39,14 +35,15 @@ def read_mediawiki(reading: ReadContext) -> Iterator[Document]:
 
     Of a page with several revisions the last one is read.
     """
-    clean_page, _ = load_parser()
+    wikitext = load_parser()
     pages = cut_elements(reading.window(), b"<page>", b"</page>", reading.largest, reading.report, name="page")
     for data, place in pages:
         page = _parse_page(data, place, reading)
         if page is None:
             continue
         reading.counts["read"] += 1
-        document = _article(page, clean_page, reading)
+        document = _article(page, wikitext, reading)
+        keep_commonest(reading.templates)
         if document is not None:
             yield document
 
@@ -61,19 +58,22 @@ def _parse_page(data: bytes, place: Place, reading: ReadContext) -> ElementTree.
         return None
 
 
-def _article(page: ElementTree.Element, clean_page: CleanPage, reading: ReadContext) -> Document | None:
+def _article(page: ElementTree.Element, wikitext: ModuleType, reading: ReadContext) -> Document | None:
+    site = reading.piece.site
     title = page.findtext("title", "").strip()
     revisions = page.findall("revision")
     text = revisions[-1].findtext("text", "") if revisions else ""
+    # Dumps of before 2012 (version 0.5) do not say the namespace.
+    space = page.findtext("ns", "").strip() or str(wikitext.namespaces_of(site).number(title))
     reason = ""
     cleaned: str | None = None
-    if page.findtext("ns", "0").strip() != "0":
+    if space != "0":
         reason = "other_namespaces"
-    elif page.find("redirect") is not None or _REDIRECT.match(text):
+    elif page.find("redirect") is not None or wikitext.is_redirect(text):
         reason = "redirects"
     elif revisions and revisions[-1].findtext("model", "wikitext").strip() != "wikitext":
         reason = "other_content"
-    elif (cleaned := clean_page(text, title)) is None:
+    elif (cleaned := wikitext.clean_page(text, title, site, reading.counts, reading.templates)) is None:
         reason = "disambiguations"
     if reason or cleaned is None:
         reading.counts[reason] += 1

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from tools.corpus.extract.parquet import cut_row_groups
-from tools.corpus.extract.read_context import FileRange, Format, detect_compression, detect_format, printable
+from tools.corpus.extract.read_context import (
+    FileRange,
+    Format,
+    Site,
+    detect_compression,
+    detect_format,
+    printable,
+    read_site,
+)
 from tools.corpus.pipeline import Unit, read_manifest
 
 ENGINE_FILES = frozenset({"step.json", "left-out.jsonl"})
@@ -94,13 +102,14 @@ def _walk(folder: Path, suffixes: tuple[str, ...], above: tuple[Path, ...] = ())
             yield None
 
 
-def cut_sources(sources: Iterable[InputFile], wanted: str, unit_bytes: int) -> list[Pieces]:
-    """The units of the corpus, in its order. They depend on the files and on `unit_bytes`, on nothing else.
+def cut_sources(sources: Iterable[InputFile], wanted: str, unit_bytes: int, language: str = "") -> list[Pieces]:
+    """The units of the corpus, in its order. How they are cut depends on the files and on `unit_bytes` alone.
 
     Args:
         sources: files.
         wanted: the format of all, or "auto".
         unit_bytes: text that a unit should take, about.
+        language: of the wikis that dumps are of, in place of what they say; "": as they say.
 
     Raises:
         ValueError: a file whose format cannot be told, or that is packed in a way that cannot be read.
@@ -108,7 +117,7 @@ def cut_sources(sources: Iterable[InputFile], wanted: str, unit_bytes: int) -> l
     groups: list[list[FileRange]] = []
     weight = unit_bytes
     for source in sources:
-        for piece in _cut(source, wanted, unit_bytes):
+        for piece in _cut(source, wanted, unit_bytes, language):
             cost = piece.size * (BZIP2_SHARE if piece.packing else 1)
             if not groups or weight + cost > unit_bytes:
                 groups.append([])
@@ -122,7 +131,7 @@ def cut_sources(sources: Iterable[InputFile], wanted: str, unit_bytes: int) -> l
     ]
 
 
-def _cut(source: InputFile, wanted: str, unit_bytes: int) -> Iterator[FileRange]:
+def _cut(source: InputFile, wanted: str, unit_bytes: int, language: str) -> Iterator[FileRange]:
     packing = detect_compression(source.path)
     format_ = detect_format(source.path, packing) if wanted == "auto" else cast(Format, wanted)
     size = source.path.stat().st_size
@@ -133,7 +142,10 @@ def _cut(source: InputFile, wanted: str, unit_bytes: int) -> Iterator[FileRange]
     else:
         step = max(1, unit_bytes // BZIP2_SHARE) if packing == "bz2" else unit_bytes
         ranges = [(at, min(at + step, size), min(step, size - at)) for at in range(0, size, step)]
+    site = read_site(source.path, packing) if format_ == "mediawiki" else Site()
+    site = replace(site, language=language or site.language)
     for begin, end, taken in ranges:
         yield FileRange(
-            path=source.path, name=source.name, format=format_, packing=packing, begin=begin, end=end, size=taken
+            path=source.path, name=source.name, format=format_, packing=packing, begin=begin, end=end, size=taken,
+            site=site,
         )  # fmt: skip

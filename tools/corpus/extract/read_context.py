@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
+from xml.etree import ElementTree
 
 from tools.corpus.extract.bzip2 import bzip2_chunks
 from tools.corpus.extract.record_splitter import RAISE, Chunk, Place, ReadBuffer, gzip_chunks, plain_chunks, too_long
@@ -115,10 +116,70 @@ def _head(path: Path, packing: Packing) -> tuple[bytes, bool]:
 
 
 def _chunks(path: Path, packing: Packing) -> Iterator[Chunk]:
-    """Of a packed file; whoever reads it reports the damage."""
+    """Of a file; whoever reads it reports the damage."""
+    if not packing:
+        return plain_chunks(path, 0, path.stat().st_size, lambda size: None)
     if packing == "gz":
         return gzip_chunks(path, lambda place, reason, remedy: None, lambda size: None)
     return bzip2_chunks(path, 0, _PACKED_HEAD, lambda place, reason, remedy: None, lambda size: None)
+
+
+# --- What a dump says of its wiki -------------------------------------------------------------------------------------
+
+_LANGUAGE = re.compile(r"<mediawiki\b[^>]*\sxml:lang=[\"']([A-Za-z0-9-]{1,35})[\"']")
+_SITEINFO = re.compile(r"<siteinfo>.*?</siteinfo>", re.DOTALL)
+_HOST = re.compile(r"(?:https?:)?//([^/:]+)")
+_DATABASE = re.compile(r"([a-z_]{2,}?)(wiki|wiktionary|wikiquote|wikibooks|wikisource|wikinews|wikiversity|wikivoyage)")
+_SHARED = frozenset({"commons", "meta", "species", "wikidata", "mediawiki", "incubator", "foundation", "sources"})
+"""Wikis in no language of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What is known of the wiki that a dump is of. By default nothing is."""
+
+    language: str = ""
+    """Code of its language, or of a variant of that ("zh-tw"); "" where nobody says it."""
+    namespaces: tuple[tuple[int, str], ...] = ()
+    """Numbers and names, several of one number where there are aliases. Empty where the dump has no list of them."""
+    wikipedia: bool = True
+    """False where the dump says that it is of another kind of wiki, whose templates have other meanings."""
+
+
+def read_site(path: Path, packing: Packing) -> Site:
+    """What a dump says of its wiki before its first page, in whatever pieces it is read later."""
+    head = bytearray()
+    for chunk in _chunks(path, packing):
+        if chunk.data is None:
+            break  # what is damaged is reported by whoever reads the piece
+        head += chunk.data
+        if b"</siteinfo>" in head or b"<page>" in head or len(head) > _SEARCHED:
+            break
+    return parse_site(head.partition(b"<page>")[0].decode(errors="replace"))
+
+
+def parse_site(head: str) -> Site:
+    """The same of the text before the first page."""
+    language = found[1] if (found := _LANGUAGE.search(head)) else ""
+    try:
+        info = ElementTree.fromstring(found[0] if (found := _SITEINFO.search(head)) else "<siteinfo/>")
+    except ElementTree.ParseError:
+        info = ElementTree.Element("siteinfo")
+    host = found[1].lower() if (found := _HOST.match(info.findtext("base", "").strip())) else ""
+    database = _DATABASE.fullmatch(info.findtext("dbname", "").strip())
+    if not language and host.endswith((".wikipedia.org", ".wiktionary.org")):
+        language = host.partition(".")[0]
+    if not language and database is not None and database[1] not in _SHARED:
+        language = database[1].replace("_", "-")
+    wikipedia = database is None or (database[2] == "wiki" and database[1] not in _SHARED)
+    names = [(node.get("key", node.get("id", "")), node.text or "") for node in info.iter()]
+    return Site(
+        language="en" if language == "simple" else language.lower(),
+        namespaces=tuple(
+            (int(number), name.strip()) for number, name in names if re.fullmatch(r"-?\d{1,6}", number) and name.strip()
+        ),
+        wikipedia=wikipedia and (not host or host.endswith("wikipedia.org")),
+    )
 
 
 # --- What one worker reads of one file --------------------------------------------------------------------------------
@@ -138,6 +199,8 @@ class FileRange:
     """Bytes of the file; row groups of a Parquet file. The piece owns what begins between them."""
     size: int
     """Bytes of the file that it takes."""
+    site: Site = Site()
+    """What the file says of its wiki, also where the piece begins far behind that."""
 
 
 # --- What every reader of a format has to hand ------------------------------------------------------------------------
@@ -173,6 +236,8 @@ class ReadContext:
     context: Context
     counts: Counter[str]
     """Of what was read, and of what was left out for which reason."""
+    templates: Counter[str] = field(default_factory=Counter)
+    """Of the templates that were left out, by name. `keep_commonest` bounds it."""
 
     def report(self, place: Place | str, reason: str, remedy: str) -> None:
         """Bad input: an error, or under --skip-bad a note."""
@@ -202,6 +267,18 @@ class ReadContext:
             self.report(place.after(data.index(0)), reason, _UTF8)
             return None
         return text
+
+
+MOST_NAMES = 1 << 14
+"""Names of templates that are counted apart, at least; as many again before the rarest are forgotten."""
+
+
+def keep_commonest(names: Counter[str]) -> None:
+    """Forgets the rarest names where there are too many: memory does not grow with the corpus."""
+    if len(names) > 2 * MOST_NAMES:
+        kept = sorted(names.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMES]
+        names.clear()
+        names.update(dict(kept))
 
 
 def skip_damaged(reading: ReadContext) -> Iterator[Document]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from tools.common.files import write_file
 from tools.corpus.extract.dedup import HashStore, documents_name, hashes_name, remove_duplicates
 from tools.corpus.extract.filters import Filters
 from tools.corpus.extract.format_readers import (
@@ -26,7 +28,14 @@ from tools.corpus.extract.format_readers import (
 )
 from tools.corpus.extract.inputs import InputFile, Pieces, cut_sources, find_sources
 from tools.corpus.extract.parquet import read_parquet
-from tools.corpus.extract.read_context import Document, Fields, ReadContext, printable, skip_damaged
+from tools.corpus.extract.read_context import (
+    Document,
+    Fields,
+    ReadContext,
+    keep_commonest,
+    printable,
+    skip_damaged,
+)
 from tools.corpus.pipeline import Context, Manifest, Options, Stage, Team, draft, fingerprint_file
 
 # --- The step `extract` -----------------------------------------------------------------------------------------------
@@ -36,8 +45,18 @@ COUNTS = (
     "files_passed_over", "read", "redirects", "other_namespaces", "other_content", "disambiguations", "empty",
     "too_short", "too_long", "few_letters", "other_language", "duplicates", "documents", "characters", "bytes",
 )  # fmt: skip
-"""What step.json counts: files and folders that are no input, pages or documents read, those left out by reason, then
-what is in the output."""
+"""What step.json counts, in the order in which it is shown: files and folders that are no input, pages or documents
+read, those left out by reason, then what is in the output."""
+WIKITEXT_COUNTS = (
+    "templates_written", "templates_dropped", "variants_written", "variants_dropped", "variants_unclosed",
+    "tables_dropped", "references_dropped", "tags_dropped", "comments_dropped", "files_dropped", "categories_dropped",
+    "language_links_dropped", "namespaces_guessed", "headings_dropped", "sections_dropped", "list_items_dropped",
+    "paragraphs_without_words", "paragraphs_unparsed", "nested_too_deep", "brackets_unclosed", "characters_dropped",
+)  # fmt: skip
+"""What it counts besides where there are dumps: what of the wikitext of all articles, filtered ones too, was written
+out, cut or guessed."""
+COMMONEST = 100
+"""Names of templates that were left out, as step.json lists them."""
 _READERS: dict[str, Callable[[ReadContext], Iterator[Document]]] = {
     "mediawiki": read_mediawiki,
     "wikiextractor": read_wikiextractor,
@@ -68,6 +87,9 @@ class ExtractOptions(Options):
     """Field or column of the title, where there is one."""
     id_field: str = "id"
     """Field or column of the id, where there is one."""
+    language: str = ""
+    """Of the wikis that dumps are of, as a code ("de"), or the variant of it that is wanted where a text has several
+    ("zh-hans", "zh-tw", "sr-el"). By default each dump says its own."""
     encoding: Literal["utf-8"] = "utf-8"
     """The only one that is read: convert other files first."""
     min_characters: int = 0
@@ -125,18 +147,23 @@ def extract(options: ExtractOptions, team: Team) -> Manifest:
             for lost in remove_duplicates(step, units, counts["documents"]):
                 counts.update(duplicates=lost["duplicates"])
                 counts.subtract({**lost, "documents": lost["duplicates"], "duplicates": 0})
-        return step.finish({name: counts[name] for name in COUNTS})
+        found: dict[str, Any] = {name: counts[name] for name in COUNTS}
+        if settings["parser_version"] is not None:
+            found |= {name: counts[name] for name in WIKITEXT_COUNTS}
+            found["commonest_templates_dropped"] = step.on_first(lambda: _commonest(step.scratch, units))
+        return step.finish(found)
 
 
 def read_unit(unit: Pieces, context: Context, *, rules: Rules) -> dict[str, Any]:
     """Writes the documents of a unit, into the output or, with their hashes, where duplicates are looked for first."""
     counts: Counter[str] = Counter()
+    templates: Counter[str] = Counter()
     folder = context.scratch if rules.deduplicate else context.folder
     encode = json.JSONEncoder(ensure_ascii=False).encode
     with ExitStack() as files:
         file = files.enter_context(draft(folder / documents_name(unit.name)))
         hashes = HashStore(files.enter_context(draft(folder / hashes_name(unit.name)))) if rules.deduplicate else None
-        for document in _documents(unit, context, rules, counts):
+        for document in _documents(unit, context, rules, counts, templates):
             line = encode({"id": document.id, "title": document.title, "text": document.text}).encode() + b"\n"
             file.write(line)
             counts.update(documents=1, characters=len(document.text), bytes=len(line))
@@ -144,18 +171,44 @@ def read_unit(unit: Pieces, context: Context, *, rules: Rules) -> dict[str, Any]
                 hashes.add(document.text)
         if hashes:
             hashes.write_run()
+    if templates:
+        write_file(context.scratch / _templates_name(unit.name), json.dumps(templates))
     return dict(counts)
 
 
-def _documents(unit: Pieces, context: Context, rules: Rules, counts: Counter[str]) -> Iterator[Document]:
+def _documents(
+    unit: Pieces, context: Context, rules: Rules, counts: Counter[str], templates: Counter[str]
+) -> Iterator[Document]:
     for piece in unit.pieces:
-        reading = ReadContext(piece=piece, fields=rules.fields, largest=rules.largest, context=context, counts=counts)
+        reading = ReadContext(
+            piece=piece, fields=rules.fields, largest=rules.largest, context=context, counts=counts, templates=templates
+        )
         for document in _READERS[piece.format](reading):
             reason = rules.filters.refuse(document.text)
             if reason is None:
                 yield document
             else:
                 counts[reason] += 1
+
+
+def _templates_name(unit: str) -> str:
+    return f"templates-{unit}.json"
+
+
+def _commonest(scratch: Path, units: Sequence[Pieces]) -> dict[str, int]:
+    """The templates that were left out most often, those first. "Cite web" and "cite web" are one."""
+    names: Counter[str] = Counter()
+    for unit in units:
+        path = scratch / _templates_name(unit.name)
+        if path.exists():
+            names.update(json.loads(path.read_bytes()))
+            keep_commonest(names)
+    together: dict[str, Counter[str]] = {}
+    for name, count in names.items():
+        together.setdefault(name[:1].casefold() + name[1:], Counter())[name] = count
+    # By the spelling that is met most.
+    spelled = [(min(found, key=lambda name: (-found[name], name)), found.total()) for found in together.values()]
+    return dict(sorted(spelled, key=lambda item: (-item[1], item[0]))[:COMMONEST])
 
 
 def _rules(options: ExtractOptions) -> Rules:
@@ -179,18 +232,20 @@ def _rules(options: ExtractOptions) -> Rules:
 
 def _plan(options: ExtractOptions, unit_bytes: int) -> tuple[list[Pieces], dict[str, Any], int]:
     """The units, what decides the output, and how many files are passed over."""
+    if re.fullmatch(r"[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*|", options.language) is None:
+        raise ValueError(f"--language is a code such as en, bn or zh-tw. Got {options.language!r}.")
     for path in options.input:
         if path.is_dir() and Path(options.output).resolve().is_relative_to(path.resolve()):
             raise ValueError(f"{options.output} lies in the input folder {path}. Choose an --output outside of it.")
     sources, passed_over = find_sources(options.input, options.format)
-    units = cut_sources(sources, options.format, unit_bytes)
+    units = cut_sources(sources, options.format, unit_bytes, options.language.replace("_", "-").lower())
     names = (
-        "format", "text_field", "title_field", "id_field", "encoding", "min_characters", "max_characters",
+        "format", "text_field", "title_field", "id_field", "language", "encoding", "min_characters", "max_characters",
         "least_letters", "language_characters", "least_language", "deduplicate", "largest_document", "unit_megabytes",
     )  # fmt: skip
     settings = {name: getattr(options, name) for name in names}
     has_markup = any(piece.format == "mediawiki" for unit in units for piece in unit.pieces)
-    settings["parser_version"] = load_parser()[1] if has_markup else None
+    settings["parser_version"] = load_parser().PARSER_VERSION if has_markup else None
     return units, {**settings, "input": _fingerprint(sources)}, passed_over
 
 

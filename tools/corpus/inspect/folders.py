@@ -21,7 +21,7 @@ from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.sources import PairSampler
 from tensor3d.packing import lpfhp
 from tools.corpus.inspect.histogram import Histogram
-from tools.corpus.inspect.report import Excerpt, InspectOptions, Report
+from tools.corpus.inspect.report import Excerpt, Figure, InspectOptions, Report
 from tools.corpus.inspect.sequences import Training
 from tools.corpus.pipeline import read_manifest
 from tools.corpus.pipeline.step import LEFT_OUT
@@ -33,6 +33,8 @@ from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 # --- Sentences as ids -------------------------------------------------------------------------------------------------
 
 _BLOCK = 1 << 20
+_TEMPLATES = 30
+"""That are listed of those that were left out; step.json has more."""
 _SENTENCES = 4
 """Of a document that is shown."""
 
@@ -275,6 +277,9 @@ def examine_documents(options: InspectOptions) -> Report:
     report.add("words", by_words.sum)
     report.add("characters", by_characters.sum)
     report.add("left out as bad", manifest.left_out)
+    dropped: dict[str, int] = manifest.counts.get("commonest_templates_dropped", {})
+    listed = [Figure(name, count) for name, count in list(dropped.items())[:_TEMPLATES]]
+    report.lists["templates that were left out, the commonest"] = listed
     report.histograms = [by_words, by_characters]
     report.excerpts["first paragraphs"] = [_excerpt(document) for document in drawn.items]
     return report

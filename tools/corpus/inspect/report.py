@@ -89,6 +89,8 @@ class Report:
     figures: list[Figure] = field(default_factory=list)
     noted: Mapping[str, Any] = field(default_factory=dict)
     """What the step that made the folder has counted."""
+    lists: dict[str, list[Figure]] = field(default_factory=dict)
+    """By heading: names and how often each occurs, the commonest first."""
     histograms: list[Histogram] = field(default_factory=list)
     excerpts: dict[str, list[Excerpt]] = field(default_factory=dict)
     """By heading."""
@@ -103,6 +105,9 @@ class Report:
         noted = [figure for figure in noted if (figure.name, figure.value) not in known]
         if noted:
             lines += ["", "counted besides by the step that made it", *(figure.text() for figure in noted)]
+        for heading, figures in self.lists.items():
+            if figures:
+                lines += ["", heading, *(figure.text() for figure in figures)]
         for histogram in self.histograms:
             lines += ["", *histogram.text()]
         for heading, excerpts in self.excerpts.items():
@@ -118,6 +123,9 @@ class Report:
             "kind": self.kind,
             "figures": {figure.name.replace(" ", "_"): figure.value for figure in self.figures},
             "noted": dict(self.noted),
+            "lists": {
+                heading: {figure.name: figure.value for figure in figures} for heading, figures in self.lists.items()
+            },
             "histograms": [histogram.values() for histogram in self.histograms],
             "excerpts": {
                 heading: [{"title": excerpt.title, "text": list(excerpt.paragraphs)} for excerpt in excerpts]

@@ -51,7 +51,8 @@ def write_manifest(manifest: Manifest) -> None:
         "left_out": manifest.left_out,
         "files": manifest.files,
     }
-    write_file(manifest.folder / STEP, json.dumps(values, indent=1, sort_keys=True) + "\n")
+    # Counts keep their order, in which they are shown: what was read, what was left out and why, what is there.
+    write_file(manifest.folder / STEP, json.dumps(values, indent=1) + "\n")
 
 
 def read_manifest(folder: Path, *steps: str) -> Manifest:

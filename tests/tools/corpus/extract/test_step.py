@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tools.corpus.dumps import HEAD, TAIL, content, documents, page, pages, run, texts
+from tests.tools.corpus.dumps import BENGALI_HEAD, HEAD, TAIL, content, documents, page, pages, run, texts
 from tools.corpus.extract.dedup import BUCKET, hash_text
 from tools.corpus.extract.filters import Filters
 from tools.corpus.extract.format_readers import read_text
 from tools.corpus.extract.read_context import Fields, FileRange, ReadContext, detect_format, tidy
+from tools.corpus.extract.step import COUNTS, WIKITEXT_COUNTS
+from tools.corpus.inspect.command import inspect
+from tools.corpus.inspect.report import InspectOptions
 from tools.corpus.pipeline import Context
 from tools.corpus.quick.text_sources import TextSource
 
@@ -93,6 +97,73 @@ def test_every_number_of_workers_gives_the_same_bytes(tmp_path: Path, dump: byte
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) > 5
     assert json.loads(outputs[0]["step.json"])["counts"]["documents"] == (85 if deduplicate else 89)
+
+
+def test_every_piece_of_a_dump_knows_its_namespaces_and_language(tmp_path: Path) -> None:
+    articles = [
+        page(
+            f"ঢাকা {number}",
+            f"[[চিত্র:Foo.jpg|thumb|right]]ঢাকা শহর {number} {{{{নাম {number % 3}}}}}{{{{lang-en|Dhaka}}}}।"
+            "[[বিষয়শ্রেণী:ঢাকা]]",
+        )
+        for number in range(40)
+    ]  # fmt: skip
+    articles.append(page("ঢাকা নগর", "#পুনর্নির্দেশ [[ঢাকা]]"))
+    data = (BENGALI_HEAD + "".join(articles) + TAIL).encode()
+    (tmp_path / "plain.xml").write_bytes(data)
+    # As dumps of several streams are: the first one has the siteinfo alone.
+    cuts = [0, len(BENGALI_HEAD.encode()), *range(4_000, len(data), 4_000), len(data)]
+    streams = [bz2.compress(data[begin:end]) for begin, end in pairwise(cuts)]
+    (tmp_path / "several.xml.bz2").write_bytes(b"".join(streams))
+    counts = []
+    for name, workers, unit in (("plain.xml", 1, 1.0), ("plain.xml", 2, 0.004), ("several.xml.bz2", 2, 0.002)):
+        manifest = run(tmp_path / f"{name}-{unit}", tmp_path / name, workers=workers, unit_megabytes=unit)
+        assert texts(manifest) == [f"ঢাকা শহর {number}।" for number in range(40)]
+        counts.append(manifest.counts)
+    assert counts[0] == counts[1] == counts[2]
+    assert {name: count for name, count in counts[0].items() if count} == {
+        "read": 41, "redirects": 1, "documents": 40, "characters": counts[0]["characters"], "bytes": counts[0]["bytes"],
+        "templates_dropped": 80, "files_dropped": 40, "categories_dropped": 40,
+        "commonest_templates_dropped": {"lang-en": 40, "নাম 0": 14, "নাম 1": 13, "নাম 2": 13},
+    }  # fmt: skip
+    assert list(counts[0]) == [*COUNTS, *WIKITEXT_COUNTS, "commonest_templates_dropped"]
+    assert list(counts[0]["commonest_templates_dropped"]) == ["lang-en", "নাম 0", "নাম 1", "নাম 2"]
+
+
+def test_the_language_that_is_asked_for_is_taken_in_place_of_the_dumps(tmp_path: Path) -> None:
+    pages_ = [
+        page("甲", "电脑是-{zh-hans:计算机; zh-hant:電腦}-的。{{convert|5|km}}"),
+        page("Category:甲", "它是一个类。").replace("    <ns>0</ns>\n", ""),  # dumps of before 2012 do not say it
+    ]
+    (tmp_path / "zh.xml").write_text(HEAD.replace('"en"', '"zh"') + "".join(pages_) + TAIL)
+    (tmp_path / "none.xml").write_text("".join(pages_))
+    for name, language, text in (
+        ("zh", "", "电脑是计算机的。"),
+        ("zh", "zh_TW", "电脑是電腦的。"),
+        ("none", "zh-hant", "电脑是電腦的。"),
+        ("none", "en", "电脑是-{zh-hans:计算机; zh-hant:電腦}-的。5 km"),
+        ("none", "", "电脑是-{zh-hans:计算机; zh-hant:電腦}-的。"),
+    ):
+        manifest = run(tmp_path / f"{name}-{language}", tmp_path / f"{name}.xml", language=language)
+        assert texts(manifest) == [text]
+        assert manifest.counts["other_namespaces"] == 1
+    with pytest.raises(ValueError, match=r"--language is a code such as en, bn or zh-tw. Got 'Chinese!'"):
+        run(tmp_path / "out", tmp_path / "zh.xml", language="Chinese!")
+
+
+def test_a_template_is_listed_by_its_commonest_spelling(tmp_path: Path) -> None:
+    article = "It is. {{cite web}}{{Cite web}}{{Cite_web|a}}{{Infobox|{{x}}}}{{b}}{{B}}{{B c}} So it is."
+    (tmp_path / "dump.xml").write_text(HEAD + page("A", article) + TAIL)
+    manifest = run(tmp_path / "out", tmp_path / "dump.xml")
+    found = {"Cite web": 3, "B": 2, "B c": 1, "Infobox": 1}
+    assert list(manifest.counts["commonest_templates_dropped"].items()) == list(found.items())
+    shown = inspect(InspectOptions(folder=tmp_path / "out"))
+    lines = shown[shown.index("templates that were left out, the commonest") :].split("\n")[1:5]
+    assert [(line.split()[0], line.split()[-1]) for line in lines] == [
+        ("Cite", "3"), ("B", "2"), ("B", "1"), ("Infobox", "1"),
+    ]  # fmt: skip
+    # Counts are shown in the order of the work.
+    assert -1 < shown.index("redirects") < shown.index("duplicates") < shown.index("templates dropped")
 
 
 def test_wikiextractor_in_both_of_its_forms(tmp_path: Path) -> None:

@@ -1,8 +1,15 @@
-"""Names that decide what a piece of wikitext is: namespaces, tags, sections, templates; in the languages known here."""
+"""Names that decide what a piece of wikitext is: namespaces, redirects, sections, templates, tags."""
 
 from __future__ import annotations
 
+import html
 import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tools.corpus.extract.read_context import Site
 
 # Letters of other scripts are the point here.
 # ruff: noqa: RUF001
@@ -30,23 +37,139 @@ CATEGORIES = words("""
 """)
 """Namespaces whose links show nothing where they stand."""
 
-PROJECTS = frozenset({"w", "wikt", "s", "q", "b", "n", "v", "d", "c", "m", "wiktionary", "wikipedia", "wikisource"})
+PROJECTS = words("""
+    w, wikt, s, q, b, n, v, voy, d, c, m, wiktionary, wikipedia, wikisource, wikiquote, wikibooks, wikinews
+    wikiversity, wikivoyage, wikidata, wikispecies, species, commons, meta, metawikipedia, mw, mediawikiwiki
+    foundation, wmf, incubator
+""")
 """Prefixes of links to sister projects: a reader of the page sees them, a reader of prose need not."""
+
+_CANONICAL = {
+    -2: "media", -1: "special", 1: "talk", 2: "user", 3: "user talk", 4: "project", 5: "project talk",
+    6: "file, image", 7: "file talk, image talk", 8: "mediawiki", 9: "mediawiki talk", 10: "template",
+    11: "template talk", 12: "help", 13: "help talk", 14: "category", 15: "category talk",
+}  # fmt: skip
+"""What MediaWiki takes for a namespace in every wiki, by its number."""
+_MEDIA, _TEMPLATE, _FILE, _CATEGORY = -2, 10, 6, 14
+_ALIASES = {
+    "ar": "ملف, صورة", "arz": "ملف, صورة", "be": "файл, выява", "bg": "файл, картинка", "bn": "চিত্র, ছবি",
+    "bs": "datoteka, slika", "ca": "fitxer, imatge", "cs": "soubor, obrázek", "da": "fil, billede", "de": "datei, bild",
+    "el": "αρχείο, εικόνα", "eo": "dosiero", "es": "archivo, imagen", "et": "fail, pilt", "eu": "fitxategi, irudi",
+    "fa": "پرونده, تصویر", "fi": "tiedosto, kuva", "fr": "fichier, image", "gl": "ficheiro, imaxe",
+    "he": "קובץ, תמונה", "hi": "चित्र, छवि", "hr": "datoteka, slika", "hu": "fájl, kép", "id": "berkas, gambar",
+    "is": "mynd", "it": "file, immagine", "ja": "ファイル, 画像", "ko": "파일, 그림", "la": "fasciculus, imago",
+    "lt": "vaizdas, failas", "lv": "attēls", "mk": "податотека, слика", "ms": "fail, imej", "nb": "fil, bilde",
+    "nl": "bestand, afbeelding", "nn": "fil, bilde", "no": "fil, bilde", "pl": "plik, grafika",
+    "pt": "ficheiro, imagem, arquivo", "ro": "fișier, fişier, imagine", "ru": "файл, изображение",
+    "sh": "datoteka, slika", "sk": "súbor, obrázok", "sl": "datoteka, slika",
+    "sr": "датотека, слика, datoteka, slika", "sv": "fil, bild", "th": "ไฟล์, ภาพ", "tr": "dosya, resim",
+    "uk": "файл, зображення", "vi": "tập tin, hình", "zh": "文件, 档案, 檔案, 图像, 圖像",
+}  # fmt: skip
+"""Names of files that MediaWiki knows in a language besides the one in force. A dump lists no aliases, and articles are
+full of them."""
 
 _NOT_LANGUAGES = frozenset({"doi", "mw", "rfc", "wmf", "hdl", "pmc", "oeis", "isbn", "issn", "usb", "who", "url"})
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,8}){0,3}|simple")
+_OF_THEIR_OWN = frozenset({"zh-classical", "zh-min-nan", "zh-yue", "be-tarask", "be-x-old", "nds-nl", "nds-de"})
+_DIRECTION = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def is_hidden_link(target: str, labelled: bool) -> bool:
-    """Whether `[[target]]` shows no text where it stands: a file, a category, the same article in another language."""
-    space, colon, _ = target.partition(":")
-    if not colon or not space.strip():  # "[[:Category:Books]]" is an ordinary link
+def wiki_language(code: str) -> str:
+    """The language of the wiki that is read for this code: a variant or a region has none of its own."""
+    return code if code in _OF_THEIR_OWN else code.partition("-")[0]
+
+
+def normal_space(name: str) -> str:
+    """The name of a namespace as it is compared: "_" is a space, case and marks of direction say nothing."""
+    if "&" in name:
+        name = html.unescape(name)
+    if not name.isascii():
+        name = unicodedata.normalize("NFC", _DIRECTION.sub("", name))
+    return " ".join(name.replace("_", " ").split()).casefold()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Namespaces:
+    """What the prefixes of links mean in a wiki."""
+
+    numbers: Mapping[str, int]
+    """By `normal_space` of the names."""
+    guessed: frozenset[str]
+    """Names that are there because the dump lists none."""
+
+    def number(self, title: str) -> int:
+        """Of the namespace that a title without leading colon lies in; 0: that of articles."""
+        space, colon, _ = title.partition(":")
+        return self.numbers.get(normal_space(space), 0) if colon else 0
+
+    def hidden(self, target: str, labelled: bool) -> str:
+        """What `[[target]]` is counted as where it shows no text: a file, a category, the same article in another
+        language; "" where it shows some."""
+        space, colon, _ = target.partition(":")
+        if not colon or not space.strip():  # "[[:Category:Books]]" is an ordinary link
+            return ""
+        space = space.strip()
+        number = self.numbers.get(normal_space(space), 0)
+        if number == _FILE or (number == _MEDIA and not labelled):
+            return "files_dropped"
+        if number == _CATEGORY:
+            return "categories_dropped"
+        is_language = not number and not labelled and space not in _NOT_LANGUAGES and _LANGUAGE.fullmatch(space)
+        return "language_links_dropped" if is_language else ""
+
+    def is_guess(self, target: str) -> bool:
+        return bool(self.guessed) and normal_space(target.partition(":")[0]) in self.guessed
+
+    def template(self, name: str) -> str:
+        """The name of a template without its namespace."""
+        return name.partition(":")[2].strip() if ":" in name and self.number(name) == _TEMPLATE else name
+
+
+@lru_cache(maxsize=64)
+def namespaces_of(site: Site) -> Namespaces:
+    """The namespaces of a wiki: those of every wiki, and those that its dump lists. Where it lists none, the names that
+    are known here, of all languages together."""
+    canonical = {name: number for number, names in _CANONICAL.items() for name in words(names)}
+    if not site.namespaces:
+        known = dict.fromkeys(FILES, _FILE) | dict.fromkeys(CATEGORIES, _CATEGORY) | canonical
+        return Namespaces(numbers=known, guessed=frozenset(known) - frozenset(canonical))
+    aliases = dict.fromkeys(words(_ALIASES.get(wiki_language(site.language), "")), _FILE)
+    listed = {normal_space(name): number for number, name in site.namespaces}
+    return Namespaces(numbers=aliases | canonical | listed, guessed=frozenset())
+
+
+# Redirects
+
+_REDIRECTS = words("""
+    redirect, weiterleitung, redirection, redirección, redireccion, rinvia, rinvio, rimando, redirecionamento
+    redirecionar, doorverwijzing, patrz, przekieruj, tam, перенаправление, перенапр, перенаправлення
+    перанакіраванне, пренасочване, виж, преусмери, preusmeri, пренасочување, пренасочи, види, preusmjeri
+    preusmeritev, přesměruj, presmeruj, átirányítás, redirecteaza, ανακατευθυνση, yönlendirme, yönlendi̇rme, ohjaus
+    uudelleenohjaus, omdirigering, tilvísun, suuna, novirzīt, peradresavimas, 転送, リダイレクト, 重定向, 重新導向
+    넘겨주기, đổi, เปลี่ยนทาง, alih, lencong, تحويل, تغییر مسیر, تغییرمسیر, הפניה, पुनर्प्रेषित, अनुप्रेषित
+    পুনর্নির্দেশ, পুনঃনির্দেশ, पुनर्निर्देशन, पुर्ननिर्देशन, வழிமாற்று, దారిమార్పు, തിരിച്ചുവിടുക, ಪುನರ್ನಿರ್ದೇಶನ
+    رجوع مکرر, გადამისამართება, վերահղում, istiqamətləndirmə, айдау, yönaltirish, alidirekti, redirecció
+    birzuzendu, birbideratu, ailgyfeirio, athsheoladh, aanstuur, adkas
+""")
+_REDIRECT = re.compile(
+    r"\s*#(?P<word>[^\s\[\]#*:;|{}<>]{1,40})(?P<link>\s*:?\s*\[\[[^\[\]\n]{1,300}\]\])?(?P<rest>.{0,2000})", re.DOTALL
+)
+_NO_TEXT = re.compile(r"\[\[[^\[\]]{1,300}\]\]|\{\{[^{}]{1,300}\}\}|<!--.{0,300}?-->|__\w{3,40}__", re.DOTALL)
+
+
+def is_redirect(text: str) -> bool:
+    """Whether a page does nothing but lead to another one, by a word of any language: `#WEITERLEITUNG [[Ziel]]`.
+
+    Where the word is not known here, nothing may stand beside the link but categories and templates: a list of one
+    link, at worst, which is no prose either.
+    """
+    found = _REDIRECT.match(text) if text.lstrip()[:1] == "#" else None
+    if found is None:
         return False
-    space = space.strip()
-    name = space.casefold()
-    if name in FILES or name in CATEGORIES:
-        return True
-    return not labelled and name not in _NOT_LANGUAGES and _LANGUAGE.fullmatch(space) is not None
+    word = normal_space(found["word"])
+    if word in _REDIRECTS:
+        return word == "redirect" or found["link"] is not None
+    return found["link"] is not None and len(found["rest"]) < 2000 and not _NO_TEXT.sub("", found["rest"]).strip()
 
 
 END_MATTER = words("""
@@ -112,10 +235,25 @@ def is_disambiguation_title(title: str) -> bool:
     return bool(bracket) and suffix.endswith(")") and suffix[:-1].strip().casefold() in _DISAMBIGUATION_TITLES
 
 
-def normal_name(name: str) -> str:
-    """A template's name as the tables here have it: `{{ Template:As_of` -> "as of"."""
-    name = " ".join(name.replace("_", " ").split()).casefold()
-    return name.removeprefix("template:").removeprefix("safesubst:").removeprefix("subst:").strip()
+_LONGEST_EXACT = 4
+
+
+def plain_name(name: str, namespaces: Namespaces) -> str:
+    """A template's name as it would be written alone: `{{ Template:As_of` -> "As of"."""
+    name = " ".join(name.replace("_", " ").split())
+    if ":" in name:
+        lowered = name.casefold()
+        for prefix in ("safesubst:", "subst:"):
+            if lowered.startswith(prefix):
+                name = name[len(prefix) :].strip()
+        name = namespaces.template(name)
+    return name
+
+
+def template_key(name: str) -> str:
+    """A template's (plain) name as the tables here have it. Case tells short names apart, but for the first letter:
+    `{{INS}}` is a ship and `{{ins}}` an underlined word. Of longer names wikis have both forms."""
+    return name.casefold() if len(name) > _LONGEST_EXACT else name[:1].casefold() + name[1:]
 
 
 HIDDEN_TAGS = words("""

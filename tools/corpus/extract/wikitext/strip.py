@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 
 from tools.corpus.extract.wikitext.names import (
@@ -16,10 +17,11 @@ from tools.corpus.extract.wikitext.names import (
     HIDDEN_TAGS,
     LITERAL_TAGS,
     PROJECTS,
-    is_hidden_link,
-    normal_name,
+    Namespaces,
+    plain_name,
+    template_key,
 )
-from tools.corpus.extract.wikitext.templates import CONSTANTS, has_rule
+from tools.corpus.extract.wikitext.templates import FUNCTIONS, Templates
 
 BREAK = "\ufdd0"
 """Stands for a line's end inside a template, so that a template is on one line; the cleaned input has none."""
@@ -34,21 +36,46 @@ _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufdd0-\ufdef\ufffe\uffff
 
 
 @dataclass(kw_only=True)
-class Cut:
-    """Wikitext of which every `{{` and `[[` is closed on its line and has a rule; and what was seen on the way."""
+class Page:
+    """What is known of a page's wiki, and what has been found in it so far."""
 
-    text: str
-    templates: set[str] = field(default_factory=set)
-    """Normal names of all templates outside of references and tables."""
+    namespaces: Namespaces
+    templates: Templates
+    seen: set[str] = field(default_factory=set)
+    """Names of all templates outside of references and tables, without case."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Of what has been cut, by kind."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Of templates that have been left out, by name."""
+
+    def drop_template(self, name: str) -> None:
+        self.counts["templates_dropped"] += 1
+        function, colon, _ = name.partition(":")
+        is_function = colon and (function.isupper() or function[:1] == "#" or function.lower() in FUNCTIONS)
+        self.dropped[f"{function}:" if is_function else name] += 1
+
+    def hides(self, target: str, labelled: bool) -> bool:
+        """Whether `[[target]]` shows nothing where it stands; counts it."""
+        kind = self.namespaces.hidden(target, labelled)
+        if kind:
+            self.counts[kind] += 1
+            self.counts["namespaces_guessed"] += self.namespaces.is_guess(target)
+        return bool(kind)
 
 
-def cut(wikitext: str) -> Cut:
-    """Cuts comments, references, tables, files, categories and the templates that have no rule."""
-    text = _NOT_TEXT.sub("", wikitext.replace("\r\n", "\n").replace("\r", "\n"))
-    text = strip_tags(text)
+def cut(text: str, page: Page) -> str:
+    """Cuts files, categories, tables and the templates that have no rule out of a text without tags: every `{{` and
+    `[[` that is left is closed on its line."""
     if "[" in text:
-        text = cut_flat_links(text)
-    return cut_brackets(text)
+        text = cut_flat_links(text, page)
+    return cut_brackets(text, page)
+
+
+def cut_tags(wikitext: str, page: Page) -> str:
+    """Cuts comments, references, tags, and characters that are no text."""
+    text, count = _NOT_TEXT.subn("", wikitext.replace("\r\n", "\n").replace("\r", "\n"))
+    page.counts["characters_dropped"] += count
+    return strip_tags(text, page)
 
 
 # Tags
@@ -60,7 +87,7 @@ _PLAIN_FORMULA = re.compile(r"(?:[^\W_]|[\s+\-−=>(),.!/*|]|<(?![A-Za-z/])){1,6
 _ESCAPES = str.maketrans({character: f"&#{ord(character)};" for character in "[]{}|<>=*:'_~!\n"})
 
 
-def strip_tags(text: str) -> str:
+def strip_tags(text: str, page: Page) -> str:
     """Comments and tags: hidden ones with their content, literal ones escaped, the others alone."""
     if "<" not in text:
         return text
@@ -70,16 +97,17 @@ def strip_tags(text: str) -> str:
     end = 0
     while found := _TAG.search(text, end):
         parts.append(text[end : found.start()].replace("<", "&lt;"))
-        shown, end = _cut_tag(text, found, unclosed)
+        shown, end = _cut_tag(text, found, unclosed, page)
         parts.append(shown)
     parts.append(text[end:].replace("<", "&lt;"))
     return "".join(parts)
 
 
-def _cut_tag(text: str, found: re.Match[str], unclosed: set[str]) -> tuple[str, int]:
+def _cut_tag(text: str, found: re.Match[str], unclosed: set[str], page: Page) -> tuple[str, int]:
     """What stands for the tag, and where the text goes on. `unclosed` gathers names that are closed nowhere below."""
     if found[2] is None:
         end = text.find("-->", found.end())
+        page.counts["comments_dropped"] += 1
         return "", len(text) if end < 0 else end + 3
     name = found[2].lower()
     closing, alone = found[1] == "/", found[3].rstrip().endswith("/")
@@ -97,15 +125,16 @@ def _cut_tag(text: str, found: re.Match[str], unclosed: set[str]) -> tuple[str, 
     if close is None:
         unclosed.add(name)
         return "", found.end()
-    return _content(name, found[3], text[found.end() : close.start()]), close.end()
+    return _content(name, found[3], text[found.end() : close.start()], page), close.end()
 
 
-def _content(name: str, attributes: str, content: str) -> str:
+def _content(name: str, attributes: str, content: str, page: Page) -> str:
     """What a hidden or literal tag shows after all."""
     if name in LITERAL_TAGS or (name in ("syntaxhighlight", "source") and "inline" in attributes):
         return content.translate(_ESCAPES)
     if name == "math" and _PLAIN_FORMULA.fullmatch(content.strip()):
         return content.strip().translate(_ESCAPES)
+    page.counts["references_dropped" if name in ("ref", "references") else "tags_dropped"] += 1
     # What is a block of its own leaves a gap, so that the lines around it do not become one sentence.
     return "\n\n" if name in ("pre", "syntaxhighlight", "source", "gallery", "timeline", "score", "imagemap") else ""
 
@@ -118,9 +147,14 @@ _WEB_LINK = re.compile(r"\[(?:(?:https?|ftps?|irc|news|git|svn):)?(?://|mailto:)
 _WEB_LABEL = re.compile(r"(?:[^\[\]\n]+|\[[^\[\]\n]*\])*")
 
 
-def cut_flat_links(text: str) -> str:
+def cut_flat_links(text: str, page: Page) -> str:
     """Links become their labels where nothing is nested in them; in two rounds, as captions of files hold links."""
-    return _FLAT_OTHER.sub(_flat_other, cut_web_links(_FLAT_LINK.sub(_label, text)))
+
+    def shown(found: re.Match[str]) -> str:
+        target, bar, label = found[1].replace("\n", " ").partition("|")
+        return link_text(target, label if bar else None, page)
+
+    return _FLAT_OTHER.sub(shown, cut_web_links(_FLAT_LINK.sub(_label, text)))
 
 
 def cut_web_links(text: str) -> str:
@@ -142,21 +176,16 @@ def _label(found: re.Match[str]) -> str:
     return found[2] or found[1]
 
 
-def _flat_other(found: re.Match[str]) -> str:
-    target, bar, label = found[1].replace("\n", " ").partition("|")
-    return link_text(target, label if bar else None)
-
-
-def link_text(target: str, label: str | None) -> str:
+def link_text(target: str, label: str | None, page: Page) -> str:
     """What a reader sees of a link, whose label may be missing."""
-    if is_hidden_link(target, label is not None):
+    if ":" in target and page.hides(target, label is not None):
         return ""
     if label:
         # A label has no bar; where there is one, the options of a file of an unknown namespace stand before it.
         return label.rpartition("|")[2]
     target = target.strip().lstrip(":")
     prefix, colon, rest = target.partition(":")
-    return rest if colon and prefix.casefold() in PROJECTS else target
+    return rest if colon and prefix.strip().casefold() in PROJECTS else target
 
 
 # Brackets of all kinds
@@ -171,20 +200,21 @@ _ARGUMENTS = re.compile(f"{LOST}[^\n]*(?:\n[ \t]*[|!][^\n]*)*")
 _OTHER_BRACKETS = re.compile(r"\[+")
 
 
-def cut_brackets(text: str) -> Cut:
+def cut_brackets(text: str, page: Page) -> str:
     """Closed links, and templates with a rule, stay, on one line each; others and tables go with their content.
     Brackets without a partner go alone, a template's with the lines that look like its arguments."""
     if "{{{" in text:
         text = _ARGUMENT.sub(lambda found: found[1] or "", text)
     starts, partners = pair_brackets(text)
     parts: list[str] = []
-    templates: set[str] = set()
     end = number = depth = 0
     while number < len(starts):
         gap = text[end : starts[number]]
         parts.append(gap.replace("\n", BREAK) if depth else gap)
         partner = partners[number]
-        shown, inside = _shown(text, starts[number], partner >= 0, templates)
+        shown, inside = _shown(text, starts[number], starts[partner] if partner >= 0 else -1, page)
+        if inside and partner > number and depth >= MOST_NESTED:
+            page.counts["nested_too_deep"] += 1
         if partner > number and not (inside and depth < MOST_NESTED):
             number = partner  # over all that is inside
         elif partner >= 0:
@@ -194,7 +224,7 @@ def cut_brackets(text: str) -> Cut:
         number += 1
     parts.append(text[end:])
     kept = _ARGUMENTS.sub("", "".join(parts))
-    return Cut(text=_OTHER_BRACKETS.sub(_escaped, kept), templates=templates)
+    return _OTHER_BRACKETS.sub(_escaped, kept)
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -239,24 +269,40 @@ def _begins_line(text: str, start: int) -> bool:
 _OPENERS = {"}}": "{{", "]]": "[[", "|}": "{|"}
 
 
-def _shown(text: str, start: int, paired: bool, templates: set[str]) -> tuple[str, bool]:
+def _shown(text: str, start: int, partner: int, page: Page) -> tuple[str, bool]:
     """What stays of a bracket, and whether what is inside it stays. Of one that opens and whose inside does not stay:
-    what stands for all of it."""
+    what stands for all of it. `partner`: where the other one starts; -1: there is none."""
     kind = text[start : start + 2]
-    if not paired:
+    if partner < 0:
+        page.counts["brackets_unclosed"] += 1
         return (LOST if kind in ("{{", "{|") else ""), False
     if kind == "{{":
-        found = _NAME.match(text, start + 2)
-        name = normal_name(found[1]) if found else ""
-        templates.add(name)
-        if name in CONSTANTS:
-            return CONSTANTS[name], False
-        return ("{{", True) if has_rule(name) else ("", False)
+        return _shown_template(text, start + 2, partner, page)
     if kind == "[[":
         found = _TARGET.match(text, start + 2)
-        hidden = found is not None and is_hidden_link(found[1], bool(found[2]))
+        hidden = found is not None and ":" in found[1] and page.hides(found[1], bool(found[2]))
         return ("", False) if hidden else ("[[", True)
-    return ("\n" if kind == "{|" else kind), False
+    if kind == "{|":
+        page.counts["tables_dropped"] += 1
+        return "\n", False
+    return kind, False
+
+
+def _shown_template(text: str, start: int, end: int, page: Page) -> tuple[str, bool]:
+    found = _NAME.match(text, start)
+    name = plain_name(found[1], page.namespaces) if found else ""
+    page.seen.add(name.casefold())
+    key = template_key(name)
+    constant = page.templates.layout.get(key)
+    if constant is None and found is not None and found.end() == end:
+        constant = page.templates.constants.get(key)
+    if constant is not None:
+        page.counts["templates_written"] += 1
+        return constant, False
+    if page.templates.has_rule(name):
+        return "{{", True
+    page.drop_template(name)
+    return "", False
 
 
 # --- Cleaning up ------------------------------------------------------------------------------------------------------
@@ -309,6 +355,8 @@ _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u200e\u
                         "\ufdd0-\ufdef\ufffe\uffff]")  # fmt: skip
 """Controls, soft hyphens and marks of direction. Joiners (U+200C, U+200D) belong to the spelling of some languages."""
 _MARKUP = re.compile(r"\[\[|\]\]|\{\{|\}\}|\{\||\|\}|''+|__[A-Z]{3,}__")
+_SWITCH = re.compile(r"__([^\W\d_](?:[^\s_\[\]{}|<>=]|_(?!_)){2,39})__")
+"""Switches of a page in any language, `__БЕЗ_ОГЛАВЛЕНИЯ__` too."""
 _IN_MARKUP = re.compile(r"[\[\]{}|_]")
 _MOST_SWEEPS = 4
 _MEANT = "[]{}|'_"
@@ -317,11 +365,14 @@ _MEANS = {ord(stands): chr(character) for character, stands in _STANDS_FOR.items
 """Characters that a writer has escaped, so that they are shown; others stand for them while markup is swept."""
 
 
-def normalize(text: str) -> str:
+def normalize(text: str, counts: Counter[str]) -> str:
     """A paragraph as it is read: no markup but what was written as entities, no gaps, any run of spaces as one."""
     text = text.replace(LONE, "[")
     if not text.isascii() or not text.isprintable():
-        text = _INVISIBLE.sub("", text)
+        text, count = _INVISIBLE.subn("", text)
+        counts["characters_dropped"] += count
+    if "__" in text:
+        text = _SWITCH.sub(lambda found: "" if found[1] == found[1].upper() else found[0], text)
     escaped = "&" in text
     text = swept(_ENTITY.sub(_character, text) if escaped else text)
     if escaped:
@@ -357,6 +408,7 @@ _AFTER_OPEN = re.compile(r"([(\[])[ ,;:]+")
 _BEFORE_CLOSE = re.compile(r"[ ,;:]{1,9}([)\]])")
 _DOUBLED = re.compile(r"([,;:])(?: ?[,;]){1,9}(?= |$)")
 _BEFORE_POINT = re.compile(r" ([,.])(?=[\s\"'”’)\]]|$)")
+_BEFORE_OTHER_POINT = re.compile(r" (?=[।॥،؛۔。，、])")
 _START = re.compile(r"^[ ,;:.)\]]+(?=\s|\w)")
 
 
@@ -371,6 +423,8 @@ def close_gaps(text: str) -> str:
         text = _BEFORE_CLOSE.sub(r"\1", _AFTER_OPEN.sub(r"\1", text))
     if " ," in text or " ." in text:
         text = _BEFORE_POINT.sub(r"\1", text)
+    if not text.isascii():
+        text = _BEFORE_OTHER_POINT.sub("", text)
     return " ".join(_START.sub("", _DOUBLED.sub(r"\1", text)).split())
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tools.corpus.extract.read_context import Site
 from tools.corpus.extract.wikitext import MOST_PARSED, clean_page
 from tools.corpus.extract.wikitext.strip import cut_web_links, swept
 
@@ -19,9 +20,13 @@ PIECES = st.sampled_from([
     "(", ")", ";", ",", " ", "&nbsp;", "&#9;", "&", "*", ":", "#", "!", "File:", "Category:", "lang|fr|",
     "convert|5|km", "quote|", "nowrap|", "ndash", "a", "word. ", "\ufdd0", "\ufdd1", "\x00", "é",
     "語。", "1=",
+    "-{", "}-", "zh:", "zh-hans:", "=>",
     "-", "__TOC__", "x\u2028", "[", "]", "{", "}", "[ ", "( )", "\u200b", "&#8203;", "_", "(;)'",
 ])  # fmt: skip
 MARKUP = re.compile(r"\[\[|\]\]|\{\{|\}\}|\{\||''|</?(?:ref|b|math|sup|table)\b[^<>]*>|__TOC__|[\ufdd0-\ufdef\x00]")
+
+
+CHINESE = Site(language="zh")
 
 
 def check(text: str | None) -> None:
@@ -37,6 +42,7 @@ def check(text: str | None) -> None:
 @given(st.lists(PIECES, max_size=60).map("".join))
 def test_any_heap_of_markup_comes_out_clean(wikitext: str) -> None:
     check(clean_page(wikitext, "T"))
+    check(clean_page(wikitext, "T", CHINESE))
 
 
 @settings(max_examples=200, deadline=None)
@@ -51,7 +57,8 @@ def test_any_string_is_read(wikitext: str, title: str) -> None:
     [
         "[[", "{{", "{|\n", "|}\n", "[[a|", "{{a|", "{{lang|fr|", "{{{a|", "<ref>", "<b ", "<!--", "[http://a ",
         "[http://a [b] ", "''a '''b ", "==", "= ", "&", "( ", "(;", ", ", ") ", " .", "* a.\n", "|", "(or ",
-        "{{lang|fr|a}} ", "[[a|[[b]]c",
+        "{{lang|fr|a}} ", "[[a|[[b]]c", "-{", "}-", "-{zh:", "-{zh-hans:a;", "-{{", "-{ {{", "-{a}-", "-{H|a=>zh:b; ",
+        "__A", "http://a-{",
     ],
 )  # fmt: skip
 def test_time_grows_with_the_length_alone(piece: str) -> None:
@@ -59,7 +66,7 @@ def test_time_grows_with_the_length_alone(piece: str) -> None:
     seconds = []
     for count in (500, 5000):
         start = time.process_time()
-        clean_page(piece * count, "T")
+        clean_page(piece * count, "T", CHINESE)
         seconds.append(time.process_time() - start)
     assert seconds[1] < 0.25 or seconds[1] < 40 * seconds[0]
 
@@ -89,13 +96,21 @@ def test_time_grows_with_the_length_alone(piece: str) -> None:
         "It (" + ";" * 200_000,
         "\n" + " " * 200_000 + "x",
         "a|" * 100_000 + "{{nowrap|b}}",
+        "-{" * 100_000 + "}-" * 100_000,
+        "-{zh:a" + ";" * 100_000 + "}-",
+        "-{zh:a;" + " " * 100_000 + "x}-",
+        "-{zh:a" + "; =>" * 50_000 + "}-",
+        "-{" + "{{" * 50_000 + "}-" + "}}" * 50_000,
+        "http://a" + "-{b}" * 50_000,
+        "http://a" + "-{b" * 50_000,
+        "#a [[" + "b" * 200_000,
     ],
     ids=lambda wikitext: wikitext[:12],
 )  # fmt: skip
 def test_long_pages_are_done_soon(wikitext: str) -> None:
     """Where an expression tries each place as an end anew, these take minutes."""
     start = time.process_time()
-    clean_page(wikitext, "T")
+    clean_page(wikitext, "T", CHINESE)
     assert time.process_time() - start < 5
 
 
