@@ -50,9 +50,10 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
 
 
-def create(path: Path, mode: str = "xb") -> BinaryIO:
-    """A file that was not there. Raises FileExistsError where anything has the name, a link to nothing too."""
-    return open(path, mode, opener=_not_through_links)  # type: ignore[return-value]  # of a mode that is no literal
+def create(path: Path, buffering: int = -1) -> BinaryIO:
+    """A file that was not there, to be written. Raises FileExistsError where anything has the name, also a link."""
+    file: BinaryIO = open(path, "x+b", buffering, opener=_not_through_links)  # noqa: SIM115  # for the caller
+    return file
 
 
 def sweep_drafts(folder: Path, *, of: str | None = None, older_than: float = ABANDONED) -> None:

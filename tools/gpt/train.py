@@ -103,7 +103,7 @@ def read_config(folder: Path) -> GptConfig:
         ValueError: no run, or one whose run.json is damaged.
     """
     try:
-        values = json.loads(read_file(folder / _RUN))
+        values = json.loads(read_file(folder / _RUN).decode())
         return GptConfig(**values[_CONFIG])
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from tools.common.files import draft, write_file
+from tools.common.files import draft, read_file, write_file
 from tools.corpus.pipeline.units import Context, Outcome, U, WorkItem
 from tools.corpus.pipeline.workers import Options, Team
 
@@ -68,7 +68,7 @@ def read_manifest(folder: Path, *steps: str) -> Manifest:
     path = folder / STEP
     wanted = " or ".join(f"`python -m tools.corpus {step}`" for step in steps) or "a step of tools.corpus"
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder} is no output of {wanted}: there is no {STEP}. Run that step first.") from error
     except ValueError as error:
@@ -220,7 +220,7 @@ class Stage:
     def _check_begun(self) -> None:
         path = self._partial / SETTINGS
         mine = {"step": self.name, **self._settings}
-        begun = json.loads(path.read_bytes()) if path.exists() else None
+        begun = json.loads(read_file(path)) if path.exists() else None
         if begun is None or begun == {**mine, "skip_bad": False}:
             # The second: units that are done had nothing bad in them, so they are what --skip-bad makes of them.
             write_file(path, json.dumps(mine))
