@@ -56,6 +56,15 @@ def create(path: Path, buffering: int = -1) -> BinaryIO:
     return file
 
 
+def append(path: Path, buffering: int = -1) -> BinaryIO:
+    """A file to be written on from its end, made if it is not there. A link, a FIFO or a device there is removed, and
+    what a link names stays as it is."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.unlink()
+    file: BinaryIO = open(path, "ab", buffering, opener=_not_through_links)  # noqa: SIM115  # for the caller
+    return file
+
+
 def sweep_drafts(folder: Path, *, of: str | None = None, older_than: float = ABANDONED) -> None:
     """Removes the drafts that processes have left in a folder that were killed.
 
@@ -153,20 +162,20 @@ def nearest(path: Path) -> Path:
     raise ValueError(f"{path} lies nowhere: not even {there.anchor} is there. Choose another path.")
 
 
-def check_folder(folder: Path, whose: str = "the run") -> None:
+def check_folder(folder: Path, option: str = "--output") -> None:
     """Raises ValueError where there cannot be a folder of this name; nothing is made.
 
     Args:
-        whose: in words, what needs it.
+        option: what named it.
     """
     there = nearest(folder)
     if not there.is_dir():
-        raise ValueError(f"{whose} needs a folder, and {there} is a file. Choose another --output.")
+        raise ValueError(f"the run needs a folder, and {there} is a file. Choose another {option}.")
 
 
-def make_folder(folder: Path, whose: str = "the run") -> list[Path]:
+def make_folder(folder: Path, option: str = "--output") -> list[Path]:
     """Makes a folder, unless it is there. What was made, the lowest first. Errors are those of `check_folder`."""
-    check_folder(folder, whose)
+    check_folder(folder, option)
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return made

@@ -25,7 +25,19 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from tensor3d.distributed.rank_status import ProcessId
-    from tensor3d.files import beside, create, draft, make_folder, nearest, open_regular, read_file, sweep_drafts
+    from tensor3d.files import (
+        append,
+        beside,
+        check_folder,
+        create,
+        draft,
+        make_folder,
+        nearest,
+        open_regular,
+        read_file,
+        remove,
+        sweep_drafts,
+    )
 else:
 
     def _alone(name: str) -> ModuleType:
@@ -39,10 +51,9 @@ else:
         return sys.modules[name]
 
     _files = _alone("tensor3d.files")
-    beside, create, draft, sweep_drafts = _files.beside, _files.create, _files.draft, _files.sweep_drafts
-    make_folder, nearest, open_regular, read_file = (
-        _files.make_folder, _files.nearest, _files.open_regular, _files.read_file
-    )  # fmt: skip
+    append, beside, create, draft, remove = _files.append, _files.beside, _files.create, _files.draft, _files.remove
+    check_folder, make_folder, nearest = _files.check_folder, _files.make_folder, _files.nearest
+    open_regular, read_file, sweep_drafts = _files.open_regular, _files.read_file, _files.sweep_drafts
 
 _log = logging.getLogger(__name__)
 
