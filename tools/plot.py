@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from models.bert import PRESETS
 from tensor3d import CubeShape
+from tools.common.files import check_output, read_file
 from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
 from tools.training.metrics import JOURNAL, read_journal
 from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
@@ -102,7 +103,7 @@ def read_facts(folder: Path) -> RunFacts:
     path = folder / "run.json"
     remedy = "A run is a folder that tools.pretrain has written."
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(read_file(path).decode())
         recipe = facts["recipe"]
         return RunFacts(
             name=folder.resolve().name,
@@ -214,8 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not command.runs:
             raise ValueError("name at least one run: a folder that tools.pretrain has written.")
-        curves = [read_run(folder, command.tag) for folder in command.runs]
         output = command.output or command.runs[0] / default_name(command.tag)
+        if command.output is not None:
+            check_output(output)
+        curves = [read_run(folder, command.tag) for folder in command.runs]
         save(draw(curves, command.tag), output)
     except (ValueError, OSError) as problem:
         print(f"tools.plot: {problem}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
+from tools.common.files import check_unlocked
 from tools.common.machine import environment, write_json
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
@@ -158,6 +159,8 @@ def carry_out(plan: RunPlan) -> int:
         print(dry_run(plan))
         return 0
     if plan.purpose == "prepare":
+        if plan.output is not None or plan.resume is not None:
+            check_unlocked(next(plan.run_folders()))
         prepare_corpus(plan, shown=True)
         prepare_packs(plan)
         check_checkpoint(plan)
@@ -206,7 +209,15 @@ def train(plan: RunPlan) -> int:
 
 
 def run(plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
-    """The run on a cube. Its folder is made when nothing can be refused any more."""
+    """The run on a cube. Its folder is this run's from before anything in it is read; where the run is refused, nothing
+    is left in it."""
+    with ExitStack() as held:  # by rank 0
+        folder = run_on_rank0(cube, lambda: plan.take_folder(held))
+        return run_in(folder, plan, cube, watch)
+
+
+def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
+    """The run in its folder."""
     first, recipe = cube.rank == 0, plan.recipe
     mllog = MLPerfLog(shown=recipe.run.mllog and first)
     mllog.starting()
@@ -219,7 +230,6 @@ def run(plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
             if first:
                 print(f"{found} is the end of its run ({_ENDINGS[ended]}): there is nothing left to do.")
             return 0
-        folder = run_on_rank0(cube, lambda: make_run_folder(plan, found))
         around = environment(cube)
         run_on_rank0(cube, lambda: write_facts(plan, info, around, folder))
         run_on_rank0(cube, lambda: write_model(plan, corpus, folder))
@@ -309,13 +319,6 @@ def naming_lost_ranks(watch: Watchdog) -> Iterator[None]:
         if isinstance(error, PeerError) or not collective:
             raise
         raise PeerError(watch.failed(str(error))) from error
-
-
-def make_run_folder(plan: RunPlan, found: Path | None) -> Path:
-    """The folder of this run, which exists afterwards."""
-    folder = plan.run_folder(found)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def settings_of(trainer: PretrainTrainer, corpus: TrainingCorpus) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tools.bench.harness.scaling_plots import draw, read_results
 from tools.bench.harness.step_trial import CubeFigures
 from tools.bench.scaling import Point, base_of, compared
 from tools.common.cli import run_main
-from tools.common.files import write_file
+from tools.common.files import make_folder, write_file
 from tools.common.machine import format_table
 from tools.common.plotting import check_drawing, save
 
@@ -54,7 +54,7 @@ def run(asked: argparse.Namespace, rest: Sequence[str]) -> int:
     """One box, on all ranks. Raises ValueError for a bad call."""
     if asked.recipe is None or asked.output is None:
         raise ValueError("a recipe and --output DIR are needed, or --collect DIR.")
-    asked.output.mkdir(parents=True, exist_ok=True)
+    make_folder(asked.output)
     box = ["--cube", asked.cube, "--data-parallel", asked.data_parallel]
     return bench([asked.kind, asked.recipe, *box, "--output", str(asked.output / f"{asked.kind}.json"), *rest])
 

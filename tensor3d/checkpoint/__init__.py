@@ -12,7 +12,15 @@ from __future__ import annotations
 from tensor3d.checkpoint.directory import DamagedError, best, check_writable, complete, latest, read_progress
 from tensor3d.checkpoint.manager import Checkpoints, RankResult, save
 from tensor3d.checkpoint.reader import load
-from tensor3d.checkpoint.validation import CheckpointIndex, StoredChunk, StoredTensor, read_contents, verify
+from tensor3d.checkpoint.validation import (
+    CheckpointIndex,
+    StoredChunk,
+    StoredTensor,
+    read_contents,
+    strangers,
+    value_problems,
+    verify,
+)
 
 __all__ = [
     "CheckpointIndex",
@@ -29,5 +37,7 @@ __all__ = [
     "read_contents",
     "read_progress",
     "save",
+    "strangers",
+    "value_problems",
     "verify",
 ]

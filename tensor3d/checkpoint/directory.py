@@ -3,9 +3,12 @@
     step-00000100               complete: it has this name by a rename, and loses it by one
     step-00000100.RUN.partial   being written, by the run of that token
     step-00000100.old           complete: the former one of that step, while a new one takes its place
-    step-00000100.trash         being deleted
+    step-00000100.RANDOM.trash  being deleted
     step-ABCDEF.token           there for the moment in which the ranks see whether they share the directory
     best                        text: the name of the best checkpoint
+
+Links among them are never followed when something is deleted or renamed: the link itself is. What cannot be deleted is
+logged as a warning and stays: it is in nobody's way.
 
 `serial` in progress.json counts the checkpoints of a directory. It tells which is the newest also where a run has
 gone back to an earlier step.
@@ -14,10 +17,10 @@ gone back to an earlier step.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
-import shutil
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
@@ -26,7 +29,9 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from tensor3d.distributed.object_collectives import ObjectGroup
-from tensor3d.files import sync
+from tensor3d.files import ABANDONED, draft, nearest, read_file, remove, sweep_drafts, sync
+
+_log = logging.getLogger(__name__)
 
 # --- Whether all ranks see one folder: on several machines a folder of the same name may be another one on each -------
 #
@@ -42,11 +47,11 @@ def check_shared(directory: Path, crew: ObjectGroup) -> None:
     """Rank 0 makes the folder and puts a file into it, which every rank must see. Every rank calls it.
 
     Raises:
-        ValueError: a rank does not see it; on every rank, naming that rank and its folder.
+        ValueError: a rank does not see it, or there can be no such folder; on every rank, naming rank and folder.
         OSError: rank 0 cannot make it; on every rank.
     """
     made = crew.broadcast(_put_token(directory, crew) if crew.rank == 0 else None)
-    if isinstance(made, OSError):
+    if isinstance(made, (OSError, ValueError)):
         raise made
     if crew.size == 1:
         return
@@ -82,13 +87,14 @@ def look_again(path: Path) -> None:
             os.listdir(folder)
 
 
-def _put_token(directory: Path, crew: ObjectGroup) -> str | OSError:
+def _put_token(directory: Path, crew: ObjectGroup) -> str | OSError | ValueError:
     name = f"step-{secrets.token_hex(8)}{TOKEN}"
     try:
+        nearest(directory)  # names a link to nothing
         directory.mkdir(parents=True, exist_ok=True)
         if crew.size > 1:
             (directory / name).touch()
-    except OSError as problem:
+    except (OSError, ValueError) as problem:
         return problem
     return name
 
@@ -101,7 +107,6 @@ _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 _BEST = "best"
 _DEEP = "it is nested too deeply"
 _ELSEWHERE = "Resume from an earlier checkpoint."
-_STALE = 600.0  # seconds without a change, after which what another run was writing counts as left behind
 
 
 class DamagedError(ValueError):
@@ -122,7 +127,7 @@ def latest(directory: Path) -> Path | None:
 def best(directory: Path) -> Path | None:
     """The checkpoint that training marked as the best, or None."""
     try:
-        name = (directory / _BEST).read_text().strip()
+        name = read_file(directory / _BEST).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None
     return directory / name if _NAME.fullmatch(name) and (directory / name).is_dir() else None
@@ -142,7 +147,7 @@ def complete(directory: Path) -> list[Path]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises DamagedError, with the file's name, for anything else."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path).decode())
     except (ValueError, RecursionError) as problem:
         reason = _DEEP if isinstance(problem, RecursionError) else problem
         raise DamagedError(f"{path} is damaged: {reason}. {_ELSEWHERE}") from None
@@ -219,7 +224,7 @@ def check_writable(directory: Path) -> None:
     """
     there = directory.absolute()
     try:
-        there = next(path for path in (there, *there.parents) if path.exists())
+        there = nearest(directory)
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"tensor3d")
             file.flush()
@@ -238,8 +243,7 @@ def partial_of(directory: Path, step: int, run: str) -> Path:
 
 def begin(partial: Path) -> None:
     """Makes a new, empty folder to write into."""
-    if partial.exists():  # of a save that failed, and could not be deleted then
-        shutil.rmtree(partial)
+    discard(partial)  # of a save that failed, and could not be deleted then
     partial.mkdir(parents=True)
 
 
@@ -247,6 +251,8 @@ def commit(partial: Path, final: Path) -> None:
     """Gives a finished folder its name. An older one of that name stays beside it, for `settle`."""
     old = final.with_suffix(".old")
     sync(partial)
+    if final.is_symlink() or not final.is_dir():
+        discard(final)
     replaced = final.exists()
     if replaced:
         discard(old)
@@ -267,52 +273,65 @@ def settle(final: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Deletes a folder. First it loses its name: half of a checkpoint never bears one."""
-    trash = path.parent / f"{path.name.partition('.')[0]}.trash"
-    if trash.exists():
-        _remove(trash)
-    if path.exists():
-        os.replace(path, trash)
-        _remove(trash)
+    """Deletes a folder, or a link. First it loses its name: half of a checkpoint never bears one."""
+    if os.path.lexists(path):
+        # A name that nothing has: in the place of a leftover that cannot be deleted nothing could be put.
+        trash = path.with_name(f"{path.name.partition('.')[0]}.{secrets.token_hex(4)}.trash")
+        with suppress(FileNotFoundError):  # another run does the same, and was faster
+            os.replace(path, trash)
+            _remove(trash)
 
 
 def clean(directory: Path) -> None:
-    """Takes away what a killed run has left."""
-    if not directory.is_dir():
-        return
-    for path in sorted(directory.glob("step-*.old")):
-        if path.with_suffix("").exists():
-            discard(path)
-        else:
-            os.replace(path, path.with_suffix(""))
-    for path in sorted(directory.glob("step-*.trash")):
+    """Takes away what a killed run has left, as far as that can be done. Raises nothing."""
+    try:
+        for path in sorted(directory.glob("step-*.old")):
+            if os.path.lexists(path.with_suffix("")):
+                discard(path)
+            else:
+                os.replace(path, path.with_suffix(""))
+    except OSError as problem:  # it counts under that name too
+        _warn(problem)
+    for path in _listed(directory, ".trash"):
         _remove(path)
     sweep(directory)
 
 
 def sweep(directory: Path) -> None:
-    """Takes away what another run has begun and not gone on with for 10 minutes: before that it may be alive."""
-    for path in sorted(directory.glob("step-*.partial")):
-        if _age(path) > _STALE:
+    """Takes away what another run has begun and not gone on with for 10 minutes: before that it may be alive. And links
+    in such places, which no run puts there."""
+    for path in (*_listed(directory, ".partial"), *_listed(directory, TOKEN)):
+        if path.is_symlink() or _age(path) > ABANDONED:
             _remove(path)
-    for path in sorted(directory.glob(f"step-*{TOKEN}")):
-        if _age(path) > _STALE:
-            path.unlink(missing_ok=True)
+    sweep_drafts(directory)
+
+
+def _listed(directory: Path, ending: str) -> list[Path]:
+    try:
+        return sorted(directory.glob(f"step-*{ending}"))
+    except OSError as problem:
+        _warn(problem)
+        return []
 
 
 def _age(path: Path) -> float:
-    """Seconds since a file, or a folder or anything in it, was changed; 0 where it goes away meanwhile."""
+    """Seconds since a file, or a folder or anything in it, was changed; 0 where it goes away or cannot be looked at."""
     try:
         inside = list(path.iterdir()) if path.is_dir() else []
-        return time() - max(each.stat().st_mtime for each in (path, *inside))
-    except FileNotFoundError:
+        return time() - max(each.lstat().st_mtime for each in (path, *inside))
+    except OSError:
         return 0.0
 
 
-def _remove(folder: Path) -> None:
-    """Also where another run does the same at the same time, and is faster."""
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+def _remove(path: Path) -> None:
+    if (problem := remove(path)) is not None:
+        _warn(problem)
+
+
+def _warn(problem: OSError) -> None:
+    _log.warning(
+        "%s is left over and cannot be removed: %s. It is in nobody's way.", problem.filename, problem.strerror
+    )
 
 
 def rotate(directory: Path, *, keep_last: int | None, keep_every: int | None, protected: Collection[str]) -> None:
@@ -330,9 +349,8 @@ def rotate(directory: Path, *, keep_last: int | None, keep_every: int | None, pr
 
 def mark_best(path: Path) -> None:
     """Writes the name of a checkpoint beside it, for `best`."""
-    draft = path.parent / f"{_BEST}.partial"
-    draft.write_text(path.name + "\n")
-    os.replace(draft, path.parent / _BEST)
+    with draft(path.parent / _BEST) as file:
+        file.write(f"{path.name}\n".encode())
 
 
 def next_serial(directory: Path) -> int:

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem
 
+from tensor3d.files import create, open_regular
+
 TENSORS, CHECKSUMS = "tensors.json", "checksums.json"
 # safetensors' names of types, most bytes first: blocks in this order are aligned without gaps, which it forbids.
 DTYPES = {
@@ -125,7 +127,7 @@ def index_of(plans: Sequence[Sequence[WriteItem]]) -> bytes:
 
 def write_file(path: Path, parts: Iterable[memoryview]) -> FileSum:
     """Writes a new file and puts it on disk; the checksum is that of the memory it came from."""
-    with path.open("wb", buffering=0) as file:
+    with create(path, buffering=0) as file:
         written = write_parts(file, parts)
         os.fsync(file.fileno())
     return written
@@ -157,8 +159,8 @@ def checksum(path: Path) -> FileSum:
     size = crc = 0
     buffer = bytearray(PIECE)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
+    with open_regular(path, buffering=0) as file:
+        while count := file.readinto(buffer):  # type: ignore[attr-defined]  # a file without a buffer
             crc = zlib.crc32(view[:count], crc)
             size += count
     return FileSum(bytes=size, crc32=crc)

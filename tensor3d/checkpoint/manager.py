@@ -102,8 +102,9 @@ class Checkpoints:
             bytes that this rank has written of the save under way: a sign of life for a watch over hangs.
 
     Raises:
-        ValueError: a number below 1, or a rank does not see the directory of rank 0; on every rank.
-        OSError: the directory cannot be made, or what a killed run has left in it not deleted; on every rank.
+        ValueError: a number below 1, or a rank does not see the directory of rank 0, or there can be none of that name;
+            on every rank.
+        OSError: the directory cannot be made; on every rank.
     """
 
     def __init__(
@@ -246,10 +247,9 @@ class Checkpoints:
     def _open(self) -> str:
         """Makes the directory ready, with all ranks. The token of this run."""
         check_shared(self.directory, self._crew)
-        problem, run = self._crew.broadcast((self._clean(), secrets.token_hex(4)) if self._cube.rank == 0 else None)
-        if problem is not None:
-            raise problem
-        return str(run)
+        if self._cube.rank == 0:
+            folders.clean(self.directory)
+        return str(self._crew.broadcast(secrets.token_hex(4) if self._cube.rank == 0 else None))
 
     def _stage(self, step: int, state: Mapping[str, Tensor], facts: dict[str, Any]) -> SaveRequest:
         """Copies the state to host memory, by a plan that is made anew on all ranks if it no longer fits on one."""
@@ -317,13 +317,6 @@ class Checkpoints:
             if path.is_dir():
                 folders.mark_best(path)
                 self._best = None
-
-    def _clean(self) -> OSError | None:
-        try:
-            folders.clean(self.directory)
-        except OSError as problem:
-            return problem
-        return None
 
 
 def save(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from tensor3d.checkpoint.directory import PROGRESS, DamagedError, read_json, read_progress
 from tensor3d.checkpoint.format import CHECKSUMS, DTYPES, NAME_OF, TENSORS, FileSum, checksum, file_name
 from tensor3d.checkpoint.state import CPU_STREAM
+from tensor3d.files import open_regular
 
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 _SENSELESS = (KeyError, TypeError, AttributeError, ValueError)  # of JSON that says something else than it should
 _ELSEWHERE = "Resume from an earlier checkpoint."
+_NUMBERS = 1 << 24  # read at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +123,52 @@ def verify(folder: Path) -> list[str]:
     if problems := size_problems(contents):
         return problems
     return checksum_problems(contents, contents.files) or header_problems(contents, contents.files)
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names in the folder of a checkpoint that no save has put there, as text that can be shown. Nothing opens them."""
+    own = {CHECKSUMS, *_checksums(folder / CHECKSUMS)}
+    return sorted(ascii(name)[1:-1] for name in os.listdir(folder) if name not in own)
+
+
+def value_problems(contents: CheckpointIndex) -> list[str]:
+    """Tensors with numbers that are not finite, a sentence each. Reads every tensor of floats, a piece at a time.
+
+    Raises:
+        DamagedError: a file that is no regular one or no safetensors file. `verify` finds what else is damaged.
+    """
+    problems = []
+    for tensor in contents.tensors.values():
+        if not tensor.dtype.is_floating_point:
+            continue
+        nans = infinities = 0
+        for chunk in tensor.chunks:
+            for piece in _pieces(contents.folder / chunk.file, tensor.name):
+                nans += int(piece.isnan().sum())
+                infinities += int(piece.isinf().sum())
+        if nans or infinities:
+            problems.append(
+                f"{tensor.name} has numbers that are not finite: {nans} NaN and {infinities} inf of "
+                f"{prod(tensor.shape)}. A run that reads it goes on with them. {_ELSEWHERE}"
+            )
+    return problems
+
+
+def _pieces(path: Path, name: str) -> Iterator[Tensor]:
+    """A block, by some rows at a time."""
+    try:
+        open_regular(path).close()
+        with safe_open(path, framework="pt") as file:
+            block = file.get_slice(name)
+            shape = block.get_shape()
+            if not shape:
+                yield file.get_tensor(name)
+                return
+            rows = max(1, _NUMBERS // max(1, prod(shape[1:])))
+            for first in range(0, shape[0], rows):
+                yield block[first : first + rows]
+    except (SafetensorError, OSError) as problem:
+        raise DamagedError(f"{path} cannot be read: {problem}. {_ELSEWHERE}") from None
 
 
 def header_problems(contents: CheckpointIndex, names: Collection[str]) -> list[str]:

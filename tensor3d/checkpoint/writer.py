@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from tensor3d.checkpoint.format import PIECE, TENSORS, FileSum, file_name, write
 from tensor3d.checkpoint.save_plan import HostBuffer, LocalSavePlan
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.object_collectives import ObjectGroup
+from tensor3d.files import remove
 
 _OWN_FACTS = ("version", "step", "ranks", "cube", "optimizer", "serial")
 
@@ -162,7 +162,7 @@ def _finish(job: SaveRequest, crew: ObjectGroup, outcomes: list[FileSum | RankFa
             ends += [_attempt(crew, lambda each=each: each(job.final)) for each in job.afterwards]  # type: ignore[misc]
             return SaveResult(path=job.final, bytes=size, problems=[end for end in ends if end is not None])
         problems = [size]
-    shutil.rmtree(job.partial, ignore_errors=True)  # what cannot be deleted now is swept up by a later save
+    remove(job.partial)  # what cannot be deleted now is swept up by a later save
     return SaveResult(path=None, bytes=0, problems=problems[:1])
 
 

@@ -23,6 +23,7 @@ from tensor3d.data.array_utils import ranges
 from tensor3d.data.masking import masked_counts
 from tensor3d.data.sources import EpochSamples, SampleSource
 from tensor3d.distributed.seeds import mix
+from tensor3d.files import make_folder
 from tensor3d.packing import (
     PLANNERS,
     Limits,
@@ -238,7 +239,7 @@ class Epochs:
         """
         if self.rules.plans is None or self.rules.method == STREAM:
             raise ValueError(f"there is no plan to be saved: plans={self.rules.plans}, method {self.rules.method!r}.")
-        self.rules.plans.mkdir(parents=True, exist_ok=True)
+        make_folder(self.rules.plans, "data.plans")
         drawing = self.source.draw(number)
         written = []
         for group in range(self.rules.groups):

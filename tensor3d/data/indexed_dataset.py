@@ -32,6 +32,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tensor3d.files import create, open_regular
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -120,7 +122,7 @@ class IndexedWriter:
         self._drafts = tuple(self._paths[0].with_name(f"{name}.{tag}.tmp") for name in names)
         with ExitStack() as opened:
             self._index, self._data, self._lengths, self._documents = (
-                opened.enter_context(draft.open("x+b")) for draft in self._drafts
+                opened.enter_context(create(draft)) for draft in self._drafts
             )
             self._opened = opened.pop_all()
         self._documents.write(np.zeros(1, dtype="<i8").tobytes())
@@ -216,7 +218,7 @@ def _paths(prefix: Path) -> tuple[Path, Path]:
 
 def _read_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     """Type of the ids, number of items, and number of document boundaries, which the file has room for."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size or header[: len(MAGIC)] != MAGIC:
         raise ValueError(f"{path} is no index of an indexed dataset: it does not begin with {MAGIC!r} and a header.")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.files import draft
+from tensor3d.files import draft, read_file
 from tensor3d.packing.column_generation import MAX_SIZE, LPRelaxation, size_of, solve
 from tensor3d.packing.limits import Limits, has_scipy
 
@@ -218,7 +218,7 @@ def load_plan(path: Path | str, fingerprint: str) -> PackingPlan:
     """
     path = Path(path)
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path))
     except (ValueError, RecursionError) as problem:
         raise ValueError(f"{path} is damaged or no plan file: {problem}. Delete it and plan again.") from None
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:

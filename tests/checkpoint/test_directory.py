@@ -156,3 +156,136 @@ def test_a_directory_without_permission(tmp_path: Path) -> None:
             folder.chmod(0o755)
     (told,) = run_fresh_ranks(1, _without_permission, tmp_path)
     assert f"Permission denied in {tmp_path}" in told
+
+
+# --- what others have put there ------------------------------------------------------------------------------------
+
+READ = ("progress.json", "tensors.json", "checksums.json", "rank-00000.safetensors")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    cube, model, optimizer = make(ALONE, seed=1)
+    return checkpoint.save(tmp_path / "checkpoints", 3, model, optimizer, cube, {})
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("kind", ["FIFO", "device", "link to a FIFO", "folder"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(saved: Path, name: str, kind: str) -> None:
+    path = saved / name
+    path.unlink()
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(saved / "pipe")
+        path.symlink_to(saved / "pipe")
+    cube, model, optimizer = make(ALONE, seed=1)
+    with pytest.raises(checkpoint.DamagedError, match=f"{name} (cannot be read|is damaged).*earlier checkpoint"):
+        checkpoint.load(saved, model, optimizer, cube)
+    assert name in checkpoint.verify(saved)[0]
+    folders.next_serial(saved.parent)  # which looks at every one
+
+
+def test_a_best_that_is_no_regular_file_is_none_and_gives_way(saved: Path) -> None:
+    os.mkfifo(saved.parent / "best")
+    assert checkpoint.best(saved.parent) is None
+    folders.mark_best(saved)
+    assert checkpoint.best(saved.parent) == saved
+
+
+@pytest.mark.parametrize("name", ["best", "best.partial"])
+def test_a_planted_link_keeps_its_target_when_the_best_is_marked(saved: Path, name: str) -> None:
+    secret = saved.parent.parent / "secret"
+    secret.write_text("mine")
+    (saved.parent / name).symlink_to(secret)
+    folders.mark_best(saved)
+    assert (checkpoint.best(saved.parent), secret.read_text()) == (saved, "mine")
+
+
+NAMES = (
+    "step-00000007.trash",
+    "step-00000007.0a1b2c3d.trash",
+    "step-00000007.old",
+    "step-00000007.0a1b2c3d.partial",
+    "step-0123456789abcdef.token",
+)
+
+
+@pytest.mark.parametrize("target", ["folder", "file", "nowhere", "itself"])
+def test_links_among_the_checkpoints_are_unlinked_and_never_followed(saved: Path, target: str) -> None:
+    other = saved.parent.parent / "other"
+    (other / "folder").mkdir(parents=True)
+    (other / "folder" / "rank-00000.safetensors").write_text("mine")
+    (other / "file").write_text("mine")
+    for name in NAMES:
+        (saved.parent / name).symlink_to(name if target == "itself" else other / target)
+    for step in (7, 8):  # 7 takes the place of what has become of .old
+        cube, model, optimizer = make(ALONE, seed=1)
+        with checkpoint.Checkpoints(saved.parent, cube, keep_last=1) as checkpoints:
+            checkpoints.save(step, model, optimizer, {})
+            checkpoints.wait()
+            assert [outcome.error for outcome in checkpoints.finished()] == [None]
+    assert names(saved.parent) == ["step-00000008"]
+    assert (other / "folder" / "rank-00000.safetensors").read_text() == (other / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("target", ["another checkpoint", "nowhere", "a file"])
+def test_a_link_with_the_name_of_a_checkpoint_is_replaced_and_rotated_as_a_link(saved: Path, target: str) -> None:
+    other = saved.parent.parent / "other"
+    kept = saved.rename(other) if target == "another checkpoint" else other
+    if target == "a file":
+        other.write_text("mine")
+    for step in (5, 6):
+        (saved.parent / f"step-{step:08d}").symlink_to(other)
+    cube, model, optimizer = make(ALONE, seed=1)
+    with checkpoint.Checkpoints(saved.parent, cube, keep_last=1) as checkpoints:
+        checkpoints.save(5, model, optimizer, {})
+        checkpoints.wait()
+        assert [outcome.error for outcome in checkpoints.finished()] == [None]
+    assert checkpoint.latest(saved.parent) == saved.parent / "step-00000005"
+    assert not (saved.parent / "step-00000005").is_symlink()
+    if target == "another checkpoint":
+        assert checkpoint.verify(kept) == []
+        assert names(saved.parent) == ["step-00000005"]
+
+
+def test_leftovers_that_cannot_be_deleted_are_a_warning(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for left in (saved.parent / name for name in (*NAMES, "step-00000003.old")):
+        (left / "inside").mkdir(parents=True)
+        for path in (left / "inside", left):
+            os.utime(path, (0, 0))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("tensor3d.files.shutil.rmtree", refuse)
+    cube, model, optimizer = make(ALONE, seed=1)
+    for _ in range(2):
+        with checkpoint.Checkpoints(saved.parent, cube, keep_last=2) as checkpoints:
+            for step in (3, 4):
+                checkpoints.save(step, model, optimizer, {})
+            checkpoints.wait()
+            assert [outcome.error for outcome in checkpoints.finished()] == [None, None]
+    assert "is left over and cannot be removed: Permission denied. It is in nobody's way." in caplog.text
+    assert [path.name for path in checkpoint.complete(saved.parent)][-2:] == ["step-00000003", "step-00000004"]
+
+
+def test_a_folder_that_cannot_be_named_is_one_sentence(tmp_path: Path) -> None:
+    cube, _, _ = make(ALONE, seed=1)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for path, told in {
+        "link": "is a link to",
+        "link/inside": "is a link to",
+        os.fsdecode(b"\xff"): "is not UTF-8",
+    }.items():
+        with pytest.raises(ValueError, match=told):
+            checkpoint.check_writable(tmp_path / path)
+        with pytest.raises(ValueError, match=told):
+            checkpoint.Checkpoints(tmp_path / path, cube)
+    assert names(tmp_path) == ["link"]

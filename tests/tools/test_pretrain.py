@@ -202,7 +202,7 @@ def no_space(*_: object, **__: object) -> None:
 
 
 def without_space(recipe: Path, output: Path, more: list[str]) -> int:
-    pretrain.make_run_folder = no_space  # type: ignore[assignment]  # in this process alone
+    pretrain.write_facts = no_space  # type: ignore[assignment]  # in this process alone
     return on_rank(recipe, output, more)
 
 
@@ -210,7 +210,7 @@ def test_what_the_system_refuses_is_one_line_and_ends_every_rank(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_ranks(2, without_space, recipe, tmp_path / "run", ["--cube", "1x2x1"]) == [2, 2]
-    monkeypatch.setattr(pretrain, "make_run_folder", no_space)
+    monkeypatch.setattr(pretrain, "write_facts", no_space)
     assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
     assert capsys.readouterr().err.endswith(
         "tools.pretrain: /full/run.json cannot be read or written: No space left on device.\n"

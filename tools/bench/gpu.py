@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from tools.bench.harness.benchmark import Subcommand
-from tools.common.files import write_file
+from tools.common.files import make_folder, write_file
 from tools.common.machine import Machine, write_json
 from tools.common.workers import usable_cores
 
@@ -99,7 +99,7 @@ class GpuCommand(Subcommand):
             return 0
         if not torch.cuda.is_available():
             print("no GPU is here: the tests that need one are skipped, and the rest runs on the CPU", flush=True)
-        self.output.mkdir(parents=True, exist_ok=True)
+        make_folder(self.output)
         begun, outcomes = time.monotonic(), []
         for stage in stages:
             left = self.seconds - (time.monotonic() - begun)

@@ -1,4 +1,4 @@
-"""`python -m tools.checkpoint inspect DIR [--json]`, `python -m tools.checkpoint verify DIR [--all]`
+"""`python -m tools.checkpoint inspect DIR [--json]`, `python -m tools.checkpoint verify DIR [--all] [--values]`
 
 DIR is a checkpoint, a folder of checkpoints or a run; of several checkpoints the newest is meant.
 """
@@ -128,25 +128,38 @@ def inspect(folder: tyro.conf.Positional[Path], *, json_: Annotated[bool, tyro.c
 
 
 @app.command
-def verify(folder: tyro.conf.Positional[Path], *, all_: Annotated[bool, tyro.conf.arg(name="all")] = False) -> int:
-    """Reads every byte of a checkpoint and compares it with what was written; names each damaged or missing file.
+def verify(
+    folder: tyro.conf.Positional[Path],
+    *,
+    all_: Annotated[bool, tyro.conf.arg(name="all")] = False,
+    values: bool = False,
+) -> int:
+    """Reads every byte of a checkpoint and compares it with what was written; names each damaged or missing file, and
+    what else lies in the folder, which is never opened and makes no checkpoint bad.
 
     Args:
         folder: A checkpoint, or the newest one of a folder of checkpoints or of a run.
         all_: All checkpoints of the folder.
+        values: Also look for numbers that are not finite (NaN, inf), which a checkpoint keeps as well as any.
     """
-    damaged = 0
+    bad = 0
     for path in found(folder, every=all_):
-        problems = checkpoint.verify(path)
-        damaged += bool(problems)
-        print(f"{path}: {'DAMAGED' if problems else 'good'}")
+        problems, judgement = checkpoint.verify(path), "DAMAGED"
+        strangers = [] if problems else checkpoint.strangers(path)
+        if values and not problems:
+            problems, judgement = checkpoint.value_problems(checkpoint.read_contents(path)), "NOT FINITE"
+        bad += bool(problems)
+        print(f"{path}: {judgement if problems else 'good'}")
         for problem in problems:
             print(f"  {problem}")
-    return 1 if damaged else 0
+        for name in strangers:
+            print(f"  {name} is a stranger: no save has written it, and nothing reads it")
+    return 1 if bad else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 where `verify` found damage; 2 for a bad call or what is no checkpoint."""
+    """Exit status: 0; 1 where `verify` found damage or numbers that are not finite; 2 for a bad call or what is no
+    checkpoint."""
     words, verbose = take_verbose(arguments)
 
     def run() -> int:

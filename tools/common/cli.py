@@ -7,7 +7,7 @@ import shlex
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,9 +19,10 @@ import tyro
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.host_all_to_all import PeerError
-from tensor3d.distributed.object_collectives import format_error
+from tensor3d.distributed.object_collectives import format_error, run_on_rank0
 from tensor3d.distributed.process_group import is_launched, place
 from tools.common import log
+from tools.common.files import lock_folder
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,18 @@ def cube_of(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextmanager
+def run_folder(folder: Path, cube: Cube) -> Iterator[None]:
+    """Inside the block the folder is this job's: rank 0 holds it. Every rank calls it.
+
+    Raises:
+        ValueError: another run has it, or there can be no such folder; on every rank.
+    """
+    with ExitStack() as held:
+        run_on_rank0(cube, lambda: held.enter_context(lock_folder(folder)))
+        yield
 
 
 # --- The options of a command -----------------------------------------------------------------------------------------

@@ -89,12 +89,6 @@ def heading(arguments: Sequence[str], machine: Machine) -> dict[str, Any]:
     }
 
 
-def check_output(path: Path | None, option: str = "--output") -> None:
-    """Raises ValueError where no file can be written: better before a measurement than after."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ValueError(f"{option} must be a file in a folder that exists. Got {path}.")
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """A reader sees a whole file or none."""
     write_file(path, json.dumps(content, indent=2) + "\n")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.common.files import draft
+from tools.common.files import check_output, draft
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,8 +86,7 @@ def save(figure: Figure, output: Path, *, dpi: int = 150) -> None:
     Raises:
         ValueError: there is no such folder.
     """
-    if output.is_dir() or not output.parent.is_dir():
-        raise ValueError(f"--output must be a file in a folder that exists. Got {output}.")
+    check_output(output)
     with draft(output) as file:
         figure.savefig(file, format="png", dpi=dpi)
 

@@ -31,6 +31,7 @@ from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.model import BertModel, MaskedLMHead, Pooler
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tensor3d.files import nearest
 from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.corpus.quick.prepare import draft_of
 from tools.corpus.tokenizers.export import write_tokenizer
@@ -45,6 +46,8 @@ from tools.training.metrics import table
 
 def check_new(folder: Path) -> None:
     """Raises ValueError where there is something already, or where no folder can be put in the place of another."""
+    nearest(folder)
+    nearest(folder.resolve())
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file. Name another folder.")
     if folder.is_dir() and any(folder.iterdir()):

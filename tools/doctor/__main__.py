@@ -39,8 +39,8 @@ from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.process_group import WorkerInfo
 from tensor3d.distributed.watchdog import Watchdog
 from tools.common.cli import run_main
+from tools.common.files import check_output
 from tools.common.log import take_verbose
-from tools.common.machine import check_output
 from tools.doctor import network
 from tools.doctor.checks import SEEN, Checks
 from tools.doctor.collective_checks import CollectiveChecks, TimingBudget, figures, product_seconds, slowest_axis

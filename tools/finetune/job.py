@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from models.bert.huggingface.from_pretrained import CheckpointWeights
 from models.bert.huggingface.reader import file_tensors
 from tensor3d import Cube, CubeShape
 from tensor3d.checkpoint.format import CHECKSUMS
+from tensor3d.files import check_folder, read_file, remove
 from tools.common.cli import recipe_among
 from tools.common.machine import write_json
 from tools.corpus.quick.text_sources import hash_files
@@ -86,9 +86,7 @@ class FinetuneCommand:
         for path in self.inputs():
             if not path.is_file():
                 raise ValueError(f"{path} is no file. Correct it in [data], or give it as --data.NAME.")
-        there = next(path for path in (self.folder.absolute(), *self.folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise ValueError(f"results need a folder, and {there} is a file. Choose another --output.")
+        check_folder(self.folder)
 
     @property
     def shape(self) -> CubeShape:
@@ -99,7 +97,9 @@ class FinetuneCommand:
         return self.output or Path("runs/finetune") / self.recipe.stem
 
 
-# --- Whose folder is it? finetune.json says with which settings, files and weights the seeds in it were trained -------
+# --- finetune.json says with which settings, files and weights the seeds in a folder were trained ---------------------
+#
+# Which run has the folder, `tools.common.files.lock_folder` says; what follows is done by the one that has it.
 #
 # {"task": ..., the recipe's sections, "files": {path: hash}, "weights": {"model": ..., "tokenizer": ...}}
 
@@ -107,7 +107,7 @@ SETTINGS = "finetune.json"
 SEEDS = "seed-*"
 
 
-def claim(command: FinetuneCommand) -> str | None:
+def keep_settings(command: FinetuneCommand) -> str | None:
     """Notes the settings in the folder, or compares them with those that are there. Settings without a seed, of a
     command that did not come to train, are no reason to refuse others. One rank calls it.
 
@@ -127,7 +127,7 @@ def claim(command: FinetuneCommand) -> str | None:
     source = None if model.start_from is None else _chosen(Path(model.start_from))
     settings = json.loads(json.dumps(_settings(command, source)))
     if not _has_seeds(folder):
-        release(folder)
+        drop_settings(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
     elif different := _differences(_read(path), settings):
@@ -137,12 +137,12 @@ def claim(command: FinetuneCommand) -> str | None:
     return None if source is None else str(source)
 
 
-def release(folder: Path) -> None:
-    """Takes a claim back, as nothing has been trained: whoever corrects the command may have the folder. Several ranks
+def drop_settings(folder: Path) -> None:
+    """Takes them back, as nothing has been trained: whoever corrects the command may have the folder. Several ranks
     may call it at once."""
     if (folder / SETTINGS).exists() and not _has_seeds(folder):
         # The settings last: without them a tokenizer would be somebody else's.
-        shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+        remove(folder / TOKENIZER)
         (folder / SETTINGS).unlink(missing_ok=True)
 
 
@@ -217,7 +217,7 @@ def _hash(file: Path) -> str:
 
 def _read(path: Path) -> Any:
     try:
-        settings = json.loads(path.read_bytes())
+        settings = json.loads(read_file(path))
         model = settings["model"] if isinstance(settings, dict) and isinstance(settings.get("model"), dict) else {}
         if "keep_gathered" in model:  # the name of the opposite, in folders of before
             model["reshard_after_forward"] = not model.pop("keep_gathered")

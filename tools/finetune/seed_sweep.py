@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,10 +28,12 @@ from models.bert.huggingface import HEADS, write_model_json
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tensor3d.files import make_folder, read_file, remove
+from tools.common.cli import run_folder
 from tools.common.machine import write_json
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS
 from tools.finetune.init_model import InitModel, open_start
-from tools.finetune.job import FinetuneCommand, claim, release
+from tools.finetune.job import FinetuneCommand, drop_settings, keep_settings
 from tools.finetune.metrics import summary
 from tools.finetune.tasks import Evaluation, FinetuneTask
 from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics, count_steps
@@ -112,8 +113,8 @@ class SeedRun:
 
     def _begin(self) -> None:
         """On the first rank: an unfinished seed starts again."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        (self._folder / PREDICTIONS).mkdir(parents=True)
+        remove(self._folder)  # also where it is a link; what cannot be removed is in the way of a name, if at all
+        make_folder(self._folder / PREDICTIONS)
         self._start.keep(self._folder)
         self._describe({})
 
@@ -177,19 +178,25 @@ def finetune(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
     """Trains every seed that is not done yet, on every rank. What results.json says.
 
     Raises:
-        ValueError: the folder holds results of other settings; files that cannot be used. On every rank.
+        ValueError: the folder holds results of other settings, or another run is at it; files that cannot be used. On
+            every rank.
         FloatingPointError: a loss that is not finite.
     """
+    with run_folder(command.folder, cube):
+        return _all_seeds(command, cube)
+
+
+def _all_seeds(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
     recipe, folder = command.settings, command.folder
     set_matmul_precision(recipe.precision, cube)
     cube = cube.with_policy(precision(recipe.precision))
     # Every seed begins with the same weights, also where a run that goes on writes newer ones meanwhile.
-    source = run_on_rank0(cube, lambda: claim(command))
+    source = run_on_rank0(cube, lambda: keep_settings(command))
     try:
         start = open_start(dataclasses.replace(recipe.model, start_from=source), command.max_length, folder, cube)
         task = run_on_all_ranks(cube, lambda: command.make_task(start.tokenizer, cube))
     except BaseException:
-        release(folder)  # on every rank: one that ends may take the others with it
+        drop_settings(folder)  # on every rank: one that ends may take the others with it
         raise
     if cube.rank == 0:
         _tell(task)
@@ -277,7 +284,7 @@ def _together(results: list[dict[str, Any]], best: str) -> dict[str, Any]:
 def _read_result(path: Path) -> dict[str, Any] | None:
     """Of a seed that is done. One that is damaged counts as not done."""
     try:
-        result: dict[str, Any] = json.loads(path.read_bytes())
+        result: dict[str, Any] = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -25,10 +25,13 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import IndexedDataset, SpecialTokens
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tensor3d.files import check_folder, read_file
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
 from tools.common.bounds import AtLeast, check_bounds
-from tools.common.cli import cube_of
+from tools.common.cli import cube_of, run_folder
+from tools.common.files import write_file
+from tools.common.machine import write_json
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
 from tools.corpus.quick.prepare import prepare
 from tools.training.loop import LoopSchedule, TrainLoop
@@ -80,19 +83,17 @@ TOKENIZER, CHECKPOINTS = "tokenizer.model", "checkpoints"
 
 def check_new(folder: Path) -> None:
     """Raises ValueError where the folder holds a run, or cannot hold one."""
-    if (folder / _RUN).exists():
+    check_folder(folder)
+    if os.path.lexists(folder / _RUN):
         raise ValueError(f"{folder} holds a run already. Choose another --output, or remove it.")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"the run needs a folder, and {folder} is a file. Choose another --output.")
 
 
 def begin(folder: Path, config: GptConfig, tokenizer: Path, facts: Mapping[str, Any]) -> None:
     """Writes what is known before the first step."""
     check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(tokenizer, folder / TOKENIZER)
-    text = json.dumps({_CONFIG: dataclasses.asdict(config), **facts}, indent=2)
-    (folder / _RUN).write_text(text + "\n", encoding="utf-8")
+    write_file(folder / TOKENIZER, read_file(tokenizer))
+    write_json(folder / _RUN, {_CONFIG: dataclasses.asdict(config), **facts})
 
 
 def read_config(folder: Path) -> GptConfig:
@@ -102,7 +103,7 @@ def read_config(folder: Path) -> GptConfig:
         ValueError: no run, or one whose run.json is damaged.
     """
     try:
-        values = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+        values = json.loads(read_file(folder / _RUN).decode())
         return GptConfig(**values[_CONFIG])
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
@@ -308,7 +309,7 @@ class TrainCommand:
 
     def run(self) -> int:
         """Trains, on every rank. The exit status."""
-        with cube_of(self.shape) as cube:
+        with cube_of(self.shape) as cube, run_folder(self.output, cube):
             corpus = _corpus(self, cube)
             run_on_rank0(cube, lambda: _begin(self, corpus))
             _train(self, cube, corpus)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from tensor3d.data.masking import masked_counts
 from tensor3d.packing import PLANNERS, Limits, StreamPacker, fingerprint_of, save_plan
 from tools.common.cli import run_command
-from tools.common.machine import check_output
+from tools.common.files import check_output
 from tools.packing.balance import BalanceCommand
 from tools.packing.histogram import HistogramSource
 from tools.packing.report import ReportCommand

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data import ShardedPairs
+from tools.common.files import read_file
 from tools.corpus.quick.corpus_info import load_corpus
 
 REMEDY = (
@@ -90,7 +91,7 @@ def read_histogram(path: Path) -> NDArray[np.int64]:
 
 def _counts_of(path: Path) -> list[Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path).decode())
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"there is no histogram file {path}. {REMEDY}") from None
     except OSError as problem:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tensor3d.packing import PLANNERS, LowerBound, PackingPlan, Planner
-from tools.common.machine import check_output
+from tools.common.files import check_output
 from tools.common.plotting import COLOURS, MARKERS, new_figure, plain, save
 from tools.packing.histogram import HistogramSource
 

@@ -22,7 +22,8 @@ from tensor3d.cost_model.literature.bian2021 import report as headline
 from tensor3d.cost_model.search import BoxPlan, Search, search
 from tensor3d.cost_model.step_time import Overlap
 from tools.common.cli import run_main
-from tools.common.machine import check_output, format_table, write_json
+from tools.common.files import check_output
+from tools.common.machine import format_table, write_json
 from tools.plan import tables
 from tools.plan.tables import kind_of, model_of
 

@@ -23,6 +23,7 @@ from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.cost_model.step_time import Overlap, step_time
 from tensor3d.layers.attention import Recompute
+from tools.common.files import read_file
 from tools.common.machine import format_table
 from tools.training.config import PrecisionConfig, SpeedConfig, TrainConfig, from_table
 from tools.training.dry_step import counted_memory, counted_step
@@ -74,7 +75,7 @@ def check(path: Path, cluster: Cluster) -> Check:
             does not have the ranks for.
     """
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(read_file(path).decode())
         recipe, results = from_table(TrainConfig, content["recipe"]), content["results"]
         measured = [
             (CubeShape.parse(each["cube"], each["data_parallel"]), float(each["seconds_median"])) for each in results

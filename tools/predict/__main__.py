@@ -18,8 +18,7 @@ from models.bert.tasks import Pooling
 from tensor3d import Cube, MixedPrecisionPolicy
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.cli import CubeCommand, cube_of, run_command
-from tools.common.files import draft
-from tools.common.machine import check_output
+from tools.common.files import check_output, draft
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
 from tools.predict.outputs import ArrayOutput, JsonOutput, Outcome, OutputProgress, ReadableOutput, ResultWriter
 from tools.predict.predictor import OnError, Predictor, StopError, load

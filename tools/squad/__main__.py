@@ -15,6 +15,7 @@ import tyro
 from numpy.typing import NDArray
 
 from tools.common.cli import run_command
+from tools.common.files import check_output
 from tools.corpus.tokenizers import Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.packing.histogram import read_histogram
@@ -152,6 +153,7 @@ class RandomCommand:
             raise ValueError(
                 f"--answer-length must be at least 1 and --seed at least 0. Got {self.answer_length} and {self.seed}."
             )
+        check_output(self.output)
         found = read_references(self.file)
         spans = random_spans(found.questions, longest=self.answer_length, seed=self.seed)
         if self.output is not None:

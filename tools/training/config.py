@@ -16,6 +16,7 @@ import tyro
 from models.bert import PRESETS, BertConfig
 from tensor3d.attention import Backend
 from tools.common.bounds import AtLeast, Positive, Share, check_bounds
+from tools.common.files import read_file
 
 # --- The sections of a recipe: one dataclass each, and a sentence under each key --------------------------------------
 
@@ -412,7 +413,7 @@ def read_recipe(kind: type[T], path: Path, *, shipped: str = "launch/recipes") -
             names the file and the key.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_file(path).decode())
     except FileNotFoundError:
         raise ValueError(f"recipe {path} does not exist. Shipped ones lie in {shipped}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:

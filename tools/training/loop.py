@@ -149,7 +149,7 @@ class TrainLoop:
 
         def check() -> None:
             for outcome in outcomes:
-                if outcome.error is not None:
+                if outcome.path is None:
                     raise OSError(outcome.error)
 
         if self._schedule.must_save:

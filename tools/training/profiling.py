@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from tensor3d.files import draft
+from tensor3d.files import beside, draft
 
 # --- Where a step's time goes, measured without making the host wait for the device -----------------------------------
 
@@ -241,8 +241,10 @@ class StepProfiler:
 
 def _export(profiler: torch.profiler.profile, path: Path) -> None:
     """Written beside `path` and renamed; a trace of a large model is hundreds of megabytes, a tenth when compressed."""
-    plain = path.with_name(f"{path.name}.plain.partial")
-    profiler.export_chrome_trace(str(plain))
-    with open(plain, "rb") as source, draft(path) as file, gzip.open(file, "wb", compresslevel=4) as target:
-        shutil.copyfileobj(source, target)
-    plain.unlink()
+    plain = beside(path)
+    try:
+        profiler.export_chrome_trace(str(plain))
+        with open(plain, "rb") as source, draft(path) as file, gzip.open(file, "wb", compresslevel=4) as target:
+            shutil.copyfileobj(source, target)
+    finally:
+        plain.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from models.bert.huggingface import WeightSource, open_weights
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
 from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tools.common.files import read_file
 from tools.corpus.tokenizers.huggingface import FoundTokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of, tokenizer_of_corpus, tokenizers_in
 from tools.corpus.training_corpus import TrainingCorpus
@@ -49,7 +50,7 @@ def facts_of(recipe: TrainConfig, corpus: TrainingCorpus) -> dict[str, Any]:
 
 def tokenizer_hash(path: Path) -> str:
     """Of the tokenizer's file: the same pieces with the same ids."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_file(path)).hexdigest()
 
 
 def ended(progress: dict[str, Any], recipe: TrainConfig) -> str | None:

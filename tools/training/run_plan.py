@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -15,6 +18,8 @@ from tensor3d.data import ExchangeOptions
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.shard_exchange import check_within, shards_of
 from tensor3d.distributed.cube_shape import AxisName
+from tensor3d.files import check_folder
+from tools.common.files import FolderInUseError, lock_folder
 from tools.training.config import TrainConfig
 from tools.training.factory import check_attention, check_compiler, check_graph, planned_device
 from tools.training.profiling import ProfileSchedule
@@ -105,15 +110,10 @@ class RunPlan:
             checkpoint.read_progress(folder)
             checkpoint.check_writable(folder.parent)
             return
-        if self.resume is None and output is not None and (output / "run.json").exists():
-            raise ValueError(
-                f"{output} holds a run already. Choose another --output, or go on there: --resume auto --output "
-                f"{output}."
-            )
-        folder = (output or Path("runs")).absolute()
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        if not there.is_dir():
-            raise ValueError(f"the run needs a folder, and {there} is a file. Choose another --output.")
+        folder = output or Path("runs")
+        check_folder(folder)
+        if output is not None:
+            self._check_new(output)
         checkpoint.check_writable(folder / "checkpoints")
 
     # --- folders as they are now ----------------------------------------------------------------------------------
@@ -125,22 +125,47 @@ class RunPlan:
             return checkpoint.complete(self.output / "checkpoints")[::-1]
         return [] if self.resume is None else [latest_checkpoint(Path(self.resume))]
 
-    def run_folder(self, found: Path | None) -> Path:
-        """The folder of this run, which need not exist. A new run never writes into another run's folder.
+    def run_folders(self) -> Iterator[Path]:
+        """The folder of this run, which need not exist; where none was named, those that it may take, one after
+        another. A new run never writes into another run's folder."""
+        if self.resume not in (None, AUTO):
+            yield self.resume_candidates()[0].parent.parent
+        elif self.output is not None:
+            yield self.output
+        else:
+            name = self.recipe_file.stem
+            named = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+            yield from (folder for folder in named if not _holds_run(folder))
 
-        Args:
-            found: the checkpoint that it goes on from, if it does.
+    def take_folder(self, held: ExitStack) -> Path:
+        """The run's folder, which exists and is this process's until the stack is closed. One process of a run calls
+        it.
+
+        Raises:
+            FolderInUseError: another run has it; ValueError: it holds one, or there can be no such folder.
         """
-        if self.resume == AUTO and self.output is not None:
-            return self.output
-        if found is not None:
-            return found.parent.parent
-        name, number = self.recipe_file.stem, 2
-        folder = self.output or Path("runs") / name
-        while self.output is None and (folder / "run.json").exists():
-            folder = Path("runs") / f"{name}-{number}"
-            number += 1
-        return folder
+        for folder in self.run_folders():
+            try:
+                with ExitStack() as taken:
+                    taken.enter_context(lock_folder(folder))
+                    self._check_new(folder)  # again: a run may have come and gone since
+                    held.push(taken.pop_all())
+                return folder
+            except FolderInUseError:
+                if self.output is not None or self.resume is not None:
+                    raise
+        raise AssertionError("the names end")
+
+    def _check_new(self, folder: Path) -> None:
+        if self.resume is None and _holds_run(folder):
+            raise FolderInUseError(
+                f"{folder} holds a run already. Choose another --output, or go on there: --resume auto --output "
+                f"{folder}."
+            )
+
+
+def _holds_run(folder: Path) -> bool:
+    return os.path.lexists(folder / "run.json")
 
 
 def latest_checkpoint(path: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, get_args, get_origin, get_ty
 
 from models.bert.config import BertConfig
 from models.bert.huggingface.param_names import HEADS
-from tensor3d.files import draft
+from tensor3d.files import draft, read_file
 
 # --- JSON files that hold one object: read with errors that name the file, written whole or not at all ----------------
 
@@ -26,7 +26,7 @@ from tensor3d.files import draft
 def read_object(path: Path) -> dict[str, Any]:
     """Raises ValueError, with the file's name, where there is no JSON object in it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path).decode())
     except (ValueError, RecursionError) as problem:  # ValueError: no UTF-8 and no JSON
         raise ValueError(f"{path} is no JSON: {problem}. Get it again from where the folder is from.") from None
     if not isinstance(content, dict):

@@ -29,6 +29,7 @@ from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF
 from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tensor3d.files import open_regular
 from tensor3d.sharding.param_layout import local, local_slices
 
 # --- The tensors of a Hugging Face folder, in whichever of the usual files they are; read slice by slice --------------
@@ -156,7 +157,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 
 def _check_beginning(path: Path) -> None:
     """What downloads leave instead of weights."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         beginning = file.read(64)
     if beginning.startswith(b"version https://git-lfs"):
         raise ValueError(

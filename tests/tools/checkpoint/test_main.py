@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tensor3d import Cube, Linear3D, checkpoint
+from tensor3d.checkpoint import validation
 from tools.checkpoint.__main__ import main
 
 
@@ -92,3 +94,76 @@ def test_what_is_no_checkpoint(tmp_path: Path, command: str, capsys: pytest.Capt
     (tmp_path / "step-00000001").mkdir()
     assert main(["inspect", str(tmp_path)]) == 2
     assert "is not a checkpoint: it has no progress.json" in capsys.readouterr().err
+
+
+def plant(folder: Path) -> list[str]:
+    """What no save has written, of every kind."""
+    (folder / "notes.txt").write_text("mine")
+    (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    (folder / "rank-00007.safetensors").symlink_to(folder / "rank-00000.safetensors")
+    (folder / "more").mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / os.fsdecode(b"caf\xe9\n\x1b[2J")).touch()
+    return [".metadata", r"caf\udce9\n\x1b[2J", "more", "notes.txt", "pipe", "rank-00007.safetensors"]
+
+
+def test_verify_names_strangers_and_opens_none(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run / "checkpoints" / "step-00000012"
+    names = plant(folder)
+    assert main(["verify", str(run), "--values"]) == 0
+    told = [f"  {name} is a stranger: no save has written it, and nothing reads it" for name in names]
+    assert capsys.readouterr().out.splitlines() == [f"{folder}: good", *told]
+    model = Linear3D(5, 3, Cube.single())
+    assert checkpoint.load(folder, model, None, Cube.single())["step"] == 12
+
+
+def saved_with(run: Path, name: str, value: float, dtype: torch.dtype) -> Path:
+    """A checkpoint of a layer, of which one number is not finite, with right checksums."""
+    cube = Cube.single()
+    model = Linear3D(5, 3, cube).to(dtype)
+    with torch.no_grad():
+        tensor = dict(model.named_parameters())[name]
+        tensor.view(-1)[-1] = value
+    return checkpoint.save(run, 3, model, torch.optim.SGD(model.parameters(), lr=1.0), cube, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "dtype", "told"),
+    [
+        ("weight", float("nan"), torch.float32, "1 NaN and 0 inf of 15"),
+        ("bias", float("-inf"), torch.float64, "0 NaN and 1 inf of 3"),
+        ("weight", float("inf"), torch.bfloat16, "0 NaN and 1 inf of 15"),
+        ("bias", float("nan"), torch.float16, "1 NaN and 0 inf of 3"),
+    ],
+)
+def test_verify_finds_numbers_that_are_not_finite(
+    tmp_path: Path,
+    name: str,
+    value: float,
+    dtype: torch.dtype,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(validation, "_NUMBERS", 7)  # a row at a time
+    folder = saved_with(tmp_path, name, value, dtype)
+    assert main(["verify", str(folder)]) == 0, "its files are as they were written"
+    assert capsys.readouterr().out == f"{folder}: good\n"
+    assert main(["verify", str(folder), "--values"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"{folder}: NOT FINITE\n  model.{name} has numbers that are not finite: {told}.")
+    assert out.endswith("Resume from an earlier checkpoint.\n")
+
+
+def test_verify_finds_a_moment_that_is_not_finite(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cube = Cube.single()
+    model = Linear3D(5, 3, cube)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.full((2, 5), float("nan"))).sum().backward()
+    optimizer.step()
+    checkpoint.save(run / "checkpoints", 20, model, optimizer, cube, {}, {"scale": torch.tensor(float("inf"))})
+    assert main(["verify", str(run), "--values", "--all"]) == 1
+    out = capsys.readouterr().out
+    assert out.count(": good") == 2
+    assert "optimizer.weight.exp_avg has numbers that are not finite: 15 NaN" in out
+    assert "extra.scale has numbers that are not finite: 0 NaN and 1 inf of 1." in out

@@ -17,7 +17,7 @@ from tools.corpus.tokenizers import install_tokenizer
 from tools.finetune.__main__ import ClassifyCommand, RegressCommand, TextConfig
 from tools.finetune.config import ModelSection
 from tools.finetune.data import TextData
-from tools.finetune.job import claim, release
+from tools.finetune.job import drop_settings, keep_settings
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]
 
@@ -59,16 +59,16 @@ def test_what_others_have_put_there_stays(tmp_path: Path) -> None:
     thesis.parent.mkdir(parents=True)
     thesis.write_text("mine")
     with pytest.raises(ValueError, match=r"out.*finetune\.json, so.*seed-0"):
-        claim(command(tmp_path))
+        keep_settings(command(tmp_path))
     assert thesis.read_text() == "mine"
 
 
 def test_weights_are_not_taken_from_where_a_seed_is_written(tmp_path: Path) -> None:
-    claim(command(tmp_path))
+    keep_settings(command(tmp_path))
     begun(tmp_path)
     model_in(tmp_path / "out/seed-0", 1)
     with pytest.raises(ValueError, match=r"seed-0 lies in.*out/seed-0"):
-        claim(command(tmp_path, start_from=str(tmp_path / "out/seed-0")))
+        keep_settings(command(tmp_path, start_from=str(tmp_path / "out/seed-0")))
 
 
 def relabelled(folder: Path) -> None:
@@ -101,39 +101,39 @@ def other_pieces(folder: Path) -> None:
 def test_other_content_is_refused(change: Callable[[Path], None], told: str, tmp_path: Path) -> None:
     folder = model_in(tmp_path / "model", 1)
     given = command(tmp_path, start_from=str(folder))
-    assert claim(given) == claim(given) == str(folder / "checkpoints/step-00000001")
+    assert keep_settings(given) == keep_settings(given) == str(folder / "checkpoints/step-00000001")
     begun(tmp_path)
     change(tmp_path)
     with pytest.raises(ValueError, match=rf"holds results of other settings: [^ ]*{told}\."):
-        claim(given)
+        keep_settings(given)
 
 
 def test_another_task_is_named_as_on_the_command_line(tmp_path: Path) -> None:
     given = command(tmp_path)
-    claim(given)
+    keep_settings(given)
     begun(tmp_path)
     with pytest.raises(ValueError, match=r"task was 'classify'.*'regress'"):
-        claim(RegressCommand(recipe=given.recipe, output=given.output, settings=given.settings))
+        keep_settings(RegressCommand(recipe=given.recipe, output=given.output, settings=given.settings))
 
 
 def test_a_claim_without_a_seed_keeps_nobody_out(tmp_path: Path) -> None:
-    claim(command(tmp_path))
+    keep_settings(command(tmp_path))
     (tmp_path / "out/tokenizer").mkdir()
     model = model_in(tmp_path / "model", 1)
-    claim(command(tmp_path, start_from=str(model)))
+    keep_settings(command(tmp_path, start_from=str(model)))
     assert not (tmp_path / "out/tokenizer").exists(), "it was that of the other vocabulary"
-    release(tmp_path / "out")
+    drop_settings(tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
-    claim(command(tmp_path))
+    keep_settings(command(tmp_path))
     begun(tmp_path)
-    release(tmp_path / "out")
+    drop_settings(tmp_path / "out")
     assert (tmp_path / "out/finetune.json").exists(), "there is a seed"
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     given = command(tmp_path)
-    assert claim(given) is None
+    assert keep_settings(given) is None
     begun(tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCAB[:5], "bad", "good"]) + "\n")
     with pytest.raises(ValueError, match=r"other settings: weights\.tokenizer"):
-        claim(given)
+        keep_settings(given)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, ge
 from tensor3d import CubeShape
 from tensor3d.distributed import process_group
 from tools.common.bounds import AtLeast, Bound
-from tools.common.machine import Machine, check_output, heading, write_json
+from tools.common.files import check_output
+from tools.common.machine import Machine, heading, write_json
 from tools.common.plotting import check_picture, save
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import requests
 from urllib3.exceptions import HTTPError, MaxRetryError
 from urllib3.util import Retry
 
-from tools.common.files import write_file
+from tools.common.files import append, read_file, write_file
 from tools.corpus.download.http import PASSING, Retries, connect, content_length, describe, status_of
 from tools.corpus.download.sources import Download, Patience
 from tools.corpus.pipeline.units import BadInput
@@ -62,7 +62,7 @@ class Partial:
         self._record = path.with_name(f"{path.name}.part.json")
         self.version: Version | None = None
         if self._record.exists():
-            self.version = Version(**json.loads(self._record.read_bytes()))
+            self.version = Version(**json.loads(read_file(self._record)))
         if self.version is None or self.version.url != url:
             self.clear()
 
@@ -93,7 +93,7 @@ class Partial:
         Raises:
             OSError: the disk is full or failing; the message names the file.
         """
-        with self.path.open("ab") as file:
+        with append(self.path) as file:
             for block in blocks:
                 try:
                     file.write(block)

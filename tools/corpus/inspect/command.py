@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tools.common.files import read_file
 from tools.common.plotting import check_picture
 from tools.corpus.inspect.histogram import draw_histograms
 from tools.corpus.inspect.report import InspectOptions, Report
@@ -52,6 +53,6 @@ def step_of(folder: Path) -> str:
     if (folder / PREPARED).is_file() and not (folder / STEP).exists():
         return "prepare"
     try:
-        return str(json.loads((folder / STEP).read_bytes())["step"])
+        return str(json.loads(read_file(folder / STEP))["step"])
     except (ValueError, KeyError, TypeError, FileNotFoundError, NotADirectoryError):
         return read_manifest(folder).step  # which says what is wrong

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.sources import PairSampler
 from tensor3d.packing import lpfhp
+from tools.common.files import read_file
 from tools.corpus.inspect.histogram import Histogram
 from tools.corpus.inspect.report import Excerpt, Figure, InspectOptions, Report
 from tools.corpus.inspect.sequences import Training
@@ -183,7 +184,7 @@ def examine_tokenizer(options: InspectOptions) -> Report:
     manifest = read_manifest(options.folder, "tokenizer")
     tokenizer = load_tokenizer(options.folder)
     report = Report(folder=options.folder, kind="a tokenizer", noted=manifest.counts)
-    for name, value in json.loads((options.folder / SETTINGS).read_bytes()).items():
+    for name, value in json.loads(read_file(options.folder / SETTINGS)).items():
         report.add(name, "yes" if value is True else "no" if value is False else value)
     report.add("pieces of the vocabulary", tokenizer.vocab_size)
     for name, number in special_ids(tokenizer).items():

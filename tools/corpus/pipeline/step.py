@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from tools.common.files import draft, write_file
+from tools.common.files import append, check_folder, draft, make_folder, nearest, read_file, remove, write_file
 from tools.corpus.pipeline.units import Context, Outcome, U, WorkItem
 from tools.corpus.pipeline.workers import Options, Team
 
@@ -69,7 +68,7 @@ def read_manifest(folder: Path, *steps: str) -> Manifest:
     path = folder / STEP
     wanted = " or ".join(f"`python -m tools.corpus {step}`" for step in steps) or "a step of tools.corpus"
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder} is no output of {wanted}: there is no {STEP}. Run that step first.") from error
     except ValueError as error:
@@ -130,6 +129,8 @@ class Stage:
     @classmethod
     def open(cls, options: Options, name: str, settings: dict[str, Any], team: Team) -> Stage:
         """The step that makes `options.output`."""
+        check_folder(Path(options.output).parent)
+        nearest(Path(options.output))
         # A link to an empty folder stands for that folder, also for what lies beside it.
         return cls(Path(options.output).resolve(), name, settings, team, skip_bad=options.skip_bad)
 
@@ -184,12 +185,16 @@ class Stage:
         self._lock.close()
 
     def _open(self) -> Manifest | None:
-        self.output.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.output.parent)
         self._take_lock()
+        if self._partial.is_symlink():
+            self._partial.unlink()  # no step makes one: what it names is somebody else's
         is_done = (self.output / STEP).exists()
         if self._partial.exists() and not self.folder.exists():
             # Its output has got its name; what is left of it says nothing about another one, and must be gone for that.
-            shutil.rmtree(self._partial, ignore_errors=is_done)
+            problem = remove(self._partial)
+            if problem is not None and not is_done:
+                raise problem
         if is_done:
             return self._check_done()
         if self.output.exists() and not (self.output.is_dir() and not any(self.output.iterdir())):
@@ -202,7 +207,7 @@ class Stage:
         for folder in (self.scratch, self.folder):
             folder.mkdir(exist_ok=True)
         for left in self._partial.rglob("*.tmp"):
-            left.unlink()
+            remove(left)
         return None
 
     def _check_done(self) -> Manifest:
@@ -221,7 +226,7 @@ class Stage:
     def _check_begun(self) -> None:
         path = self._partial / SETTINGS
         mine = {"step": self.name, **self._settings}
-        begun = json.loads(path.read_bytes()) if path.exists() else None
+        begun = json.loads(read_file(path)) if path.exists() else None
         if begun is None or begun == {**mine, "skip_bad": False}:
             # The second: units that are done had nothing bad in them, so they are what --skip-bad makes of them.
             write_file(path, json.dumps(mine))
@@ -233,7 +238,7 @@ class Stage:
 
     def _take_lock(self) -> None:
         path = self.output.with_name(f".{self.output.name}.lock")
-        file = self._lock.enter_context(path.open("a"))
+        file = self._lock.enter_context(append(path))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -263,7 +268,7 @@ class Stage:
             self.output.rmdir()  # an empty folder is in nobody's way
         os.rename(self.folder, self.output)
         # What cannot be removed now, such as a file that another machine still maps, is removed by the next run.
-        shutil.rmtree(self._partial, ignore_errors=True)
+        remove(self._partial)
         return read_manifest(self.output)
 
     def _write_left_out(self) -> int:

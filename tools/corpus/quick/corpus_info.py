@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS
+from tools.common.files import read_file
 from tools.common.workers import deal
 from tools.corpus.quick.sentencepiece_tokenizer import load_tokenizer, special_tokens
 
@@ -193,7 +194,7 @@ def read_info(output: Path) -> CorpusInfo:
     """Raises ValueError unless the folder holds a readable corpus.json."""
     path = output / INFO
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_file(path).decode())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             f"{output} is no prepared corpus: it has no {INFO}. "

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tensor3d.data import IndexedDataset, IndexedWriter
+from tools.common.files import append, make_folder, nearest
 from tools.common.workers import usable_cores
 from tools.corpus.quick.corpus_info import (
     HELD_OUT,
@@ -82,7 +83,7 @@ class Spool:
 @contextmanager
 def draft_of(output: Path) -> Iterator[Path]:
     """An empty folder beside `output`, removed at the end with whatever is left in it."""
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     draft = output.with_name(f".{output.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir()
     try:
@@ -116,9 +117,9 @@ def taking_turns(output: Path) -> Iterator[None]:
 
     It saves work and is not needed for correctness: a file system that knows no locks is no obstacle.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     path = output.with_name(f".{output.name}.lock")
-    with path.open("w") as file:
+    with append(path) as file:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -173,6 +174,7 @@ def prepare(
         raise ValueError(f"seed must be at least 0. Got {seed}.")
     check_shards(shards)
     output = Path(output)
+    nearest(output)
     text = open_source(source)
     settings = [VERSION, text.fingerprint(), vocab_size, float(held_out), seed, shards]
     fingerprint = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()

@@ -18,6 +18,7 @@ from tensor3d.data import SpecialTokens
 from tensor3d.data.epochs import PackingRules
 from tensor3d.data.stored_samples import LABELS, MASKS, StoredShard
 from tensor3d.packing import Limits, PackingPlan, fingerprint_of, load_plan
+from tools.common.files import read_file
 from tools.corpus.pipeline.step import STEP, VERSION
 from tools.corpus.samples.draw import CONTINUATIONS
 from tools.corpus.samples.options import HISTOGRAM, PLAN
@@ -84,7 +85,7 @@ class Samples:
     @cached_property
     def histogram(self) -> NDArray[np.int64]:
         """int64 (max_length + 1,): lengths of all training sequences, also of shards that are not here."""
-        return np.array(json.loads((self.folder / HISTOGRAM).read_bytes())["counts"], dtype=np.int64)
+        return np.array(json.loads(read_file(self.folder / HISTOGRAM))["counts"], dtype=np.int64)
 
     def plan(self) -> PackingPlan:
         """The plan of all training sequences, for `PretrainingData` with the method `packing`. ValueError for a file
@@ -145,7 +146,7 @@ def read_step(folder: Path) -> tuple[dict[str, Any], str]:
     """
     path = folder / STEP
     try:
-        content = path.read_bytes()
+        content = read_file(path)
         values = json.loads(content)
         step, version = values["step"], values["version"]
     except (FileNotFoundError, NotADirectoryError):

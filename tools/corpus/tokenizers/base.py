@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.common.files import read_file
+
 if TYPE_CHECKING:
     from tensor3d.data.masking import SpecialTokens
 
@@ -39,7 +41,7 @@ def fingerprint(kind: Kind, content: bytes, **settings: Any) -> str:
 def read(file: Path) -> bytes:
     """Raises ValueError where there is no such file."""
     try:
-        return file.read_bytes()
+        return read_file(file)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise ValueError(f"there is no tokenizer file {file}; name one that exists.") from error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.bert.huggingface import model_folder_of
-from tools.common.files import write_file
+from tools.common.files import read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import missing, read
 from tools.corpus.tokenizers.folder import read_settings
@@ -143,7 +143,7 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int) -> str:
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if kind == "wordpiece":
         lowercase = bool(settings["lowercase"])
-        names = read_vocabulary(file.read_bytes(), file)
+        names = read_vocabulary(read_file(file), file)
         library = make_library({piece: number for number, piece in enumerate(names)}, lowercase=lowercase)
         config = {
             "tokenizer_class": "BertTokenizer",
@@ -164,7 +164,7 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int) -> str:
     else:
         from tokenizers import Tokenizer as Library
 
-        library = Library.from_buffer(file.read_bytes())
+        library = Library.from_buffer(read_file(file))
     names_of = _special_names(tokenizer)
     _add_special(library, tokenizer, names_of)
     write_file(output / FILES["json"], library.to_str(pretty=True) + "\n")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools.common.files import write_file
+from tools.common.files import read_file, write_file
 from tools.corpus.tokenizers.base import FILES, SETTINGS, Kind, Tokenizer
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
@@ -35,7 +35,7 @@ def install_tokenizer(
     settings: dict[str, Any] = {"kind": kind, "file": FILES[kind], "fingerprint": tokenizer.fingerprint}
     if kind == "wordpiece":
         settings["lowercase"] = lowercase
-    write_file(folder / FILES[kind], file.read_bytes())
+    write_file(folder / FILES[kind], read_file(file))
     write_file(folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
     return tokenizer
 
@@ -63,14 +63,14 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     kind, _ = read_settings(source)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (FILES[kind], SETTINGS):
-        write_file(folder / name, (source / name).read_bytes())
+        write_file(folder / name, read_file(source / name))
 
 
 def read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:
     """The make of the folder's tokenizer, and all that its settings say."""
     path = folder / SETTINGS
     try:
-        settings = json.loads(path.read_bytes())
+        settings = json.loads(read_file(path))
         kind: Kind = settings["kind"]
         if kind not in FILES or not isinstance(settings["fingerprint"], str):
             raise KeyError(kind)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.common.files import read_file
 from tools.corpus.tokenizers.base import FILES, Kind, Tokenizer, read
 from tools.corpus.tokenizers.folder import install_tokenizer, open_tokenizer
 from tools.corpus.tokenizers.wordpiece import count_cased, is_cased, read_vocabulary
@@ -65,7 +66,7 @@ def read_table(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(read_file(file))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}. Get the file again.") from error
     if not isinstance(found, dict):

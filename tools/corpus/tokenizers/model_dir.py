@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from models.bert.huggingface import model_folder_of
-from tools.common.files import write_file
+from tools.common.files import read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer, read_settings
 from tools.corpus.tokenizers.huggingface import FoundTokenizer, find_tokenizer, tokenizer_files, with_same_ids
@@ -99,7 +99,7 @@ def keep_tokenizer_of_corpus(file: Path, folder: Path) -> None:
 
 def copy_file(source: Path, target: Path) -> None:
     """Byte for byte; it appears whole or not at all."""
-    write_file(target, source.read_bytes())
+    write_file(target, read_file(source))
 
 
 def _is_ours(root: Path) -> bool:
@@ -113,7 +113,7 @@ def _embedding_rows(root: Path) -> int | None:
     for name, path in ((MODEL, ("config", "vocab")), (CONFIG, ("vocab_size",))):
         if (root / name).is_file():
             with suppress(ValueError, KeyError, TypeError):  # reading the model will tell
-                value = json.loads((root / name).read_bytes())
+                value = json.loads(read_file(root / name))
                 for key in path:
                     value = value[key]
                 return int(value)

@@ -196,12 +196,11 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
             "error": outcome.error,
         }
         self._note("checkpoint", record)
+        super().checkpoint(outcome)
         if outcome.path is not None:
             self._plot(
                 {"checkpoint/write_seconds": outcome.seconds, "checkpoint/bytes": float(outcome.bytes)}, outcome.step
             )
-            if outcome.error is not None:
-                self.say(f"step {outcome.step}: the checkpoint is written, but {outcome.error}")
         else:
             self.say(
                 f"step {outcome.step}: NO CHECKPOINT: {outcome.error} Weights and the checkpoints before stay as they "

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tensor3d.files import draft, sync
+from tensor3d.files import append, draft, open_regular, sync
 
 JOURNAL = "metrics.jsonl"
 """In the folder of a run."""
@@ -34,10 +34,10 @@ class JsonlLogger:
     """
 
     def __init__(self, path: Path, *, first_step: int) -> None:
-        if path.exists():
-            _cut(path, first_step)
+        if os.path.lexists(path) and not (path.is_symlink() and not path.exists()):
+            _cut(path, first_step)  # what a link names stays as it is: its lines are copied
         # Unbuffered: a buffer would keep what could not be written, and write it later in the midst of other lines.
-        self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115  # closed by close()
+        self._file: BinaryIO = append(path, buffering=0)
         self._torn = False
         sync(path.parent)
 
@@ -66,7 +66,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for line in file:
             record = _parsed(line)
             if record is not None:
@@ -75,7 +75,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 def _cut(path: Path, first_step: int) -> None:
     """Keeps the whole lines of events and of steps up to `first_step`. Written beside and renamed."""
-    with open(path, "rb") as old, draft(path) as new:
+    with open_regular(path) as old, draft(path) as new:
         for line in old:
             record = _parsed(line)
             if record is not None and (record["kind"] == EVENT or record["step"] <= first_step):

@@ -124,7 +124,9 @@ class RunLog(Generic[S, E]):
         """After what is done between two steps; every rank calls it."""
 
     def checkpoint(self, outcome: CheckpointOutcome) -> None:
-        """A checkpoint is complete, or has failed."""
+        """A checkpoint is complete, or has failed; what is left over beside one that is complete ends no run."""
+        if outcome.path is not None and outcome.error is not None:
+            self.say(f"step {outcome.step}: the checkpoint is written, but {outcome.error}")
 
     def event(self, name: str, **facts: Any) -> None:
         """Something that happened, for the journal alone: a restart, a signal, a spike of the loss.
