@@ -144,6 +144,20 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
 
 
+def all_equal(number: int, axis: Axis) -> bool:
+    """Whether all members have the same number, of at most 63 bits and a sign. Known to hosts, and to all alike."""
+    if axis.size == 1:
+        return True
+    bounds = torch.tensor([number, -number])
+    received = 2 * (axis.size - 1) * -(-bounds.numel() // axis.size) * bounds.element_size()
+    place = axis.traffic.add(axis.name, "all-reduce", received)
+    if axis.traffic.is_dry:
+        return True
+    work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=axis.group, async_op=True)
+    most, least = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
+    return bool(most == -least)
+
+
 def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> CommHandle:
     """Sends `send[i]` elements of the flat `blocks` to member i and receives `receive[i]` from it, in member order."""
     if axis.size == 1:

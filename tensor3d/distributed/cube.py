@@ -18,8 +18,8 @@ from tensor3d.distributed.collectives import Axis
 from tensor3d.distributed.comm_stats import CommCounter
 from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
-from tensor3d.distributed.grad_reducer import GradReducer
-from tensor3d.distributed.seeds import mix
+from tensor3d.distributed.grad_reducer import GradReducer, UseAgreement
+from tensor3d.distributed.seeds import ParamNumbers, mix
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
 from tensor3d.ops.compiled_regions import CompiledRegions
 
@@ -97,7 +97,7 @@ class Cube:
         self.coordinate = shape.coordinate(rank)
         self.traffic = CommCounter()
         self.ahead = WeightPrefetcher()
-        self.ledger = GradReducer(precision, at_end=self.ahead.end)
+        self.numbers = ParamNumbers()
         self.seeded = False
         self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
@@ -109,6 +109,7 @@ class Cube:
         # Made here, where every rank is, and not at a first use that one rank alone may come to (a line in a log).
         for names in _TOGETHER:
             self.over(*names)
+        self.ledger = GradReducer(precision, at_end=self.ahead.end, agreement=self._agreement())
 
     @classmethod
     def single(
@@ -221,6 +222,14 @@ class Cube:
         else:
             group, _ = dist.new_subgroups_by_enumeration([list(members) for members in self.shape.groups(names)])
         return self._made(names, ranks, group)
+
+    def _agreement(self) -> UseAgreement | None:
+        if self.shape.ranks == 1:
+            return None
+        everyone = self.over(*AXES)
+        if "nccl" in dist.get_backend():  # hosts speak to one another: no device is waited for
+            everyone = replace(everyone, group=dist.new_group(backend="gloo", group_desc="parameters in use"))
+        return UseAgreement(self.shape, everyone, self.numbers, self._axes)
 
     def _made(self, names: tuple[AxisName, ...], ranks: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
         return Axis(

@@ -186,9 +186,11 @@ def as_parameter(block: Tensor, shape: torch.Size | tuple[int, ...], layout: Lay
     if cube.mesh is None:
         return nn.Parameter(block)
     full = torch.empty(shape, device="meta")
-    return nn.Parameter(
+    parameter = nn.Parameter(
         DTensor.from_local(block, cube.mesh, layout.placements, run_check=False, shape=full.shape, stride=full.stride())
     )
+    cube.numbers.add(parameter)
+    return parameter
 
 
 def distribute(tensor: Tensor, layout: Layout, cube: Cube) -> nn.Parameter:
