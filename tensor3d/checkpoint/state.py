@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +148,7 @@ def _step_without_effect(optimizer: torch.optim.Optimizer, parameters: Sequence[
 def _without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Hooks of steps, of this optimiser and of all, are told of training's alone: an average of the weights would move
     by weights that are about to be replaced."""
-    places = (
+    places: tuple[dict[int, Any], ...] = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         torch_optim._global_optimizer_pre_hooks,

@@ -13,13 +13,15 @@ Inside `CommCounter.dry` they are counted and send nothing; their results have t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Place
@@ -44,6 +46,8 @@ class Axis:
     traffic: CommCounter
     overlap: bool = True
     """Whether a collective may still travel when it is returned (`cube_policies.ExecutionPolicy`)."""
+    mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
+    """The cube's, whose groups last as long as it is held."""
 
     @property
     def size(self) -> int:
@@ -136,8 +140,7 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     if axis.size == 1:
         return CommHandle(part)
     part = part.contiguous()
-    received = 2 * (axis.size - 1) * -(-part.numel() // axis.size) * part.element_size()
-    place = axis.traffic.add(axis.name, "all-reduce", received)
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part, axis))
     if axis.traffic.is_dry:
         return CommHandle(part)
     work = dist.all_reduce(part, group=axis.group, async_op=True)
@@ -148,14 +151,14 @@ def all_equal(number: int, axis: Axis) -> bool:
     """Whether all members have the same number, of at most 63 bits and a sign. Known to hosts, and to all alike."""
     if axis.size == 1:
         return True
-    bounds = torch.tensor([number, -number])
-    received = 2 * (axis.size - 1) * -(-bounds.numel() // axis.size) * bounds.element_size()
-    place = axis.traffic.add(axis.name, "all-reduce", received)
-    if axis.traffic.is_dry:
-        return True
-    work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=axis.group, async_op=True)
-    most, least = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
-    return bool(most == -least)
+    with _disable_current_modes():  # a run with tensors that have no values looks at these
+        bounds = torch.tensor([number, -number], device="cpu")
+        place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(bounds, axis))
+        if axis.traffic.is_dry:
+            return True
+        work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=axis.group, async_op=True)
+        most, least = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
+        return bool(most == -least)
 
 
 def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> CommHandle:
@@ -176,6 +179,11 @@ def _issued(pending: CommHandle, axis: Axis) -> CommHandle:
     if not axis.overlap:
         pending.wait()
     return pending
+
+
+def _received_of_sum(part: Tensor, axis: Axis) -> int:
+    received = 2 * (axis.size - 1) * -(-part.numel() // axis.size)
+    return received * part.element_size()
 
 
 def _bytes(tensor: Tensor) -> int:
