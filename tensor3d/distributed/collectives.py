@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Place
+from tensor3d.distributed.process_group import ClosedGroup
 
 # torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -41,7 +42,7 @@ class Axis:
     """Global ranks of the members, ascending; this is the order in which they are gathered."""
     index: int
     """This rank's position among the members."""
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | ClosedGroup | None
     """None for an axis of one member."""
     traffic: CommCounter
     overlap: bool = True
@@ -117,7 +118,7 @@ def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
     if axis.traffic.is_dry:
         return CommHandle(torch.cat([shard] * axis.size))
     result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
-    work = _all_gather(result, shard, group=axis.group, async_op=True)
+    work = _all_gather(result, shard, group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, shard, traffic=axis.traffic, place=place), axis)
 
 
@@ -131,7 +132,7 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> CommHandle:
     if axis.traffic.is_dry:
         return CommHandle(parts.narrow(0, axis.index * rows, rows).clone())
     result = parts.new_empty((rows, *parts.shape[1:]))
-    work = _reduce_scatter(result, parts, group=axis.group, async_op=True)
+    work = _reduce_scatter(result, parts, group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, parts, traffic=axis.traffic, place=place), axis)
 
 
@@ -143,7 +144,7 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part, axis))
     if axis.traffic.is_dry:
         return CommHandle(part)
-    work = dist.all_reduce(part, group=axis.group, async_op=True)
+    work = dist.all_reduce(part, group=open_group(axis), async_op=True)
     return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
 
 
@@ -156,7 +157,7 @@ def all_equal(number: int, axis: Axis) -> bool:
         place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(bounds, axis))
         if axis.traffic.is_dry:
             return True
-        work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=axis.group, async_op=True)
+        work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=open_group(axis), async_op=True)
         most, least = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
         return bool(most == -least)
 
@@ -171,7 +172,7 @@ def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis
     if axis.traffic.is_dry:
         return CommHandle(blocks.new_zeros(sum(receive)))
     result = blocks.new_empty(sum(receive))
-    work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=axis.group, async_op=True)
+    work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, blocks, traffic=axis.traffic, place=place), axis)
 
 
@@ -179,6 +180,13 @@ def _issued(pending: CommHandle, axis: Axis) -> CommHandle:
     if not axis.overlap:
         pending.wait()
     return pending
+
+
+def open_group(axis: Axis) -> dist.ProcessGroup | None:
+    """The axis's group. Raises ValueError where its cube is closed."""
+    if isinstance(axis.group, ClosedGroup):
+        raise ValueError("the cube is closed, and its groups are gone. Make another one with Cube(...) on every rank.")
+    return axis.group
 
 
 def _received_of_sum(part: Tensor, axis: Axis) -> int:

@@ -108,10 +108,13 @@ class Cube:
         self._groups = process_group.CubeGroups()
         self._every_axis: list[Axis] = []
         self._life = _Life()  # which cubes made by `with_policy` share
-        if self.mesh is not None and "fake" not in dist.get_backend():
+        if self.mesh is not None:
             self._groups.add(*(self.mesh.get_group(name) for name in MESH_AXES))
             # Tensors on the mesh use its groups, so they live as long as that: but caches must not keep it.
-            for owner, at_end in ((self.mesh, self._groups.end_beside), (self._life, process_group.forget_meshes)):
+            for owner, at_end in (
+                (self.mesh, self._groups.end_beside),
+                (self._life, process_group.forget_meshes_at_end),
+            ):
                 finalize(owner, at_end).atexit = False
         self._axes[()] = self._made((), (rank,), None)
         for name in AXES:
@@ -205,6 +208,7 @@ class Cube:
         for axis in self._every_axis:
             if axis.group is not None:
                 object.__setattr__(axis, "group", process_group.ClosedGroup())  # else what it holds stays open
+        vars(self.mesh).get("_pg_registry", {}).clear()
         process_group.forget_meshes()
 
     # --- axes -----------------------------------------------------------------------------------------------------

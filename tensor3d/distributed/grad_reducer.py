@@ -29,11 +29,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optim
 from torch.utils.hooks import RemovableHandle
 
-from tensor3d.distributed.collectives import Axis, CommHandle, all_equal, all_reduce
+from tensor3d.distributed.collectives import Axis, CommHandle, all_equal, all_reduce, open_group
 from tensor3d.distributed.comm_stats import bucket_elements
 from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
-from tensor3d.distributed.seeds import Number, ParamNumbers, names_of
+from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of
 
 T = TypeVar("T")
 _MOST_NAMED = 6  # parameters in a message
@@ -311,6 +311,22 @@ class UseAgreement:
     ) -> None:
         self._shape, self._everyone, self._numbers, self._axes = shape, everyone, numbers, axes
         self._found: dict[Number, nn.Parameter] = {}
+        self._compared: set[Number] = set()  # whose copies were compared
+
+    def check_copies(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises ValueError, on every rank, where ranks that hold copies of a tensor do not hold the same bits."""
+        if not self._is_dry:
+            check_copies(tensors.items(), self._shape, self._told)
+
+    @property
+    def _is_dry(self) -> bool:
+        return self._everyone.traffic.is_dry or "fake" in dist.get_backend()
+
+    def _check_copies_of(self, parameters: Sequence[nn.Parameter]) -> None:
+        try:
+            check_copies(((" ", parameter) for parameter in parameters), self._shape, self._told)
+        except ValueError:  # on all ranks; only now are names worth looking for
+            check_copies(zip(names_of(parameters), parameters, strict=True), self._shape, self._told)
 
     def completed(self, summed: Sequence[_PendingGrad], unsummed: Iterable[nn.Parameter]) -> list[_PendingGrad]:
         """The gradients to be summed, the same parameters in the same order on all ranks.
@@ -319,18 +335,25 @@ class UseAgreement:
             summed: those of this rank. unsummed: what else it has used.
 
         Raises:
-            ValueError: ranks that work on one parameter together have not all used it; on every rank.
+            ValueError: ranks that work on one parameter together have not all used it, or copies of one that is used
+                for the first time differ; on every rank.
         """
         entries = self._by_number(summed, lambda entry: entry.parameter)
+        parameters = self._by_number(unsummed, lambda parameter: parameter)
         uses = {
             number: _Use(entry.over.name, tuple(entry.parameter.shape), entry.gradient.dtype)
             for number, entry in entries.items()
         }
-        for number, parameter in self._by_number(unsummed, lambda parameter: parameter).items():
+        for number, parameter in parameters.items():
             uses[number] = _Use("none", tuple(parameter.shape), parameter.dtype)
         known = repr(sorted((number, use.over) for number, use in uses.items()))
         if not all_equal(_hashed(known), self._everyone):
             self._add_unused(entries, uses)
+        fresh = {number: each for number, each in parameters.items() if number not in self._compared}
+        fresh |= {number: entry.parameter for number, entry in entries.items() if number not in self._compared}
+        if fresh and not self._is_dry:
+            self._compared |= fresh.keys()
+            self._check_copies_of([fresh[number] for number in sorted(fresh)])
         return [entries[number] for number in sorted(entries)]
 
     def _by_number(self, items: Iterable[T], parameter: Callable[[T], nn.Parameter]) -> dict[Number, T]:
@@ -403,7 +426,7 @@ class UseAgreement:
 
     def _told(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self._everyone.size
-        dist.all_gather_object(values, value, group=self._everyone.group)
+        dist.all_gather_object(values, value, group=open_group(self._everyone))
         return values
 
 

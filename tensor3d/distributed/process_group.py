@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -212,6 +211,8 @@ class CubeGroups:
         self._store: dist.Store | None = None
 
     def add(self, *groups: dist.ProcessGroup) -> None:
+        if "fake" in dist.get_backend():  # a dry run, in which a group holds nothing
+            return
         if self._store is None:
             # Every rank makes the same cubes: the number of this one is the same on all.
             store = default_store()
@@ -257,10 +258,7 @@ class CubeGroups:
 
 
 class ClosedGroup:
-    """Stands where a group was."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise ValueError("the cube is closed: its groups are gone. Make another one with Cube(...) on every rank.")
+    """Stands where a group was, which would stay open as long as anybody held it."""
 
 
 def forget_meshes() -> None:
@@ -268,9 +266,30 @@ def forget_meshes() -> None:
     the place of its successor."""
     _clear_sharding_prop_cache()
     clear_redistribute_planner_cache()
-    for thing in gc.get_objects():
-        if type(thing) is functools._lru_cache_wrapper and thing.__module__.startswith("torch.distributed.tensor"):
-            thing.cache_clear()
+    _clear_lru_caches()
+
+
+def forget_meshes_at_end() -> None:
+    """The same, where a cube ends by itself. The collector, where it is at work now, hides the caches for that long."""
+    forget_meshes()
+    if gc.get_freeze_count() == 0 and not _clear_lru_caches():
+        threading.Thread(target=_clear_lru_caches_soon, name="end of a cube", daemon=True).start()
+
+
+def _clear_lru_caches_soon() -> None:
+    for _ in range(100):
+        time.sleep(0.01)
+        if _clear_lru_caches():
+            return
+
+
+def _clear_lru_caches() -> int:
+    """Those of DTensor; how many there are."""
+    caches = [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]
+    caches = [cache for cache in caches if cache.__module__.startswith("torch.distributed.tensor")]
+    for cache in caches:
+        cache.cache_clear()
+    return len(caches)
 
 
 def default_store() -> dist.Store:

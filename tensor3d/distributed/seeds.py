@@ -1,14 +1,18 @@
-"""What every rank derives alike without a message: seeds from one another, and which parameter is which."""
+"""What is the same on all ranks: seeds, numbers by which ranks speak of parameters, and copies."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape
 
 
 def mix(*numbers: int) -> int:
@@ -66,8 +70,14 @@ class ParamNumbers:
         wanted = set(numbers)
         if not wanted:
             return {}
-        there = [each for each in _objects(DTensor) if vars(each).get("_is_param", False)]
-        known = [(self._known(each), each) for each in there]
+        found = self._find(wanted)
+        if len(found) < len(wanted) and gc.get_freeze_count():  # `gc.freeze` hides what was there before
+            gc.unfreeze()
+            found = self._find(wanted)
+        return found
+
+    def _find(self, wanted: set[Number]) -> dict[Number, nn.Parameter]:
+        known = [(self._known(each), each) for each in _objects(DTensor) if vars(each).get("_is_param", False)]
         unknown = [each for number, each in known if number is None]
         known += zip(self._by_name(unknown), unknown, strict=True)
         return {number: each for number, each in known if number in wanted}
@@ -90,6 +100,61 @@ class ParamNumbers:
     def _keep(self, parameter: Tensor, number: Number) -> None:
         vars(parameter)[_KEPT_AS] = _Mark(number)
         self._by_id[id(parameter)] = number
+
+
+# --- Whether copies are copies ----------------------------------------------------------------------------------------
+
+
+def check_copies(tensors: Iterable[tuple[str, Tensor]], shape: CubeShape, told: Callable[[Any], list[Any]]) -> None:
+    """Raises ValueError, on every rank, where ranks that hold copies of a tensor do not hold the same bits.
+
+    Args:
+        tensors: with their names, in the same order on all ranks.
+        told: what each rank passes to it, by rank.
+    """
+    copied = [(name, each) for name, each in tensors if isinstance(each, DTensor) and _copied(each, shape)]
+    names, digests = [name for name, _ in copied], [(_copied(each, shape), _digest(each)) for _, each in copied]
+    together: dict[tuple[AxisName, ...], int] = {}
+    for axes, digest in digests:
+        together[axes] = zlib.crc32(digest.to_bytes(4, "little"), together.get(axes, 0))
+    if not together or not _apart(list(together.items()), shape, told):
+        return
+    apart = _apart(digests, shape, told)
+    (first, one, other), *others = [(names[index], *ranks) for index, ranks in apart.items()]
+    more = f" (and of {', '.join(name for name, *_ in others[:5])}{', ...' * (len(others) > 5)})" if others else ""
+    raise ValueError(
+        f"copies of {first} on ranks {one} and {other} differ{more}. Ranks have filled or changed them each for "
+        "itself, as torch's random functions do. Initialise with tensor3d.init_parameter, take random numbers from "
+        "tensor3d.logical_block, and change a parameter alike on all ranks."
+    )
+
+
+def _copied(tensor: DTensor, shape: CubeShape) -> tuple[AxisName, ...]:
+    """The axes over which ranks hold copies of it."""
+    placed = zip(MESH_AXES, tensor.placements, strict=True)
+    return tuple(axis for axis, placement in placed if placement.is_replicate() and shape.size(axis) > 1)
+
+
+def _digest(tensor: DTensor) -> int:
+    block = tensor.to_local().detach().contiguous().cpu()
+    return zlib.crc32(block.reshape(-1).view(torch.uint8).numpy().data) if block.numel() else 0
+
+
+def _apart(
+    digests: Sequence[tuple[tuple[AxisName, ...], int]], shape: CubeShape, told: Callable[[Any], list[Any]]
+) -> dict[int, tuple[int, int]]:
+    """Of what is copied over the named axes, what differs, by index, and the first two ranks between which it does."""
+    by_rank = told([digest for _, digest in digests])
+    found: dict[int, tuple[int, int]] = {}
+    for index, (axes, _) in enumerate(digests):
+        for group in shape.groups(axes):
+            other = next((rank for rank in group if by_rank[rank][index] != by_rank[group[0]][index]), None)
+            if other is not None:
+                found.setdefault(index, (group[0], other))
+    return found
+
+
+# --- Names ------------------------------------------------------------------------------------------------------------
 
 
 def names_of(parameters: Iterable[Tensor]) -> list[str]:
