@@ -9,6 +9,7 @@ from tensor3d.distributed.comm_stats import CommStats
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import CubeShape
+from tensor3d.distributed.object_collectives import check_copies
 from tensor3d.explain import CostReport, explain
 from tensor3d.layers.attention import Attention3D
 from tensor3d.layers.dropout import Dropout3D
@@ -24,7 +25,17 @@ from tensor3d.optim.clip_grad import GradientNorm, check_parameters, clip_grad_n
 from tensor3d.parallelize import PackedRows, full_state_dict, load_full_state_dict, parallelize, propose_plan, rules
 from tensor3d.sharding.activation_layout import Face, gather, gather_rows, local_block, shard
 from tensor3d.sharding.matmul import matmul
-from tensor3d.sharding.param_layout import Layout, constant, distribute, local, local_param, normal, vector
+from tensor3d.sharding.param_layout import (
+    Layout,
+    constant,
+    distribute,
+    init_parameter,
+    local,
+    local_param,
+    logical_block,
+    normal,
+    vector,
+)
 from tensor3d.sharding.redistribute import local_rows, redistribute, select
 
 __version__ = "0.1.0"
@@ -58,6 +69,7 @@ __all__ = [
     "TransformerLayer3D",
     "all_reduce_replicated",
     "attention",
+    "check_copies",
     "check_parameters",
     "clip_grad_norm_",
     "clip_gradients",
@@ -68,12 +80,14 @@ __all__ = [
     "full_state_dict",
     "gather",
     "gather_rows",
+    "init_parameter",
     "load_full_state_dict",
     "local",
     "local_block",
     "local_param",
     "local_rows",
     "local_shard",
+    "logical_block",
     "matmul",
     "normal",
     "pack_padded",

@@ -25,7 +25,7 @@ from tensor3d.checkpoint.state import extra_tensors, model_tensors, optimizer_te
 from tensor3d.checkpoint.writer import RankFailure, RankResult, SaveRequest, SaveResult, facts_of, write
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.host_all_to_all import PeerError
-from tensor3d.distributed.object_collectives import ObjectGroup
+from tensor3d.distributed.object_collectives import ObjectGroup, check_copies
 
 # --- Work in a thread of its own, for which another thread waits without falling silent -------------------------------
 
@@ -163,7 +163,7 @@ class Checkpoints:
             wait: return when it is on disk.
 
         Raises:
-            ValueError: facts or a state that cannot be stored.
+            ValueError: facts or a state that cannot be stored; copies of a parameter that differ.
             PeerError: another rank was lost during a former save.
         """
         begin = perf_counter()
@@ -174,6 +174,7 @@ class Checkpoints:
             raise PeerError(f"no checkpoint can be written any more: {self._broken}")
         facts = facts_of(self._cube, step, optimizer, progress)
         state = model_tensors(model) | optimizer_tensors(model, optimizer) | extra_tensors(extra)
+        check_copies(state, self._cube)
         state |= stream_tensors(self._cube)
         job = self._stage(step, state, facts)
         waits = wait or not self.asynchronous

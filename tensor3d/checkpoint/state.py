@@ -11,9 +11,12 @@ The tensors share memory with the live ones, so a dictionary of a running traini
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as torch_optim
 
 from tensor3d.distributed.cube import Cube
 
@@ -137,7 +140,28 @@ def _step_without_effect(optimizer: torch.optim.Optimizer, parameters: Sequence[
     for group in optimizer.param_groups:
         if "lr" in group:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
-    optimizer.step()
+    with _without_hooks(optimizer):
+        type(optimizer).step(optimizer)  # not what a schedule or a user has put in its place
+
+
+@contextmanager
+def _without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Hooks of steps, of this optimiser and of all, are told of training's alone: an average of the weights would move
+    by weights that are about to be replaced."""
+    places: tuple[dict[int, Any], ...] = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optim._global_optimizer_pre_hooks,
+        torch_optim._global_optimizer_post_hooks,
+    )
+    hooks = [dict(place) for place in places]
+    for place in places:
+        place.clear()
+    try:
+        yield
+    finally:
+        for place, before in zip(places, hooks, strict=True):
+            place.update(before)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

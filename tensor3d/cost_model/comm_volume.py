@@ -276,7 +276,8 @@ def transformer_layer(
 
 
 def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int) -> Bytes:
-    """The ledger's sums at the end of a backward pass (once a step under accumulation).
+    """The ledger's sums at the end of a backward pass (once a step under accumulation), and before them two numbers of
+    8 bytes, by which all ranks know that they have used the same parameters.
 
     Args:
         on_y, on_z: local elements of vectors, tables and narrow heads on each face.
@@ -291,4 +292,5 @@ def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int) -
     ]
     for elements, axes in sums:
         buckets[tuple(axis for axis in axes if wire.size(axis) > 1)] += elements
-    return together(wire.summed_in_buckets(axes, elements) for axes, elements in buckets.items())
+    sent = [wire.summed_in_buckets(axes, elements) for axes, elements in buckets.items()]
+    return together([wire.summed(AXES, 2, 8), *sent])

@@ -13,16 +13,19 @@ Inside `CommCounter.dry` they are counted and send nothing; their results have t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Place
+from tensor3d.distributed.process_group import ClosedGroup
 
 # torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -39,11 +42,13 @@ class Axis:
     """Global ranks of the members, ascending; this is the order in which they are gathered."""
     index: int
     """This rank's position among the members."""
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | ClosedGroup | None
     """None for an axis of one member."""
     traffic: CommCounter
     overlap: bool = True
     """Whether a collective may still travel when it is returned (`cube_policies.ExecutionPolicy`)."""
+    mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
+    """The cube's, whose groups last as long as it is held."""
 
     @property
     def size(self) -> int:
@@ -113,7 +118,7 @@ def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
     if axis.traffic.is_dry:
         return CommHandle(torch.cat([shard] * axis.size))
     result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
-    work = _all_gather(result, shard, group=axis.group, async_op=True)
+    work = _all_gather(result, shard, group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, shard, traffic=axis.traffic, place=place), axis)
 
 
@@ -127,7 +132,7 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> CommHandle:
     if axis.traffic.is_dry:
         return CommHandle(parts.narrow(0, axis.index * rows, rows).clone())
     result = parts.new_empty((rows, *parts.shape[1:]))
-    work = _reduce_scatter(result, parts, group=axis.group, async_op=True)
+    work = _reduce_scatter(result, parts, group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, parts, traffic=axis.traffic, place=place), axis)
 
 
@@ -136,12 +141,25 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     if axis.size == 1:
         return CommHandle(part)
     part = part.contiguous()
-    received = 2 * (axis.size - 1) * -(-part.numel() // axis.size) * part.element_size()
-    place = axis.traffic.add(axis.name, "all-reduce", received)
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part, axis))
     if axis.traffic.is_dry:
         return CommHandle(part)
-    work = dist.all_reduce(part, group=axis.group, async_op=True)
+    work = dist.all_reduce(part, group=open_group(axis), async_op=True)
     return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
+
+
+def all_equal(number: int, axis: Axis) -> bool:
+    """Whether all members have the same number, of at most 63 bits and a sign. Known to hosts, and to all alike."""
+    if axis.size == 1:
+        return True
+    with _disable_current_modes():  # a run with tensors that have no values looks at these
+        bounds = torch.tensor([number, -number], device="cpu")
+        place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(bounds, axis))
+        if axis.traffic.is_dry:
+            return True
+        work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=open_group(axis), async_op=True)
+        most, least = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
+        return bool(most == -least)
 
 
 def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> CommHandle:
@@ -154,7 +172,7 @@ def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis
     if axis.traffic.is_dry:
         return CommHandle(blocks.new_zeros(sum(receive)))
     result = blocks.new_empty(sum(receive))
-    work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=axis.group, async_op=True)
+    work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, blocks, traffic=axis.traffic, place=place), axis)
 
 
@@ -162,6 +180,18 @@ def _issued(pending: CommHandle, axis: Axis) -> CommHandle:
     if not axis.overlap:
         pending.wait()
     return pending
+
+
+def open_group(axis: Axis) -> dist.ProcessGroup | None:
+    """The axis's group. Raises ValueError where its cube is closed."""
+    if isinstance(axis.group, ClosedGroup):
+        raise ValueError("the cube is closed, and its groups are gone. Make another one with Cube(...) on every rank.")
+    return axis.group
+
+
+def _received_of_sum(part: Tensor, axis: Axis) -> int:
+    received = 2 * (axis.size - 1) * -(-part.numel() // axis.size)
+    return received * part.element_size()
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,8 @@ from tensor3d.distributed.collectives import Axis
 from tensor3d.distributed.comm_stats import CommCounter
 from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
-from tensor3d.distributed.grad_reducer import GradReducer
-from tensor3d.distributed.seeds import mix
+from tensor3d.distributed.grad_reducer import GradReducer, UseAgreement
+from tensor3d.distributed.seeds import ParamNumbers, mix
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
 from tensor3d.ops.compiled_regions import CompiledRegions
 
@@ -97,18 +98,31 @@ class Cube:
         self.coordinate = shape.coordinate(rank)
         self.traffic = CommCounter()
         self.ahead = WeightPrefetcher()
-        self.ledger = GradReducer(precision, at_end=self.ahead.end)
+        self.numbers = ParamNumbers()
         self.seeded = False
+        self._has_connected = False
         self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
         self.mesh = _mesh(shape, self.device) if connected else None
+        self._groups = process_group.CubeGroups()
+        self._every_axis: list[Axis] = []
+        self._life = _Life()  # which cubes made by `with_policy` share
+        if self.mesh is not None:
+            self._groups.add(*(self.mesh.get_group(name) for name in MESH_AXES))
+            # Tensors on the mesh use its groups, so they live as long as that: but caches must not keep it.
+            for owner, at_end in (
+                (self.mesh, self._groups.end_beside),
+                (self._life, process_group.forget_meshes_at_end),
+            ):
+                finalize(owner, at_end).atexit = False
         self._axes[()] = self._made((), (rank,), None)
         for name in AXES:
             self._axes[name,] = self._axis(name)
         # Made here, where every rank is, and not at a first use that one rank alone may come to (a line in a log).
         for names in _TOGETHER:
             self.over(*names)
+        self.ledger = GradReducer(precision, at_end=self.ahead.end, agreement=self._agreement())
 
     @classmethod
     def single(
@@ -148,11 +162,13 @@ class Cube:
                 Nodes have different numbers of ranks, and no `wire` is given.
         """
         shape = CubeShape(x=x, y=y, z=z, data=data, wire=AXES if wire is None else wire)
+        known = dist.is_available() and dist.is_initialized()
         device = process_group.connect(shape.ranks, timeout)
         per_node = process_group.ranks_per_node(device, needed=wire is None) if shape.ranks > 1 else None
         placed = shape.placed(per_node) if wire is None and per_node is not None else shape
         cube = cls(x, y, z, data, device=device, wire=placed.wire, precision=precision, speed=speed)
         cube.ranks_per_node = per_node
+        cube._has_connected = not known
         return cube
 
     def with_policy(self, precision: MixedPrecisionPolicy | None = None, speed: ExecutionPolicy | None = None) -> Cube:
@@ -169,16 +185,31 @@ class Cube:
         cube.regions = self.regions.switched(cube.speed.compile)
         if cube.speed.overlap != self.speed.overlap:
             cube._axes = {names: replace(axis, overlap=cube.speed.overlap) for names, axis in self._axes.items()}
+            self._every_axis += cube._axes.values()
         return cube
 
     def close(self, timeout: timedelta = timedelta(minutes=1)) -> None:
-        """Ends the process group, when every rank has come here: whoever left earlier would cut off what the others
-        still receive, and torchrun would take that for a failure. After it the cube cannot send.
+        """Frees the connections and threads of this cube, and of those that `with_policy` made of it, when every rank
+        has come here: whoever left earlier would cut off what the others still receive. After it they cannot send.
 
-        Nothing happens on a cube without a process group. Where a rank never comes, the others leave after `timeout`.
+        Where `from_env` has connected the processes for this cube, the process group ends with it, and so do all other
+        cubes: torchrun would take it for a failure if one rank left earlier. One that was there before stays.
+
+        A cube that is no longer used anywhere frees the same by itself, once all ranks have let go of it; under NCCL
+        only `close` does. Nothing happens on a cube without a process group. Where a rank never comes, the others go on
+        after `timeout`.
         """
-        if self.mesh is not None and dist.is_initialized():
+        if self.mesh is None or not dist.is_initialized():
+            return
+        if self._has_connected:
             process_group.disconnect(timeout)
+        else:
+            self._groups.end(timeout)
+        for axis in self._every_axis:
+            if axis.group is not None:
+                object.__setattr__(axis, "group", process_group.ClosedGroup())  # else what it holds stays open
+        vars(self.mesh).get("_pg_registry", {}).clear()
+        process_group.forget_meshes()
 
     # --- axes -----------------------------------------------------------------------------------------------------
 
@@ -220,17 +251,32 @@ class Cube:
             group = dist.group.WORLD
         else:
             group, _ = dist.new_subgroups_by_enumeration([list(members) for members in self.shape.groups(names)])
+            self._groups.add(group)
         return self._made(names, ranks, group)
 
+    def _agreement(self) -> UseAgreement | None:
+        if self.shape.ranks == 1:
+            return None
+        everyone = self.over(*AXES)
+        if "nccl" in dist.get_backend():  # hosts speak to one another: no device is waited for
+            hosts = dist.new_group(backend="gloo", group_desc="parameters in use")
+            everyone = replace(everyone, group=hosts)
+            self._groups.add(hosts)
+            self._every_axis.append(everyone)
+        return UseAgreement(self.shape, everyone, self.numbers, self._axes)
+
     def _made(self, names: tuple[AxisName, ...], ranks: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
-        return Axis(
+        axis = Axis(
             name="+".join(names) or "none",
             ranks=ranks,
             index=ranks.index(self.rank),
             group=group,
             traffic=self.traffic,
             overlap=self.speed.overlap,
+            mesh=self.mesh,
         )
+        self._every_axis.append(axis)
+        return axis
 
     # --- seeds ----------------------------------------------------------------------------------------------------
 
@@ -283,6 +329,10 @@ class Cube:
     def __repr__(self) -> str:
         place = " ".join(f"{axis}={self.coordinate[axis]}" for axis in AXES)
         return f"Cube({self.shape}, rank {self.rank} of {self.shape.ranks} at {place}, {self.device})"
+
+
+class _Life:
+    """Ends with the last of those that share it."""
 
 
 def _check_backend(backends: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.host_all_to_all import PeerError
@@ -128,6 +129,23 @@ def check_same_on_all_ranks(cube: Cube, what: str, value: str) -> None:
             f"{what} differs between ranks: rank {different[0]} has {values[different[0]][:16]}, rank 0 "
             f"{values[0][:16]}. Use the same files, and the same versions of Python, numpy and scipy, on all machines."
         )
+
+
+def check_copies(tensors: Mapping[str, Tensor], cube: Cube) -> None:
+    """Compares what ranks hold copies of: parameters over `data`, vectors over the rows of their face too. Nothing
+    brings copies together again that began apart: each rank trains its own, and a checkpoint keeps one of them.
+
+    Reads all of this rank's blocks once, and sends a few bytes. Every rank calls it alike, with the same names. The
+    first backward pass of a parameter does it by itself, and so does each save of a checkpoint.
+
+    Args:
+        tensors: by name, such as `dict(model.named_parameters())`. What is no DTensor is passed over.
+
+    Raises:
+        ValueError: copies that differ in a bit, by name; on every rank.
+    """
+    if cube.ledger.agreement is not None and not cube.traffic.is_dry:
+        cube.ledger.agreement.check_copies(tensors)
 
 
 def format_error(problem: Exception) -> str:

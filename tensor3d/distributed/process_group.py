@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import hashlib
 import hmac
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -15,6 +18,8 @@ from ipaddress import ip_address
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
@@ -327,7 +332,7 @@ def disconnect(timeout: timedelta) -> None:
     The ranks meet in the store and not by a collective: one that leaves right after a collective closes its connections
     on messages that it has not read, and what others had still to read from it is lost with them.
     """
-    store = dist.PrefixStore("tensor3d/leaving", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore("tensor3d/leaving", default_store())
     ranks = dist.get_world_size()
     try:
         _arrive(store, "done", ranks)
@@ -339,6 +344,104 @@ def disconnect(timeout: timedelta) -> None:
     except RuntimeError:
         pass  # a rank that never comes, or a store that went with its host: nobody is left to wait for
     dist.destroy_process_group()
+
+
+# --- The groups of one of several cubes -------------------------------------------------------------------------------
+
+
+class CubeGroups:
+    """The process groups that a cube has made. They end when all ranks have come to `end`, or have let go of the cube:
+    whoever closed a connection earlier would cut off what another rank still receives."""
+
+    def __init__(self) -> None:
+        self._groups: list[dist.ProcessGroup] = []
+        self._store: dist.Store | None = None
+
+    def add(self, *groups: dist.ProcessGroup) -> None:
+        if "fake" in dist.get_backend():  # a dry run, in which a group holds nothing
+            return
+        if self._store is None:
+            # Every rank makes the same cubes: the number of this one is the same on all.
+            store = default_store()
+            number = store.add(f"tensor3d/cubes of {dist.get_rank()}", 1)
+            self._store = dist.PrefixStore(f"tensor3d/cube {number}", store)
+        self._groups += [group for group in groups if group is not dist.group.WORLD and group not in self._groups]
+
+    def end(self, timeout: timedelta) -> None:
+        """Waits for all ranks, but not longer than `timeout`."""
+        if self._living() and self._store is not None:
+            try:
+                _arrive(self._store, "done", dist.get_world_size())
+                self._store.wait(["done"], timeout)
+            except RuntimeError:
+                pass
+        self._free()
+
+    def end_beside(self) -> None:
+        """The same in a thread, as long as it takes: for a cube that nobody has any more. Of NCCL's groups, nothing: a
+        thread must not end what devices may still work at."""
+        if self._living() and "nccl" not in dist.get_backend():
+            threading.Thread(target=self._end_with_others, name="end of a cube", daemon=True).start()
+
+    def _end_with_others(self) -> None:
+        store, pause = self._store, 1e-3
+        assert store is not None, "groups are added with it"
+        try:
+            _arrive(store, "done", dist.get_world_size())
+            while not store.check(["done"]):  # no `wait`: the main thread may need the connection
+                time.sleep(pause)
+                pause = min(2 * pause, 0.5)
+        except (RuntimeError, ValueError):  # the job ends
+            return
+        self._free()
+
+    def _living(self) -> list[dist.ProcessGroup]:
+        return [group for group in self._groups if group in dist.distributed_c10d._world.pg_map]
+
+    def _free(self) -> None:
+        for group in self._living():
+            dist.destroy_process_group(group)
+        self._groups.clear()
+
+
+class ClosedGroup:
+    """Stands where a group was, which would stay open as long as anybody held it."""
+
+
+def forget_meshes() -> None:
+    """Empties DTensor's caches: a mesh equals any other of its shape, and one whose groups are gone would be used in
+    the place of its successor."""
+    _clear_sharding_prop_cache()
+    clear_redistribute_planner_cache()
+    _clear_lru_caches()
+
+
+def forget_meshes_at_end() -> None:
+    """The same, where a cube ends by itself. The collector, where it is at work now, hides the caches for that long."""
+    forget_meshes()
+    if gc.get_freeze_count() == 0 and not _clear_lru_caches():
+        threading.Thread(target=_clear_lru_caches_soon, name="end of a cube", daemon=True).start()
+
+
+def _clear_lru_caches_soon() -> None:
+    for _ in range(100):
+        time.sleep(0.01)
+        if _clear_lru_caches():
+            return
+
+
+def _clear_lru_caches() -> int:
+    """Those of DTensor; how many there are."""
+    caches = [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]
+    caches = [cache for cache in caches if cache.__module__.startswith("torch.distributed.tensor")]
+    for cache in caches:
+        cache.cache_clear()
+    return len(caches)
+
+
+def default_store() -> dist.Store:
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store
 
 
 def _arrive(store: dist.Store, where: str, ranks: int) -> None:

@@ -277,7 +277,7 @@ def _ledgers_aside(cubes: list[Cube], recorder: Recorder) -> Iterator[None]:
     before = [cube.ledger for cube in cubes]
     try:
         for cube in cubes:
-            cube.ledger = GradReducer(cube.precision)
+            cube.ledger = GradReducer(cube.precision, agreement=cube.ledger.agreement)
             cube.ledger.observer = recorder.sums_begin_or_end
         yield
     finally:
@@ -287,22 +287,24 @@ def _ledgers_aside(cubes: list[Cube], recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def _gradients_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
-    """The `.grad` of `leaves` is afterwards what it was, and no hook is told that it is complete.
+    """The `.grad` of `leaves` is afterwards what it was, and no hook is told of it.
 
     The model's parameters are named beside the leaves behind the loss: a reentrant checkpoint hides its own from there.
     """
     leaves = list(leaves)
     gradients = [leaf.grad for leaf in leaves]
-    hooks = [leaf._post_accumulate_grad_hooks or {} for leaf in leaves]
+    hooks = [places for leaf in leaves for places in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks) if places]
     told = [dict(each) for each in hooks]
     try:
-        for leaf, each in zip(leaves, hooks, strict=True):
+        for leaf in leaves:
             leaf.grad = None
+        for each in hooks:
             each.clear()
         yield
     finally:
-        for leaf, gradient, each, before in zip(leaves, gradients, hooks, told, strict=True):
+        for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
+        for each, before in zip(hooks, told, strict=True):
             each.update(before)
 
 

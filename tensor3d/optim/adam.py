@@ -92,11 +92,7 @@ class ShardedAdamBase(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.cube.ledger.holds_back:
-            raise ValueError(
-                "gradients are still held back by Cube.no_sync and would be missing. Run the last micro-batch's "
-                "backward outside of it, or give the step up with cube.ledger.discard()."
-            )
+        self.cube.ledger.check_nothing_held()
         if self.found_inf is not None and (self.found_inf.dtype != torch.float32 or self.found_inf.numel() != 1):
             raise ValueError(
                 f"found_inf must be one number of fp32: kernels read its memory as that. Got {self.found_inf.dtype} of "

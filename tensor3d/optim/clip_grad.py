@@ -68,11 +68,7 @@ def clip_gradients(
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm must be above 0 (inf: measure only). Got {max_norm}.")
-    if cube.ledger.holds_back:
-        raise ValueError(
-            "gradients are still held back by Cube.no_sync and would be missing. Run the last micro-batch's "
-            "backward outside of it, or give the step up with cube.ledger.discard()."
-        )
+    cube.ledger.check_nothing_held()
     held = [p for p in parameters if p.grad is not None]
     check_parameters(held, cube)
     gradients = [local(p.grad) for p in held if p.grad is not None]

@@ -17,6 +17,7 @@ The rows axis of face z is y, that of face y is z. A gradient is *not* summed ov
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -186,9 +187,11 @@ def as_parameter(block: Tensor, shape: torch.Size | tuple[int, ...], layout: Lay
     if cube.mesh is None:
         return nn.Parameter(block)
     full = torch.empty(shape, device="meta")
-    return nn.Parameter(
+    parameter = nn.Parameter(
         DTensor.from_local(block, cube.mesh, layout.placements, run_check=False, shape=full.shape, stride=full.stride())
     )
+    cube.numbers.add(parameter)
+    return parameter
 
 
 def distribute(tensor: Tensor, layout: Layout, cube: Cube) -> nn.Parameter:
@@ -211,6 +214,37 @@ def normal(shape: tuple[int, int], layout: Layout, cube: Cube, std: float) -> nn
         return _finish(torch.empty(rows.stop - rows.start, columns.stop - columns.start), shape, layout, cube)
     block = _normal_block(shape, rows, columns, cube.next_seed()).mul_(std)
     return _finish(block, shape, layout, cube)
+
+
+def logical_block(like: Tensor, fill: Callable[[Tensor], object], cube: Cube) -> Tensor:
+    """This rank's block of a logical tensor that `fill` fills, the same on every cube and equal on ranks that hold
+    copies: for random numbers of your own, which torch's functions draw on each rank for itself.
+
+    One whole tensor of that shape is made on the host. Every rank calls it alike, after `Cube.manual_seed`; a generator
+    that `fill` is given from outside must be alike on all ranks.
+
+    Args:
+        like: a parameter or a gradient: logical shape, cut and type are its own.
+        fill: such as `torch.nn.init.orthogonal_`, or `lambda whole: whole.normal_(std=0.1)`.
+    """
+    whole = torch.zeros(like.shape, dtype=like.dtype)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(cube.next_seed())
+        fill(whole)
+    return whole[local_slices(like, cube)].to(device=cube.device, copy=True)
+
+
+def init_parameter(parameter: nn.Parameter, fill: Callable[[Tensor], object], cube: Cube) -> None:
+    """Fills a parameter as `fill` fills the whole one: `init_parameter(layer.weight, torch.nn.init.xavier_uniform_,
+    cube)`. The same on every cube for the same `Cube.manual_seed`; see `logical_block`.
+
+    Where `cube.skip_init` says that weights are loaded right after, nothing is done.
+    """
+    if not cube.is_blank:
+        block = logical_block(parameter, fill, cube)
+        with torch.no_grad():
+            local(parameter).copy_(block)
+        torch.autograd.graph.increment_version(parameter)
 
 
 def constant(shape: tuple[int, ...], layout: Layout, cube: Cube, value: float) -> nn.Parameter:

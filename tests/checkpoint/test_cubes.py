@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tensor3d import checkpoint
-from tests.checkpoint.subject import ALONE, Shape, make, same, state, step
+from tensor3d import Cube, checkpoint
+from tensor3d.optim import AdamW
+from tests.checkpoint.subject import ALONE, Model, Shape, make, same, state, step
 from tests.ranks import run_ranks
 from tests.single_device_reference import full
 
@@ -191,3 +194,48 @@ def test_pytorchs_own_reader_takes_the_files(tmp_path: Path) -> None:
 
 
 VOCAB_SHAPE = (67, 16)
+
+
+class Averaged(torch.optim.SGD):
+    """One whose own step calls a step that has hooks too."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "ours", "Averaged"])
+def test_a_load_tells_no_hook_of_a_step(kind: str, tmp_path: Path) -> None:
+    """Whoever is called after each step (an average of the weights) would see weights that are not loaded yet."""
+
+    def made(seed: int) -> tuple[Cube, Model, torch.optim.Optimizer]:
+        cube, model, optimizer = make(ALONE, seed)
+        if kind == "ours":
+            optimizer = AdamW(model.parameters(), cube, lr=0.1)
+        elif kind == "Averaged":
+            torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], momentum=0.9).step()
+            optimizer = Averaged(model.parameters(), lr=0.1, momentum=0.9)
+        return cube, model, optimizer
+
+    cube, model, optimizer = made(1)
+    step(cube, model, optimizer)
+    folder = checkpoint.save(tmp_path, 1, model, optimizer, cube, {})
+    cube, fresh, later = made(2)
+    calls: list[str] = []
+    average = torch.optim.swa_utils.AveragedModel(fresh)
+    later.register_step_pre_hook(lambda *step: calls.append("before"))
+    later.register_step_post_hook(lambda *step: average.update_parameters(fresh))
+    handles = [
+        register_optimizer_step_pre_hook(lambda *step: calls.append("before any")),
+        register_optimizer_step_post_hook(lambda *step: calls.append("after any")),
+    ]
+    own, taken = later.step, []
+    later.step = lambda *step: (taken.append(1), own(*step))  # type: ignore[method-assign, assignment]
+    checkpoint.load(folder, fresh, later, cube)
+    assert (calls, taken, int(average.n_averaged)) == ([], [], 0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+    step(cube, fresh, later)  # afterwards all are called again
+    assert set(calls) == {"before", "before any", "after any"}
+    assert taken == [1]
+    assert int(average.n_averaged) == len(calls) // 3, "of a step within a step too"
+    for handle in handles:
+        handle.remove()

@@ -26,6 +26,7 @@ from tensor3d import (
 )
 from tensor3d.distributed.collectives import Axis, all_gather, all_reduce, all_to_all, reduce_scatter
 from tensor3d.distributed.comm_stats import CommCounter, CommStats, Key, Kind
+from tensor3d.distributed.cube_shape import AXES
 from tensor3d.sharding.activation_layout import other
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of
@@ -122,6 +123,7 @@ def product_traffic(cube: Cube, face: Face, M: int, K: int, N: int, kept: bool) 
     backward.shards(x, "reduce-scatter", 4 * W)
     backward.sums(cube.axis("data"), W, 4)
     backward.sums(cube.over("data", "x", face), N // rows.size, 4)
+    backward.sums(cube.over(*AXES), 2, 8)
     return forward, backward
 
 
@@ -132,6 +134,7 @@ def norm_traffic(cube: Cube, face: Face, M: int, H: int) -> tuple[Wanted, Wanted
     forward.shards(columns, "all-gather", 3 * 4 * rows)
     backward.sums(columns, 2 * rows, 4)
     backward.sums(cube.over("data", "x", other(face)), 2 * H // columns.size, 4)
+    backward.sums(cube.over(*AXES), 2, 8)
     return forward, backward
 
 
@@ -147,6 +150,7 @@ def embedding_traffic(cube: Cube, M: int, V: int, H: int) -> tuple[Wanted, Wante
     backward.shards(y, "all-gather", 4 * rows * width)
     backward.shards(x, "reduce-scatter", 4 * chunk * width)
     backward.sums(cube.axis("data"), own * width, 4)
+    backward.sums(cube.over(*AXES), 2, 8)
     return forward, backward
 
 
@@ -156,6 +160,7 @@ def head_traffic(cube: Cube, M: int, K: int, C: int) -> tuple[Wanted, Wanted]:
     forward, backward = Wanted(), Wanted()
     forward.sums(y, M // (cube.shape.x * cube.shape.z) * C, 4)
     backward.sums(cube.over("data", "x", "z"), C * K // y.size + C, 4)
+    backward.sums(cube.over(*AXES), 2, 8)
     return forward, backward
 
 
@@ -241,7 +246,17 @@ def test_what_is_frozen_gets_no_gradient_and_costs_no_collective() -> None:
     dc, da = {"z all-gather": 1}, {"x all-gather": 1, "y reduce-scatter": 1}
     dw, db = {"y all-gather": 1, "x reduce-scatter": 1}, {"x+z all-reduce": 1}
     norm = {"z all-gather": 1, "z all-reduce": 1}
-    wanted = [dc | da | dw | db, dc | da | dw, dc | da | db, dc | da, dc | dw | db, dc | dw, db, norm]
+    asked = {"x+y+z all-reduce": 1}  # whether all ranks have used the same parameters
+    wanted = [
+        dc | da | dw | db | asked,
+        dc | da | dw | asked,
+        dc | da | db | asked,
+        dc | da,
+        dc | dw | db | asked,
+        dc | dw | asked,
+        db | asked,
+        norm,
+    ]
     for found in run_ranks(8, _frozen):
         assert found == wanted
 

@@ -289,6 +289,8 @@ def examine(
         if place.rank == 0:
             report.conclude(shape.ranks)
         cube.close()
+        if dist.is_initialized():
+            process_group.disconnect(timedelta(minutes=1))
     except NotReadyError:
         board.leave(host=place.rank == 0 and not place.hosted)
         if dist.is_initialized():

@@ -14,6 +14,7 @@ import torch
 
 from tensor3d import Cube
 from tensor3d.checkpoint import Checkpoints
+from tensor3d.distributed.object_collectives import check_copies
 from tensor3d.distributed.watchdog import Watchdog
 from tensor3d.optim import AdamW, GradScaler, Lamb, LRSchedule
 from tools.training.metrics import EarlyStopping, EvaluationRecord, StepRecord
@@ -25,6 +26,7 @@ from tools.training.step import B, Objective, PendingStep, StepScalars, Training
 Ending = Literal["steps", "target", "patience", "signal"]
 """Why a run ended: all steps done, accuracy reached, no better evaluation for too long, a signal."""
 _SAVED = {"saved": True}
+_COPIES_COMPARED_EVERY = 1000  # steps between comparisons of what ranks hold copies of; each save makes one too
 
 
 @dataclass(kw_only=True)
@@ -101,7 +103,7 @@ class Trainer(ABC, Generic[B, M]):
         skips: bool = True,
     ) -> None:
         self.optimizer, self.scaler, self.cube, self.watch = optimizer, scaler, cube, watch
-        self.learning_rate = rate
+        self.learning_rate, self._model = rate, model
         self.state = TrainState(best=EarlyStopping(patience))
         self._step = TrainingStep(
             model, optimizer, scaler, cube, objective, clip=clip, watch=watch, passes=passes, skips=skips
@@ -181,6 +183,8 @@ class Trainer(ABC, Generic[B, M]):
             tracer.end(step.index + 1)
         self.state.step = step.index + 1
         self.state.samples += step.sequences
+        if self.state.step % _COPIES_COMPARED_EVERY == 0:
+            check_copies(dict(self._model.named_parameters()), self.cube)
         return taken
 
     def _read(self, taken: PendingStep[B]) -> M:

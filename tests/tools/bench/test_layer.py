@@ -28,10 +28,11 @@ def measured(tmp_path: Path, *more: str) -> list[dict[str, Any]]:
 
 def test_the_same_layer_on_all_cubes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, plane, boxes = measured(tmp_path, "--cubes", "1x1x1,1x2x2,4x1x1")
-    assert [cube["collectives"] for cube in (one, plane, boxes)] == [0, 26, 13]
+    assert [cube["collectives"] for cube in (one, plane, boxes)] == [0, 27, 14]
     # Weights of the box, in bytes: gathered twice and scattered once, three quarters of each; and the sums of 128
-    # elements of vectors, 3H + I on face y and 6H on face z, in one bucket.
-    assert boxes["bytes_received"] == 3 * 3 * 4 * (4 * 16 * 16 + 2 * 16 * 32) // 4 + 2 * 3 * 4 * (48 + 32 + 96) // 4
+    # elements of vectors, 3H + I on face y and 6H on face z, in one bucket; two numbers that tell which were used.
+    vectors = 2 * 3 * 4 * (48 + 32 + 96) // 4
+    assert boxes["bytes_received"] == 3 * 3 * 4 * (4 * 16 * 16 + 2 * 16 * 32) // 4 + vectors + 2 * 3 * 8
     # 12 states: five of attention, two of I = 2H in the MLP, what it and the norms read. A norm keeps two
     # numbers a row too, or eight where two members' statistics were gathered; attention one a row and head.
     assert one["saved_bytes"] == 4 * (12 * 32 * 16 + 2 * 2 * 32 + 4 * 32)

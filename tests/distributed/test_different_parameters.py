@@ -1,0 +1,188 @@
+"""Ranks that use different parameters in a step: sums are by parameter, or refused on all ranks by name.
+
+The truth is a twin on one device, which runs what each rank has run, one after another.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tensor3d import Cube, LayerNorm3D, Linear3D, RMSNorm3D, SmallHead3D, local_param, normal, vector
+from tensor3d.sharding.param_layout import copies
+from tests.ranks import run_ranks
+from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
+
+Shape = tuple[int, int, int, int]
+HIDDEN = 8
+DATA, X, BOX = (1, 1, 1, 2), (2, 1, 1, 1), (1, 2, 1, 2)
+
+
+class Blocks(nn.Module):
+    """Layers of equal and of different sizes, copies of one another, and one that shares its weight."""
+
+    def __init__(self, cube: Cube) -> None:
+        super().__init__()
+        self.norm = LayerNorm3D(HIDDEN, cube, "z")
+        self.twin_norm = copy.deepcopy(self.norm)
+        self.rms = RMSNorm3D(HIDDEN, cube, "z")
+        self.other_rms = RMSNorm3D(HIDDEN, cube, "z")
+        self.pair = nn.Sequential(Linear3D(HIDDEN, HIDDEN, cube, std=0.5), Linear3D(HIDDEN, HIDDEN, cube, "y", std=0.5))
+        self.twin_pair = copy.deepcopy(self.pair)
+        self.tied_pair = copy.deepcopy(self.pair)
+        self.tied_pair[0].weight = self.pair[0].weight
+        self.head3, self.head5 = (SmallHead3D(HIDDEN, classes, cube, "z", std=0.5) for classes in (3, 5))
+
+    def forward(self, x: Tensor, names: str) -> Tensor:
+        for name in names.split():
+            x = getattr(self, name)(x)
+        return x.cos().sum()
+
+
+class Trial(NamedTuple):
+    shape: Shape
+    passes: tuple[tuple[str, ...], ...]
+    """Of each micro-batch, what each rank runs: by data, or by x."""
+
+
+TRIALS = {
+    "each skips the other's layer": Trial(DATA, (("pair norm", "twin_pair norm"),)),
+    "one skips a layer": Trial(DATA, (("pair twin_pair norm", "norm"),)),
+    "one uses a layer twice": Trial(DATA, (("norm pair", "norm pair pair"),)),
+    "another order": Trial(DATA, (("rms other_rms pair twin_pair", "twin_pair other_rms pair rms"),)),
+    "heads of different sizes": Trial(DATA, (("pair head3", "pair head5"),)),
+    "a tied weight": Trial(DATA, (("pair norm", "tied_pair twin_norm"),)),
+    "accumulated": Trial(DATA, (("pair", "twin_pair"), ("norm", "rms"), ("pair head3", "rms head3"))),
+    "accumulated, the last alike": Trial(DATA, (("pair norm", "twin_pair rms"), ("norm", "norm"))),
+    "no layer in common": Trial(DATA, (("pair norm", "rms head5"),)),
+    "on x": Trial(X, (("norm rms", "twin_norm other_rms"),)),
+    "on x, one alone": Trial(X, (("norm twin_norm rms", "rms"),)),
+    "on x, accumulated": Trial(X, (("norm", "rms"), ("rms", "twin_norm"), ("norm", "norm"))),
+    "planes of two ranks": Trial(BOX, (("pair norm head5", "norm tied_pair"), ("norm", "twin_norm pair"))),
+}
+
+
+def _place(cube: Cube, shape: Shape) -> int:
+    return cube.coordinate["data" if shape[3] > 1 else "x"]
+
+
+def _summed(shape: Shape) -> dict[str, float]:
+    """Of all trials of a shape, one after another with one model: the worst error."""
+    torch.set_default_dtype(torch.float64)
+    cube, model, _, twin = make_twins(Blocks, shape)
+    found = {}
+    for name, trial in TRIALS.items():
+        if trial.shape != shape:
+            continue
+        inputs = torch.randn(len(trial.passes), 2, 4, HIDDEN, generator=torch.Generator().manual_seed(len(name)))
+        rows = slice(cube.coordinate["y"] * 4 // shape[1], (cube.coordinate["y"] + 1) * 4 // shape[1])
+        for number, (x, names) in enumerate(zip(inputs, trial.passes, strict=True)):
+            place = _place(cube, shape)
+            with nullcontext() if number == len(trial.passes) - 1 else cube.no_sync():
+                model(x[place][rows], names[place]).backward()
+            for of_rank, names_of_rank in zip(x, names, strict=True):
+                twin(of_rank, names_of_rank).backward()
+        wanted = dict(twin.named_parameters())
+        for which, parameter in model.named_parameters():
+            assert (parameter.grad is None) == (wanted[which].grad is None), f"{name}: {which}"
+        found[name] = max(
+            error(full(parameter.grad), full(wanted[which].grad), which)
+            for which, parameter in model.named_parameters()
+            if parameter.grad is not None
+        )
+        model.zero_grad(), twin.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("shape", [DATA, X, BOX], ids=["data", "x", "planes"])
+def test_a_parameter_that_some_rank_has_not_used_counts_as_zero_there(shape: Shape) -> None:
+    for errors in run_ranks(ranks_of(shape), _summed, shape):
+        assert errors
+        assert max(errors.values()) <= 1e-9, errors
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def over_x(cube: Cube, model: Blocks, odd: int) -> None:
+    model(torch.ones(4, HIDDEN), ("pair", "twin_pair")[odd]).backward()
+
+
+def over_x_while_accumulating(cube: Cube, model: Blocks, odd: int) -> None:
+    with cube.no_sync():
+        over_x(cube, model, odd)
+    model.zero_grad()
+    model(torch.ones(4, HIDDEN), "norm").backward()
+
+
+def columns(cube: Cube, model: Blocks, odd: int) -> None:
+    local_param((model.norm.weight, model.rms.weight)[odd], vector("z"), cube).sum().backward()
+
+
+def copies_over_the_columns(cube: Cube, model: Blocks, odd: int) -> None:
+    local_param((model.head3.bias, model.head5.bias)[odd], copies("z"), cube).sum().backward()
+
+
+def made_on_one_rank(cube: Cube, model: Blocks, odd: int) -> None:
+    loss = model(torch.ones(4, HIDDEN), "norm")
+    if odd:
+        loss = loss + local_param(normal((HIDDEN, HIDDEN), copies("z"), cube, 1.0), copies("z"), cube).sum()
+    loss.backward()
+
+
+def _refused(shape: Shape, use: Callable[[Cube, Blocks, int], None]) -> str:
+    cube = Cube(*shape)
+    cube.manual_seed(0)
+    model = Blocks(cube)
+    with pytest.raises(ValueError, match=r"different parameters in this backward pass: .* alone") as caught:
+        use(cube, model, cube.rank % 2)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model(torch.ones(4, HIDDEN // shape[2]), "rms").backward()  # the next pass is a good one
+    assert model.rms.weight.grad is not None
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "use", "names"),
+    [
+        (X, over_x, ["pair.0.weight by rank 0 alone", "twin_pair.1.weight by rank 1 alone"]),
+        (X, over_x_while_accumulating, ["pair.1.weight by rank 0 alone", "twin_pair.0.weight by rank 1 alone"]),
+        ((1, 1, 2, 1), columns, ["norm.weight by rank 0 alone", "rms.weight by rank 1 alone"]),
+        ((1, 1, 2, 1), copies_over_the_columns, ["head3.bias by rank 0", "head5.bias by rank 1"]),
+        (DATA, made_on_one_rank, ["shape (8, 8) by rank 1 alone", "Make the same parameters on every rank"]),
+    ],
+)
+def test_ranks_that_hold_parts_of_a_parameter_must_all_use_it(
+    shape: Shape, use: Callable[[Cube, Blocks, int], None], names: list[str]
+) -> None:
+    first, second = run_ranks(2, _refused, shape, use)
+    assert first == second
+    for name in names:
+        assert name in first
+
+
+# --- cost ----------------------------------------------------------------------------------------------------------
+
+
+def _sent(shape: Shape) -> list[Any]:
+    """Sums of a pass that all ranks make alike, and of one in which they differ."""
+    cube = Cube(*shape)
+    model, found = Blocks(cube), []
+    for names in (("norm", "norm"), ("norm", "rms")):
+        with cube.traffic.counting() as count:
+            model(torch.ones(4, HIDDEN), names[_place(cube, shape)]).backward()
+        found.append([(kind, size) for _, kind, size in count.order])
+    return found
+
+
+@pytest.mark.parametrize("shape", fast_alone(DATA, X))
+def test_where_all_use_the_same_it_costs_sixteen_bytes(shape: Shape) -> None:
+    for alike, different in run_ranks(2, _sent, shape):
+        assert alike == [("all-reduce", 16), ("all-reduce", 4 * 2 * HIDDEN)]
+        assert different == [("all-reduce", 16), ("all-reduce", 4 * 3 * HIDDEN)]
