@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensor3d.data.masking import MASKED_SHARE
 from tools.corpus.pipeline import Manifest, Stage, Team, draft
@@ -32,7 +33,7 @@ def samples(options: SamplesOptions, team: Team) -> Manifest:
 
     Raises:
         ValueError: an option out of range, a corpus that is missing, damaged or tokenized otherwise than the others,
-            or too few documents or sequences for what is asked.
+            whole words of a tokenizer that does not tell them, or too few documents or sequences for what is asked.
     """
     options.check()
     corpora = parse_corpora(options.corpora)
@@ -46,10 +47,12 @@ def samples(options: SamplesOptions, team: Team) -> Manifest:
         special=tokenizer.special,
         seed=options.seed,
     )
+    # Asked before anything is written: some tokenizers do not tell where words are.
+    continuations = tokenizer.continuations if options.whole_words else None
     with Stage.open(options, "samples", _settings(options, corpora, tokenizer), team) as step:
         if step.done:
             return step.manifest
-        step.on_first(partial(_begin, step, options, tokenizer, folder))
+        step.on_first(partial(_begin, step, continuations, folder))
         surveyed = step.on_first(
             partial(survey, corpora, seed=options.seed, held_out=options.held_out, run_tokens=options.run_tokens)
         )
@@ -254,10 +257,10 @@ def _settings(options: SamplesOptions, corpora: Sequence[Corpus], tokenizer: Tok
     }
 
 
-def _begin(step: Stage, options: SamplesOptions, tokenizer: Tokenizer, folder: Path) -> None:
+def _begin(step: Stage, continuations: NDArray[np.generic] | None, folder: Path) -> None:
     """What the phases find: the tokenizer, and folders to write to."""
     (step.scratch / PARTS).mkdir(parents=True, exist_ok=True)
     copy_tokenizer(folder, step.folder / TOKENIZER)
-    if options.whole_words:
+    if continuations is not None:
         with draft(step.folder / CONTINUATIONS) as file:
-            np.save(file, tokenizer.continuations)
+            np.save(file, continuations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.corpus.tokenizers.base import FlatIds, Tokenizer, find_special, fingerprint, missing, read, smallest
+from tools.corpus.tokenizers.base import (
+    FlatIds,
+    Tokenizer,
+    find_special,
+    fingerprint,
+    missing,
+    read,
+    smallest,
+    word_flags,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -95,8 +104,8 @@ class WordPieceTokenizer(Tokenizer):
         return [self._names[number] for number in ids]
 
     @cached_property
-    def continuations(self) -> NDArray[np.bool_]:
-        return np.array([piece.startswith(PREFIX) and piece != PREFIX for piece in self._names], dtype=np.bool_)
+    def continuations(self) -> NDArray[np.uint8]:
+        return flags_of_prefix(self._names, PREFIX, self.special_ids.values(), ends=False)
 
     def _learn(self, words: set[str]) -> None:
         """Makes `_known` hold these words."""
@@ -115,6 +124,20 @@ class WordPieceTokenizer(Tokenizer):
 
     def _to_bytes(self, ids: list[int]) -> bytes:
         return array(self._code, ids).tobytes()
+
+
+def flags_of_prefix(pieces: Sequence[str], prefix: str, special: Collection[int], *, ends: bool) -> NDArray[np.uint8]:
+    """`continuations` of pieces that go on a word where they have the prefix.
+
+    Args:
+        special: ids of special tokens.
+        ends: as of `word_flags`; BERT's rules cut text at marks and ideographs before its pieces are looked up.
+    """
+    texts = (
+        None if number in special else piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+        for number, piece in enumerate(pieces)
+    )
+    return word_flags(texts, ends=ends)
 
 
 def read_vocabulary(content: bytes, file: Path) -> list[str]:
