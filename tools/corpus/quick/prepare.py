@@ -180,7 +180,7 @@ def prepare(
         _check_replaceable(output)
         with taking_turns(output), draft_of(output) as draft:
             if not _is_current(output, fingerprint):
-                train, aside = _write_ids(
+                train, aside, told = _write_ids(
                     text, draft, vocab_size=vocab_size, held_out=held_out, seed=seed, shards=shards, progress=progress
                 )
                 info = CorpusInfo(
@@ -199,6 +199,7 @@ def prepare(
                     held_out_pieces=aside["tokens"],
                     unigram_entropy=unigram_entropy(IndexedDataset(draft / TRAIN), vocab_size),
                     fingerprint=fingerprint,
+                    **told,
                 )
                 write_shards(draft, shards, vocab_size=vocab_size)
                 write_info(info, draft)
@@ -247,8 +248,9 @@ def unigram_entropy(dataset: IndexedDataset, vocab_size: int) -> float:
 
 def _write_ids(
     text: Source, draft: Path, *, vocab_size: int, held_out: float, seed: int, shards: int, progress: bool
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Writes the tokenizer and both datasets, the training documents in one; returns the `COUNTS` of each."""
+) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Writes the tokenizer and both datasets, the training documents in one; returns the `COUNTS` of each, and what
+    `train_tokenizer` has counted."""
     path = draft / "sentences.spool"
     spool = Spool(path)
     spool.write(_shown(text.documents(), "reading", "documents", progress))
@@ -260,7 +262,7 @@ def _write_ids(
     training = compress(spool.documents(), ~aside)
     sentences = (sentence for document in training for sentence in document)
     sampled = islice(sentences, 0, None, -(-spool.sentences // TOKENIZER_SENTENCES))
-    train_tokenizer(
+    told = train_tokenizer(
         _shown(sampled, "training the tokenizer", "sentences", progress), draft / TOKENIZER, vocab_size=vocab_size
     )
 
@@ -276,7 +278,7 @@ def _write_ids(
                 if chosen := [document for document, is_aside in some if is_aside == wanted]:
                     writer.add_documents(*encode_documents(chosen, tokenizer, added))
     path.unlink()
-    return counts
+    return *counts, told
 
 
 def _is_current(output: Path, fingerprint: str) -> bool:
@@ -340,10 +342,12 @@ def run(command: PrepareCommand) -> str:
 
 def _words(info: CorpusInfo) -> str:
     dealt = f", dealt into {info.shards} shards" if info.shards > 1 else ""
+    trained = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in info.trained_on.items())
     return "\n".join(
         [
             f"  text        {info.words:,} words, {info.sentences:,} sentences, {info.documents:,} documents",
             f"  vocabulary  {info.vocab_size:,} pieces, unigram entropy {info.unigram_entropy:.3f} nats a piece",
+            *([f"  its training {trained}"] if trained else []),
             f"  training    {info.train_pieces:,} pieces in {info.train_documents:,} documents{dealt}",
             f"  held out    {info.held_out_pieces:,} pieces in {info.held_out_documents:,} documents",
         ]

@@ -112,7 +112,7 @@ def _train(options: TokenizerOptions, team: Team) -> Manifest:
 
         def train() -> dict[str, Any]:
             file = step.scratch / FILES["sentencepiece"]
-            train_tokenizer(
+            told = train_tokenizer(
                 read_sample(units, step.scratch),
                 file,
                 vocab_size=options.vocab_size,
@@ -120,10 +120,10 @@ def _train(options: TokenizerOptions, team: Team) -> Manifest:
                 lowercase=options.lowercase,
                 character_coverage=options.character_coverage,
             )
-            return _counts(install_tokenizer("sentencepiece", file, step.folder))
+            made = install_tokenizer("sentencepiece", file, step.folder)
+            return {**_counts(made), "sentences": sum(result["sentences"] for result in results), **told}
 
-        counts = step.on_first(train)
-        return step.finish({**counts, "sentences": sum(result["sentences"] for result in results)})
+        return step.finish(step.on_first(train))
 
 
 def _check_training(options: TokenizerOptions) -> None:

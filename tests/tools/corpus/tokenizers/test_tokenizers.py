@@ -204,7 +204,7 @@ def test_a_tokenizer_file_without_a_special_token_or_word_borders_says_so(tmp_pa
     plan["pre_tokenizer"] = {"type": "Whitespace"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(plan))
     made = JsonTokenizer(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="which of its pieces go on a word.*Leave out --whole-words"):
+    with pytest.raises(ValueError, match=r"which of its pieces go on a word.*Leave out --whole-words"):
         _ = made.continuations
 
 

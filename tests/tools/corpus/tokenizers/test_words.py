@@ -258,7 +258,7 @@ def test_kind_7_where_words_cannot_be_known_the_option_is_refused_before_anythin
 ) -> None:
     file = tmp_path / "tokenizer.any"
     made = untold(file, name)
-    with pytest.raises(ValueError, match="does not tell which of its pieces go on a word.*Leave out --whole-words"):
+    with pytest.raises(ValueError, match=r"does not tell which of its pieces go on a word.*Leave out --whole-words"):
         _ = made.continuations
     kind = "sentencepiece" if isinstance(made, SentencePieceTokenizer) else "json"
     (tmp_path / "own").mkdir()
