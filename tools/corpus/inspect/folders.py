@@ -184,7 +184,7 @@ def examine_tokenizer(options: InspectOptions) -> Report:
     tokenizer = load_tokenizer(options.folder)
     report = Report(folder=options.folder, kind="a tokenizer", noted=manifest.counts)
     for name, value in json.loads((options.folder / SETTINGS).read_bytes()).items():
-        report.add(name, "yes" if value is True else "no" if value is False else value)
+        report.add(name.replace("_", " "), "yes" if value is True else "no" if value is False else value)
     report.add("pieces of the vocabulary", tokenizer.vocab_size)
     for name, number in special_ids(tokenizer).items():
         report.add(f"id of {name}", number)
