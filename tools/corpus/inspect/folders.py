@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.sources import PairSampler
 from tensor3d.packing import lpfhp
+from tools.common.log import progress
 from tools.corpus.inspect.histogram import Histogram
 from tools.corpus.inspect.report import Excerpt, InspectOptions, Report
 from tools.corpus.inspect.sequences import Training
@@ -260,7 +259,7 @@ def examine_documents(options: InspectOptions) -> Report:
     words: Counter[int] = Counter()
     drawn: Drawn[Document] = Drawn(options.samples, options.seed)
     titled = paragraphs = 0
-    for document in read_documents(files, progress=sys.stderr.isatty()):
+    for document in read_documents(files, shown=True):
         characters[len(document.text)] += 1
         words[len(document.text.split())] += 1
         paragraphs += document.text.count("\n\n") + bool(document.text)
@@ -286,10 +285,10 @@ def is_documents(name: str) -> bool:
     return name.startswith("documents-")
 
 
-def read_documents(files: Sequence[Path], *, progress: bool = False) -> Iterator[Document]:
+def read_documents(files: Sequence[Path], *, shown: bool = False) -> Iterator[Document]:
     """The documents of these files in order. Raises ValueError for a line that is none; names it."""
     total = sum(file.stat().st_size for file in files)
-    with tqdm(desc="inspect", total=total, unit="B", unit_scale=True, disable=not progress) as bar:
+    with progress(desc="inspect", total=total, unit="B", unit_scale=True, shown=shown) as bar:
         for path in files:
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):

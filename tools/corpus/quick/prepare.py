@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tensor3d.data import IndexedDataset, IndexedWriter
+from tools.common.log import progress as progress_of
 from tools.common.workers import usable_cores
 from tools.corpus.quick.corpus_info import (
     HELD_OUT,
@@ -295,10 +295,8 @@ def _check_replaceable(output: Path) -> None:
         raise ValueError(f"{output} exists and is no prepared corpus; it is not overwritten. Choose another output.")
 
 
-def _shown(items: Iterable[_Item], what: str, unit: str, progress: bool) -> Iterator[_Item]:
-    # A terminal is redrawn in place; a log file gets a line now and then.
-    interval = 0.1 if sys.stderr.isatty() else 10.0
-    yield from tqdm(items, desc=what, unit=f" {unit}", disable=not progress, mininterval=interval)
+def _shown(items: Iterable[_Item], what: str, unit: str, shown: bool) -> Iterator[_Item]:
+    yield from progress_of(items, desc=what, unit=f" {unit}", shown=shown, lines=True)
 
 
 # --- `python -m tools.corpus prepare`: a small corpus in one go -------------------------------------------------------
