@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from tqdm import tqdm
 
 from models.bert.huggingface import write_model_json
 from tensor3d import Cube, checkpoint
@@ -26,6 +25,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_ran
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
 from tools.common.files import check_unlocked
+from tools.common.log import progress
 from tools.common.machine import environment, write_json
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
@@ -80,7 +80,7 @@ def prepare_packs(plan: RunPlan) -> None:
     check_steps(recipe, data, packs, shape)
     if recipe.data.plans is not None:
         epochs = -(-recipe.run.steps * packs // data.packs_per_epoch)
-        for epoch in tqdm(range(1, epochs), desc="plans", unit="epoch", disable=None):
+        for epoch in progress(range(1, epochs), desc="plans", unit="epoch"):
             data.epochs.save_plan(epoch)
         print(f"plans of {epochs} epochs in {recipe.data.plans}")
 

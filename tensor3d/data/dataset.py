@@ -37,8 +37,9 @@ class PretrainingData:
         bins: batches of like length, for the method "padded".
         plans: folder of plan files.
         plan: a plan of this method that was made before, used where it fits the lengths and limits.
-        continuations: bool (vocab_size,), True for a piece that goes on with the word of the piece before: whole words
-            are then masked. None: single tokens. Sequences that come with stored masks keep those.
+        continuations: bool or uint8 (vocab_size,), which pieces go on with the word of the piece before and which end
+            theirs (see `word_rows`): whole words are then masked. None: single tokens. Sequences that come with stored
+            masks keep those.
 
     Raises:
         ValueError: limits that contradict one another, or `continuations` of another vocabulary.
@@ -59,7 +60,7 @@ class PretrainingData:
         bins: LengthBuckets | None = None,
         plans: Path | None = None,
         plan: PackingPlan | None = None,
-        continuations: NDArray[np.bool_] | None = None,
+        continuations: NDArray[np.generic] | None = None,
     ) -> None:
         if continuations is not None and continuations.shape != (special.vocab_size,):
             raise ValueError(

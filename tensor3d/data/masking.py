@@ -55,10 +55,17 @@ class SpecialTokens:
 #
 # How many tokens of a sequence are guessed stays a function of its length, since packing counts on it: words are taken
 # in random order as long as they fit, and where no word fits what is left, a part of one is taken.
+#
+# What a piece says of words depends on the tokenizer: a mark may stand where a word begins or where one ends, and
+# neither marks nor letters go on behind punctuation. Two bits of each piece say all of it.
+
+GOES_ON, ENDS = 1, 2
+"""Bits of a piece: it goes on with the word of the piece before; no piece goes on with its word. False and True are 0
+and `GOES_ON`, for vocabularies of which no piece needs the second."""
 
 
 def word_rows(
-    ids: NDArray[np.int64], candidates: NDArray[np.int64], continuations: NDArray[np.bool_]
+    ids: NDArray[np.int64], candidates: NDArray[np.int64], continuations: NDArray[np.generic]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """int64 (words,), int64 (words,): first row and tokens of each word. Its rows follow one another; a word ends where
     a special token stands, also if what comes then is a continuation.
@@ -66,11 +73,12 @@ def word_rows(
     Args:
         ids: int64 (tokens,).
         candidates: int64 (candidates,): rows that hold text, ascending.
-        continuations: bool (vocab_size,): True for a piece that goes on with the word of the piece before.
+        continuations: bool or uint8 (vocab_size,): `GOES_ON` and `ENDS` of each piece.
     """
-    begins = ~continuations[ids[candidates]]
+    bits = continuations[ids[candidates]].astype(np.uint8)
+    begins = bits & GOES_ON == 0
     begins[:1] = True
-    begins[1:] |= np.diff(candidates) > 1
+    begins[1:] |= (bits[:-1] & ENDS != 0) | (np.diff(candidates) > 1)
     first = np.flatnonzero(begins)
     return candidates[first], np.diff(first, append=len(candidates))
 
@@ -80,7 +88,7 @@ def choose_words(
     candidates: NDArray[np.int64],
     owner: NDArray[np.int64],
     wanted: NDArray[np.int64],
-    continuations: NDArray[np.bool_],
+    continuations: NDArray[np.generic],
     chance: Callable[[NDArray[np.int64]], NDArray[np.uint64]],
 ) -> NDArray[np.int64]:
     """int64 (sum of wanted,): rows to guess, exactly `wanted` of each sequence; every sequence has as many candidates.
@@ -162,7 +170,7 @@ def mask_tokens(
     special: SpecialTokens,
     seed: int,
     epoch: int,
-    continuations: NDArray[np.bool_] | None = None,
+    continuations: NDArray[np.generic] | None = None,
 ) -> Masked:
     """Chooses `masked_count(length)` rows of each sequence; 80 % become [MASK], 10 % another token, 10 % stay.
 
@@ -172,8 +180,8 @@ def mask_tokens(
         lengths: (sequences,) tokens of each sequence.
         sequences: (sequences,) number of each sequence in the epoch.
         special: the replacing token is any but these.
-        continuations: bool (vocab_size,), True for a piece that goes on with the word of the piece before; words are
-            then chosen whole (see `choose_words`). None: single tokens.
+        continuations: bool or uint8 (vocab_size,), `GOES_ON` and `ENDS` of each piece; words are then chosen whole
+            (see `choose_words`). None: single tokens.
 
     Raises:
         ValueError: a sequence has fewer tokens to guess from than it must give.

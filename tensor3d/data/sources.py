@@ -56,6 +56,10 @@ class ShardSamples(Protocol):
     def lengths(self) -> NDArray[np.int32]:
         """int32 (sequences,): tokens of each, the special ones counted."""
 
+    @property
+    def labels(self) -> NDArray[np.integer]:
+        """(sequences,): 0 where B follows A, 1 where it was drawn at random; (0,) of single texts."""
+
     def segments(self, chosen: NDArray[np.integer]) -> Segments:
         """The content of the chosen sequences, in their order."""
 
@@ -173,6 +177,10 @@ class ShardPairs:
     @property
     def lengths(self) -> NDArray[np.int32]:
         return self.pairs.lengths
+
+    @property
+    def labels(self) -> NDArray[np.integer]:
+        return self.pairs.label
 
     def segments(self, chosen: NDArray[np.integer]) -> Segments:
         return self.pairs.segments(self.dataset, chosen)

@@ -72,6 +72,11 @@ class StoredShard:
         b = np.zeros_like(a) if self.single else self._text.lengths[:, 1]
         return full_lengths(a, b).astype(np.int32)
 
+    @property
+    def labels(self) -> NDArray[np.integer]:
+        """(sequences,): 0 where B follows A, 1 where it was drawn at random; (0,) of single texts."""
+        return np.empty(0, dtype=np.uint8) if self._labels is None else self._labels
+
     def segments(self, chosen: NDArray[np.integer]) -> Segments:
         """The chosen sequences, with their masks if these are stored. ValueError for places outside a sequence."""
         lengths = self._text.lengths[chosen].astype(np.int64)

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
@@ -24,6 +23,7 @@ from tensor3d.checkpoint import Checkpoints, RankResult
 from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark, Count, Report
 from tools.bench.harness.processes import Trial, start
 from tools.bench.vs_pytorch.trial import Work, packed_batch
+from tools.common.log import progress
 from tools.common.machine import format_table
 
 # --- A training on one rank that is saved while somebody holds a watch ------------------------------------------------
@@ -234,7 +234,7 @@ def measure(command: CheckpointCommand, shape: CubeShape, config: BertConfig, fo
     with ExitStack() as stack:
         (group,) = start([shape], partial(SavingTrial, config=config, directory=folder), stack)
         parameters = group.call(SavingTrial.prepare)[0]
-        for _ in tqdm(range(command.rounds), unit="round", disable=None):
+        for _ in progress(range(command.rounds), unit="round"):
             quiet += slowest(group.call(SavingTrial.steps, command.steps))
             sync.append(SyncSample.slowest(group.call(SavingTrial.save_and_wait)))
             group.call(SavingTrial.steps, 1)  # caches are the training's again

@@ -34,6 +34,7 @@ from tools.bench.harness.step_trial import (
     prepare_here,
 )
 from tools.bench.shard_exchange import corpus_feed
+from tools.common.log import progress
 from tools.common.machine import format_table
 from tools.common.plotting import new_figure, plain, running_mean, style, window_of
 from tools.training.config import TrainConfig
@@ -123,7 +124,7 @@ def train(settings: TrainConfig, corpus: Path, modes: Sequence[str], seeds: Sequ
     curves: dict[str, list[list[StepMetrics]]] = {mode: [] for mode in modes}
     cuda = torch.cuda.device_count() >= (_DATA_RANKS if EXCHANGED in modes else 1)
     total = len(modes) * len(seeds) * settings.run.steps
-    with tqdm(total=total, unit="step", disable=None) as bar:
+    with progress(total=total, unit="step") as bar:
         for seed, mode in itertools.product(seeds, modes):
             bar.set_postfix_str(f"{mode}, seed {seed}")
             recipe = in_mode(dataclasses.replace(settings, run=dataclasses.replace(settings.run, seed=seed)), mode)

@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tensor3d.packing import PLANNERS, PackingPlan, assign, lpfhp
 from tensor3d.packing.planners import count_partitions
@@ -21,6 +20,7 @@ from tools.bench.harness.benchmark import Benchmark, Natural, Report
 from tools.bench.harness.figures import Column, as_json, milliseconds, table
 from tools.bench.harness.memory import PeakMemory
 from tools.bench.harness.synthetic_data import Case, draw_case, exponential_histogram, faults
+from tools.common.log import progress
 
 _CAPACITY = 512
 _MOST_PARTITIONS = 20_000
@@ -89,7 +89,7 @@ def check_planners(histograms: int, seed: int) -> tuple[list[PlannerFigures], li
     """Figures of every planner, and what is wrong with their plans."""
     trials: dict[str, list[Trial]] = {name: [] for name in PLANNERS}
     problems = []
-    for number in tqdm(range(histograms), unit="histogram", disable=None):
+    for number in progress(range(histograms), unit="histogram"):
         for name, trial in try_all(draw_case(np.random.default_rng([seed, number]))).items():
             trials[name].append(trial)
             problems += [f"{name}, histogram {number} of seed {seed}: {fault}" for fault in trial.faults]

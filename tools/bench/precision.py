@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
-from tqdm import tqdm
-
 from tensor3d import CubeShape
 from tools.bench.convergence import draw, to_the_end
 from tools.bench.harness.benchmark import Count, PictureFile, Report
 from tools.bench.harness.figures import Column, as_json, milliseconds, table
 from tools.bench.harness.step_trial import RecipeBenchmark, check_cube, prepare_here
+from tools.common.log import progress
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
@@ -99,7 +98,7 @@ def train(
 ) -> dict[str, list[StepMetrics]]:
     """The steps of all runs, one run after another, each in processes of its own."""
     curves: dict[str, list[StepMetrics]] = {}
-    with tqdm(total=len(precisions) * settings.run.steps, unit="step", disable=None) as bar:
+    with progress(total=len(precisions) * settings.run.steps, unit="step") as bar:
         for precision in precisions:
             bar.set_postfix_str(precision)
             curves[precision] = to_the_end(in_precision(settings, precision), corpus, shape, bar)

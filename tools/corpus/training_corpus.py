@@ -78,8 +78,8 @@ class TrainingCorpus(Protocol):
         """Of the packs of an epoch, if it was made before by this method."""
 
     @property
-    def continuations(self) -> NDArray[np.bool_] | None:
-        """bool (vocab_size,), True for a piece that goes on a word, where words are masked whole."""
+    def continuations(self) -> NDArray[np.generic] | None:
+        """bool or uint8 (vocab_size,), as `PretrainingData` takes it, where words are masked whole."""
 
     def training(
         self, *, max_length: int, seed: int, short_probability: float, everyone: HostAllToAll | None
@@ -206,7 +206,7 @@ class SampledCorpus:
         return self.samples.plan() if method == self.samples.packing else None
 
     @property
-    def continuations(self) -> NDArray[np.bool_] | None:
+    def continuations(self) -> NDArray[np.generic] | None:
         return self.samples.continuations
 
     def training(

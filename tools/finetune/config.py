@@ -25,6 +25,9 @@ class ModelSection:
     folder of `tools.corpus tokenizer`, or "embedded": pieces learnt from the text that comes with Python."""
     lowercase: bool = True
     """Whether a vocab.txt is one of lower-case text."""
+    strip_accents: bool | None = None
+    """Whether text loses its accents before it is looked up in a vocab.txt. Default: not where lowercase is false, nor
+    where the vocabulary has pieces with accents."""
     preset: Literal["tiny", "mini", "small", "base", "large"] = "tiny"
     """Sizes of a model without start_from."""
     std: float = 0.02

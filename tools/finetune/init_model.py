@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,12 +17,14 @@ from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import Kind
 from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, TOKENIZER, keep_tokenizer, tokenizer_of
+from tools.corpus.tokenizers.wordpiece import guess_accents
 from tools.finetune.config import ModelSection
 from tools.finetune.data import EMBEDDED, embedded_sentences
 
 _EMBEDDED_PIECES = 2048
 # Of config.json: of a head that was there before. Left in, other classes would be read into the new one.
 _OF_A_HEAD = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout")
+_log = logging.getLogger(__name__)
 _KINDS: dict[str, Kind] = {".txt": "wordpiece", ".json": "json", ".model": "sentencepiece"}
 
 
@@ -103,4 +106,8 @@ def _install(model: ModelSection, folder: Path) -> None:
         raise ValueError(
             f"model.vocab must be a vocab.txt, a tokenizer.json, a sentencepiece *.model or a folder. Got {source}."
         )
-    install_tokenizer(_KINDS[source.suffix], source, folder, lowercase=model.lowercase)
+    kind, strip_accents = _KINDS[source.suffix], model.strip_accents
+    if kind == "wordpiece" and model.lowercase and strip_accents is None:
+        strip_accents, told = guess_accents(source)
+        _log.info("%s; model.strip_accents says otherwise", told)
+    install_tokenizer(kind, source, folder, lowercase=model.lowercase, strip_accents=strip_accents)

@@ -196,9 +196,11 @@ def _hashes_of_model(source: Path) -> dict[str, str]:
     else:
         files = [source / CONFIG, *sorted({tensor.path for tensor in file_tensors(source).values()})]
     tokenizer = tokenizers_in(source)[0]
+    # What BERT does by itself was not named in runs of before.
+    accents = f" strip_accents={tokenizer.strip_accents}" if tokenizer.has_accents_of_its_own else ""
     return {
         "model": " ".join([source.name, *map(_hash, files)]),
-        "tokenizer": f"{tokenizer.kind} {tokenizer.lowercase} {_hash(tokenizer.file)}",
+        "tokenizer": f"{tokenizer.kind} {tokenizer.lowercase}{accents} {_hash(tokenizer.file)}",
     }
 
 

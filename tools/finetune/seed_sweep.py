@@ -30,6 +30,7 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.files import make_folder, read_file, remove
 from tools.common.cli import run_folder
+from tools.common.log import progress
 from tools.common.machine import write_json
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS
 from tools.finetune.init_model import InitModel, open_start
@@ -58,8 +59,7 @@ class SeedLog(RunLog[TextStepMetrics, TextEvaluation]):
     """Smoothed."""
 
     def bar(self) -> tqdm[Any]:
-        disable = None if self.shown else True
-        return tqdm(total=self.steps, unit="step", desc=f"seed {self.seed}", disable=disable)
+        return progress(total=self.steps, unit="step", desc=f"seed {self.seed}", shown=self.shown)
 
     def in_words(self, metrics: TextStepMetrics) -> str:
         self.texts, self.tokens = self.texts + metrics.texts, self.tokens + metrics.tokens

@@ -12,12 +12,12 @@ from time import perf_counter
 from types import MappingProxyType
 
 import numpy as np
-from tqdm import tqdm
 
 from tensor3d.data.masking import masked_counts
 from tensor3d.packing import PLANNERS, Limits, StreamPacker, fingerprint_of, save_plan
 from tools.common.cli import run_command
 from tools.common.files import check_output
+from tools.common.log import progress
 from tools.packing.balance import BalanceCommand
 from tools.packing.histogram import HistogramSource
 from tools.packing.report import ReportCommand
@@ -86,7 +86,7 @@ class StreamCommand(HistogramSource):
         packer = StreamPacker(capacity, self.max_sequences, window=self.window)
         packs = tokens = 0
         seconds = 0.0
-        for start in tqdm(range(0, self.sequences, _CHUNK), disable=None, file=sys.stderr, leave=False):
+        for start in progress(range(0, self.sequences, _CHUNK), leave=False):
             chunk = drawn[start : start + _CHUNK]
             begun = perf_counter()
             finished = packer.feed(chunk)

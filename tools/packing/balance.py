@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from models.bert import PRESETS
 from models.bert.cost_model.flops import work
 from tensor3d.packing import PLANNERS, PackingPlan
 from tensor3d.packing.balance import Method, Work, deal, imbalance
+from tools.common.log import progress
 from tools.common.machine import format_table
 from tools.common.plotting import COLOURS, DASHES, MARKERS, check_picture, mark, new_figure, plain, plain_numbers, save
 from tools.packing.histogram import HistogramSource
@@ -160,7 +159,7 @@ def draw_packs(plan: PackingPlan) -> Draw:
 def measure(command: BalanceCommand, draw: Draw, sizes: Sequence[tuple[int, int]]) -> list[BalanceFigures]:
     """Every size and method. A size has the same batches whatever else is measured."""
     cost, figures = work(PRESETS[command.model]), []
-    with tqdm(total=len(sizes) * command.batches, unit="batch", disable=None, file=sys.stderr) as bar:
+    with progress(total=len(sizes) * command.batches, unit="batch") as bar:
         for ranks, count in sizes:
             random = np.random.default_rng([command.seed, ranks, count])
             samples: dict[Method, list[tuple[float, float, float]]] = {method: [] for method in METHODS}

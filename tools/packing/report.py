@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tensor3d.packing import PLANNERS, LowerBound, PackingPlan, Planner
 from tools.common.files import check_output
+from tools.common.log import progress
 from tools.common.plotting import COLOURS, MARKERS, new_figure, plain, save
 from tools.packing.histogram import HistogramSource
 
@@ -82,23 +82,23 @@ def measure(
         # What is imported at the first call is not the planner's time.
         planner([0, 2, 1], 4, 2)
     rows = []
-    with tqdm(total=len(depths) * len(planners), disable=None, file=sys.stderr, leave=False) as progress:
+    with progress(total=len(depths) * len(planners), leave=False) as bar:
         for depth in depths:
             timed: dict[str, tuple[PackingPlan, float]] = {}
             refusals: dict[str, ValueError] = {}
             for name, planner in planners.items():
-                progress.set_description(f"{name}, {limit_text(depth)} sequences a pack")
+                bar.set_description(f"{name}, {limit_text(depth)} sequences a pack")
                 start = perf_counter()
                 try:
                     timed[name] = planner(counts, capacity, depth), perf_counter() - start
                 except ValueError as refusal:
                     refusals[name] = refusal
-                progress.update()
+                bar.update()
             # What all refuse is no fault of a method.
             if refusals and (not skip_refusals or not timed):
                 raise next(iter(refusals.values()))
             for name, reason in refusals.items():
-                progress.write(f"left out: {name}, {limit_text(depth)} sequences a pack: {reason}", file=sys.stderr)
+                bar.write(f"left out: {name}, {limit_text(depth)} sequences a pack: {reason}", file=sys.stderr)
             rows += list(_rows(timed, depth))
     return rows
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from tqdm import tqdm
 
 from models.bert.cost_model.step_cost import BYTES, Batch, BertCosts
 from tensor3d import CubeShape
@@ -23,6 +22,7 @@ from tensor3d.cost_model.search import BoxPlan, Search, search
 from tensor3d.cost_model.step_time import Overlap
 from tools.common.cli import run_main
 from tools.common.files import check_output
+from tools.common.log import progress
 from tools.common.machine import format_table, write_json
 from tools.plan import tables
 from tools.plan.tables import kind_of, model_of
@@ -420,8 +420,8 @@ def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts, most: in
         return look()
     from tools.plan.check import memory_counter  # a training step, of which ranking needs nothing
 
-    with tqdm(desc="memory counted", unit="box", file=sys.stderr, leave=False) as progress:
-        return look(count=memory_counter(costs, progress.update), most=most)
+    with progress(desc="memory counted", unit="box", leave=False, lines=True) as bar:
+        return look(count=memory_counter(costs, bar.update), most=most)
 
 
 def count_beside(plan: BoxPlan, costs: BertCosts) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from tqdm import tqdm
-
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_rank0
+from tools.common.log import progress
 from tools.predict.inputs import Fields, InputProblem, LineReader, Query, query_of_line
 from tools.predict.outputs import Outcome, OutputProgress
 from tools.predict.predictor import Predictor
@@ -28,7 +26,7 @@ class StreamStats:
     def __init__(self, predictor: Predictor[Any], *, is_shown: bool) -> None:
         self._predictor, self._start = predictor, time.perf_counter()
         self._texts = self._skipped = 0
-        self.bar = tqdm(unit=" texts", disable=not is_shown, file=sys.stderr, dynamic_ncols=True)
+        self.bar = progress(unit=" texts", shown=is_shown, lines=True, dynamic_ncols=True)
 
     def add(self, batch: Sequence[Outcome]) -> None:
         self._texts += len(batch)

@@ -18,6 +18,7 @@ from tools.common.cli import run_command
 from tools.common.files import check_output
 from tools.corpus.tokenizers import Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
+from tools.corpus.tokenizers.wordpiece import guess_accents
 from tools.packing.histogram import read_histogram
 from tools.squad.dataset import Bad, Question, read_odds, read_predictions, read_questions, read_references, write_json
 from tools.squad.scoring import best_thresholds, score, without_answer
@@ -62,6 +63,9 @@ class WindowsCommand:
     """A vocab.txt (WordPiece), a tokenizer.json, or a folder of `tools.corpus tokenizer`."""
     cased: bool = False
     """A vocab.txt is a cased one."""
+    strip_accents: bool | None = None
+    """Text loses its accents before it is looked up in a vocab.txt. Default: not with --cased, nor where the vocabulary
+    has pieces with accents, which is said."""
     max_length: int = 384
     """Tokens of a window, special ones included."""
     stride: int = 128
@@ -77,7 +81,7 @@ class WindowsCommand:
 
     def run(self) -> int:
         settings = AnswerSettings(max_length=self.max_length, stride=self.stride, question_length=self.question_length)
-        tokenizer = _tokenizer(self.vocab, cased=self.cased)
+        tokenizer = _tokenizer(self.vocab, cased=self.cased, strip_accents=self.strip_accents)
         found = read_questions(self.file, bad=self.bad, answers=False)
         windows = make_windows(
             [(question.text, question.context) for question in found.questions],
@@ -163,10 +167,15 @@ class RandomCommand:
         return 0
 
 
-def _tokenizer(path: Path, *, cased: bool) -> Tokenizer:
+def _tokenizer(path: Path, *, cased: bool, strip_accents: bool | None) -> Tokenizer:
     if path.is_dir():
         return load_tokenizer(path)
-    return open_tokenizer("json" if path.suffix == ".json" else "wordpiece", path, lowercase=not cased)
+    if path.suffix == ".json":
+        return open_tokenizer("json", path)
+    if not cased and strip_accents is None:
+        strip_accents, told = guess_accents(path)
+        _log.info("%s; --strip-accents True or False says otherwise", told)
+    return open_tokenizer("wordpiece", path, lowercase=not cased, strip_accents=strip_accents)
 
 
 def _compare(counts: NDArray[np.int64], path: Path) -> int:

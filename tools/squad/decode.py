@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from models.bert import BertConfig
 from models.bert.tasks import BertForQuestionAnswering, span_logits
 from tensor3d.distributed.object_collectives import run_on_rank0
+from tools.common.log import progress as progress_of
 from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
 from tools.squad.windows import AnswerSettings, Passage, Windows, make_windows
@@ -247,7 +247,7 @@ def all_logits(
         FloatingPointError: one is not finite.
     """
     logits: list[NDArray[np.float32]] = []
-    with tqdm(total=len(windows), desc="answer", unit=" windows", disable=None if progress else True) as bar:
+    with progress_of(total=len(windows), desc="answer", unit=" windows", shown=progress) as bar:
         for part in split(windows.lengths.tolist(), batch_tokens):
             texts = [windows.text(window) for window in range(part.start, part.stop)]
             found = [scores.float().numpy() for scores in span_logits(model, texts)]

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from models.bert.text_batches import EncodedText
 from tools.common.bounds import AtLeast, check_bounds
+from tools.common.log import progress as progress_of
 from tools.corpus.tokenizers import Tokenizer
 
 # --- How contexts are cut into windows, and which spans may be answers ------------------------------------------------
@@ -197,9 +198,7 @@ def make_windows(
     """
     numbers: dict[str, int] = {}
     passage = [numbers.setdefault(context, len(numbers)) for _, context in questions]
-    with tqdm(
-        total=len(numbers) + len(questions), desc="tokenize", unit=" texts", disable=None if progress else True
-    ) as bar:
+    with progress_of(total=len(numbers) + len(questions), desc="tokenize", unit=" texts", shown=progress) as bar:
         passages = [_passage(tokenizer, context, bar) for context in numbers]
         heads = list(_heads(tokenizer, [text for text, _ in questions], settings.question_length, bar))
     for number, head in enumerate(heads):

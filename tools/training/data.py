@@ -41,7 +41,7 @@ class TrainData:
         source: where sequences come from.
         special: vocabulary and special ids of their tokenizer.
         plan: of the packs of an epoch, if it was made before.
-        continuations: bool (vocab_size,), for masking whole words; see `PretrainingData`.
+        continuations: bool or uint8 (vocab_size,), for masking whole words; see `PretrainingData`.
         exchange: brings sequences that other data ranks read, if the source needs one.
         every: steps of which the sequences are exchanged together.
 
@@ -57,7 +57,7 @@ class TrainData:
         special: SpecialTokens,
         *,
         plan: PackingPlan | None = None,
-        continuations: NDArray[np.bool_] | None = None,
+        continuations: NDArray[np.generic] | None = None,
         exchange: ShardExchange | None = None,
         every: int = 1,
     ) -> None:
@@ -170,7 +170,7 @@ def pretraining_data(
     special: SpecialTokens,
     *,
     plan: PackingPlan | None = None,
-    continuations: NDArray[np.bool_] | None = None,
+    continuations: NDArray[np.generic] | None = None,
 ) -> PretrainingData:
     """The packs that a recipe makes of the training sequences."""
     data = recipe.data

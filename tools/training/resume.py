@@ -17,6 +17,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.common.files import read_file
 from tools.corpus.tokenizers.huggingface import FoundTokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of, tokenizer_of_corpus, tokenizers_in
+from tools.corpus.tokenizers.wordpiece import guess_accents
 from tools.corpus.training_corpus import TrainingCorpus
 from tools.training.config import TrainConfig, from_table
 
@@ -277,6 +278,9 @@ def _other_tokenizer(folder: Path, found: Sequence[FoundTokenizer]) -> str:
     best = next((each for each in found if each.kind == "wordpiece"), found[0])
     if best.kind == "wordpiece":
         option = f"--vocab-file {best.file}{'' if best.lowercase else ' --cased'}"
+        strips = best.lowercase if best.strip_accents is None else best.strip_accents
+        if strips != (guess_accents(best.file)[0] if best.lowercase else False):
+            option += f" --tokenizer.strip-accents {strips}"
         made = f"launch/corpus.sh --output DIR {option} TEXT"
     else:
         option = f"{'--model-file' if best.kind == 'sentencepiece' else '--tokenizer-file'} {best.file}"

@@ -25,10 +25,10 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Typ
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed import process_group
+from tools.common.log import progress
 from tools.common.workers import usable_cores
 
 # What costs a second or more to import. The server imports it once, and processes are forked from it.
@@ -383,7 +383,7 @@ def interleave(
         turn: measures number i once, in that round.
     """
     results: list[list[R]] = [[] for _ in names]
-    with tqdm(total=rounds * len(names), unit="turn", disable=None if shown else True) as bar:
+    with progress(total=rounds * len(names), unit="turn", shown=shown) as bar:
         for number in range(rounds):
             for i in range(len(names)) if number % 2 == 0 else reversed(range(len(names))):
                 bar.set_postfix_str(names[i])

@@ -17,6 +17,7 @@ from tensor3d.data import SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS, Segments
 from tensor3d.distributed.seeds import mix
 from tensor3d.packing import LowerBound, PackingPlan
+from tools.common.log import progress
 from tools.packing.histogram import read_histogram
 
 # --- Random histograms and limits, and what every plan made of them must fulfil ---------------------------------------
@@ -194,7 +195,7 @@ def _page(number: int, text: str) -> bytes:
 
 
 def _bar(size: int) -> tqdm:
-    return tqdm(desc="generating", total=size, unit="B", unit_scale=True, disable=None)
+    return progress(desc="generating", total=size, unit="B", unit_scale=True)
 
 
 # --- Sentence pairs of random ids whose lengths follow a histogram ----------------------------------------------------

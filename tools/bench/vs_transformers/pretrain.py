@@ -16,7 +16,6 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from models.bert import PRESETS, BertConfig
 from tensor3d import Cube, ExecutionPolicy
@@ -55,6 +54,7 @@ from tools.bench.vs_transformers.figures import (
     verdict,
 )
 from tools.common.bounds import AtLeast
+from tools.common.log import progress
 from tools.common.workers import usable_cores
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.doctor.collective_timing import product_rate
@@ -177,7 +177,7 @@ def _fastest_product(device: torch.device, precision: str) -> float:
 
 def _shown(sides: Mapping[str, Implementation], doing: str) -> Iterator[tuple[str, Implementation]]:
     """One contender after another, with a bar: a step of a large model takes minutes on a few cores."""
-    with tqdm(sides.items(), desc=doing, unit="step", disable=None, leave=False) as bar:
+    with progress(sides.items(), desc=doing, unit="step", leave=False) as bar:
         for name, side in bar:
             bar.set_postfix_str(name)
             yield name, side

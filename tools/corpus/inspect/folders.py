@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.sources import PairSampler
 from tensor3d.packing import lpfhp
 from tools.common.files import read_file
+from tools.common.log import progress
 from tools.corpus.inspect.histogram import Histogram
 from tools.corpus.inspect.report import Excerpt, Figure, InspectOptions, Report
 from tools.corpus.inspect.sequences import Training
@@ -131,6 +130,8 @@ def examine_prepared(options: InspectOptions) -> Report:
     report.add("words", corpus.info.words)
     report.add("pieces of the vocabulary", corpus.info.vocab_size)
     report.add("unigram entropy", corpus.info.unigram_entropy, "nats a piece")
+    for name, value in corpus.info.trained_on.items():
+        report.add(name.replace("_", " "), value, "(training the tokenizer)")
     report.add("training documents", sentences.total)
     report.add("training sentences", tokens.total)
     report.add("training tokens", tokens.sum)
@@ -185,7 +186,7 @@ def examine_tokenizer(options: InspectOptions) -> Report:
     tokenizer = load_tokenizer(options.folder)
     report = Report(folder=options.folder, kind="a tokenizer", noted=manifest.counts)
     for name, value in json.loads(read_file(options.folder / SETTINGS)).items():
-        report.add(name, "yes" if value is True else "no" if value is False else value)
+        report.add(name.replace("_", " "), "yes" if value is True else "no" if value is False else value)
     report.add("pieces of the vocabulary", tokenizer.vocab_size)
     for name, number in special_ids(tokenizer).items():
         report.add(f"id of {name}", number)
@@ -261,7 +262,7 @@ def examine_documents(options: InspectOptions) -> Report:
     words: Counter[int] = Counter()
     drawn: Drawn[Document] = Drawn(options.samples, options.seed)
     titled = paragraphs = 0
-    for document in read_documents(files, progress=sys.stderr.isatty()):
+    for document in read_documents(files, shown=True):
         characters[len(document.text)] += 1
         words[len(document.text.split())] += 1
         paragraphs += document.text.count("\n\n") + bool(document.text)
@@ -290,10 +291,10 @@ def is_documents(name: str) -> bool:
     return name.startswith("documents-")
 
 
-def read_documents(files: Sequence[Path], *, progress: bool = False) -> Iterator[Document]:
+def read_documents(files: Sequence[Path], *, shown: bool = False) -> Iterator[Document]:
     """The documents of these files in order. Raises ValueError for a line that is none; names it."""
     total = sum(file.stat().st_size for file in files)
-    with tqdm(desc="inspect", total=total, unit="B", unit_scale=True, disable=not progress) as bar:
+    with progress(desc="inspect", total=total, unit="B", unit_scale=True, shown=shown) as bar:
         for path in files:
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):

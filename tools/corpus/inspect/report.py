@@ -91,6 +91,8 @@ class Report:
     """What the step that made the folder has counted."""
     lists: dict[str, list[Figure]] = field(default_factory=dict)
     """By heading: names and how often each occurs, the commonest first."""
+    hints: list[str] = field(default_factory=list)
+    """What a reader had better know, and what to do."""
     histograms: list[Histogram] = field(default_factory=list)
     excerpts: dict[str, list[Excerpt]] = field(default_factory=dict)
     """By heading."""
@@ -100,6 +102,8 @@ class Report:
 
     def text(self) -> str:
         lines = [f"{self.folder}: {self.kind}", "", *(figure.text() for figure in self.figures)]
+        for hint in self.hints:
+            lines += ["", *textwrap.wrap(f"hint: {hint}", _WIDTH, break_long_words=False, break_on_hyphens=False)]
         known = {(figure.name, figure.value) for figure in self.figures}
         noted = [Figure(name.replace("_", " "), value) for name, value in self.noted.items() if _is_plain(value)]
         noted = [figure for figure in noted if (figure.name, figure.value) not in known]
@@ -122,6 +126,7 @@ class Report:
             "folder": str(self.folder),
             "kind": self.kind,
             "figures": {figure.name.replace(" ", "_"): figure.value for figure in self.figures},
+            "hints": self.hints,
             "noted": dict(self.noted),
             "lists": {
                 heading: {figure.name: figure.value for figure in figures} for heading, figures in self.lists.items()

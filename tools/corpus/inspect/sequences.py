@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from tensor3d.data import SpecialTokens
 from tensor3d.data.array_utils import first_rows
+from tensor3d.data.sampling import IS_RANDOM
 from tensor3d.data.segments import NO_LABEL, Segments
 from tensor3d.data.sources import ShardSamples
 from tensor3d.packing import PackingPlan, PackPattern
 from tools.corpus.inspect.histogram import Histogram
 from tools.corpus.inspect.report import Excerpt, Report
+from tools.corpus.samples.merge_shards import hint_at_random_pairs
 from tools.corpus.tokenizers import Tokenizer
 
 _LISTED = 16
@@ -65,6 +67,7 @@ class Training:
         here = [count for count in counts if count is not None]
         report.add("sequences", self.lengths.total)
         report.add("tokens of sequences", self.lengths.sum)
+        self._add_labels(report)
         report.add("shards", len(counts))
         if len(here) < len(counts):
             report.add("shards on this machine", len(here))
@@ -73,6 +76,17 @@ class Training:
         if 1 < len(counts) <= _LISTED:
             for name, count in zip(self.names, counts, strict=True):
                 report.add(f"sequences of {name}", "not here" if count is None else count)
+
+    def _add_labels(self, report: Report) -> None:
+        """Of the shards that are here."""
+        labels = [shard.labels for shard in self.shards if shard is not None]
+        pairs = sum(map(len, labels))
+        if pairs:
+            random = sum(int(np.count_nonzero(part == IS_RANDOM)) for part in labels)
+            report.add("random pairs", random)
+            report.add("share of random pairs", round(random / pairs, 4))
+            if hint := hint_at_random_pairs(random, pairs):
+                report.hints.append(hint)
 
     def _add_layout(self, report: Report) -> None:
         """Padding every sequence to the longest length, against the packs of the plan."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from tools.common.files import append, check_folder, draft, make_folder, nearest, read_file, remove, write_file
+from tools.common.log import progress
 from tools.corpus.pipeline.units import Context, Outcome, U, WorkItem
 from tools.corpus.pipeline.workers import Options, Team
 
@@ -156,10 +154,9 @@ class Stage:
         done = self._team.on_first(lambda: {unit.name: found for unit in units if (found := task.earlier(unit))})
         left = [unit for unit in units if unit.name not in done]
         total, before = sum(unit.size for unit in units), sum(unit.size for unit in units if unit.name in done)
-        interval = 0.1 if sys.stderr.isatty() else 10.0
-        with tqdm(
+        with progress(
             desc=f"{self.name}: {phase}", total=total, initial=before, unit="B", unit_scale=True,
-            disable=self._team.rank != 0, mininterval=interval,
+            shown=self._team.rank == 0, lines=True,
         ) as bar:  # fmt: skip
             done.update(self._team.do(task, left, bar.update))
         outcomes = [done[unit.name] for unit in units]

@@ -14,7 +14,7 @@ from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS
 from tools.common.files import read_file
 from tools.common.workers import deal
-from tools.corpus.quick.sentencepiece_tokenizer import load_tokenizer, special_tokens
+from tools.corpus.quick.sentencepiece_tokenizer import TRAINING_COUNTS, load_tokenizer, special_tokens
 
 # --- The training documents in one file pair or in several, of which a machine may hold some only ---------------------
 
@@ -125,6 +125,15 @@ class CorpusInfo:
     """Nats a piece of the training documents: the loss of a model that knows the frequencies only."""
     fingerprint: str
     """Hash of the source's text and of the settings."""
+    sentences_cut: int = 0
+    """Those that were too long for the tokenizer's training, which had them in parts."""
+    reserved_characters_left_out: int = 0
+    """From the tokenizer's training."""
+
+    @property
+    def trained_on(self) -> dict[str, int]:
+        """What was changed of the text that the tokenizer was trained on; without what is 0."""
+        return {name: value for name in TRAINING_COUNTS if (value := getattr(self, name))}
 
     @property
     def has_held_out(self) -> bool:
@@ -202,8 +211,10 @@ def read_info(output: Path) -> CorpusInfo:
         ) from error
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. Remove the folder and prepare it again.") from error
-    names = {field.name for field in dataclasses.fields(CorpusInfo)}
-    if not isinstance(values, dict) or set(values) != names:
+    fields = dataclasses.fields(CorpusInfo)
+    names = {field.name for field in fields}
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if not isinstance(values, dict) or not needed <= set(values) <= names:
         raise ValueError(
             f"{path} does not hold exactly the entries {sorted(names)}. Remove the folder and prepare again."
         )

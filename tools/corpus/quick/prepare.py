@@ -19,10 +19,10 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tensor3d.data import IndexedDataset, IndexedWriter
 from tools.common.files import append, make_folder, nearest
+from tools.common.log import progress as progress_of
 from tools.common.workers import usable_cores
 from tools.corpus.quick.corpus_info import (
     HELD_OUT,
@@ -182,7 +182,7 @@ def prepare(
         _check_replaceable(output)
         with taking_turns(output), draft_of(output) as draft:
             if not _is_current(output, fingerprint):
-                train, aside = _write_ids(
+                train, aside, told = _write_ids(
                     text, draft, vocab_size=vocab_size, held_out=held_out, seed=seed, shards=shards, progress=progress
                 )
                 info = CorpusInfo(
@@ -201,6 +201,7 @@ def prepare(
                     held_out_pieces=aside["tokens"],
                     unigram_entropy=unigram_entropy(IndexedDataset(draft / TRAIN), vocab_size),
                     fingerprint=fingerprint,
+                    **told,
                 )
                 write_shards(draft, shards, vocab_size=vocab_size)
                 write_info(info, draft)
@@ -249,8 +250,9 @@ def unigram_entropy(dataset: IndexedDataset, vocab_size: int) -> float:
 
 def _write_ids(
     text: Source, draft: Path, *, vocab_size: int, held_out: float, seed: int, shards: int, progress: bool
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Writes the tokenizer and both datasets, the training documents in one; returns the `COUNTS` of each."""
+) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Writes the tokenizer and both datasets, the training documents in one; returns the `COUNTS` of each, and what
+    `train_tokenizer` has counted."""
     path = draft / "sentences.spool"
     spool = Spool(path)
     spool.write(_shown(text.documents(), "reading", "documents", progress))
@@ -262,7 +264,7 @@ def _write_ids(
     training = compress(spool.documents(), ~aside)
     sentences = (sentence for document in training for sentence in document)
     sampled = islice(sentences, 0, None, -(-spool.sentences // TOKENIZER_SENTENCES))
-    train_tokenizer(
+    told = train_tokenizer(
         _shown(sampled, "training the tokenizer", "sentences", progress), draft / TOKENIZER, vocab_size=vocab_size
     )
 
@@ -278,7 +280,7 @@ def _write_ids(
                 if chosen := [document for document, is_aside in some if is_aside == wanted]:
                     writer.add_documents(*encode_documents(chosen, tokenizer, added))
     path.unlink()
-    return counts
+    return *counts, told
 
 
 def _is_current(output: Path, fingerprint: str) -> bool:
@@ -295,10 +297,8 @@ def _check_replaceable(output: Path) -> None:
         raise ValueError(f"{output} exists and is no prepared corpus; it is not overwritten. Choose another output.")
 
 
-def _shown(items: Iterable[_Item], what: str, unit: str, progress: bool) -> Iterator[_Item]:
-    # A terminal is redrawn in place; a log file gets a line now and then.
-    interval = 0.1 if sys.stderr.isatty() else 10.0
-    yield from tqdm(items, desc=what, unit=f" {unit}", disable=not progress, mininterval=interval)
+def _shown(items: Iterable[_Item], what: str, unit: str, shown: bool) -> Iterator[_Item]:
+    yield from progress_of(items, desc=what, unit=f" {unit}", shown=shown, lines=True)
 
 
 # --- `python -m tools.corpus prepare`: a small corpus in one go -------------------------------------------------------
@@ -342,10 +342,12 @@ def run(command: PrepareCommand) -> str:
 
 def _words(info: CorpusInfo) -> str:
     dealt = f", dealt into {info.shards} shards" if info.shards > 1 else ""
+    trained = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in info.trained_on.items())
     return "\n".join(
         [
             f"  text        {info.words:,} words, {info.sentences:,} sentences, {info.documents:,} documents",
             f"  vocabulary  {info.vocab_size:,} pieces, unigram entropy {info.unigram_entropy:.3f} nats a piece",
+            *([f"  its training {trained}"] if trained else []),
             f"  training    {info.train_pieces:,} pieces in {info.train_documents:,} documents{dealt}",
             f"  held out    {info.held_out_pieces:,} pieces in {info.held_out_documents:,} documents",
         ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -16,6 +18,11 @@ from tools.common.files import write_file
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 THREADS = 4
 """Fixed: the pieces depend on how the sums are split."""
+LONGEST = 4192
+"""Bytes; sentencepiece passes over a longer sentence without a word."""
+RESERVED = "\u2585"
+"""A character that sentencepiece uses by itself; it passes over each sentence that has one."""
+_JOINERS = "\u200c\u200d"
 
 
 def train_tokenizer(
@@ -26,18 +33,21 @@ def train_tokenizer(
     model: Literal["unigram", "bpe"] = "unigram",
     lowercase: bool = False,
     character_coverage: float = 0.9995,
-) -> None:
+) -> dict[str, int]:
     """Trains a sentencepiece model and writes it to `path`.
 
     The ids 0 to 4 are padding, the unknown piece, [CLS], [SEP] and [MASK]. The same sentences give the same pieces.
 
     Args:
-        sentences: what it learns from; those of more than 4,192 bytes are passed over.
+        sentences: what it learns from; those of more than `LONGEST` bytes are cut, and `RESERVED` is left out.
         path: the file.
         vocab_size: pieces.
         model: "unigram" (Kudo, 2018, arXiv 1804.10959) or "bpe" (Sennrich et al., 2016, arXiv 1508.07909).
         lowercase: the model folds case, also in the text that it is given later.
         character_coverage: share of the characters of the text that have pieces of their own.
+
+    Returns:
+        How many `sentences_cut` there were, and `reserved_characters_left_out`; without those that are 0.
 
     Raises:
         ValueError: no sentence, or a vocabulary that the text is too small or has too many characters for.
@@ -47,9 +57,10 @@ def train_tokenizer(
     if not 0.9 <= character_coverage <= 1:
         raise ValueError(f"character_coverage is a share of the characters, 0.9 to 1. Got {character_coverage}.")
     trained = io.BytesIO()
+    counts: Counter[str] = Counter()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=_readable(sentences, counts),
             model_writer=trained,
             model_type=model,
             normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
@@ -67,6 +78,53 @@ def train_tokenizer(
     except RuntimeError as error:
         _explain(error, vocab_size)
     write_file(path, trained.getvalue())
+    return {name: counts[name] for name in TRAINING_COUNTS if counts[name]}
+
+
+TRAINING_COUNTS = ("sentences_cut", "reserved_characters_left_out")
+
+
+def _readable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
+    """The same text in sentences none of which sentencepiece passes over; adds to the `TRAINING_COUNTS`."""
+    for sentence in sentences:
+        counts["reserved_characters_left_out"] += sentence.count(RESERVED)
+        text = sentence.replace(RESERVED, " ")
+        parts = list(cut_at_characters(text, LONGEST))
+        counts["sentences_cut"] += len(parts) > 1
+        yield from parts
+
+
+def cut_at_characters(text: str, longest: int) -> Iterator[str]:
+    """The text in parts of at most `longest` bytes of UTF-8 each, which end behind a space where the second half of
+    them has one, and else at a character: never inside of one, nor in front of a mark that belongs to it.
+
+    Args:
+        longest: at least 4, which any character has room in.
+    """
+    data = text.encode()
+    start = 0
+    while len(data) - start > longest:
+        end = start + longest
+        if (space := data.rfind(b" ", start + longest // 2, end)) >= 0:
+            end = space + 1
+        else:
+            while data[end] & 0xC0 == 0x80:
+                end -= 1
+            part = data[start:end].decode()
+            following = data[end : end + 4].decode(errors="ignore")[0]
+            left = len(part)
+            while left and (_belongs_to_the_last(following) or part[left - 1] in _JOINERS):
+                left -= 1
+                following = part[left]
+            # A row of nothing but marks has no better place.
+            end = start + len(part[:left].encode()) if left else end
+        yield data[start:end].decode()
+        start = end
+    yield data[start:].decode()
+
+
+def _belongs_to_the_last(character: str) -> bool:
+    return character in _JOINERS or unicodedata.category(character)[0] == "M"
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:

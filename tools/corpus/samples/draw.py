@@ -213,7 +213,7 @@ def _masks(
     segments: Segments,
     numbers: NDArray[np.int64],
     place: tuple[int, ...],
-    continuations: NDArray[np.bool_] | None,
+    continuations: NDArray[np.generic] | None,
 ) -> NDArray[np.integer]:
     """Of each sequence the places that are guessed, then what is seen there; nothing if masks are drawn at load."""
     if not rules.static:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tensor3d.data import IndexedWriter
 from tensor3d.data.masking import masked_counts
+from tensor3d.data.sampling import IS_RANDOM
 from tensor3d.data.stored_samples import LABELS, MASKS
 from tools.corpus.pipeline import Context, Unit, draft
 from tools.corpus.samples.draw import PARTS, DrawRules, Piece, read_piece
@@ -88,6 +89,30 @@ def _below(end: int, shard: int, shards: int) -> int:
     return (end - shard + shards - 1) // shards
 
 
+MOST_RANDOM = 0.6
+"""Share of random pairs that needs no word. A coin gives one half; the last sentence of a document has nothing behind
+it, which adds a few percent to that where documents have many sentences."""
+_UNLIKELY = 2.33
+"""Standard deviations of the coin above one half that it reaches once in a hundred corpora."""
+
+
+def hint_at_random_pairs(random: int, pairs: int) -> str | None:
+    """What to say where more pairs are random than `MOST_RANDOM` and more than chance explains; None: nothing.
+
+    Args:
+        random: pairs whose segment B was drawn at random.
+        pairs: all.
+    """
+    if random <= MOST_RANDOM * pairs or random - pairs / 2 <= _UNLIKELY * math.sqrt(pairs) / 2:
+        return None
+    return (
+        f"{random / pairs:.1%} of the pairs have a second segment that was drawn at random, where chance gives 50 %: "
+        "the first one is all that is left of its document, as where documents have one sentence, or a sentence fills "
+        "a sequence. What the model is asked about such pairs teaches it little. Make single texts of them (python -m "
+        "tools.corpus samples --single-texts), join documents, or raise --max-length."
+    )
+
+
 # --- The second phase -------------------------------------------------------------------------------------------------
 
 
@@ -99,10 +124,12 @@ class GatherUnit(Unit):
 
 
 def gather(rules: DrawRules, unit: GatherUnit, context: Context) -> dict[str, Any]:
-    """Writes the files of a shard. Returns its sequences, its tokens and its histogram of lengths."""
+    """Writes the files of a shard. Returns its sequences, those of them that are random pairs, its tokens and its
+    histogram of lengths."""
     pieces = np.zeros(rules.special.vocab_size, dtype=np.int64)
     prefix = context.folder / unit.name
     histogram = np.zeros(rules.max_length + 1, dtype=np.int64)
+    random = 0
     with ExitStack() as stack:
         text = stack.enter_context(IndexedWriter(prefix, vocab_size=rules.largest))
         masks = None
@@ -122,13 +149,15 @@ def gather(rules: DrawRules, unit: GatherUnit, context: Context) -> dict[str, An
                 masks.add_documents(sequences.masks, np.repeat(counts, 2), np.full(count, 2))
             if labels is not None:
                 labels.write(sequences.labels.tobytes())
+                random += int(np.count_nonzero(sequences.labels == IS_RANDOM))
             pieces += np.bincount(sequences.ids, minlength=len(pieces))
             histogram += np.bincount(sequences.lengths, minlength=len(histogram))
             context.progress(sequences.ids.nbytes)
     with draft(_counts_path(context.scratch, unit.name)) as file:
         np.save(file, pieces)
     tokens = int(histogram @ np.arange(len(histogram)))
-    return {"sequences": int(histogram.sum()), "tokens": tokens, "histogram": histogram.tolist()}
+    sequences_here = int(histogram.sum())
+    return {"sequences": sequences_here, "random": random, "tokens": tokens, "histogram": histogram.tolist()}
 
 
 def _begin_labels(file: BinaryIO, sequences: int) -> None:

@@ -52,8 +52,8 @@ class Samples:
     """None for one that is not on this machine. For `tensor3d.data.StoredSamples` or `RemoteSamples`."""
     held_out: StoredShard | None
     """None where nothing was held out."""
-    continuations: NDArray[np.bool_] | None
-    """bool (vocab_size,), for `PretrainingData`: True where a piece goes on a word; None unless words are masked
+    continuations: NDArray[np.generic] | None
+    """bool or uint8 (vocab_size,), for `PretrainingData`: what each piece says of words; None unless words are masked
     whole."""
     fingerprint: str
     """Changes with everything that decides the samples."""

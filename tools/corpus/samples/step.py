@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -9,18 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensor3d.data.masking import MASKED_SHARE
 from tools.corpus.pipeline import Manifest, Stage, Team, draft
 from tools.corpus.samples.document_runs import TOKENIZER, Corpus, CorpusSurvey, DocRun, parse_corpora, survey
 from tools.corpus.samples.draw import CONTINUATIONS, PARTS, DrawRules, DrawUnit, Piece, draw
-from tools.corpus.samples.merge_shards import GatherUnit, cuts_missing, deal, gather, kept, targets, unigram_entropy
+from tools.corpus.samples.merge_shards import (
+    GatherUnit,
+    cuts_missing,
+    deal,
+    gather,
+    hint_at_random_pairs,
+    kept,
+    targets,
+    unigram_entropy,
+)
 from tools.corpus.samples.options import SamplesOptions, write_plan
 from tools.corpus.samples.reader import HELD_OUT, sample_shard_names
 from tools.corpus.tokenizers import Tokenizer, copy_tokenizer, load_tokenizer
 
 # --- From documents of ids to shards of sequences and a plan of their packs -------------------------------------------
 
+_log = logging.getLogger(__name__)
 MOST_CUTS = 1000
 """Times that a corpus is drawn, at most; weights that ask for more are a mistake."""
 _BYTES = 2
@@ -32,7 +44,7 @@ def samples(options: SamplesOptions, team: Team) -> Manifest:
 
     Raises:
         ValueError: an option out of range, a corpus that is missing, damaged or tokenized otherwise than the others,
-            or too few documents or sequences for what is asked.
+            whole words of a tokenizer that does not tell them, or too few documents or sequences for what is asked.
     """
     options.check()
     corpora = parse_corpora(options.corpora)
@@ -46,10 +58,27 @@ def samples(options: SamplesOptions, team: Team) -> Manifest:
         special=tokenizer.special,
         seed=options.seed,
     )
+    manifest = _made(options, rules, corpora, tokenizer, folder, team)
+    random = manifest.counts.get("random_pairs", 0)  # which folders of before do not have
+    if team.rank == 0 and (hint := hint_at_random_pairs(random, manifest.counts["sequences"])):
+        _log.warning("hint: %s", hint)
+    return manifest
+
+
+def _made(
+    options: SamplesOptions,
+    rules: DrawRules,
+    corpora: Sequence[Corpus],
+    tokenizer: Tokenizer,
+    folder: Path,
+    team: Team,
+) -> Manifest:
+    # Asked before anything is written: some tokenizers do not tell where words are.
+    continuations = tokenizer.continuations if options.whole_words else None
     with Stage.open(options, "samples", _settings(options, corpora, tokenizer), team) as step:
         if step.done:
             return step.manifest
-        step.on_first(partial(_begin, step, options, tokenizer, folder))
+        step.on_first(partial(_begin, step, continuations, folder))
         surveyed = step.on_first(
             partial(survey, corpora, seed=options.seed, held_out=options.held_out, run_tokens=options.run_tokens)
         )
@@ -108,6 +137,7 @@ class _Samples:
                 "held_out_documents": sum(part.documents for part in held_out),
                 "sequences": total,
                 "tokens": sum(shard["tokens"] for shard in shards),
+                **({} if options.single_texts else _shares([shard["random"] for shard in shards], total)),
                 "unigram_entropy": entropy,
                 "shards": [shard["sequences"] for shard in shards],
                 "held_out_sequences": evaluation["sequences"] if evaluation else 0,
@@ -216,6 +246,10 @@ class _Samples:
         )
 
 
+def _shares(random: Sequence[int], pairs: int) -> dict[str, Any]:
+    return {"random_pairs": sum(random), "share_of_random_pairs": round(sum(random) / pairs, 4)}
+
+
 def _passes(cuts: Sequence[Sequence[_Drawn]], used: Sequence[Sequence[int]]) -> float:
     """How often a corpus was gone through; the last time perhaps in part."""
     return sum(sum(here) / sum(part.sequences for part in cut) for cut, here in zip(cuts, used, strict=True))
@@ -254,10 +288,10 @@ def _settings(options: SamplesOptions, corpora: Sequence[Corpus], tokenizer: Tok
     }
 
 
-def _begin(step: Stage, options: SamplesOptions, tokenizer: Tokenizer, folder: Path) -> None:
+def _begin(step: Stage, continuations: NDArray[np.generic] | None, folder: Path) -> None:
     """What the phases find: the tokenizer, and folders to write to."""
     (step.scratch / PARTS).mkdir(parents=True, exist_ok=True)
     copy_tokenizer(folder, step.folder / TOKENIZER)
-    if options.whole_words:
+    if continuations is not None:
         with draft(step.folder / CONTINUATIONS) as file:
-            np.save(file, tokenizer.continuations)
+            np.save(file, continuations)

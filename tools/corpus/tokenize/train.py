@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,9 @@ from tools.corpus.tokenize.documents import (
 )
 from tools.corpus.tokenizers import FILES, Kind, Tokenizer, install_tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
+from tools.corpus.tokenizers.wordpiece import guess_accents
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,9 @@ class TokenizerOptions(Options):
     """A WordPiece vocab.txt, such as BERT's."""
     cased: bool = False
     """The --vocab-file is a cased one: text keeps its capitals and accents."""
+    strip_accents: bool | None = None
+    """Whether text loses its accents before it is looked up in the --vocab-file. Default: with --cased it keeps them;
+    else it keeps them where the vocabulary has pieces with accents, which is said."""
     model_file: Path | None = None
     """A sentencepiece model."""
     tokenizer_file: Path | None = None
@@ -73,6 +80,10 @@ def tokenizer(options: TokenizerOptions, team: Team) -> Manifest:
         )
     if options.cased and options.vocab_file is None:
         raise ValueError("--cased speaks of a --vocab-file; a trained model keeps case unless --lowercase is given.")
+    if options.strip_accents is not None and options.vocab_file is None:
+        raise ValueError(
+            f"--strip-accents speaks of a --vocab-file. Got {options.strip_accents} with {named[0]}; leave it out."
+        )
     return _train(options, team) if options.docs else _take(options, team)
 
 
@@ -83,14 +94,17 @@ def _take(options: TokenizerOptions, team: Team) -> Manifest:
         "json": options.tokenizer_file,
     }
     kind, file = next((kind, file) for kind, file in sources.items() if file is not None)
-    lowercase = kind == "wordpiece" and not options.cased
-    settings = {"kind": kind, "fingerprint": open_tokenizer(kind, file, lowercase=lowercase).fingerprint}
+    lowercase, strip_accents = kind == "wordpiece" and not options.cased, options.strip_accents
+    if lowercase and strip_accents is None:
+        strip_accents, told = guess_accents(file)
+        if team.rank == 0:
+            _log.info("%s; --strip-accents True or False says otherwise", told)
+    case: dict[str, Any] = {"lowercase": lowercase, "strip_accents": strip_accents}
+    settings = {"kind": kind, "fingerprint": open_tokenizer(kind, file, **case).fingerprint}
     with Stage.open(options, "tokenizer", settings, team) as step:
         if step.done:
             return step.manifest
-        return step.finish(
-            step.on_first(lambda: _counts(install_tokenizer(kind, file, step.folder, lowercase=lowercase)))
-        )
+        return step.finish(step.on_first(lambda: _counts(install_tokenizer(kind, file, step.folder, **case))))
 
 
 def _train(options: TokenizerOptions, team: Team) -> Manifest:
@@ -112,7 +126,7 @@ def _train(options: TokenizerOptions, team: Team) -> Manifest:
 
         def train() -> dict[str, Any]:
             file = step.scratch / FILES["sentencepiece"]
-            train_tokenizer(
+            told = train_tokenizer(
                 read_sample(units, step.scratch),
                 file,
                 vocab_size=options.vocab_size,
@@ -120,10 +134,10 @@ def _train(options: TokenizerOptions, team: Team) -> Manifest:
                 lowercase=options.lowercase,
                 character_coverage=options.character_coverage,
             )
-            return _counts(install_tokenizer("sentencepiece", file, step.folder))
+            made = install_tokenizer("sentencepiece", file, step.folder)
+            return {**_counts(made), "sentences": sum(result["sentences"] for result in results), **told}
 
-        counts = step.on_first(train)
-        return step.finish({**counts, "sentences": sum(result["sentences"] for result in results)})
+        return step.finish(step.on_first(train))
 
 
 def _check_training(options: TokenizerOptions) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -112,11 +113,12 @@ class Tokenizer(ABC):
 
     @property
     @abstractmethod
-    def continuations(self) -> NDArray[np.bool_]:
-        """bool (vocab_size,): True where a piece goes on a word; False for punctuation and special tokens.
+    def continuations(self) -> NDArray[np.uint8]:
+        """uint8 (vocab_size,): `GOES_ON` and `ENDS` of each piece, as `tensor3d.data.masking` has them; 0 for special
+        tokens.
 
         Raises:
-            ValueError: the vocabulary does not tell.
+            ValueError: the vocabulary does not tell where words begin or end.
         """
 
     def encode_flat(self, texts: Sequence[str]) -> FlatIds:
@@ -139,6 +141,59 @@ class Tokenizer(ABC):
             for part in self.spelled.get(number, (number,))
         ]
         return [part for part, _ in spelled], [place for _, place in spelled]
+
+
+# --- Where words end in a row of pieces -------------------------------------------------------------------------------
+
+_UNSPACED = (
+    *("CJK ", "IDEOGRAPHIC ", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO", "YI ", "NUSHU", "TANGUT"),
+    *("THAI ", "LAO ", "KHMER ", "MYANMAR ", "TIBETAN ", "TAI ", "NEW TAI ", "JAVANESE ", "BALINESE "),
+)
+"""How Unicode's names of characters begin in scripts that put no spaces between words."""
+BYTES = "\ufffd"
+"""The text of a piece that is a byte, or some, and no character."""
+_JOINERS = "\u00ad\u200c\u200d"
+"""The soft hyphen and the joiners stand inside of words."""
+
+
+def word_flags(texts: Iterable[str | None], *, behind: bool = False, ends: bool = True) -> NDArray[np.uint8]:
+    """uint8 (pieces,): `GOES_ON` and `ENDS` of each piece.
+
+    Words are of letters, marks and digits. All else ends them, and so does each piece of a script without spaces, since
+    nothing tells its words.
+
+    Args:
+        texts: of each piece, a space where the tokenizer marks the beginning or the end of a word; U+FFFD stands for
+            bytes that are no character. None: a special token, 0.
+        behind: marks stand behind words, so that a mark by itself ends one.
+        ends: False where no piece need end a word: what follows a mark or an ideograph never goes on a word.
+    """
+    from tensor3d.data.masking import ENDS, GOES_ON  # imported here: workers need no torch
+
+    def flags(text: str | None) -> int:
+        if not text:
+            return 0
+        if text == " ":
+            return GOES_ON | ENDS if behind else 0
+        return GOES_ON * _is_of_word(text[0]) | ENDS * (ends and not _is_of_word(text[-1]))
+
+    return np.fromiter(map(flags, texts), dtype=np.uint8)
+
+
+def untold_words(reason: str) -> ValueError:
+    """For a vocabulary that does not tell where words begin or end."""
+    return ValueError(
+        f"this tokenizer does not tell which of its pieces go on a word: {reason}. Leave out --whole-words, so "
+        "that single tokens are masked, or take another tokenizer."
+    )
+
+
+def _is_of_word(character: str) -> bool:
+    if character.isascii():
+        return character.isalnum()
+    if unicodedata.category(character)[0] in "LMN":
+        return not unicodedata.name(character, "").startswith(_UNSPACED)
+    return character in _JOINERS
 
 
 def flatten(encoded: Sequence[Sequence[int]], vocab_size: int) -> FlatIds:

@@ -10,7 +10,7 @@ from models.bert.huggingface import model_folder_of
 from tools.common.files import read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import missing, read
-from tools.corpus.tokenizers.folder import read_settings
+from tools.corpus.tokenizers.folder import case_of, read_settings
 from tools.corpus.tokenizers.huggingface import CONFIG, SPECIAL_MAP, tokenizer_files
 from tools.corpus.tokenizers.model_dir import HUGGINGFACE, TOKENIZER, copy_file
 from tools.corpus.tokenizers.sentencepiece import SPACE
@@ -142,13 +142,13 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int) -> str:
     file = folder / FILES[kind]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if kind == "wordpiece":
-        lowercase = bool(settings["lowercase"])
+        case = case_of(settings)
         names = read_vocabulary(read_file(file), file)
-        library = make_library({piece: number for number, piece in enumerate(names)}, lowercase=lowercase)
+        library = make_library({piece: number for number, piece in enumerate(names)}, **case)
         config = {
             "tokenizer_class": "BertTokenizer",
-            "do_lower_case": lowercase,
-            "strip_accents": None,
+            "do_lower_case": case["lowercase"],
+            "strip_accents": None if case["strip_accents"] == case["lowercase"] else case["strip_accents"],
             "tokenize_chinese_chars": True,
         }
         copy_file(file, output / file.name)

@@ -13,28 +13,37 @@ from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
 
 
-def open_tokenizer(kind: Kind, file: Path, *, lowercase: bool = False, any_case: bool = False) -> Tokenizer:
-    """A tokenizer by its file. Only a WordPiece vocabulary needs to be told whether it lowercases, and is asked whether
-    its pieces look like that, unless they may be of `any_case`."""
+def open_tokenizer(
+    kind: Kind, file: Path, *, lowercase: bool = False, strip_accents: bool | None = None, any_case: bool = False
+) -> Tokenizer:
+    """A tokenizer by its file. Only a WordPiece vocabulary needs to be told whether it lowercases and drops accents,
+    and is asked whether its pieces look like that, unless they may be of `any_case`."""
     if kind == "sentencepiece":
         return SentencePieceTokenizer(file)
     if kind == "wordpiece":
-        return WordPieceTokenizer(file, lowercase=lowercase, any_case=any_case)
+        return WordPieceTokenizer(file, lowercase=lowercase, strip_accents=strip_accents, any_case=any_case)
     return JsonTokenizer(file)
 
 
 def install_tokenizer(
-    kind: Kind, file: Path, folder: Path, *, lowercase: bool = False, any_case: bool = False
+    kind: Kind,
+    file: Path,
+    folder: Path,
+    *,
+    lowercase: bool = False,
+    strip_accents: bool | None = None,
+    any_case: bool = False,
 ) -> Tokenizer:
     """Checks a tokenizer's file and copies it into `folder`, with its settings; `load_tokenizer` opens it there.
 
     Raises:
         ValueError: the file is missing, damaged or lacks a special token.
     """
-    tokenizer = open_tokenizer(kind, file, lowercase=lowercase, any_case=any_case)
+    tokenizer = open_tokenizer(kind, file, lowercase=lowercase, strip_accents=strip_accents, any_case=any_case)
     settings: dict[str, Any] = {"kind": kind, "file": FILES[kind], "fingerprint": tokenizer.fingerprint}
     if kind == "wordpiece":
         settings["lowercase"] = lowercase
+        settings["strip_accents"] = lowercase if strip_accents is None else strip_accents
     write_file(folder / FILES[kind], read_file(file))
     write_file(folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
     return tokenizer
@@ -48,8 +57,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     kind, settings = read_settings(folder)
     # Its case was looked at when it was put there.
-    lowercase = bool(settings.get("lowercase", False))
-    tokenizer = open_tokenizer(kind, folder / FILES[kind], lowercase=lowercase, any_case=True)
+    tokenizer = open_tokenizer(kind, folder / FILES[kind], **case_of(settings), any_case=True)
     if tokenizer.fingerprint != settings["fingerprint"]:
         raise ValueError(
             f"{folder / FILES[kind]} is not the file that {SETTINGS} speaks of: it has been changed. Run "
@@ -64,6 +72,12 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (FILES[kind], SETTINGS):
         write_file(folder / name, read_file(source / name))
+
+
+def case_of(settings: dict[str, Any]) -> dict[str, bool]:
+    """`lowercase` and `strip_accents` of a folder's settings; folders of before do not name the second."""
+    lowercase = bool(settings.get("lowercase", False))
+    return {"lowercase": lowercase, "strip_accents": bool(settings.get("strip_accents", lowercase))}
 
 
 def read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:

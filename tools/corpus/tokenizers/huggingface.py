@@ -130,19 +130,31 @@ class FoundTokenizer:
     kind: Kind
     file: Path
     lowercase: bool = False
+    strip_accents: bool | None = None
+    """None: where text is lowercased, as BERT has it."""
+
+    @property
+    def has_accents_of_its_own(self) -> bool:
+        """Whether accents are treated in another way than BERT does for text of that case."""
+        return self.strip_accents not in (None, self.lowercase)
 
     def in_words(self) -> str:
         """Its file, and whether it is lowercased text that the file is for."""
         case = f", {'lowercased' if self.lowercase else 'cased'}" if self.kind == "wordpiece" else ""
-        return f"{self.file.name}{case}"
+        accents = f", accents {'dropped' if self.strip_accents else 'kept'}" if self.has_accents_of_its_own else ""
+        return f"{self.file.name}{case}{accents}"
 
     def open(self) -> Tokenizer:
         """Raises ValueError for a damaged file, or one that lacks a special token."""
-        return open_tokenizer(self.kind, self.file, lowercase=self.lowercase, any_case=True)
+        return open_tokenizer(
+            self.kind, self.file, lowercase=self.lowercase, strip_accents=self.strip_accents, any_case=True
+        )
 
     def install(self, folder: Path) -> Tokenizer:
         """Puts it into a folder of ours, which is there; `load_tokenizer` opens it."""
-        return install_tokenizer(self.kind, self.file, folder, lowercase=self.lowercase, any_case=True)
+        return install_tokenizer(
+            self.kind, self.file, folder, lowercase=self.lowercase, strip_accents=self.strip_accents, any_case=True
+        )
 
 
 def find_tokenizer(folder: Path) -> FoundTokenizer:
@@ -182,8 +194,8 @@ def _files(folder: Path) -> Iterator[tuple[Kind, Path]]:
 
 
 def _found(folder: Path, kind: Kind, file: Path) -> FoundTokenizer:
-    lowercase = kind == "wordpiece" and _lowercases(folder, file)
-    found = FoundTokenizer(kind=kind, file=file, lowercase=lowercase)
+    lowercase, strip_accents = _case(folder, file) if kind == "wordpiece" else (False, None)
+    found = FoundTokenizer(kind=kind, file=file, lowercase=lowercase, strip_accents=strip_accents)
     check = check_named if kind == "json" else check_added
     check(folder, found.open(), file, _REWRITE.format(folder=folder))
     return found
@@ -205,7 +217,8 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return [folder / name for name in OF_TOKENIZERS if (folder / name).is_file()]
 
 
-def _lowercases(folder: Path, vocabulary: Path) -> bool:
+def _case(folder: Path, vocabulary: Path) -> tuple[bool, bool | None]:
+    """Whether text is lowercased, and whether accents are dropped (None: as BERT has it)."""
     settings = read_table(folder / CONFIG)
     told, accents = settings.get("do_lower_case"), settings.get("strip_accents")
     lowercase = True if told is None else bool(told)
@@ -217,7 +230,6 @@ def _lowercases(folder: Path, vocabulary: Path) -> bool:
             "on text as it is, or true."
         )
     odd: dict[str, Any] = {
-        "strip_accents": accents is not None and bool(accents) != lowercase,
         "tokenize_chinese_chars": not settings.get("tokenize_chinese_chars", True),
         "do_basic_tokenize": not settings.get("do_basic_tokenize", True),
     }
@@ -227,4 +239,4 @@ def _lowercases(folder: Path, vocabulary: Path) -> bool:
                 f"{folder / CONFIG} has {name} = {settings[name]!r} with do_lower_case = {lowercase}, which a "
                 f"vocab.txt by itself cannot say. {_REWRITE.format(folder=folder)}"
             )
-    return lowercase
+    return lowercase, None if accents is None else bool(accents)

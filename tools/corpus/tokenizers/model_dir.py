@@ -16,7 +16,7 @@ from pathlib import Path
 from models.bert.huggingface import model_folder_of
 from tools.common.files import read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
-from tools.corpus.tokenizers.folder import open_tokenizer, read_settings
+from tools.corpus.tokenizers.folder import case_of, open_tokenizer, read_settings
 from tools.corpus.tokenizers.huggingface import FoundTokenizer, find_tokenizer, tokenizer_files, with_same_ids
 
 MODEL, TOKENIZER, CHECKPOINTS = "model.json", "tokenizer", "checkpoints"
@@ -53,8 +53,8 @@ def tokenizers_in(folder: Path) -> list[FoundTokenizer]:
     root = model_folder_of(folder)
     if _is_ours(root):
         kind, settings = read_settings(root / TOKENIZER)
-        file, lowercase = root / TOKENIZER / FILES[kind], bool(settings.get("lowercase", False))
-        first, rest = FoundTokenizer(kind=kind, file=file, lowercase=lowercase), root / TOKENIZER / HUGGINGFACE
+        first = FoundTokenizer(kind=kind, file=root / TOKENIZER / FILES[kind], **case_of(settings))
+        rest = root / TOKENIZER / HUGGINGFACE
     else:
         first, rest = find_tokenizer(root), root
     return [first, *with_same_ids(first, rest)]

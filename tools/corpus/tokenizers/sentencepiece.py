@@ -9,10 +9,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.corpus.tokenizers.base import Tokenizer, find_special, fingerprint, missing, read, spell_special
+from tools.corpus.tokenizers.base import (
+    BYTES,
+    Tokenizer,
+    find_special,
+    fingerprint,
+    missing,
+    read,
+    spell_special,
+    untold_words,
+    word_flags,
+)
 
 SPACE = "▁"
-"""Begins the pieces that begin a word."""
+"""Begins the pieces that begin a word; in models with `treat_whitespace_as_suffix` it ends those that end one."""
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -74,17 +84,27 @@ class SentencePieceTokenizer(Tokenizer):
         return [self._model.id_to_piece(int(number)) for number in ids]
 
     @cached_property
-    def continuations(self) -> NDArray[np.bool_]:
+    def continuations(self) -> NDArray[np.uint8]:
         """The unknown piece goes on a word too: what is before it in the word has a piece of its own."""
         special = {*self.special_ids.values(), self._model.bos_id(), self._model.eos_id()}
-        return np.array(
-            [
-                number == self.unknown
-                or (not piece.startswith(SPACE) and number not in special and any(map(str.isalnum, piece)))
-                for number, piece in enumerate(self.pieces(range(self.vocab_size)))
-            ],
-            dtype=np.bool_,
-        )
+        texts = [
+            None
+            if number in special or self._model.is_control(number)
+            else BYTES
+            if self._model.is_byte(number)
+            else "a"
+            if number == self.unknown
+            else piece.replace(SPACE, " ")
+            for number, piece in enumerate(self.pieces(range(self.vocab_size)))
+        ]
+        own = [text for text in texts if text is not None and " " in text]
+        if not own:
+            raise untold_words(
+                f"none of the {self.vocab_size} pieces of this sentencepiece model has its mark, {SPACE}"
+            )
+        # Training puts the mark on one side of all pieces; those that a user defined may have it on the other.
+        behind = sum(text[-1] == " " for text in own) > sum(text[0] == " " for text in own)
+        return word_flags(texts, behind=behind)
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._model.decode(ids) if ids else ""

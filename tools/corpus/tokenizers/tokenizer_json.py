@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.corpus.tokenizers.base import Tokenizer, find_special, fingerprint, missing, read, spell_special
+from tools.corpus.tokenizers.base import (
+    BYTES,
+    Tokenizer,
+    find_special,
+    fingerprint,
+    missing,
+    read,
+    spell_special,
+    untold_words,
+    word_flags,
+)
+from tools.corpus.tokenizers.wordpiece import flags_of_prefix
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
+
+
+LETTER, BYTES_AS_LETTERS = "\u0436", "\u00d0\u00b6"
+"""A letter, and how it looks where each byte is a letter."""
 
 
 class JsonTokenizer(Tokenizer):
@@ -53,16 +69,29 @@ class JsonTokenizer(Tokenizer):
         return [self.library.id_to_token(int(number)) or "" for number in ids]
 
     @cached_property
-    def continuations(self) -> NDArray[np.bool_]:
-        pieces = self.pieces(range(self.vocab_size))
+    def continuations(self) -> NDArray[np.uint8]:
+        """By the marks of the model, or else by the one that stands for a space when text is cut up."""
+        model, pieces = self._plan["model"], self.pieces(range(self.vocab_size))
+        if model.get("type") == "WordLevel":  # its pieces are words
+            return np.zeros(self.vocab_size, dtype=np.uint8)
         special = {token["id"] for token in self._plan.get("added_tokens", ())} | set(self.special_ids.values())
-        if self._plan["model"].get("type") == "WordPiece":
-            prefix = self._plan["model"]["continuing_subword_prefix"]
-            found = [piece.startswith(prefix) and piece != prefix for piece in pieces]
+        prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
+        texts: list[str | None] = [self._text(piece) for piece in pieces]
+        if suffix:
+            texts = [self._text(piece.removesuffix(suffix)) + " " * piece.endswith(suffix) for piece in pieces]
+        elif prefix:
+            # BERT's own rules cut text at marks and ideographs before.
+            ends = (self._plan.get("pre_tokenizer") or {}).get("type") != "BertPreTokenizer"
+            return flags_of_prefix(pieces, prefix, special, ends=ends)
         else:
-            mark = self._beginning()
-            found = [not piece.startswith(mark) and any(map(str.isalnum, piece)) for piece in pieces]
-        return np.array([goes_on and number not in special for number, goes_on in enumerate(found)], dtype=np.bool_)
+            mark = self._text(self._mark())
+            texts = [text.replace(mark, " ") for text in map(self._text, pieces)]
+            if self.unknown is not None:  # what is before it in a word has a piece of its own
+                texts[self.unknown] = "a"
+                special -= {self.unknown}
+        for number in special:
+            texts[number] = None
+        return word_flags(texts, behind=bool(suffix))
 
     @property
     def unread(self) -> list[str]:
@@ -71,17 +100,41 @@ class JsonTokenizer(Tokenizer):
         added = self._plan.get("added_tokens", ())
         return [token["content"] for token in added if token.get("special") and token["id"] not in usual]
 
-    def _beginning(self) -> str:
-        """What begins the pieces that begin a word."""
-        marks = {"ByteLevel": "Ġ", "Metaspace": "▁"}
-        stage = self._plan.get("pre_tokenizer") or {}
-        for part in stage.get("pretokenizers", [stage]):
-            if part.get("type") in marks:
-                return str(part.get("replacement", marks[part["type"]]))
-        raise ValueError(
-            "this tokenizer.json does not tell which of its pieces go on a word: its model is no WordPiece, and its "
-            "pre-tokenizer neither ByteLevel nor Metaspace. Mask single tokens, or take another tokenizer."
-        )
+    def _mark(self) -> str:
+        """What stands for a space in pieces, as in the "\u2581" of "\u2581the"."""
+        found = re.search("a(.*)b", self._cut("a b"), re.DOTALL | re.IGNORECASE)
+        if found is None or not found[1]:
+            raise untold_words(
+                "nothing stands for the space of a text, and its model marks neither what goes on a word nor what ends "
+                "one"
+            )
+        return found[1]
+
+    def _cut(self, text: str) -> str:
+        """A text as the model has it, its parts one after another."""
+        normalizer, pre_tokenizer = self.library.normalizer, self.library.pre_tokenizer
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        if pre_tokenizer is not None:
+            text = "".join(part for part, _ in pre_tokenizer.pre_tokenize_str(text))
+        return text
+
+    @cached_property
+    def _byte_of(self) -> dict[str, int]:
+        """The byte that each character of a piece stands for, where pieces are of bytes."""
+        if BYTES_AS_LETTERS not in self._cut(LETTER):
+            return {}
+        own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # as GPT-2 has it
+        others = [byte for byte in range(256) if byte not in own]
+        return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+    def _text(self, piece: str) -> str:
+        """A piece in characters."""
+        if self._plan["model"].get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", piece):
+            return BYTES
+        if not self._byte_of or not self._byte_of.keys() >= set(piece):
+            return piece
+        return bytes(map(self._byte_of.__getitem__, piece)).decode("utf-8", "replace")
 
     def _find_unknown(self) -> int | None:
         model = self._plan["model"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.corpus.tokenizers.base import FlatIds, Tokenizer, find_special, fingerprint, missing, read, smallest
+from tools.corpus.tokenizers.base import (
+    FlatIds,
+    Tokenizer,
+    find_special,
+    fingerprint,
+    missing,
+    read,
+    smallest,
+    word_flags,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -24,6 +34,8 @@ LONGEST_WORD = 100
 """Characters; a longer word is unknown, as in BERT's own code."""
 MOST_CASED = 0.01
 """Share of pieces with capital letters from which on a vocabulary is a cased one."""
+FEW_ACCENTED = 0.001
+"""Share of pieces with accents from which on a vocabulary was made of text that kept them."""
 MOST_KNOWN = 1 << 19
 """Words whose ids are remembered at a time; they take some 150 bytes each."""
 _parts = re.compile(r"[!-/:-@\[-`{-~]|[^ !-/:-@\[-`{-~]+").findall
@@ -36,7 +48,9 @@ class WordPieceTokenizer(Tokenizer):
 
     Args:
         file: the vocabulary.
-        lowercase: an uncased vocabulary: text is lowercased and its accents are dropped.
+        lowercase: an uncased vocabulary: text is lowercased.
+        strip_accents: text loses its accents, and syllables of Hangul and sounds of Kana come apart. None: as BERT has
+            it, where text is lowercased.
         any_case: whoever says `lowercase` knows, whatever the pieces look like.
 
     Raises:
@@ -47,7 +61,9 @@ class WordPieceTokenizer(Tokenizer):
     library: Library
     """The tokenizers library's own object."""
 
-    def __init__(self, file: Path, *, lowercase: bool, any_case: bool = False) -> None:
+    def __init__(
+        self, file: Path, *, lowercase: bool, strip_accents: bool | None = None, any_case: bool = False
+    ) -> None:
         content = read(file)
         self._names = read_vocabulary(content, file)
         if not any_case:
@@ -60,8 +76,10 @@ class WordPieceTokenizer(Tokenizer):
         self.special_ids = find_special(ids.get, file)
         # BERT's rules cut a text at each of the brackets, so that no name of a special token stays whole.
         self.spelled: dict[int, tuple[int, ...]] = {}
-        self.fingerprint = fingerprint("wordpiece", content, lowercase=lowercase)
-        self.library = make_library(ids, lowercase=lowercase)
+        # What BERT does by itself was not named in folders of before.
+        accents = {} if strip_accents in (None, lowercase) else {"strip_accents": strip_accents}
+        self.fingerprint = fingerprint("wordpiece", content, lowercase=lowercase, **accents)
+        self.library = make_library(ids, lowercase=lowercase, strip_accents=strip_accents)
         self._lowercase = lowercase
         self._dtype = smallest(self.vocab_size)
         self._code = "H" if self._dtype.itemsize == 2 else "i"
@@ -95,8 +113,8 @@ class WordPieceTokenizer(Tokenizer):
         return [self._names[number] for number in ids]
 
     @cached_property
-    def continuations(self) -> NDArray[np.bool_]:
-        return np.array([piece.startswith(PREFIX) and piece != PREFIX for piece in self._names], dtype=np.bool_)
+    def continuations(self) -> NDArray[np.uint8]:
+        return flags_of_prefix(self._names, PREFIX, self.special_ids.values(), ends=False)
 
     def _learn(self, words: set[str]) -> None:
         """Makes `_known` hold these words."""
@@ -115,6 +133,20 @@ class WordPieceTokenizer(Tokenizer):
 
     def _to_bytes(self, ids: list[int]) -> bytes:
         return array(self._code, ids).tobytes()
+
+
+def flags_of_prefix(pieces: Sequence[str], prefix: str, special: Collection[int], *, ends: bool) -> NDArray[np.uint8]:
+    """`continuations` of pieces that go on a word where they have the prefix.
+
+    Args:
+        special: ids of special tokens.
+        ends: as of `word_flags`; BERT's rules cut text at marks and ideographs before its pieces are looked up.
+    """
+    texts = (
+        None if number in special else piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+        for number, piece in enumerate(pieces)
+    )
+    return word_flags(texts, ends=ends)
 
 
 def read_vocabulary(content: bytes, file: Path) -> list[str]:
@@ -138,14 +170,16 @@ def read_vocabulary(content: bytes, file: Path) -> list[str]:
     return pieces
 
 
-def make_library(ids: dict[str, int], *, lowercase: bool) -> Library:
+def make_library(ids: dict[str, int], *, lowercase: bool, strip_accents: bool | None) -> Library:
     """BERT's own way to the ids. Its special tokens are not made known: no text may turn into one."""
     try:
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     except ImportError as error:
         raise missing("tokenizers", error) from error
     library = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
-    library.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
+    library.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=lowercase if strip_accents is None else strip_accents
+    )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix=PREFIX)
     return library
@@ -159,6 +193,29 @@ def count_cased(pieces: Sequence[str]) -> int:
 def is_cased(pieces: Sequence[str]) -> bool:
     """Whether so many have capital letters that text was not lowercased."""
     return count_cased(pieces) > MOST_CASED * len(pieces)
+
+
+def guess_accents(file: Path) -> tuple[bool, str]:
+    """Whether an uncased vocabulary is for text without accents, and why that is so, in words.
+
+    It is unless more than `FEW_ACCENTED` of its pieces are such as no text without accents ever meets.
+
+    Raises:
+        ValueError: no such file, or no vocabulary.
+    """
+    pieces = read_vocabulary(read(file), file)
+    accented = [piece for piece in pieces if piece != _without_accents(piece)]
+    strip = len(accented) <= FEW_ACCENTED * len(pieces)
+    such = f", such as {accented[0].removeprefix(PREFIX)!r}" if accented else ""
+    return strip, (
+        f"{file.name}: accents are {'dropped' if strip else 'kept'}, since {len(accented) or 'none'} of its "
+        f"{len(pieces)} pieces {'has' if len(accented) <= 1 else 'have'} any{such}"
+    )
+
+
+def _without_accents(piece: str) -> str:
+    """As BERT drops them: letters are taken apart, and marks that take no room left out."""
+    return "".join(part for part in unicodedata.normalize("NFD", piece) if unicodedata.category(part) != "Mn")
 
 
 def _check_case(pieces: Sequence[str], lowercase: bool, file: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -13,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tensor3d import Cube
+from tools.common.log import progress
 from tools.training.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics, peak_memory
 from tools.training.metrics.run_log import CheckpointOutcome, RunLog
 from tools.training.metrics.tensorboard import TensorBoardLogger
@@ -140,13 +140,8 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
         super().__exit__(kind, error, traceback)
 
     def bar(self) -> tqdm[Any]:
-        return tqdm(
-            total=self.steps,
-            initial=self.first_step,
-            disable=not self.shown,
-            unit="step",
-            # A terminal is redrawn in place; a log file gets a line now and then.
-            mininterval=0.2 if sys.stderr.isatty() else 10.0,
+        return progress(
+            total=self.steps, initial=self.first_step, unit="step", mininterval=0.2, shown=self.shown, lines=True
         )
 
     def in_words(self, metrics: StepMetrics) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TextIO, TypeVar
 from tqdm import tqdm
 
 from tensor3d import Cube
+from tools.common.log import progress
 from tools.training.metrics.jsonl import EVENT, JOURNAL, JsonlLogger
 
 
@@ -156,7 +157,7 @@ class RunLog(Generic[S, E]):
 
     def bar(self) -> tqdm[Any]:
         """Where no terminal shows it there is none."""
-        return tqdm(total=self.steps, unit="step", disable=None if self.shown else True)
+        return progress(total=self.steps, unit="step", shown=self.shown)
 
     def in_words(self, metrics: S) -> str:
         """Of a step, beside the bar."""

@@ -79,6 +79,18 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "samples"
 
 
+def test_kind_11_a_prepared_corpus_of_single_sentences_gives_a_hint(tmp_path: Path) -> None:
+    lines = [f"The cat number {number} sat and the dog ran." for number in range(60)]
+    for name, between, hinted in (("single", "\n\n", True), ("together", "\n", False)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(2 * [between.join(lines)]))
+        prepare(str(tmp_path / f"{name}.txt"), tmp_path / name, vocab_size=36)
+        found = told(tmp_path / name, max_length=256)
+        figures = found["figures"]
+        assert figures["share_of_random_pairs"] == round(figures["random_pairs"] / figures["sequences"], 4)
+        assert (figures["share_of_random_pairs"] > 0.9) == hinted
+        assert bool(found["hints"]) == hinted
+
+
 def told(folder: Path, **options: Any) -> dict[str, Any]:
     """What the JSON says."""
     found: dict[str, Any] = json.loads(inspect(InspectOptions(folder=folder, json=True, **options)))

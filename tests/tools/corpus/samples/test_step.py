@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,10 @@ from tests.tools.corpus.sampled import (
     write_ids,
     write_tokenizer,
 )
+from tools.corpus.__main__ import main
 from tools.corpus.pipeline import local_team
 from tools.corpus.samples import step
+from tools.corpus.samples.merge_shards import hint_at_random_pairs
 from tools.corpus.samples.reader import open_samples
 from tools.corpus.samples.step import samples
 
@@ -178,6 +181,66 @@ def test_whole_words_are_not_split(tmp_path: Path) -> None:
             for one, two in pairwise(range(begin, begin + length)):
                 if tokens.guessable[one] and tokens.guessable[two] and tokens.ids[two] % 3 == 0:
                     assert (one in rows) == (two in rows)
+
+
+def of_sentences(*counts: int, size: int = 3) -> list[list[list[int]]]:
+    """A document for each count of sentences, of so many ids each."""
+    return [[[5 + (number + place) % 4000] * size for place in range(count)] for number, count in enumerate(counts)]
+
+
+RANDOM = {
+    "documents of one sentence": (of_sentences(*[1] * 40), {}, 1.0, True),
+    "mostly of one sentence": (of_sentences(*[1, 1, 1, 6] * 25), {}, None, True),
+    "two cuts of them": (of_sentences(*[1] * 40), {"duplicates": 2}, 1.0, True),
+    "documents of two sentences": (of_sentences(*[2] * 80), {}, None, True),
+    "long documents": (of_sentences(*[60] * 12), {"max_length": 64}, None, False),
+    "too few to tell": (of_sentences(*[1] * 5), {"held_out": 0.0}, 1.0, False),
+    "single texts": (of_sentences(*[1] * 40), {"single_texts": True}, None, False),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_kind_11_random_pairs_are_counted_and_more_than_chance_explains_gives_a_hint(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents, changes, share, hinted = RANDOM[name]
+    ids = write_ids(tmp_path / "ids", documents)
+    wanted = {"max_length": 16, "run_tokens": 400, "held_out": 0.1, **changes}
+    words = [word for key, value in wanted.items() if not isinstance(value, bool) for word in (f"--{key}", f"{value}")]
+    words += [f"--{key}" for key, value in wanted.items() if isinstance(value, bool)]
+    words = [word.replace("_", "-") for word in words]
+    command = ["samples", "--corpora", str(ids), "--output", str(tmp_path / "samples"), *words, "--workers", "1"]
+    for _ in range(2):  # who asks again is told again
+        assert main(command) == 0
+        captured = capsys.readouterr()
+        assert ("hint: " in captured.err) == hinted
+        if hinted:
+            assert "samples --single-texts" in captured.err
+    opened = open_samples(tmp_path / "samples")
+    labels = [label for _, _, label in training(opened)]
+    assert main(["inspect", str(tmp_path / "samples")]) == 0
+    inspected = capsys.readouterr().out
+    assert ("hint: " in inspected) == hinted
+    if name == "single texts":
+        assert "random" not in {word for line in captured.out.splitlines() for word in line.split()}
+        assert "random_pairs" not in opened.counts
+        return
+    found = sum(labels) / len(labels)
+    assert share is None or found == share
+    assert opened.counts["random_pairs"] == sum(labels)
+    for text in (captured.out, inspected):
+        assert re.search(rf"random pairs +{sum(labels):,}\b", text)
+        assert re.search(rf"share of random pairs +{found:.4f}".rstrip("0").rstrip("."), text)
+    assert inspected.count("share of random pairs") == 1
+
+
+def test_kind_11_the_rule_of_the_hint() -> None:
+    for random, pairs in ((0, 0), (5, 5), (60, 100), (6_000, 10_000), (61, 100)):
+        assert hint_at_random_pairs(random, pairs) is None
+    for random, pairs in ((7, 7), (63, 100), (6_100, 10_000), (700_000, 1_000_000)):
+        hint = hint_at_random_pairs(random, pairs)
+        assert hint is not None
+        assert f"{random / pairs:.1%} of the pairs" in hint
 
 
 def test_a_pair_of_files_needs_the_tokenizer_beside_it(ids: Path, tmp_path: Path) -> None:

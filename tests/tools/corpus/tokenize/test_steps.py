@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,10 @@ import pytest
 
 from tensor3d.data import IndexedDataset
 from tests.tools.corpus.tokenized import CASED, TEXTS, line, write_documents, write_vocabulary
+from tools.corpus.__main__ import in_lines, main
 from tools.corpus.pipeline import BadInput, Manifest, local_team
+from tools.corpus.quick.corpus_info import read_info
+from tools.corpus.quick.sentencepiece_tokenizer import LONGEST, TRAINING_COUNTS, cut_at_characters
 from tools.corpus.tokenize import documents
 from tools.corpus.tokenize.encode import TokenizeOptions, tokenize
 from tools.corpus.tokenize.train import TokenizerOptions, tokenizer
@@ -191,6 +196,74 @@ def test_models_of_both_kinds_with_and_without_case(tmp_path: Path) -> None:
             text = "The fox went to the town."
             assert made.decode(made.encode([text])[0]) == (text.lower() if lowercase else text)
             assert made.special_ids == {"pad": 0, "cls": 2, "sep": 3, "mask": 4}
+
+
+LONG = {
+    "Latin with spaces": ("wörter über", " "),
+    "Chinese without spaces": ("的一是不了", ""),
+    "letters with marks": ("e\u0301n\u0303", ""),
+    "pictures of four bytes": ("\U0001f600\U0001f9d1\u200d\U0001f680", ""),
+    "one word": ("z", ""),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_kind_8_long_sentences_are_trained_on_in_parts(tmp_path: Path, name: str) -> None:
+    """Where there are others, and where all are long; every character of the text has a piece."""
+    unit, between = LONG[name]
+    long = between.join([unit] * 5000)[: 5000 + len(unit)]
+    assert len(long.encode()) > LONGEST
+    for others, texts in (("alone", []), ("with others", ["The fox went."] * 10)):
+        docs = write_documents(tmp_path / others, [*[f"{long} {number}" for number in range(5)], *texts])
+        wanted = {"character_coverage": 1.0, "vocab_size": 26 if texts else 18, "model": "bpe"}
+        made = train(tmp_path / f"{others}-made", docs, **wanted)
+        assert (made.counts["sentences_cut"], made.counts["sentences"]) == (5, 5 + len(texts))
+        assert "sentences cut              5" in in_lines(made)
+        tokenizer = load_tokenizer(made.folder)
+        assert tokenizer.unknown not in tokenizer.encode([unit])[0]
+
+
+def test_kind_8_no_part_ends_inside_of_a_character_and_nothing_is_lost() -> None:
+    for unit, between in LONG.values():
+        text = between.join([unit] * 3000)
+        for longest in (4, 7, 16, 100, LONGEST):
+            parts = list(cut_at_characters(text, longest))
+            assert "".join(parts) == text
+            assert all(len(part.encode()) <= longest for part in parts)
+            if longest >= 16:
+                assert not any(unicodedata.category(part[0]) == "Mn" or part[0] == "\u200d" for part in parts)
+                assert not any(part.endswith("\u200d") for part in parts)
+                # Parts are about as long as they may be.
+                assert len(parts) <= 2 * len(text.encode()) / longest + 1
+    assert list(cut_at_characters("aaaa bbb cc", 6)) == ["aaaa ", "bbb cc"]
+    assert list(cut_at_characters("漢字漢字", 7)) == ["漢字", "漢字"]
+    assert list(cut_at_characters("\u0301" * 5, 4)) == ["\u0301\u0301", "\u0301\u0301", "\u0301"]
+    assert list(cut_at_characters("", 4)) == [""]
+
+
+def test_kind_8_a_sentence_with_the_librarys_own_character_is_trained_on_without_it(tmp_path: Path) -> None:
+    docs = write_documents(tmp_path / "docs", [f"Quäxe jjj\u2585\u2585 {number}." for number in range(20)])
+    made = train(tmp_path / "made", docs, character_coverage=1.0, vocab_size=26)
+    assert made.counts == {"vocab_size": 26, "sentences": 20, "reserved_characters_left_out": 40}
+    tokenizer = load_tokenizer(made.folder)
+    assert tokenizer.unknown not in tokenizer.encode(["Quäxe jjj 7."])[0]
+
+
+def test_kind_8_a_corpus_in_one_go_cuts_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join("的一是不了" * 400 + f"{number}" for number in range(12)), encoding="utf-8")
+    words = ["--source", str(text), "--output", str(tmp_path / "out"), "--vocab-size", "15"]
+    assert main(["prepare", *words]) == 0
+    # One of the twelve is held out.
+    assert "its training 11 sentences cut" in capsys.readouterr().out
+    assert read_info(tmp_path / "out").trained_on == {"sentences_cut": 11}
+    assert main(["inspect", str(tmp_path / "out"), "--max-length", "64"]) == 0
+    assert re.search(r"sentences cut +11 \(training", capsys.readouterr().out)
+    # A folder that was prepared before knows nothing of it.
+    info = json.loads((tmp_path / "out" / "corpus.json").read_bytes())
+    kept = {name: value for name, value in info.items() if name not in TRAINING_COUNTS}
+    (tmp_path / "out" / "corpus.json").write_text(json.dumps(kept))
+    assert read_info(tmp_path / "out").trained_on == {}
 
 
 def test_the_sample_is_even(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_first_choice_is_the_file_that_says_everything(tmp_path: Path, sente
     names = ["tokenizer.json", "vocab.txt", "spiece.model", "tokenizer_config.json"]
     assert [file.name for file in tokenizer_files(folder)] == names
     # Nothing but the first choice decides: what it makes needless may be odd, of another case or of other pieces.
-    for settings in ({"do_lower_case": True, "strip_accents": False}, {"do_lower_case": False}):
+    for settings in ({"do_lower_case": True, "tokenize_chinese_chars": False}, {"do_lower_case": False}):
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         assert kinds() == ["json"]
     (folder / "tokenizer_config.json").write_text(json.dumps(LOWER))
@@ -100,7 +100,6 @@ def test_what_a_vocabulary_cannot_say_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer.*tokenizer.json, vocab.txt and tokenizer.model"):
         find_tokenizer(tmp_path)
     for settings, told in (
-        ({"do_lower_case": True, "strip_accents": False}, "strip_accents = False with do_lower_case = True"),
         ({"do_lower_case": True, "tokenize_chinese_chars": False}, "tokenize_chinese_chars = False"),
         ({"do_lower_case": True, "do_basic_tokenize": False}, r"do_basic_tokenize = False.*save_pretrained\("),
         ([1], "is no table of settings, but a list"),
