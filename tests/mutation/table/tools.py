@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutation import Mutation
 
 FILTERS = "tests/tools/corpus/extract/test_step.py::test_filters_at_their_bounds"
+EXTRACT = "tests/tools/corpus/extract/test_step.py"
+WIKITEXT = "tests/tools/corpus/extract/wikitext/test_wikitext.py"
 BENCH = "tests/tools/bench/test_step.py::test_figures_by_hand"
 PADDING = "tests/tools/bench/test_padding.py::test_figures_by_hand"
 JUDGING = "tests/tools/doctor/test_rules.py"
@@ -53,6 +55,48 @@ MUTATIONS = (
         new="text.encode()",
         tests=("tests/tools/corpus/extract/test_step.py::test_a_hash_takes_16_bytes_and_sees_words",),
         quick=True,
+    ),
+    Mutation(
+        "counts-by-the-alphabet",
+        "tools/corpus/pipeline/step.py",
+        old="json.dumps(values, indent=1)",
+        new="json.dumps(values, indent=1, sort_keys=True)",
+        tests=(f"{EXTRACT}::test_every_piece_of_a_dump_knows_its_namespaces_and_language",),
+    ),
+    Mutation(
+        "spellings-of-a-template-apart",
+        "tools/corpus/extract/step.py",
+        old="together.setdefault(name[:1].casefold() + name[1:], Counter())",
+        new="together.setdefault(name, Counter())",
+        tests=(f"{EXTRACT}::test_a_template_is_listed_by_its_commonest_spelling",),
+    ),
+    Mutation(
+        "names-of-templates-without-limit",
+        "tools/corpus/extract/read_context.py",
+        old="if len(names) > 2 * MOST_NAMES:",
+        new="if len(names) > 3 * MOST_NAMES:",
+        tests=(f"{WIKITEXT}::test_names_of_templates_take_no_more_memory_than_a_limit",),
+    ),
+    Mutation(
+        "guessed-namespaces-uncounted",
+        "tools/corpus/extract/wikitext/strip.py",
+        old='self.counts["namespaces_guessed"] += self.namespaces.is_guess(target)',
+        new="pass",
+        tests=(f"{WIKITEXT}::test_what_is_cut_or_written_out_is_counted",),
+    ),
+    Mutation(
+        "templates-dropped-uncounted",
+        "tools/corpus/extract/wikitext/strip.py",
+        old='self.counts["templates_dropped"] += 1',
+        new="pass",
+        tests=(f"{WIKITEXT}::test_what_is_cut_or_written_out_is_counted",),
+    ),
+    Mutation(
+        "another-variant-stands-in",
+        "tools/corpus/extract/wikitext/__init__.py",
+        old="given if self.variant in _FIRST_OF_ANY else None",
+        new="given",
+        tests=(f"{WIKITEXT}::test_the_variant_that_is_asked_for_stays",),
     ),
     Mutation(
         "entropy-in-bits",

@@ -240,12 +240,14 @@ def _plan(options: ExtractOptions, unit_bytes: int) -> tuple[list[Pieces], dict[
     sources, passed_over = find_sources(options.input, options.format)
     units = cut_sources(sources, options.format, unit_bytes, options.language.replace("_", "-").lower())
     names = (
-        "format", "text_field", "title_field", "id_field", "language", "encoding", "min_characters", "max_characters",
+        "format", "text_field", "title_field", "id_field", "encoding", "min_characters", "max_characters",
         "least_letters", "language_characters", "least_language", "deduplicate", "largest_document", "unit_megabytes",
     )  # fmt: skip
     settings = {name: getattr(options, name) for name in names}
     has_markup = any(piece.format == "mediawiki" for unit in units for piece in unit.pieces)
     settings["parser_version"] = load_parser().PARSER_VERSION if has_markup else None
+    if has_markup:
+        settings["language"] = options.language
     return units, {**settings, "input": _fingerprint(sources)}, passed_over
 
 
