@@ -55,7 +55,7 @@ def test_the_language_decides_where_sentences_end_and_is_part_of_the_fingerprint
     file.write_text(("Er kam ca. Mittag an, bzw. Abends. Das war gut.\n\n") * 4, encoding="utf-8")
     made = {}
     for language in ("en", "de"):
-        made[language] = prepare(str(file), tmp_path / language, vocab_size=26, held_out=0.0, language=language)
+        made[language] = prepare(str(file), tmp_path / language, vocab_size=28, held_out=0.0, language=language)
         assert made[language].sentences == 4 * len(split_sentences(file.read_text().split("\n\n")[0], language))
     assert made["en"].sentences > made["de"].sentences == 8
     assert made["en"].fingerprint != made["de"].fingerprint
