@@ -18,6 +18,7 @@ what has come out. Called again, it goes on where it was stopped or killed, and 
                       lines, Parquet, folders of books
   --wikipedia LANG    instead of INPUT: download the latest dump of this language, or that of LANG/YYYYMMDD
   --output DIR        where the folders are made
+  --language CODE     ISO 639-1 code of the text, whose rules say where sentences end (default: that of --wikipedia, or en)
   --vocab-file FILE   a WordPiece vocabulary; --cased if it is a cased one (default: uncased)
   --vocab-size N      without --vocab-file: pieces of a sentencepiece model to be trained (default 30522)
   --max-length N      tokens of a sequence, at most (default 512)
@@ -41,6 +42,7 @@ TEXT
 
 output=
 wikipedia=
+language=
 vocab_file=
 cased=no
 vocab_size=30522
@@ -59,7 +61,7 @@ for_tokenize=()
 for_samples=()
 for_inspect=()
 
-options='--output=output --wikipedia=wikipedia --vocab-file=vocab_file --cased=cased=yes --vocab-size=vocab_size
+options='--output=output --wikipedia=wikipedia --language=language --vocab-file=vocab_file --cased=cased=yes --vocab-size=vocab_size
     --max-length=max_length --shards=shards --workers=workers --mpi=ranks --mpi-options=mpi_options
     --skip-bad=skip_bad=yes --dry-run=dry_run=yes'
 own_option() {
@@ -152,25 +154,29 @@ run() {
 
 # The "+" forms below: bash before 4.4 calls an empty array unbound.
 if [ -n "$wikipedia" ]; then
-    language=${wikipedia%%/*}
+    edition=${wikipedia%%/*}
     date=latest
-    [ "$language" = "$wikipedia" ] || date=${wikipedia#*/}
-    run download --language "$language" --date "$date" --output "$output/download" \
+    [ "$edition" = "$wikipedia" ] || date=${wikipedia#*/}
+    # Some editions, such as simple, are no language of their own.
+    [ -n "$language" ] || ! [[ $edition =~ ^[a-z]{2,3}$ ]] || language=$edition
+    run download --language "$edition" --date "$date" --output "$output/download" \
         ${common[@]+"${common[@]}"} ${for_download[@]+"${for_download[@]}"}
     inputs=("$output/download")
 fi
 run extract "${inputs[@]}" --output "$output/documents" \
     ${common[@]+"${common[@]}"} ${for_extract[@]+"${for_extract[@]}"}
+rules=()
+[ -z "$language" ] || rules=(--language "$language")
 if [ -n "$vocab_file" ]; then
     vocabulary=(--vocab-file "$vocab_file")
     [ "$cased" = no ] || vocabulary+=(--cased)
 else
-    vocabulary=(--docs "$output/documents" --vocab-size "$vocab_size")
+    vocabulary=(--docs "$output/documents" --vocab-size "$vocab_size" ${rules[@]+"${rules[@]}"})
 fi
 run tokenizer "${vocabulary[@]}" --output "$output/tokenizer" \
     ${common[@]+"${common[@]}"} ${for_tokenizer[@]+"${for_tokenizer[@]}"}
 run tokenize --docs "$output/documents" --tokenizer "$output/tokenizer" --output "$output/ids" \
-    ${common[@]+"${common[@]}"} ${for_tokenize[@]+"${for_tokenize[@]}"}
+    ${rules[@]+"${rules[@]}"} ${common[@]+"${common[@]}"} ${for_tokenize[@]+"${for_tokenize[@]}"}
 run samples --corpora "$output/ids" --max-length "$max_length" --shards "$shards" --output "$output/samples" \
     ${common[@]+"${common[@]}"} ${for_samples[@]+"${for_samples[@]}"}
 launcher=() # one process shows what there is

@@ -56,13 +56,29 @@ def test_the_steps_follow_one_another(checkout: Path) -> None:
 
 
 def test_a_download_comes_first_where_it_is_asked_for(checkout: Path) -> None:
-    download, extract, tokenizer, *_ = commands(checkout, "--output out --wikipedia de/20261101 --vocab-size 8000")
+    download, extract, tokenizer, tokenize, *_ = commands(
+        checkout, "--output out --wikipedia de/20261101 --vocab-size 8000"
+    )
     assert download == "download --language de --date 20261101 --output W/out/download"
     assert extract == "extract W/out/download --output W/out/documents"
-    assert tokenizer == "tokenizer --docs W/out/documents --vocab-size 8000 --output W/out/tokenizer"
-    assert commands(checkout, "--output out --wikipedia simple")[0].startswith(
-        "download --language simple --date latest"
-    )
+    assert tokenizer == "tokenizer --docs W/out/documents --vocab-size 8000 --language de --output W/out/tokenizer"
+    assert tokenize.endswith("--output W/out/ids --language de")
+    simple = commands(checkout, "--output out --wikipedia simple")
+    assert simple[0].startswith("download --language simple --date latest")
+    assert not any("--language" in line for line in simple[1:]), "it is no code of a language"
+
+
+def test_the_language_of_the_text_reaches_the_steps_that_split_it(checkout: Path) -> None:
+    _, tokenizer, tokenize, samples, *_ = commands(checkout, "--output out dump.xml.bz2 --language hi")
+    assert "--language hi" in tokenizer
+    assert "--language hi" in tokenize
+    assert "--language" not in samples
+    download, _, _, tokenize, *_ = commands(checkout, "--output out --wikipedia simple --language en")
+    assert download.startswith("download --language simple")
+    assert tokenize.endswith("--language en")
+    _, tokenizer, tokenize, *_ = commands(checkout, "--output out dump.xml.bz2 --language hi --vocab-file vocab.txt")
+    assert "--language" not in tokenizer, "a vocabulary that is there is not trained"
+    assert tokenize.endswith("--language hi")
 
 
 def test_options_of_one_step_reach_it_alone(checkout: Path) -> None:

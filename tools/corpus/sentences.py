@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _ASCII_LETTERS = string.ascii_letters.encode()
 _foreign = re.compile(r"[^\x00-\x7f]+").findall
@@ -60,7 +60,11 @@ LOOKED_AT = 1 << 16
 _has_letter_or_digit = re.compile(r"[^\W_]").search
 
 
-def split_sentences(document: str, language: str = "en") -> list[str]:
+LEFT_OUT = ("sentences_left_out", "characters_left_out")
+"""What is counted of sentences that become nothing; characters without spaces."""
+
+
+def split_sentences(document: str, language: str = "en", left_out: dict[str, int] | None = None) -> list[str]:
     """The sentences of a document, each on one line with single spaces between its words.
 
     Prose is split by `sentencex`, across line breaks. Where its rules have no hold, in what looks like code and in
@@ -69,10 +73,21 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
     Args:
         document: text; blank lines separate paragraphs.
         language: ISO 639-1 code.
+        left_out: the counts `LEFT_OUT`, which what is left out here is added to.
     """
     parts = (part for paragraph in re.split(r"\n\s*\n", document) for part in _parts(paragraph, language))
-    sentences = (" ".join(part.split()) for part in parts)
-    return [sentence for sentence in sentences if _has_letter_or_digit(sentence)]
+    sentences = [" ".join(part.split()) for part in parts]
+    kept = [sentence for sentence in sentences if _has_letter_or_digit(sentence)]
+    if left_out is not None and len(kept) < len(sentences):
+        count_left_out((sentence for sentence in sentences if not _has_letter_or_digit(sentence)), left_out)
+    return kept
+
+
+def count_left_out(sentences: Iterable[str], counts: dict[str, int]) -> None:
+    """Adds sentences that become nothing to the counts `LEFT_OUT`; those of spaces alone are none."""
+    for sentence in sentences:
+        counts["sentences_left_out"] += bool(sentence)
+        counts["characters_left_out"] += len(sentence.replace(" ", ""))
 
 
 def check_language(language: str) -> None:

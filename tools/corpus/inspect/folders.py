@@ -130,6 +130,8 @@ def examine_prepared(options: InspectOptions) -> Report:
     report.add("words", corpus.info.words)
     report.add("pieces of the vocabulary", corpus.info.vocab_size)
     report.add("unigram entropy", corpus.info.unigram_entropy, "nats a piece")
+    for name, value in corpus.info.left_out.items():
+        report.add(name.replace("_", " "), value, "(no text)")
     for name, value in corpus.info.trained_on.items():
         report.add(name.replace("_", " "), value, "(training the tokenizer)")
     report.add("training documents", sentences.total)

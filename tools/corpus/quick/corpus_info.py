@@ -15,6 +15,7 @@ from tensor3d.data.segments import SPECIAL_TOKENS
 from tools.common.files import read_file
 from tools.common.workers import deal
 from tools.corpus.quick.sentencepiece_tokenizer import TRAINING_COUNTS, load_tokenizer, special_tokens
+from tools.corpus.sentences import LEFT_OUT
 
 # --- The training documents in one file pair or in several, of which a machine may hold some only ---------------------
 
@@ -125,10 +126,19 @@ class CorpusInfo:
     """Nats a piece of the training documents: the loss of a model that knows the frequencies only."""
     fingerprint: str
     """Hash of the source's text and of the settings."""
+    sentences_left_out: int = 0
+    """Those with neither letter nor digit, or of control characters alone."""
+    characters_left_out: int = 0
+    """Of these sentences, without spaces."""
     sentences_cut: int = 0
     """Those that were too long for the tokenizer's training, which had them in parts."""
     reserved_characters_left_out: int = 0
     """From the tokenizer's training."""
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """What of the text is no text; without what is 0."""
+        return {name: value for name in LEFT_OUT if (value := getattr(self, name))}
 
     @property
     def trained_on(self) -> dict[str, int]:

@@ -38,7 +38,7 @@ from tools.corpus.quick.corpus_info import (
 )
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.quick.text_sources import EmbeddedSource, Source, TextSource
-from tools.corpus.sentences import split_sentences
+from tools.corpus.sentences import LEFT_OUT, check_language, split_sentences
 from tools.corpus.tokenize.documents import COUNTS, batches, encode_documents, entropy
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 
@@ -53,13 +53,14 @@ class Spool:
         self.words: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """int64 (documents,): words of each document, between spaces."""
         self.sentences = 0
+        self.left_out = dict.fromkeys(LEFT_OUT, 0)
 
-    def write(self, documents: Iterable[str]) -> None:
+    def write(self, documents: Iterable[str], language: str) -> None:
         """Splits documents into sentences; one without any is left out."""
         words: list[int] = []
         with self._path.open("w", encoding="utf-8", newline="\n") as file:
             for document in documents:
-                if sentences := split_sentences(document):
+                if sentences := split_sentences(document, language, self.left_out):
                     file.write("\n".join(sentences) + "\n\n")
                     words.append(sum(len(sentence.split()) for sentence in sentences))
                     self.sentences += len(sentences)
@@ -146,6 +147,7 @@ def prepare(
     held_out: float = 0.02,
     seed: int = 0,
     shards: int = 1,
+    language: str = "en",
     progress: bool = False,
 ) -> CorpusInfo:
     """Splits text into sentences, trains a tokenizer on it and writes the documents as ids.
@@ -162,6 +164,7 @@ def prepare(
         seed: chooses the documents that are held out.
         shards: deals the training documents, whole ones, into so many file pairs of about as many tokens,
             train-00000-of-00008.bin/.idx and so on, so that machines can keep some of them on their own disks.
+        language: ISO 639-1 code: its rules say where a sentence ends.
         progress: shows what is being done.
 
     Raises:
@@ -173,17 +176,27 @@ def prepare(
     if seed < 0:
         raise ValueError(f"seed must be at least 0. Got {seed}.")
     check_shards(shards)
+    check_language(language)
     output = Path(output)
     nearest(output)
     text = open_source(source)
     settings = [VERSION, text.fingerprint(), vocab_size, float(held_out), seed, shards]
+    # Folders of before were all prepared by the rules of English.
+    settings += [] if language == "en" else [language]
     fingerprint = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
     if not _is_current(output, fingerprint):
         _check_replaceable(output)
         with taking_turns(output), draft_of(output) as draft:
             if not _is_current(output, fingerprint):
                 train, aside, told = _write_ids(
-                    text, draft, vocab_size=vocab_size, held_out=held_out, seed=seed, shards=shards, progress=progress
+                    text,
+                    draft,
+                    vocab_size=vocab_size,
+                    held_out=held_out,
+                    seed=seed,
+                    shards=shards,
+                    language=language,
+                    progress=progress,
                 )
                 info = CorpusInfo(
                     source=source,
@@ -249,13 +262,21 @@ def unigram_entropy(dataset: IndexedDataset, vocab_size: int) -> float:
 
 
 def _write_ids(
-    text: Source, draft: Path, *, vocab_size: int, held_out: float, seed: int, shards: int, progress: bool
+    text: Source,
+    draft: Path,
+    *,
+    vocab_size: int,
+    held_out: float,
+    seed: int,
+    shards: int,
+    language: str,
+    progress: bool,
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """Writes the tokenizer and both datasets, the training documents in one; returns the `COUNTS` of each, and what
-    `train_tokenizer` has counted."""
+    was left out of the text, or changed for the tokenizer's training."""
     path = draft / "sentences.spool"
     spool = Spool(path)
-    spool.write(_shown(text.documents(), "reading", "documents", progress))
+    spool.write(_shown(text.documents(), "reading", "documents", progress), language)
     if not len(spool.words):
         raise ValueError("the corpus is empty: not one of its documents has a sentence. Name a source with text in it.")
     aside = choose_held_out(spool.words, held_out, seed)
@@ -280,7 +301,8 @@ def _write_ids(
                 if chosen := [document for document, is_aside in some if is_aside == wanted]:
                     writer.add_documents(*encode_documents(chosen, tokenizer, added))
     path.unlink()
-    return *counts, told
+    left_out = {name: spool.left_out[name] + sum(count[name] for count in counts) for name in LEFT_OUT}
+    return *counts, {**left_out, **told}
 
 
 def _is_current(output: Path, fingerprint: str) -> bool:
@@ -323,6 +345,8 @@ class PrepareCommand:
     """Chooses the documents that are held out."""
     shards: int = 1
     """File pairs into which the training documents are dealt, for disks of single machines."""
+    language: str = "en"
+    """ISO 639-1 code: its rules say where a sentence ends."""
 
 
 def run(command: PrepareCommand) -> str:
@@ -335,6 +359,7 @@ def run(command: PrepareCommand) -> str:
         held_out=command.held_out,
         seed=command.seed,
         shards=command.shards,
+        language=command.language,
         progress=sys.stderr.isatty(),
     )
     return f"{command.output}: ready in {perf_counter() - start:.1f} s\n{_words(info)}"
@@ -342,12 +367,16 @@ def run(command: PrepareCommand) -> str:
 
 def _words(info: CorpusInfo) -> str:
     dealt = f", dealt into {info.shards} shards" if info.shards > 1 else ""
-    trained = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in info.trained_on.items())
+    trained, dropped = (
+        ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in told.items())
+        for told in (info.trained_on, info.left_out)
+    )
     return "\n".join(
         [
             f"  text        {info.words:,} words, {info.sentences:,} sentences, {info.documents:,} documents",
             f"  vocabulary  {info.vocab_size:,} pieces, unigram entropy {info.unigram_entropy:.3f} nats a piece",
             *([f"  its training {trained}"] if trained else []),
+            *([f"  not text    {dropped}"] if dropped else []),
             f"  training    {info.train_pieces:,} pieces in {info.train_documents:,} documents{dealt}",
             f"  held out    {info.held_out_pieces:,} pieces in {info.held_out_documents:,} documents",
         ]

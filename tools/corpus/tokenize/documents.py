@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tools.common.files import write_file
 from tools.corpus.pipeline import BadInput, Context, Unit, draft, fingerprint_file, read_manifest
-from tools.corpus.sentences import split_sentences
+from tools.corpus.sentences import LEFT_OUT, count_left_out, split_sentences
 from tools.corpus.tokenizers import Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import smallest
 
@@ -126,7 +126,10 @@ def parse_text(line: bytes, file: Path, at: int) -> str:
 T = TypeVar("T", bound=Sized)
 BATCH = 1 << 20
 """Characters that go to the tokenizer at a time."""
-COUNTS = ("documents", "sentences", "tokens", "unknown_tokens", "words", "characters", "documents_without_sentence")
+COUNTS = (
+    *("documents", "sentences", "tokens", "unknown_tokens", "words", "characters"),
+    *("documents_without_sentence", *LEFT_OUT),
+)
 
 
 def write_part(
@@ -140,7 +143,7 @@ def write_part(
     made = load_tokenizer(tokenizer)
     counts = dict.fromkeys(COUNTS, 0)
     parts = [
-        encode_documents([split_sentences(text, language) for text in texts], made, counts)
+        encode_documents([split_sentences(text, language, counts) for text in texts], made, counts)
         for texts in batches(read_texts(unit, context))
     ]
     ids = _joined([part[0] for part in parts], smallest(made.vocab_size))
@@ -178,6 +181,8 @@ def encode_documents(
     ids = _joined([flat.ids for flat in flats], smallest(tokenizer.vocab_size))
     lengths = _joined([flat.lengths for flat in flats], np.dtype("<i4"))
     # A sentence of nothing but control characters has no ids.
+    nothing = [sentences[place] for place in np.flatnonzero(lengths == 0).tolist()]
+    count_left_out(nothing, counts)
     owners = np.repeat(np.arange(len(documents)), list(map(len, documents)))[lengths > 0]
     items = np.bincount(owners, minlength=len(documents))
     lengths = lengths[lengths > 0]
@@ -185,8 +190,8 @@ def encode_documents(
     counts["documents_without_sentence"] += int(np.count_nonzero(items == 0))
     counts["sentences"] += len(lengths)
     counts["tokens"] += len(ids)
-    counts["words"] += sum(sentence.count(" ") + 1 for sentence in sentences)
-    counts["characters"] += sum(map(len, sentences))
+    counts["words"] += sum(sentence.count(" ") + 1 for sentence in sentences) - sum(s.count(" ") + 1 for s in nothing)
+    counts["characters"] += sum(map(len, sentences)) - sum(map(len, nothing))
     if tokenizer.unknown is not None:
         counts["unknown_tokens"] += int(np.count_nonzero(ids == tokenizer.unknown))
     return ids, lengths, items[items > 0]

@@ -50,6 +50,19 @@ def test_unusable_sources_are_named(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "latin.txt", "empty.txt"}
 
 
+def test_the_language_decides_where_sentences_end_and_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(("Er kam ca. Mittag an, bzw. Abends. Das war gut.\n\n") * 4, encoding="utf-8")
+    made = {}
+    for language in ("en", "de"):
+        made[language] = prepare(str(file), tmp_path / language, vocab_size=28, held_out=0.0, language=language)
+        assert made[language].sentences == 4 * len(split_sentences(file.read_text().split("\n\n")[0], language))
+    assert made["en"].sentences > made["de"].sentences == 8
+    assert made["en"].fingerprint != made["de"].fingerprint
+    with pytest.raises(ValueError, match=r"--language is an ISO 639-1 code.*Got 'German'"):
+        prepare(str(file), tmp_path / "out", vocab_size=25, language="German")
+
+
 def test_text_files_are_prepared_like_the_embedded_corpus(text: Path, tmp_path: Path) -> None:
     info = prepare(str(text), tmp_path / "out", vocab_size=60, held_out=0.2)
     assert set(contents(tmp_path / "out")) == {*REQUIRED, "train.bin", "train.idx"}

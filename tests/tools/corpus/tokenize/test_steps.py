@@ -65,6 +65,8 @@ def test_sentences_become_items_and_documents_keep_their_bounds(tmp_path: Path, 
     assert manifest.counts == {
         "documents": 3,
         "documents_without_sentence": 2,
+        "sentences_left_out": 1,
+        "characters_left_out": 3,
         "sentences": 4,
         "tokens": 17,
         "unknown_tokens": 1,
