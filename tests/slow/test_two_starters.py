@@ -1,0 +1,130 @@
+"""Two whole runs that are started in one folder, on one machine and on two: always one run and one refusal."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensor3d import checkpoint
+from tests.slow.kills import ROOT, losses
+from tests.tools.runs import write_text
+from tools.common import files
+
+STEPS = 60
+RECIPE = f"""
+[data]
+source = "SOURCE"
+vocab_size = 67
+held_out = 0
+capacity = 32
+max_length = 32
+packing = "spfhp"
+[model]
+layers = 1
+hidden = 32
+heads = 4
+[batch]
+global_batch = 4
+[run]
+steps = {STEPS}
+evaluate_every = 0
+checkpoint_every = 5
+log_every = 1000
+"""
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    if not (folder / "text.txt").exists():
+        write_text(folder / "text.txt")
+        (folder / "small.toml").write_text(RECIPE.replace("SOURCE", str(folder / "text.txt")))
+    places = ["--output", str(folder / "run"), "--corpus", str(folder / "corpus")]
+    command = [sys.executable, "-m", "tools.pretrain", str(folder / "small.toml"), *places, *more]
+    threads = {**os.environ, "OMP_NUM_THREADS": "1"}  # so that the two do not wait for each other's
+    return subprocess.Popen(
+        command, cwd=ROOT, env=threads, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def check_one_of(runs: list[subprocess.Popen[str]], folder: Path) -> None:
+    """One has trained to the end, and the other has said who did."""
+    told = {run.pid: run.communicate(timeout=120)[1] for run in runs}
+    assert sorted(run.returncode for run in runs) == [0, 2], told
+    (winner,) = (run.pid for run in runs if run.returncode == 0)
+    (refusal,) = (told[run.pid] for run in runs if run.returncode == 2)
+    (line,) = (each for each in refusal.splitlines() if "in use by" in each)
+    assert f"tools.pretrain: {folder / 'run'} is in use by process {winner} on {socket.gethostname()} since" in line
+    assert [step for step, _ in losses(folder / "run")] == list(range(1, STEPS + 1)), "every step once"
+    newest = checkpoint.latest(folder / "run" / "checkpoints")
+    assert newest is not None
+    assert (newest.name, checkpoint.verify(newest)) == (f"step-{STEPS:08d}", [])
+    assert not (folder / "run" / "run.lock").exists()
+
+
+@pytest.mark.slow
+def test_of_two_runs_one_is_refused_also_after_a_kill(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    owner = start(tmp_path, "--resume", "auto")
+    while checkpoint.latest(tmp_path / "run" / "checkpoints") is None:
+        assert owner.poll() is None, owner.stderr and owner.stderr.read()
+        time.sleep(0.02)
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    assert (tmp_path / "run" / "run.lock").exists()
+    runs = [start(tmp_path, "--resume", "auto")]
+    time.sleep(draw.uniform(0, 0.5))
+    check_one_of([*runs, start(tmp_path, "--resume", "auto")], tmp_path)
+
+
+def on_another_host(folder: Path, out: Callable[[str], None], seconds: float) -> None:
+    """Takes the folder from a network name space of its own, in which no process of another one can be looked up."""
+    if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
+        out("no name space")
+        os._exit(0)
+    files.BEAT, files.SILENCE, files._LOOK = 0.3, 3.0, 0.05
+    try:
+        with files.lock_folder(folder):
+            out("has it")
+            time.sleep(seconds)
+    except ValueError as refused:
+        out(str(refused))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_hosts_one_gets_a_shared_folder_and_a_dead_one_loses_it(tmp_path: Path, seed: int) -> None:
+    fork, draw = get_context("fork"), random.Random(seed)
+
+    def host(seconds: float) -> tuple[Any, Any]:
+        told, out = fork.Pipe(duplex=False)
+        process = fork.Process(target=on_another_host, args=(tmp_path / "run", out.send, seconds), daemon=True)
+        process.start()
+        time.sleep(draw.uniform(0, 0.02))
+        return told, process
+
+    pair = [host(60.0), host(60.0)]
+    said = [told.recv() for told, _ in pair]
+    if "no name space" in said:
+        pytest.skip("this user may make no network name spaces")
+    assert said.count("has it") == 1
+    owner = pair[said.index("has it")][1]
+    assert f"is in use by process {owner.pid}" in said[1 - said.index("has it")]
+    owner.kill()
+    begin = time.monotonic()
+    pair = [host(60.0), host(60.0)]
+    said = [told.recv() for told, _ in pair]
+    assert said.count("has it") == 1
+    assert time.monotonic() - begin > 2.5, "nobody could know at once that it is dead"
+    for _, process in pair:
+        process.kill()
