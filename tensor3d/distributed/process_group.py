@@ -417,26 +417,24 @@ def forget_meshes() -> None:
 
 
 def forget_meshes_at_end() -> None:
-    """The same, where a cube ends by itself. The collector, where it is at work now, hides the caches for that long."""
+    """The same, where a cube ends by itself, perhaps in the midst of a collection, which hides caches; and plans that
+    hold one another and a mesh are left to the collector, too."""
     forget_meshes()
-    if gc.get_freeze_count() == 0 and not _clear_lru_caches():
-        threading.Thread(target=_clear_lru_caches_soon, name="end of a cube", daemon=True).start()
+    if gc.get_freeze_count() == 0:
+        threading.Thread(target=_collect_soon, name="end of a cube", daemon=True).start()
 
 
-def _clear_lru_caches_soon() -> None:
-    for _ in range(100):
-        time.sleep(0.01)
-        if _clear_lru_caches():
-            return
+def _collect_soon() -> None:
+    time.sleep(0.01)
+    _clear_lru_caches()
+    gc.collect()
 
 
-def _clear_lru_caches() -> int:
-    """Those of DTensor; how many there are."""
+def _clear_lru_caches() -> None:
     caches = [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]
     caches = [cache for cache in caches if cache.__module__.startswith("torch.distributed.tensor")]
     for cache in caches:
         cache.cache_clear()
-    return len(caches)
 
 
 def default_store() -> dist.Store:
