@@ -299,7 +299,7 @@ def _shown_template(text: str, start: int, end: int, page: Page) -> tuple[str, b
     if constant is not None:
         page.counts["templates_written"] += 1
         return constant, False
-    if page.templates.has_rule(name):
+    if page.templates.has_rule(name, key):
         return "{{", True
     page.drop_template(name)
     return "", False

@@ -741,13 +741,12 @@ class Templates:
     foreign: bool
     """Whether `{{lang-fr|mot}}` stands for an English name and the word."""
 
-    def rule_of(self, name: str) -> Rule | None:
-        """The rule of the template of this plain name; None: nothing is known of it."""
-        key = template_key(name)
+    def rule_of(self, key: str) -> Rule | None:
+        """The rule of the template of this name, as `template_key` has it; None: nothing is known of it."""
         return self.rules.get(key) or (_foreign if self.foreign and _FOREIGN.fullmatch(key) else None)
 
-    def has_rule(self, name: str) -> bool:
-        return self.rule_of(name) is not None or (":" in name and _FUNCTION.match(name) is not None)
+    def has_rule(self, name: str, key: str) -> bool:
+        return self.rule_of(key) is not None or (":" in name and _FUNCTION.match(name) is not None)
 
     def shown(self, call: Call, name: str) -> str | None:
         """What a reader sees of a template with a rule; None where its arguments are not known.
@@ -762,7 +761,7 @@ class Templates:
                 return None
             kind, text = function[1].lower(), function[2].strip()
             return self._number(text) if kind == "formatnum" else _FUNCTIONS[kind](text)
-        rule = self.rule_of(name)
+        rule = self.rule_of(call.name)
         return rule(call) if rule is not None else None
 
     def _number(self, text: str) -> str | None:
