@@ -358,8 +358,8 @@ class UseAgreement:
 
     def _by_number(self, items: Iterable[T], parameter: Callable[[T], nn.Parameter]) -> dict[Number, T]:
         found: dict[Number, T] = {}
-        for item in items:
-            number = self._numbers.of(parameter(item))
+        listed = list(items)
+        for item, number in zip(listed, self._numbers.of([parameter(item) for item in listed]), strict=True):
             while number in found:  # a parameter that was read from a file twice
                 number = (*number, -1)
             found[number] = item

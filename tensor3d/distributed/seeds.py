@@ -50,20 +50,18 @@ class ParamNumbers:
 
     def __init__(self) -> None:
         self._made = 0
-        # `.double()` and the like put other content into the same object, and what was kept on it is gone.
-        self._by_id: dict[int, Number] = {}
 
     def add(self, parameter: Tensor) -> None:
         """Numbers a parameter that has just been made."""
         self._keep(parameter, (self._made,))
         self._made += 1
 
-    def of(self, parameter: Tensor) -> Number:
-        """Its number. One that was made past the cube gets one by its place among the modules of the process."""
-        number = self._known(parameter)
-        if number is None:
-            (number,) = self._by_name([parameter])
-        return number
+    def of(self, parameters: Sequence[Tensor]) -> list[Number]:
+        """Their numbers. One that was made past the cube, or whose content was exchanged (`.double()` and the like take
+        along what was kept on it), gets one by its name among the modules of the process: never by its address, which
+        a dead parameter may have had before."""
+        self._by_name([each for each in parameters if self._known(each) is None])
+        return [number for each in parameters if (number := self._known(each)) is not None]
 
     def find(self, numbers: Iterable[Number]) -> dict[Number, nn.Parameter]:
         """The parameters of these numbers that there are in this process. Looks at every object: not for each step."""
@@ -84,12 +82,10 @@ class ParamNumbers:
 
     def _known(self, parameter: Tensor) -> Number | None:
         mark = vars(parameter).get(_KEPT_AS)
-        number = mark.number if isinstance(mark, _Mark) else mark or self._by_id.get(id(parameter))
-        if number is not None and not isinstance(mark, _Mark):
-            self._keep(parameter, number)
-        elif number is not None:
-            self._by_id[id(parameter)] = number
-        return number
+        if isinstance(mark, tuple):  # as it comes out of a file
+            self._keep(parameter, mark)
+            return mark
+        return mark.number if isinstance(mark, _Mark) else None
 
     def _by_name(self, parameters: Sequence[Tensor]) -> list[Number]:
         numbers = [(-1, *name.encode()) for name in names_of(parameters)] if parameters else []
@@ -99,7 +95,6 @@ class ParamNumbers:
 
     def _keep(self, parameter: Tensor, number: Number) -> None:
         vars(parameter)[_KEPT_AS] = _Mark(number)
-        self._by_id[id(parameter)] = number
 
 
 # --- Whether copies are copies ----------------------------------------------------------------------------------------

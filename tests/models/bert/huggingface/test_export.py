@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -333,15 +334,17 @@ def test_what_a_type_cannot_hold(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     """The error is the operating system's own, which does not say with which file."""
 
-    def full(path: Path) -> Path:
-        partial = path.with_name("partial")
-        if path.name == file:
-            partial.symlink_to("/dev/full")
-        return partial
+    real = os.open
 
-    monkeypatch.setattr(files, "beside", full)
+    def full(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if Path(os.fspath(path)).name.startswith(file) and flags & os.O_CREAT:
+            os.close(real(path, flags, *more, **options))
+            return real("/dev/full", os.O_RDWR)
+        return real(path, flags, *more, **options)
+
+    monkeypatch.setattr(files.os, "open", full)
     cube = Cube.single()
     with pytest.raises(ValueError, match=rf"out/{file} cannot be written: No space left on device. .* Make room"):
         export_huggingface(BertModel(toy_config(67), cube), cube, tmp_path / "out")
-    assert not (tmp_path / "out" / "partial").is_symlink()
+    assert not list((tmp_path / "out").glob(f"{file}*"))
     assert not (tmp_path / "out" / "config.json").exists()  # without which it is no model
