@@ -174,7 +174,7 @@ class Checkpoints:
             raise PeerError(f"no checkpoint can be written any more: {self._broken}")
         facts = facts_of(self._cube, step, optimizer, progress)
         state = model_tensors(model) | optimizer_tensors(model, optimizer) | extra_tensors(extra)
-        check_copies(state, self._cube)
+        self._apart(lambda: check_copies(state, self._cube))
         state |= stream_tensors(self._cube)
         job = self._stage(step, state, facts)
         waits = wait or not self.asynchronous
