@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import tracemalloc
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from tensor3d.data import IndexedWriter
 from tests.data.samples import VOCABULARY, files_to_open
+from tests.descriptors import open_files
 from tests.tools.corpus.sampled import options, training, unique_ids, write_ids
 from tools.corpus.pipeline import local_team
 from tools.corpus.samples.document_runs import Choice, IndexView
@@ -40,10 +39,8 @@ def test_a_piece_keeps_no_file_open(tmp_path: Path, masks: list[int]) -> None:
         masks=np.array(masks, dtype=np.uint16),
     )
     write_part(tmp_path, "part", sequences)
-    gc.collect()  # closes what tests before this one left open
-    before = len(os.listdir("/dev/fd"))
     pieces = [read_piece(tmp_path, Piece("part", begin, begin + 1)) for begin in range(3)]
-    assert len(os.listdir("/dev/fd")) == before
+    assert not open_files(tmp_path)
     assert [piece.ids.tolist() for piece in pieces] == [[6, 7], [8, 9, 10], [11, 12]]
     assert [piece.labels.tolist() for piece in pieces] == [[0], [1], [0]]
     assert [piece.masks.tolist() for piece in pieces] == [masks[2 * n : 2 * n + 2] for n in range(3)]
