@@ -46,6 +46,7 @@ test-slow: $(INSTALLED) $(OPENMPI) ## run the slow tests
 
 test-long: $(INSTALLED) $(OPENMPI) ## run the tests that are too long for every change, before a release
 	$(BIN)/python -m pytest -m long $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "hypothesis and not long" --hypothesis-profile thorough $(ARGS)
 
 mutate: $(INSTALLED) ## break the code in many small ways and see that tests notice; ARGS="NAME ..." chooses some
 	$(BIN)/python -m tests.mutation $(ARGS)

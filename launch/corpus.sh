@@ -18,7 +18,8 @@ what has come out. Called again, it goes on where it was stopped or killed, and 
                       lines, Parquet, folders of books
   --wikipedia LANG    instead of INPUT: download the latest dump of this language, or that of LANG/YYYYMMDD
   --output DIR        where the folders are made
-  --language CODE     ISO 639-1 code of the text, whose rules say where sentences end (default: that of --wikipedia, or en)
+  --language CODE     ISO 639-1 code of the text, or a variant such as zh-tw: its rules say where sentences end (default:
+                      that of --wikipedia, or en); for templates and variants of a dump it takes the place of what that says
   --vocab-file FILE   a WordPiece vocabulary; --cased if it is a cased one (default: uncased)
   --vocab-size N      without --vocab-file: pieces of a sentencepiece model to be trained (default 30522)
   --max-length N      tokens of a sequence, at most (default 512)
@@ -153,20 +154,21 @@ run() {
 }
 
 # The "+" forms below: bash before 4.4 calls an empty array unbound.
+rules=()
+[ -z "$language" ] || rules=(--language "$language")
+asked=(${rules[@]+"${rules[@]}"})
 if [ -n "$wikipedia" ]; then
     edition=${wikipedia%%/*}
     date=latest
     [ "$edition" = "$wikipedia" ] || date=${wikipedia#*/}
     # Some editions, such as simple, are no language of their own.
-    [ -n "$language" ] || ! [[ $edition =~ ^[a-z]{2,3}$ ]] || language=$edition
+    [ -n "$language" ] || ! [[ $edition =~ ^[a-z]{2,3}$ ]] || rules=(--language "$edition")
     run download --language "$edition" --date "$date" --output "$output/download" \
         ${common[@]+"${common[@]}"} ${for_download[@]+"${for_download[@]}"}
     inputs=("$output/download")
 fi
 run extract "${inputs[@]}" --output "$output/documents" \
-    ${common[@]+"${common[@]}"} ${for_extract[@]+"${for_extract[@]}"}
-rules=()
-[ -z "$language" ] || rules=(--language "$language")
+    ${asked[@]+"${asked[@]}"} ${common[@]+"${common[@]}"} ${for_extract[@]+"${for_extract[@]}"}
 if [ -n "$vocab_file" ]; then
     vocabulary=(--vocab-file "$vocab_file")
     [ "$cased" = no ] || vocabulary+=(--cased)

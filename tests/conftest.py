@@ -18,7 +18,9 @@ from hypothesis import settings
 from tests.ranks import PRELOAD, STANDING
 
 # The same examples in every run, nothing stored between runs, and no deadline: the machine may be busy elsewhere.
-settings.register_profile("tensor3d", derandomize=True, database=None, deadline=None)
+settings.register_profile("tensor3d", max_examples=40, derandomize=True, database=None, deadline=None)
+# Other examples in each run, and ten times as many: `make test-long`.
+settings.register_profile("thorough", max_examples=400, database=None, deadline=None)
 settings.load_profile("tensor3d")
 # Models here are small: threads that wait for each other on a busy machine made them ten times slower.
 torch.set_num_threads(1)

@@ -58,6 +58,7 @@ def prepare_corpus(plan: RunPlan, *, shown: bool) -> CorpusFacts:
         held_out=data.held_out,
         seed=plan.recipe.run.seed,
         shards=data.shards,
+        language=data.language,
         progress=shown,
     )
 

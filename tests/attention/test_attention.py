@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -81,7 +81,6 @@ def test_equals_one_sequence_at_a_time(backend: Backend, lengths: tuple[int, ...
 
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=24).map(tuple), causal=st.booleans())
-@settings(max_examples=40)
 def test_grouped_attention_of_any_mixture(lengths: tuple[int, ...], causal: bool) -> None:
     check(lengths, causal, "grouped", seed=len(lengths))
 
@@ -169,7 +168,6 @@ def test_a_window_hides_what_is_far_away(backend: Backend, window: int, causal: 
     window=st.integers(1, 32),
     causal=st.booleans(),
 )
-@settings(max_examples=30)
 def test_backends_agree_on_any_window(lengths: tuple[int, ...], window: int, causal: bool) -> None:
     q, k, v = rows(lengths)[:3]
     sequences = Sequences.from_lengths(lengths)
@@ -300,7 +298,6 @@ def cost(lengths: list[int], cuts: tuple[int, ...], start: int) -> int:
 
 @pytest.mark.parametrize(("device", "unit", "start"), [("cpu", 1, 256), ("meta", 45, 2**19)])
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=11))
-@settings(max_examples=60)
 def test_the_classes_are_the_best_there_are(device: str, unit: int, start: int, lengths: list[int]) -> None:
     """No way to cut the ascending lengths into at most 8 classes costs less, and no other order can."""
     ascending, ends = sorted(unit * length for length in lengths), range(1, len(lengths))
@@ -312,7 +309,6 @@ def test_the_classes_are_the_best_there_are(device: str, unit: int, start: int, 
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40))
-@settings(max_examples=60)
 def test_every_row_has_one_slot(lengths: list[int]) -> None:
     sequences = Sequences.from_lengths(lengths)
     grouping = sequences.grouping

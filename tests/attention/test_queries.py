@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -87,7 +87,6 @@ def test_equals_these_rows_of_the_whole(
     window=st.none() | st.integers(1, 32),
     data=st.data(),
 )
-@settings(max_examples=40)
 def test_any_rows_of_any_mixture(
     lengths: tuple[int, ...], causal: bool, window: int | None, data: st.DataObject
 ) -> None:

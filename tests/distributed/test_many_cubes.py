@@ -72,8 +72,9 @@ def _one_after_another(shape: Shape, steps: bool) -> tuple[tuple[int, int], dict
 
 @pytest.mark.parametrize(
     ("shape", "steps"),
-    [((1, 2, 1, 1), False), pytest.param((1, 2, 1, 2), True, marks=pytest.mark.slow)],
+    [((1, 2, 1, 1), False), ((1, 2, 1, 2), True)],
 )
+@pytest.mark.slow
 def test_a_cube_that_ends_leaves_no_descriptor_and_no_thread(shape: Shape, steps: bool) -> None:
     # New processes: those that stay keep what was cached before from the collector, and from whoever empties caches.
     for before, after, losses in run_fresh_ranks(ranks_of(shape), _one_after_another, shape, steps):

@@ -222,7 +222,11 @@ def _edited_both(moment: str) -> dict[str, bool]:
 
 @pytest.mark.parametrize(
     "moment",
-    ["after a forward pass that is abandoned", "between two models", "between forward and backward pass"],
+    [
+        pytest.param("after a forward pass that is abandoned", marks=pytest.mark.slow),
+        pytest.param("between two models", marks=pytest.mark.slow),
+        "between forward and backward pass",
+    ],
 )
 def test_weights_may_change_between_passes(moment: str) -> None:
     for same in run_ranks(2, _edited_both, moment):

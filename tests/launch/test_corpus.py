@@ -68,13 +68,15 @@ def test_a_download_comes_first_where_it_is_asked_for(checkout: Path) -> None:
     assert not any("--language" in line for line in simple[1:]), "it is no code of a language"
 
 
-def test_the_language_of_the_text_reaches_the_steps_that_split_it(checkout: Path) -> None:
-    _, tokenizer, tokenize, samples, *_ = commands(checkout, "--output out dump.xml.bz2 --language hi")
+def test_the_language_of_the_text_reaches_the_steps_that_know_it(checkout: Path) -> None:
+    extract, tokenizer, tokenize, samples, *_ = commands(checkout, "--output out dump.xml.bz2 --language hi")
+    assert extract.endswith("--output W/out/documents --language hi")
     assert "--language hi" in tokenizer
     assert "--language hi" in tokenize
     assert "--language" not in samples
-    download, _, _, tokenize, *_ = commands(checkout, "--output out --wikipedia simple --language en")
+    download, extract, _, tokenize, *_ = commands(checkout, "--output out --wikipedia simple --language en")
     assert download.startswith("download --language simple")
+    assert extract.endswith("--language en")
     assert tokenize.endswith("--language en")
     _, tokenizer, tokenize, *_ = commands(checkout, "--output out dump.xml.bz2 --language hi --vocab-file vocab.txt")
     assert "--language" not in tokenizer, "a vocabulary that is there is not trained"

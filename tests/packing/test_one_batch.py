@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -79,7 +79,6 @@ def batches(draw: st.DrawFn) -> tuple[list[int], dict[str, Any]]:
 
 
 @given(batches(), st.integers(1, 9))
-@settings(max_examples=150)
 def test_every_sequence_once_within_every_limit(batch: tuple[list[int], dict[str, Any]], multiple: int) -> None:
     lengths, options = batch
     packs = pack_batch(lengths, **options, multiple_of=multiple)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensor3d.packing import pack_evenly
@@ -23,7 +23,6 @@ def least_capacity(lengths: list[int], packs: int) -> int:
     return min(max(load) for load in loads)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 5))
 def test_every_sequence_once_in_packs_that_are_no_larger_than_need_be(
     lengths: list[int], packs: int, multiple: int

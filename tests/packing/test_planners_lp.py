@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from tensor3d.packing import Limits, LowerBound, PackingPlan, lp, lpfhp, nnlshp, padded
 from tensor3d.packing.column_generation import MAX_SIZE, follows, size_of, solve
@@ -53,7 +53,6 @@ def test_a_slot_holds_no_dearer_sequence() -> None:
     assert max(sum(costs[length] for length in lengths) for lengths in packs(plan)) <= 4
 
 
-@settings(max_examples=150)
 @given(problems(capacity=12, count=3, kinds=4))
 def test_one_pack_from_the_optimum_at_most_and_a_bound_that_holds(problem: Problem) -> None:
     assume(sum(problem.histogram) <= 10)

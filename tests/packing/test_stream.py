@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensor3d.packing import StreamPacker, lpfhp, pack_stream
@@ -111,7 +111,6 @@ def streams(draw: st.DrawFn) -> tuple[list[int], dict[str, Any]]:
 
 
 @given(streams())
-@settings(max_examples=150)
 def test_every_sequence_once_within_every_limit(stream: tuple[list[int], dict[str, Any]]) -> None:
     lengths, options = stream
     packs = list(pack_stream(lengths, **options))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 
 @runtime_checkable
 class Bound(Protocol):
-    """What a number must be."""
+    """What a setting must be."""
 
-    def needed(self, value: float) -> str | None:
+    def needed(self, value: Any) -> str | None:
         """What the value is not and must be; None where it is."""
 
 
@@ -45,14 +46,30 @@ class Share:
         return None if 0 <= value < 1 else "at least 0 and below 1"
 
 
+@dataclass(frozen=True)
+class Written:
+    """A text of a form."""
+
+    pattern: str
+    """Regular expression that all of it matches."""
+    form: str
+    """What that is, in words."""
+
+    def needed(self, value: str) -> str | None:
+        return None if re.fullmatch(self.pattern, value) else self.form
+
+
+LANGUAGE = Written(r"[a-z]{2,3}(-[a-z]+)*", "an ISO 639-1 code, such as en or de")
+
+
 def check_bounds(settings: Any, where: str = "") -> None:
-    """Compares each number of a dataclass, and of those in it, with the bounds in its annotation; None fits all.
+    """Compares each setting of a dataclass, and of those in it, with the bounds in its annotation; None fits all.
 
     Args:
         where: the key of the dataclass in its file, for messages.
 
     Raises:
-        ValueError: a number out of its bounds, named with its key.
+        ValueError: a setting out of its bounds, named with its key.
     """
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value, key = getattr(settings, name), f"{where}.{name}" if where else name

@@ -1,12 +1,17 @@
-"""What text is, for every reader of it (where a line is blank, what is no text, what counts as a letter), and the way
-from a document to its sentences."""
+"""What text is, for every reader of it (where a line is blank, what is no text, what an entity stands for, what counts
+as a letter), and the way from a document to its sentences."""
 
 from __future__ import annotations
 
+import html
 import re
 import string
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from html.entities import html5
+
+from tools.common.bounds import LANGUAGE
 
 _ASCII_LETTERS = string.ascii_letters.encode()
 _foreign = re.compile(r"[^\x00-\x7f]+").findall
@@ -27,6 +32,27 @@ def likely_encoding(data: bytes) -> str:
     if max(even, odd) < 4 * min(even, odd) or max(even, odd) * 8 < len(data):
         return "binary data"
     return "UTF-16 (little-endian, UTF-16LE)" if odd > even else "UTF-16 (big-endian, UTF-16BE)"
+
+
+ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+"""`&shy` without its `;` is none."""
+
+
+def entity_text(entity: str) -> str:
+    """What an entity stands for: itself where HTML has none of that name; nothing where its number is that of no
+    character (`&#0;`, half of a surrogate pair), for which others write U+FFFD."""
+    return entity if entity[1] != "#" and entity[1:] not in html5 else html.unescape(entity).replace("\ufffd", "")
+
+
+def decode_entities(text: str, counts: Counter[str]) -> str:
+    """Text with what its entities stand for; `characters_dropped` counts those that stand for nothing."""
+
+    def counted(entity: re.Match[str]) -> str:
+        found = entity_text(entity[0])
+        counts["characters_dropped"] += not found
+        return found
+
+    return ENTITY.sub(counted, text) if "&" in text else text
 
 
 def count_letters(text: str) -> int:
@@ -92,8 +118,8 @@ def count_left_out(sentences: Iterable[str], counts: dict[str, int]) -> None:
 
 def check_language(language: str) -> None:
     """Raises ValueError for what is no code of a language. Languages without rules of their own have those of "en"."""
-    if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", language):
-        raise ValueError(f'--language is an ISO 639-1 code, such as "en" or "de". Got {language!r}.')
+    if needed := LANGUAGE.needed(language):
+        raise ValueError(f"--language must be {needed}. Got {language!r}.")
 
 
 def _parts(paragraph: str, language: str) -> Iterator[str]:

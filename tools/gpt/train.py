@@ -28,7 +28,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_ran
 from tensor3d.files import check_folder, read_file
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
-from tools.common.bounds import AtLeast, check_bounds
+from tools.common.bounds import LANGUAGE, AtLeast, check_bounds
 from tools.common.cli import cube_of, run_folder
 from tools.common.files import write_file
 from tools.common.machine import write_json
@@ -274,10 +274,13 @@ class TrainCommand:
     """Of weights and of the order of the texts."""
     source: str = "embedded"
     """"embedded": the documentation that comes with Python. Else a UTF-8 text file, or a folder of *.txt files."""
+    language: Annotated[str, LANGUAGE] = "en"
+    """ISO 639-1 code of the text: its rules say where a sentence ends."""
     vocab_size: int = 2048
     """Pieces of the tokenizer."""
     corpus: Path | None = None
-    """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY."""
+    """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY, with a language that is
+    not en."""
 
     @property
     def shape(self) -> CubeShape:
@@ -317,10 +320,18 @@ class TrainCommand:
 
 
 def _corpus(command: TrainCommand, cube: Cube) -> Corpus:
-    default = Path("runs/corpora") / f"{Path(command.source).stem}-{command.vocab_size}"
-    folder = command.corpus or default
+    name = f"{Path(command.source).stem}-{command.vocab_size}"
+    name += f"-{command.language}" if command.language != "en" else ""
+    folder = command.corpus or Path("runs/corpora") / name
     run_on_rank0(
-        cube, lambda: prepare(command.source, folder, vocab_size=command.vocab_size, progress=sys.stderr.isatty())
+        cube,
+        lambda: prepare(
+            command.source,
+            folder,
+            vocab_size=command.vocab_size,
+            language=command.language,
+            progress=sys.stderr.isatty(),
+        ),
     )
     return run_on_all_ranks(cube, lambda: load_corpus(folder))
 

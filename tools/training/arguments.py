@@ -38,8 +38,8 @@ class Command:
     output: Path | None = None
     """Folder of the run. Default: runs/NAME of the recipe, with a number behind it if that exists."""
     corpus: Path | None = None
-    """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY, with seed and share
-    held out where they are not the defaults."""
+    """Folder of the prepared corpus, made if missing. Default: runs/corpora/SOURCE-VOCABULARY, with language, seed
+    and share held out where they are not the defaults."""
     resume: str | None = None
     """A checkpoint (step-NNNNNNNN), or the newest one of a folder of checkpoints or of a run. The run goes on in its
     folder. "auto": the newest one of --output, and a new run there if it has none: the same command for the first start
@@ -86,7 +86,8 @@ def fitted(recipe: TrainConfig, corpus: Path | None) -> TrainConfig:
         corpus: folder of the prepared corpus, if one is named beside the recipe.
 
     Raises:
-        ValueError: the recipe asks for another vocabulary, or for shorter sequences than there are.
+        ValueError: the recipe asks for another vocabulary, for shorter sequences than there are, or for a language's
+            rules.
     """
     folder = Path(recipe.data.source) if corpus is None else corpus
     if not is_samples(folder):
@@ -96,6 +97,11 @@ def fitted(recipe: TrainConfig, corpus: Path | None) -> TrainConfig:
         raise ValueError(
             f"the recipe says data.vocab_size = {data.vocab_size}, the samples in {folder} were made with a vocabulary "
             f"of {facts.vocab_size}. Leave it out of the recipe, or set it so."
+        )
+    if data.language != default.language:
+        raise ValueError(
+            f"the recipe says data.language = {data.language!r}, and the samples in {folder} have been cut into "
+            "sentences already (tools.corpus tokenize --language). Leave it out of the recipe."
         )
     if data.max_length < facts.max_length:
         raise ValueError(
@@ -160,6 +166,7 @@ def _corpus_folder(command: Command) -> Path:
     seed = command.settings.run.seed
     parts = [
         f"{Path(data.source).stem}-{data.vocab_size}",
+        data.language if data.language != DataConfig().language else "",
         f"{data.shards}-shards" if data.shards > 1 else "",
         f"held-out-{data.held_out:g}" if data.held_out != DataConfig().held_out else "",
         f"seed-{seed}" if seed else "",

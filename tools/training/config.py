@@ -15,7 +15,7 @@ import tyro
 
 from models.bert import PRESETS, BertConfig
 from tensor3d.attention import Backend
-from tools.common.bounds import AtLeast, Positive, Share, check_bounds
+from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, check_bounds
 from tools.common.files import read_file
 
 # --- The sections of a recipe: one dataclass each, and a sentence under each key --------------------------------------
@@ -28,6 +28,8 @@ class DataConfig:
     source: str = "embedded"
     """"embedded", or a text file or a folder of *.txt files (UTF-8, a blank line between documents), or the folder of
     `tools.corpus samples`, which decides vocab_size, shards and held_out."""
+    language: Annotated[str, LANGUAGE] = "en"
+    """ISO 639-1 code of the text: its rules say where a sentence ends. Samples were cut into sentences before."""
     vocab_size: Annotated[int, AtLeast(6)] = 2048
     """Pieces of the tokenizer."""
     held_out: Annotated[float, Share()] = 0.02

@@ -56,7 +56,7 @@ def test_a_code_of_a_language_is_known_by_its_form() -> None:
     for code in ("en", "zh", "ceb", "zh-yue"):
         check_language(code)
     for code in ("", "EN", "english", "e", "en_US"):
-        with pytest.raises(ValueError, match="is an ISO 639-1 code"):
+        with pytest.raises(ValueError, match="must be an ISO 639-1 code"):
             check_language(code)
     assert split_sentences("Das kostet ca. 5 Euro. Gut.", "de") == ["Das kostet ca. 5 Euro.", "Gut."]
 

@@ -32,7 +32,7 @@ CHARACTERS = st.one_of(
     st.sampled_from("".join(map(paragraph, SCRIPTS))),
 )
 TEXTS = st.text(CHARACTERS, max_size=80)
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(suppress_health_check=list(HealthCheck))
 
 
 def visible(texts: Sequence[str]) -> str:

@@ -12,8 +12,9 @@ from tests.tools.corpus.pipeline_steps import steps, write_input
 from tools import pretrain
 from tools.bench import __main__ as bench
 from tools.corpus.__main__ import main
+from tools.corpus.quick.corpus_info import read_info
 from tools.corpus.training_corpus import SampledCorpus, open_corpus, read_facts
-from tools.training.arguments import fitted, parse
+from tools.training.arguments import fitted, parse, resolve
 from tools.training.data import pretraining_data, training_source
 
 RECIPE = """
@@ -96,8 +97,22 @@ def test_a_recipe_is_fitted_to_samples_or_refused(prepared: Path, tmp_path: Path
     more = [str(recipe_in(tmp_path)), "--data.source", str(prepared / "samples")]
     with pytest.raises(ValueError, match=r"data.vocab_size = 4000, the samples.*500"):
         parse([*more, "--data.vocab-size", "4000"])
+    with pytest.raises(ValueError, match=r"data.language = 'de', and the samples .*cut into sentences already"):
+        parse([*more, "--data.language", "de"])
     with pytest.raises(ValueError, match=r"data.max_length = 32, the samples .* have up to 64 tokens"):
         parse([*more, "--data.max-length", "32"])
+
+
+def test_text_is_prepared_by_the_rules_of_the_recipes_language(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("Er kam ca. Mittag an, bzw. Abends. Das war gut.\n\n" * 4, encoding="utf-8")
+    data = ["--data.source", str(file), "--data.vocab-size", "28", "--data.held-out", "0"]
+    call = [str(recipe_in(tmp_path)), *data, "--data.language", "de"]
+    pretrain.prepare_corpus(resolve(parse([*call, "--corpus", str(tmp_path / "corpus")])), shown=False)
+    assert read_info(tmp_path / "corpus").sentences == 8
+    assert resolve(parse(call)).corpus.name == "text-28-de-held-out-0"
+    with pytest.raises(ValueError, match=r"data.language must be an ISO 639-1 code.*Got German"):
+        parse([*call, "--data.language", "German"])
 
 
 def test_benchmarks_read_samples(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ ONE, BOX, TALL = CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(y=8)
 SLABS, FLAT, LARGE = CubeShape(x=8), CubeShape(x=4, y=2), CubeShape(x=4, y=4, z=4)
 TWINS = CubeShape(y=2, z=2, data=2)
 MODERN = {"encoder": "modern", "window": 9, "global_every": 2}
-_QUICK = 5  # of the cases, a second each; the others are for the slow tests
+_QUICK = 3  # of the cases, a second each; the others are for the slow tests
 Case = tuple[CubeShape, dict[str, Any], dict[str, Any]]
 # The cube; what is changed of the model; of the step.
 CASES: list[Case] = [
@@ -87,6 +87,7 @@ def test_bert_base_on_64_ranks() -> None:
     check(found)
 
 
+@pytest.mark.slow
 def test_further_micro_batches_are_alike() -> None:
     """Two are run; of eight the traffic is that of two and six times what the second added without the sums."""
     config, load = toy(layers=1), load_of(BOX)

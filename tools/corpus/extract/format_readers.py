@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from tools.corpus.extract.read_context import Document, ReadContext, keep_commonest, row_document, tidy
 from tools.corpus.extract.record_splitter import RAISE, Place, Record, cut_elements, cut_lines, too_long
-from tools.corpus.sentences import is_blank
+from tools.corpus.sentences import decode_entities, is_blank
 
 # --- Pages of a MediaWiki dump (the export format of Special:Export, version 0.3 to 0.11) -----------------------------
 
@@ -99,8 +99,8 @@ def read_jsonl(reading: ReadContext) -> Iterator[Document]:
         place = window.place(line.start)
         row = _parse_row(line.data, place, reading)
         if row is not None and _is_wikiextractor(row):
-            row |= {"text": _wikiextractor_text(row["text"], html.unescape(str(row.get("title", ""))).strip())}
-            row |= {"title": html.unescape(str(row.get("title", "")))}
+            title = decode_entities(str(row.get("title", "")), reading.counts)
+            row |= {"title": title, "text": _wikiextractor_text(row["text"], title.strip(), reading.counts)}
         document = row_document(row, place, reading) if row is not None else None
         if document is not None:
             yield document
@@ -114,9 +114,9 @@ def _is_wikiextractor(row: dict[str, Any]) -> bool:
     return row.keys() <= _WIKIEXTRACTOR and "curid=" in str(row.get("url")) and isinstance(row.get("text"), str)
 
 
-def _wikiextractor_text(text: str, title: str) -> str:
+def _wikiextractor_text(text: str, title: str, counts: Counter[str]) -> str:
     """Paragraphs, without the title that stands before them."""
-    lines = [html.unescape(line).strip() for line in text.split("\n")]
+    lines = [decode_entities(line, counts).strip() for line in text.split("\n")]
     return "\n\n".join(filter(None, lines[1:] if lines[0] == title else lines))
 
 
@@ -184,8 +184,8 @@ def read_wikiextractor(reading: ReadContext) -> Iterator[Document]:
             reading.report(place, "this is no line of WikiExtractor: <doc id=... title=...>", "Mend the file")
             continue
         reading.counts["read"] += 1
-        title = html.unescape(names.get("title", "")).strip()
-        body = _wikiextractor_text(text[header.end() : -len("</doc>")], title)
+        title = decode_entities(names.get("title", ""), reading.counts).strip()
+        body = _wikiextractor_text(text[header.end() : -len("</doc>")], title, reading.counts)
         yield Document(id=names["id"], title=title, text=body)
 
 

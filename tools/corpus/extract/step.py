@@ -43,15 +43,16 @@ from tools.corpus.pipeline import Context, Manifest, Options, Stage, Team, draft
 MEGABYTE = 1_000_000
 COUNTS = (
     "files_passed_over", "read", "redirects", "other_namespaces", "other_content", "disambiguations", "empty",
-    "too_short", "too_long", "few_letters", "other_language", "duplicates", "documents", "characters", "bytes",
+    "too_short", "too_long", "few_letters", "other_language", "duplicates", "characters_dropped", "documents",
+    "characters", "bytes",
 )  # fmt: skip
 """What step.json counts, in the order in which it is shown: files and folders that are no input, pages or documents
-read, those left out by reason, then what is in the output."""
+read, those left out by reason, characters left out because they are no text, then what is in the output."""
 WIKITEXT_COUNTS = (
     "templates_written", "templates_dropped", "variants_written", "variants_dropped", "variants_unclosed",
     "tables_dropped", "references_dropped", "tags_dropped", "comments_dropped", "files_dropped", "categories_dropped",
     "language_links_dropped", "namespaces_guessed", "headings_dropped", "sections_dropped", "list_items_dropped",
-    "paragraphs_without_words", "paragraphs_unparsed", "nested_too_deep", "brackets_unclosed", "characters_dropped",
+    "paragraphs_without_words", "paragraphs_unparsed", "nested_too_deep", "brackets_unclosed",
 )  # fmt: skip
 """What it counts besides where there are dumps: what of the wikitext of all articles, filtered ones too, was written
 out, cut or guessed."""

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.corpus.extract.bzip2 import BLOCK, END, Mark, bzip2_chunks, find_marks
@@ -68,7 +68,6 @@ def test_the_pieces_of_one_stream_make_its_text(several: Path, step: int) -> Non
     assert [chunk.place for chunk in chunks] == [Place(mark.bit // 8, 0) for mark in marks]
 
 
-@settings(max_examples=60)
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=5), st.integers(1, 200), st.integers(1, 64))
 def test_streams_behind_one_another(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], step: int, window: int

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tools.corpus.dumps import BENGALI_HEAD, HEAD, TAIL, content, documents, page, pages, run, texts
@@ -202,7 +202,6 @@ def test_text_ends_at_a_blank_line_and_books_with_their_file(tmp_path: Path) -> 
     ]
 
 
-@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["a", "b", " ", "\n", "\r\n"]), max_size=25).map("".join), st.integers(1, 9))
 def test_pieces_of_text_have_the_documents_that_prepare_reads(
     tmp_path_factory: pytest.TempPathFactory, text: str, step: int

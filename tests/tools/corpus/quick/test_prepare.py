@@ -59,7 +59,7 @@ def test_the_language_decides_where_sentences_end_and_is_part_of_the_fingerprint
         assert made[language].sentences == 4 * len(split_sentences(file.read_text().split("\n\n")[0], language))
     assert made["en"].sentences > made["de"].sentences == 8
     assert made["en"].fingerprint != made["de"].fingerprint
-    with pytest.raises(ValueError, match=r"--language is an ISO 639-1 code.*Got 'German'"):
+    with pytest.raises(ValueError, match=r"--language must be an ISO 639-1 code.*Got 'German'"):
         prepare(str(file), tmp_path / "out", vocab_size=25, language="German")
 
 

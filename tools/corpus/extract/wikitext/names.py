@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tools.corpus.extract.read_context import Site
+from tools.corpus.sentences import ENTITY, entity_text
 
 # Letters of other scripts are the point here.
 # ruff: noqa: RUF001
@@ -82,7 +82,7 @@ def wiki_language(code: str) -> str:
 def normal_space(name: str) -> str:
     """The name of a namespace as it is compared: "_" is a space, case and marks of direction say nothing."""
     if "&" in name:
-        name = html.unescape(name)
+        name = ENTITY.sub(lambda entity: entity_text(entity[0]), name)
     if not name.isascii():
         name = unicodedata.normalize("NFC", _DIRECTION.sub("", name))
     return " ".join(name.replace("_", " ").split()).casefold()

@@ -6,11 +6,11 @@ take it a minute. After these cuts every bracket is closed, nesting is shallow, 
 
 from __future__ import annotations
 
-import html
 import re
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 from tools.corpus.extract.wikitext.names import (
     BREAKING_TAGS,
@@ -22,6 +22,7 @@ from tools.corpus.extract.wikitext.names import (
     template_key,
 )
 from tools.corpus.extract.wikitext.templates import FUNCTIONS, Templates
+from tools.corpus.sentences import ENTITY, entity_text
 
 BREAK = "\ufdd0"
 """Stands for a line's end inside a template, so that a template is on one line; the cleaned input has none."""
@@ -350,7 +351,6 @@ def _spare_apostrophe(line: str) -> int:
 
 # Entities and characters
 
-_ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff"
                         "\ufdd0-\ufdef\ufffe\uffff]")  # fmt: skip
 """Controls, soft hyphens and marks of direction. Joiners (U+200C, U+200D) belong to the spelling of some languages."""
@@ -374,7 +374,7 @@ def normalize(text: str, counts: Counter[str]) -> str:
     if "__" in text:
         text = _SWITCH.sub(lambda found: "" if found[1] == found[1].upper() else found[0], text)
     escaped = "&" in text
-    text = swept(_ENTITY.sub(_character, text) if escaped else text)
+    text = swept(ENTITY.sub(partial(_character, counts=counts), text) if escaped else text)
     if escaped:
         # Among gaps a bracket is a bracket, however it was written; two that look like markup stay disguised.
         text = _MARKUP.sub(lambda found: found[0].translate(_STANDS_FOR), text.translate(_MEANS))
@@ -385,8 +385,10 @@ def normalize(text: str, counts: Counter[str]) -> str:
     return closed.translate(_MEANS) if escaped else closed
 
 
-def _character(entity: re.Match[str]) -> str:
-    return _INVISIBLE.sub("", html.unescape(entity[0])).translate(_STANDS_FOR)
+def _character(entity: re.Match[str], counts: Counter[str]) -> str:
+    shown = _INVISIBLE.sub("", entity_text(entity[0]))
+    counts["characters_dropped"] += not shown
+    return shown.translate(_STANDS_FOR)
 
 
 def swept(text: str) -> str:

@@ -38,14 +38,14 @@ def check(text: str | None) -> None:
         assert MARKUP.search(paragraph) is None, paragraph
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(PIECES, max_size=60).map("".join))
 def test_any_heap_of_markup_comes_out_clean(wikitext: str) -> None:
     check(clean_page(wikitext, "T"))
     check(clean_page(wikitext, "T", CHINESE))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=200), st.text(max_size=20))
 def test_any_string_is_read(wikitext: str, title: str) -> None:
     text = clean_page(wikitext, title)
@@ -114,7 +114,7 @@ def test_long_pages_are_done_soon(wikitext: str) -> None:
     assert time.process_time() - start < 5
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(["[", "]", "//", "http:", "a", " ", "\n", "<", "[//a", "[b]"]), max_size=14).map("".join)
 )
