@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tensor3d.data import IndexedDataset
+from tests.tools.corpus.dumps import documents, run
 from tests.tools.corpus.scripts import SCRIPTS, paragraph
 from tests.tools.corpus.tokenized import write_documents
 from tools.corpus.pipeline import local_team
@@ -42,6 +45,26 @@ def visible(texts: Sequence[str]) -> str:
 def odd(text: str) -> set[str]:
     """What must not come from nowhere."""
     return {character for character in text if character in "\0\ufffd" or "\ud800" <= character <= "\udfff"}
+
+
+@settings(QUICK, max_examples=10)
+@given(st.lists(TEXTS, min_size=1, max_size=6), st.booleans())
+@example(["a\0b", "\ufeffA \ufeffb", "\u0085\u3000", "x &amp; &#0; &shy; <y>"], False)
+def test_extraction_keeps_every_row_of_text_or_counts_it(texts: list[str], as_wikiextractor: bool) -> None:
+    texts = ["There is always one.", *texts]
+    wiki = {"id": "1", "revid": "2", "url": "https://en.wikipedia.org/wiki?curid=1", "title": "T"}
+    rows = [{**wiki, "text": f"T\n{html.escape(text, quote=False)}"} for text in texts]
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "rows.jsonl"
+        plain = [{"text": text} for text in texts]
+        file.write_text("\n".join(map(json.dumps, rows if as_wikiextractor else plain)))
+        made = run(Path(name) / "out", file, skip_bad=True, deduplicate=False)
+        found, left_out = [document["text"] for document in documents(made)], made.folder / "left-out.jsonl"
+        refused = len(left_out.read_text().splitlines()) if left_out.exists() else 0
+    kept = [text.removeprefix("\ufeff") for text in texts if "\0" not in text]
+    assert visible(found) == visible(kept)
+    assert refused == len(texts) - len(kept)
+    assert made.counts["documents"] + made.counts["empty"] == made.counts["read"] == len(kept)
 
 
 @QUICK

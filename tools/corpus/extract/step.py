@@ -52,7 +52,7 @@ WIKITEXT_COUNTS = (
     "templates_written", "templates_dropped", "variants_written", "variants_dropped", "variants_unclosed",
     "tables_dropped", "references_dropped", "tags_dropped", "comments_dropped", "files_dropped", "categories_dropped",
     "language_links_dropped", "namespaces_guessed", "headings_dropped", "sections_dropped", "list_items_dropped",
-    "paragraphs_without_words", "paragraphs_unparsed", "nested_too_deep", "brackets_unclosed",
+    "paragraphs_without_words", "paragraphs_unparsed", "nested_too_deep", "brackets_unclosed", "gap_characters_dropped",
 )  # fmt: skip
 """What it counts besides where there are dumps: what of the wikitext of all articles, filtered ones too, was written
 out, cut or guessed."""

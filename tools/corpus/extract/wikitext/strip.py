@@ -382,7 +382,12 @@ def normalize(text: str, counts: Counter[str]) -> str:
     closed = close_gaps(text)
     if closed != text:
         closed = " ".join(swept(closed).split())  # it may have brought brackets together
+        counts["gap_characters_dropped"] += _visible(text) - _visible(closed)
     return closed.translate(_MEANS) if escaped else closed
+
+
+def _visible(text: str) -> int:
+    return len(text) - text.count(" ")  # which any run of spaces has become
 
 
 def _character(entity: re.Match[str], counts: Counter[str]) -> str:

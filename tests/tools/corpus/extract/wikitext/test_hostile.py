@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from importlib import import_module
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tools.corpus.extract.read_context import Site
 from tools.corpus.extract.wikitext import MOST_PARSED, clean_page
 from tools.corpus.extract.wikitext.strip import cut_web_links, swept
+from tools.corpus.sentences import decode_entities
 
 PIECES = st.sampled_from([
     "[[", "]]", "{{", "}}", "{|", "|}", "|", "\n", "\n\n", "=", "==", "''", "'''", "'", "<ref>", "</ref>", "<b>",
@@ -50,6 +52,48 @@ def test_any_heap_of_markup_comes_out_clean(wikitext: str) -> None:
 def test_any_string_is_read(wikitext: str, title: str) -> None:
     text = clean_page(wikitext, title)
     assert text is None or all(part.strip() for part in text.split("\n\n")) or text == ""
+
+
+# Without what can be markup, and controls that are spaces too.
+NO_MARKUP = st.one_of(
+    st.characters(exclude_categories=["Cs"], exclude_characters="[]{}()|'=<>&_#*:;~!-\n\r\v\f\x1c\x1d\x1e\x1f"),
+    st.sampled_from("\0\x01\ufffd\u200b\u200c\xad\ufdd0\u0085\u2028\u3000«»“” ab.,"),
+)
+
+
+@settings(max_examples=100)
+@given(st.text(NO_MARKUP, max_size=60))
+def test_prose_is_kept_or_counted(text: str) -> None:
+    whole, counts = f"Word {text} end.", Counter[str]()
+    found = "".join((clean_page(whole, "T", counts=counts) or "").split())
+    dropped = counts["characters_dropped"] + counts["gap_characters_dropped"]
+    assert len(found) + dropped == len("".join(whole.split()))
+    rest = iter(whole)
+    assert all(character in rest for character in found), "in their order, and no others"
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.sampled_from([
+            "&#0;", "&#xD800;", "&#55296;", "&#1114112;", "&#x110000;", "&#xFFFD;", "&shy;", "&#8203;", "&#1;",
+            "&nbsp;", "&amp;lt;", "a", " ", "[[a|&#0;b]]", "{{nowrap|&#xD9FF;c}}", "<nowiki>&#0;</nowiki>", "''&#0;''",
+        ]),
+        max_size=10,
+    ).map("".join)
+)  # fmt: skip
+def test_entities_of_no_character_come_to_nothing(wikitext: str) -> None:
+    text = clean_page(f"Word {wikitext} end.", "T") or ""
+    assert not re.search("[\0-\x08\xad\u200b\ufffd\ud800-\udfff]", text)
+
+
+def test_what_entities_stand_for() -> None:
+    counts = Counter[str]()
+    text = "a&shy;b &#0;c &#xD800;d &#xFFFD;e &copy;f &copyg &notit; &AMP;amp; &frac12; &#128;h &#x1F600;"
+    assert clean_page(text, "T", counts=counts) == "ab c d e ©f &copyg &notit; &amp; ½ €h 😀"
+    assert counts["characters_dropped"] == 4
+    assert decode_entities("R&D a&b; &lt;b&gt; &#0;x&reg=1", counts := Counter()) == "R&D a&b; <b> x&reg=1"
+    assert counts == {"characters_dropped": 1}
 
 
 @pytest.mark.parametrize(
