@@ -6,6 +6,7 @@ T rows of a rank, R rows that ask, h heads of a rank, d head dimension; blocks o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.attention.backends import AttentionArgs, apart
+from tensor3d.attention.backends import AttentionArgs
 from tensor3d.ops.compiled_regions import OPTIONS, own_copy
 
 BLOCK = 128
@@ -25,11 +26,23 @@ Numbers = NDArray[np.int64]
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
-    """Saved for backward: q, k, v, the result, and the logarithms of the sums of exponentials."""
+    """Saved for backward: q, k, v, the result, the logarithms of the sums of exponentials, and which rows are finite.
+
+    The kernel takes what it masks times 0, which of what is not finite is NaN, in other sequences too. So it gets zeros
+    for such rows, and all of a sequence that has one is NaN behind it.
+    """
     mask = call.sequences.once(("blocks", call.queries, call.causal, call.window), lambda: block_mask(call))
-    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, apart(v, k)))
+    _, owners, members = _on_device(call)
+    finite = [t.isfinite().flatten(1).all(1) for t in (q, k, v)]
+    q, k, v = (torch.where(rows[:, None, None], t, 0) for rows, t in zip(finite, (q, k, v), strict=True))
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
     kernel = compiled(_kind(q), _kind(k), _kind(v), _setting(q, call)) if q.device.type in COMPILED_ON else _masked
-    return kernel(q, k, v, mask).squeeze(0).transpose(0, 1)
+    result = kernel(q, k, v, mask).squeeze(0).transpose(0, 1)
+    # One more than there are sequences, for slots that are not used: -1.
+    broken = torch.zeros(len(call.sequences.lengths) + 1, dtype=torch.int32, device=q.device)
+    broken = broken.index_add(0, members, (~(finite[1] & finite[2])).int())
+    harmed = (broken[owners] > 0) | (~finite[0] & (owners >= 0))
+    return result.masked_fill(harmed[:, None, None], math.nan)
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
@@ -62,19 +75,31 @@ def _setting(q: Tensor, call: AttentionArgs) -> Hashable:
     return call.causal, call.window, torch.is_grad_enabled(), autocast
 
 
+def _places(call: AttentionArgs) -> tuple[Numbers, Numbers, Numbers]:
+    """Of each query its row and its sequence, -1 of a slot that is not used; and the sequence of each key."""
+    lengths = np.asarray(call.sequences.lengths, dtype=np.int64)
+    member = np.repeat(np.arange(len(lengths)), lengths)
+    asking = np.arange(len(member)) if call.queries is None else call.queries.numbers
+    return asking, np.where(asking < 0, -1, member[asking]), member
+
+
+def _on_device(call: AttentionArgs) -> list[Tensor]:
+    """Those, made once for all layers."""
+    device = call.sequences.device
+    return call.sequences.once(
+        ("places", call.queries),
+        lambda: [torch.from_numpy(each).to(device, non_blocking=True) for each in _places(call)],
+    )
+
+
 def block_mask(call: AttentionArgs) -> Any:
     """Which blocks hold anything to see, and which nothing else. Worked out on the host from lengths, so that no mask
     of T*T entries is made and nothing waits for the device."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    sequences, queries, causal, window = call.sequences, call.queries, call.causal, call.window
-    lengths = np.asarray(sequences.lengths, dtype=np.int64)
-    rows = np.arange(sequences.rows)
-    asking = rows if queries is None else queries.numbers
-    member = np.repeat(np.arange(len(lengths)), lengths)
-    owner = np.where(asking < 0, -1, member[asking])
-    there = [torch.from_numpy(each).to(sequences.device, non_blocking=True) for each in (asking, owner, member)]
-    row, owners, members = there
+    causal, window = call.causal, call.window
+    asking, owner, member = _places(call)
+    row, owners, members = _on_device(call)
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = row[query] - key
@@ -83,14 +108,14 @@ def block_mask(call: AttentionArgs) -> Any:
             allowed = allowed & (distance >= 0)
         return allowed if window is None else allowed & (distance < window) & (distance > -window)
 
-    some, whole = blocks(asking, owner, rows, member, causal, window)
-    device = sequences.device
+    some, whole = blocks(asking, owner, np.arange(len(member)), member, causal, window)
+    device = call.sequences.device
     return BlockMask.from_kv_blocks(
         *_listed(some & ~whole, device),
         *_listed(whole, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=seen,
-        seq_lengths=(len(asking), len(rows)),
+        seq_lengths=(len(asking), len(member)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -282,6 +283,29 @@ def test_flex_on_a_cpu(options: dict[str, Any], asked: bool) -> None:
         attention(q, k, v, sequences, backend=backend, queries=queries, **options) for backend in ("flex", "reference")
     )
     assert torch.allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_is_not_finite_stays_in_its_sequence_in_flex(which: int, asked: bool) -> None:
+    """A whole block, where no mask is looked at, and blocks of several sequences."""
+    sequences = Sequences.from_lengths([5, 140, 3, 30])
+    queries = some_queries(sequences) if asked else None
+    drawn_rows = list(drawn(sequences, queries, torch.float32, width=16)[:3])
+    whole = attention(*drawn_rows, sequences, backend="flex", queries=queries)
+    numbers = np.arange(sequences.rows) if queries is None else queries.numbers
+    for bad, row in ((math.nan, 60), (math.inf, 146), (-math.inf, 2)):
+        owner = np.searchsorted(np.cumsum(sequences.lengths), row, side="right")
+        start, length = sequences.starts[owner], sequences.lengths[owner]
+        slots = np.flatnonzero(numbers == row) if which == 0 else np.array([row])
+        given = [each.clone() for each in drawn_rows]
+        given[which][torch.from_numpy(slots), 0, 3] = bad
+        found = attention(*given, sequences, backend="flex", queries=queries)
+        others = torch.from_numpy((numbers < start) | (numbers >= start + length))
+        assert torch.equal(found[others], whole[others])
+        if len(slots) and which:
+            assert not found[~others].isfinite().all(), "and it is seen there"
 
 
 @pytest.mark.slow
