@@ -244,7 +244,7 @@ def _tell(task: FinetuneTask) -> None:
     for line in task.notes:
         print(line, file=sys.stderr)
     if task.truncated:
-        print(f"the end of {task.truncated} texts is left out: they are longer than max_length", file=sys.stderr)
+        print(f"a part of {task.truncated} texts is left out: they are longer than max_length", file=sys.stderr)
     sys.stderr.flush()
 
 

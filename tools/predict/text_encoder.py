@@ -12,7 +12,6 @@ from tools.corpus.tokenizers import Tokenizer
 
 TooLong = Literal["truncate", "refuse"]
 """What becomes of a text with more tokens than the model has places: its end is left out and counted, or an error."""
-_SPECIAL = {False: 2, True: 3}  # by whether there is a second text
 
 
 class TextEncoder:
@@ -20,7 +19,8 @@ class TextEncoder:
 
     Args:
         max_length: tokens of a sequence, at most, special ones included.
-        too_long: of a pair, the longer of the two is cut, token by token, as Devlin et al. do.
+        too_long: of a pair, the longer of the two is cut, token by token, as Devlin et al. do. The tokenizer's layout
+            says whether texts lose their ends or their beginnings.
 
     Raises:
         ValueError: a length with no room for a text.
@@ -31,7 +31,7 @@ class TextEncoder:
             raise ValueError(f"max_length must be at least 5: three special tokens and two texts. Got {max_length}.")
         self.tokenizer, self.max_length, self.too_long = tokenizer, max_length, too_long
         self.truncated = 0
-        """Texts whose end was left out."""
+        """Texts of which a part was left out."""
 
     def texts(self, firsts: Sequence[str], seconds: Sequence[str] | None = None) -> list[EncodedText]:
         """Sequences of texts, or of pairs.
@@ -50,8 +50,9 @@ class TextEncoder:
         ids = [special.cls, *first, special.sep]
         types = [0] * len(ids)
         if second is not None:
-            ids += [*second, special.sep]
-            types += [1] * (len(second) + 1)
+            layout = self.tokenizer.layout
+            ids += [*[special.sep] * (layout.between - 1), *second, special.sep]
+            types += [0] * (layout.between - 1) + [layout.second_type] * (len(second) + 1)
         return EncodedText(ids=np.array(ids, dtype=np.int64), types=np.array(types, dtype=np.int64))
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -62,7 +63,7 @@ class TextEncoder:
         return encoded
 
     def _fitted(self, first: list[int], second: list[int] | None, number: int) -> tuple[list[int], list[int] | None]:
-        room = self.max_length - _SPECIAL[second is not None]
+        room = self.max_length - 2 - (self.tokenizer.layout.between if second is not None else 0)
         total = len(first) + len(second or ())
         if total <= room:
             return first, second
@@ -73,7 +74,13 @@ class TextEncoder:
             )
         self.truncated += 1
         if second is None:
-            return first[:room], None
-        # What is over comes off the longer one until both are equal, then off both in turn, the second one first.
-        keep_second = min(len(second), max(room - len(first), room // 2))
-        return first[: room - keep_second], second[:keep_second]
+            return self._cut(first, room), None
+        # What is over comes off the longer one. Where both give, an odd token is left to the longer one, and to the
+        # second of two that are equal, as the tokenizers library has it.
+        short = min(len(first), len(second), room // 2)
+        long = room - short
+        lengths = (long, short) if len(first) > len(second) else (short, long)
+        return self._cut(first, lengths[0]), self._cut(second, lengths[1])
+
+    def _cut(self, ids: list[int], most: int) -> list[int]:
+        return ids[max(0, len(ids) - most) :] if self.tokenizer.layout.cut_left else ids[:most]

@@ -194,8 +194,13 @@ def make_windows(
         progress: show a bar, on a terminal.
 
     Raises:
-        ValueError: a question or a context without a token.
+        ValueError: a question or a context without a token, or a tokenizer whose folder lays pairs out otherwise.
     """
+    if (tokenizer.layout.between, tokenizer.layout.second_type) != (1, 1):
+        raise ValueError(
+            "questions are read as [CLS] question [SEP] context [SEP] with the types 0 and 1, and the folder of this "
+            f"tokenizer has {tokenizer.layout.in_words()}. Take a model with BERT's layout."
+        )
     numbers: dict[str, int] = {}
     passage = [numbers.setdefault(context, len(numbers)) for _, context in questions]
     with progress_of(total=len(numbers) + len(questions), desc="tokenize", unit=" texts", shown=progress) as bar:

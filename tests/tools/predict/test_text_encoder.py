@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from tools.corpus.tokenizers import Tokenizer, install_tokenizer
+from tools.corpus.tokenizers.base import TextLayout
 from tools.predict.text_encoder import TextEncoder
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
@@ -59,9 +63,29 @@ def test_what_is_too_long_loses_its_end(
     assert reader.truncated == 1
 
 
-def test_an_odd_room_goes_to_the_first_of_two_that_are_equal(tokenizer: Tokenizer) -> None:
-    (text,) = TextEncoder(tokenizer, 8).texts(["a b c d"], ["e f g h"])
-    assert text.ids.tolist() == [CLS, 5, 6, 7, SEP, 9, 10, SEP]
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pairs_are_cut_as_the_tokenizers_library_cuts_them(tokenizer: Tokenizer, side: str) -> None:
+    """An odd room, too: the token goes to the longer text, or to the second of two that are equal."""
+    tokenizer.layout = TextLayout(cut_left=side == "left")
+    library = Tokenizers(models.WordLevel({piece: number for number, piece in enumerate(PIECES)}, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.post_processor = processors.BertProcessing(("[SEP]", SEP), ("[CLS]", CLS))
+    for room in (8, 9, 12):
+        library.enable_truncation(room, direction=side)
+        reader = TextEncoder(tokenizer, room)
+        for first, second in product(range(1, 10), repeat=2):
+            texts = " ".join(PIECES[5 : 5 + first]), " ".join(PIECES[-second:])
+            (found,) = reader.texts(*([text] for text in texts))
+            wanted = library.encode(*texts)
+            assert (found.ids.tolist(), found.types.tolist()) == (wanted.ids, wanted.type_ids), (room, texts)
+
+
+def test_two_separators_and_one_type(tokenizer: Tokenizer) -> None:
+    tokenizer.layout = TextLayout(between=2, second_type=0)
+    (text,) = TextEncoder(tokenizer, 9).texts(["a b c"], ["e f g"])
+    assert text.ids.tolist() == [CLS, 5, 6, SEP, SEP, 9, 10, 11, SEP]
+    assert text.types.tolist() == [0] * 9
+    assert tokenizer.layout.in_words() == "2 [SEP] between the texts of a pair, type 0 for the second text of a pair"
 
 
 def test_or_it_is_refused(tokenizer: Tokenizer) -> None:

@@ -75,6 +75,27 @@ class FlatIds:
     """int64 (texts,): ids of each text."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextLayout:
+    """How texts become a sequence, by default as BERT has them: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
+
+    cut_left: bool = False
+    """Whether a text that is too long loses its beginning, not its end."""
+    between: int = 1
+    """[SEP] between the texts of a pair; RoBERTa has two."""
+    second_type: int = 1
+    """Type of the second text and its [SEP]; all else has type 0."""
+
+    def in_words(self) -> str:
+        """Where it differs from BERT's."""
+        told = [
+            *(["texts that are too long lose their beginning"] if self.cut_left else []),
+            *([f"{self.between} [SEP] between the texts of a pair"] if self.between != 1 else []),
+            *(["type 0 for the second text of a pair"] if self.second_type != 1 else []),
+        ]
+        return ", ".join(told)
+
+
 class Tokenizer(ABC):
     """Text to ids and back. Nothing in a text becomes a special token, not even "[MASK]" or "</s>"."""
 
@@ -87,6 +108,8 @@ class Tokenizer(ABC):
     """Ids by the names of `SPECIAL_NAMES`."""
     spelled: dict[int, tuple[int, ...]]
     """The ids of the special tokens' names as text; empty where the library never takes a text for a special token."""
+    layout: TextLayout = TextLayout()
+    """What becomes of the ids, where its folder says so."""
 
     @cached_property
     def special(self) -> SpecialTokens:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tools.common.files import read_file
-from tools.corpus.tokenizers.base import FILES, Kind, Tokenizer, read
+from tools.corpus.tokenizers.base import FILES, Kind, TextLayout, Tokenizer, read
 from tools.corpus.tokenizers.folder import install_tokenizer, open_tokenizer
+from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import count_cased, is_cased, read_vocabulary
 
 # --- Tokens that the transformers library keeps beside a vocabulary, in files of their own ----------------------------
@@ -99,6 +102,127 @@ def _told(folder: Path) -> Iterator[tuple[Path, str, str]]:
 def _name(token: object) -> str:
     """Older files have the name alone."""
     return str(token.get("content")) if isinstance(token, dict) else str(token)
+
+
+# --- What decides how the library reads the files ---------------------------------------------------------------------
+
+_OF_BERT = frozenset(
+    f"{name}Tokenizer{fast}"
+    for name in ("Bert", "ConvBert", "DistilBert", "Electra", "Lxmert", "MobileBert", "RetriBert", "SqueezeBert")
+    for fast in ("", "Fast")
+)
+"""Classes that make BERT's own rules out of the vocabulary and the settings, whatever a tokenizer.json says."""
+_AS_IT_IS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+_OF_SENTENCEPIECE = frozenset({"AlbertTokenizer", "AlbertTokenizerFast", "BigBirdTokenizer", "BigBirdTokenizerFast"})
+"""Classes whose ids are those of the sentencepiece model."""
+_WITHOUT_JSON = frozenset(
+    f"{name}Tokenizer" for name in ("BertJapanese", "Bertweet", "Canine", "Flaubert", "Phobert", "Tapas", "XLM")
+)
+"""Classes that read no tokenizer.json."""
+_MODEL_TYPES = frozenset({"bert", "convbert", "distilbert", "electra", "lxmert", "mobilebert", "squeezebert"})
+"""Of config.json: where nothing names a class, the library takes one of `_OF_BERT`."""
+
+
+def _class_of(folder: Path, config: Path) -> tuple[str | None, Path]:
+    """The class that the library reads the tokenizer with, and the file that says so; None: it goes by the files."""
+    for file in (folder / CONFIG, config):
+        if name := read_table(file).get("tokenizer_class"):
+            return str(name), file
+    return ("BertTokenizer" if read_table(config).get("model_type") in _MODEL_TYPES else None), config
+
+
+def check_class(folder: Path, kind: Kind, file: Path, remedy: str) -> None:
+    """The class that the folder names reads `file` as it is read here.
+
+    Raises:
+        ValueError: it is another algorithm's, code of the folder's own, or goes by settings that contradict the file.
+    """
+    for where in (folder / CONFIG, folder / "config.json"):
+        if "AutoTokenizer" in (read_table(where).get("auto_map") or {}):
+            raise ValueError(
+                f"{where} names code of its own for the tokenizer (auto_map), which is never run here. {remedy}"
+            )
+    name, where = _class_of(folder, folder / "config.json")
+    if name is None:
+        return
+    known = {"wordpiece": _OF_BERT, "sentencepiece": _OF_SENTENCEPIECE | _OF_BERT, "json": {name} - _WITHOUT_JSON}
+    if name not in known[kind] | _AS_IT_IS:
+        raise ValueError(
+            f"{where} has tokenizer_class = {name!r}, by which {file.name} alone does not give the ids. {remedy}"
+        )
+    if kind == "json" and name in _OF_BERT:
+        _check_json(folder, file, name)
+
+
+def _check_json(folder: Path, file: Path, name: str) -> None:
+    """A tokenizer.json of BERT's class cuts text as the settings beside it say."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    made = JsonTokenizer(file)
+    if not made.continues_by_prefix:
+        return  # XLM-R's in a BERT: the library could not make one of BERT's of it
+    settings = read_table(folder / CONFIG)
+    told = {key: settings.get(key, default) for key, default in _CASE.items()}
+    clean = normalizers.BertNormalizer(
+        lowercase=bool(told["do_lower_case"]),
+        strip_accents=told["strip_accents"],
+        handle_chinese_chars=bool(told["tokenize_chinese_chars"]),
+    )
+    cut = pre_tokenizers.BertPreTokenizer()
+    for text in _PROBE:
+        wanted, found = [part for part, _ in cut.pre_tokenize_str(clean.normalize_str(text))], made.cut(text)
+        if wanted != found:
+            at = next(place for place, (one, other) in enumerate(zip_longest(wanted, found)) if one != other)
+            said = ", ".join(
+                f"{key} = {json.dumps(value)}{'' if key in settings else ' (its default)'}"
+                for key, value in told.items()
+            )
+            raise ValueError(
+                f"{file} and {folder / CONFIG} contradict each other: as a {name}, the transformers library goes by "
+                f"{said}, and cuts {text!r} into {' '.join(wanted[at : at + 2])!r} where {file.name} has "
+                f"{' '.join(found[at : at + 2])!r}. Write into {CONFIG} what the model was trained with, such as "
+                '{"do_lower_case": false}; or, for the file as it is, {"tokenizer_class": "PreTrainedTokenizerFast"}.'
+            )
+
+
+_CASE: MappingProxyType[str, bool | None] = MappingProxyType(
+    {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+)
+"""Settings of BERT's class, and what they are where nothing is said."""
+
+
+def layout_of(folder: Path, config: Path, tokenizer: Tokenizer) -> TextLayout:
+    """How the library lays out what the tokenizer of such a folder gives.
+
+    Args:
+        folder: with the tokenizer's files.
+        config: the model's config.json, where there is one.
+
+    Raises:
+        ValueError: it does so in a way that is not known here.
+    """
+    settings = read_table(folder / CONFIG)
+    json_file = read_table(folder / FILES["json"]) if isinstance(tokenizer, JsonTokenizer) else {}
+    side = settings.get("truncation_side") or (json_file.get("truncation") or {}).get("direction") or "right"
+    if str(side).lower() not in ("left", "right"):
+        raise ValueError(f"{folder / CONFIG}: truncation_side is left or right. Got {side!r}.")
+    layout = TextLayout(cut_left=str(side).lower() == "left")
+    name, _ = _class_of(folder, config)
+    if not isinstance(tokenizer, JsonTokenizer) or not json_file.get("post_processor") or name in _OF_BERT:
+        return layout
+    cls, sep = tokenizer.special_ids["cls"], tokenizer.special_ids["sep"]
+    ids, types = tokenizer.laid_out("a", "b")
+    first, second = tokenizer.encode(["a", "b"])
+    for between in (1, 2):
+        if ids == [cls, *first, *[sep] * between, *second, sep]:
+            of_second = set(types[-len(second) - 1 :])
+            if len(of_second) == 1 and not any(types[: -len(second) - 1]):
+                has_types = "token_type_ids" in settings.get("model_input_names", ["token_type_ids"])
+                return replace(layout, between=between, second_type=of_second.pop() if has_types else 0)
+    raise ValueError(
+        f"{folder / FILES['json']} lays out the pair 'a', 'b' as {tokenizer.pieces(ids)} with types {types}. Known are "
+        "[CLS] a [SEP] b [SEP], with one or two [SEP] between, and one type for each text."
+    )
 
 
 # --- The tokenizer in a folder that the transformers library has written, or that was published for it ----------------
@@ -196,6 +320,7 @@ def _files(folder: Path) -> Iterator[tuple[Kind, Path]]:
 def _found(folder: Path, kind: Kind, file: Path) -> FoundTokenizer:
     lowercase, strip_accents = _case(folder, file) if kind == "wordpiece" else (False, None)
     found = FoundTokenizer(kind=kind, file=file, lowercase=lowercase, strip_accents=strip_accents)
+    check_class(folder, kind, file, _REWRITE.format(folder=folder))
     check = check_named if kind == "json" else check_added
     check(folder, found.open(), file, _REWRITE.format(folder=folder))
     return found

@@ -17,7 +17,13 @@ from models.bert.huggingface import model_folder_of
 from tools.common.files import read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import case_of, open_tokenizer, read_settings
-from tools.corpus.tokenizers.huggingface import FoundTokenizer, find_tokenizer, tokenizer_files, with_same_ids
+from tools.corpus.tokenizers.huggingface import (
+    FoundTokenizer,
+    find_tokenizer,
+    layout_of,
+    tokenizer_files,
+    with_same_ids,
+)
 
 MODEL, TOKENIZER, CHECKPOINTS = "model.json", "tokenizer", "checkpoints"
 CONFIG, HUGGINGFACE = "config.json", "huggingface"
@@ -29,10 +35,16 @@ def tokenizer_of(folder: Path | str) -> Tokenizer:
     Hugging Face folder.
 
     Raises:
-        ValueError: there is none, it is damaged, or it has more pieces than the model has rows for.
+        ValueError: there is none, it is damaged, it has more pieces than the model has rows for, or settings beside it
+            give other ids or another layout than can be had here.
     """
     root = model_folder_of(Path(folder))
-    tokenizer = load_tokenizer(root / TOKENIZER) if _is_ours(root) else find_tokenizer(root).open()
+    if ours := _is_ours(root):
+        tokenizer, told, config = load_tokenizer(root / TOKENIZER), root / TOKENIZER / HUGGINGFACE, root / HUGGINGFACE
+    else:
+        tokenizer, told, config = find_tokenizer(root).open(), root, root
+    if not ours or told.is_dir():
+        tokenizer.layout = layout_of(told, config / CONFIG, tokenizer)
     rows = _embedding_rows(root)
     if rows is not None and rows < tokenizer.vocab_size:
         raise ValueError(

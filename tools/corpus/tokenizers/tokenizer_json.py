@@ -68,6 +68,23 @@ class JsonTokenizer(Tokenizer):
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self.library.id_to_token(int(number)) or "" for number in ids]
 
+    def laid_out(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids and types of a pair as the file's own template has them."""
+        found = self.library.encode(first, second, add_special_tokens=True)
+        return list(found.ids), list(found.type_ids)
+
+    def cut(self, text: str) -> list[str]:
+        """The parts of a text that pieces are looked for in."""
+        normalizer, pre_tokenizer = self.library.normalizer, self.library.pre_tokenizer
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        return [text] if pre_tokenizer is None else [part for part, _ in pre_tokenizer.pre_tokenize_str(text)]
+
+    @property
+    def continues_by_prefix(self) -> bool:
+        """Whether its pieces are WordPiece's."""
+        return self._plan["model"].get("continuing_subword_prefix") is not None
+
     @cached_property
     def continuations(self) -> NDArray[np.uint8]:
         """By the marks of the model, or else by the one that stands for a space when text is cut up."""
@@ -112,12 +129,7 @@ class JsonTokenizer(Tokenizer):
 
     def _cut(self, text: str) -> str:
         """A text as the model has it, its parts one after another."""
-        normalizer, pre_tokenizer = self.library.normalizer, self.library.pre_tokenizer
-        if normalizer is not None:
-            text = normalizer.normalize_str(text)
-        if pre_tokenizer is not None:
-            text = "".join(part for part, _ in pre_tokenizer.pre_tokenize_str(text))
-        return text
+        return "".join(self.cut(text))
 
     @cached_property
     def _byte_of(self) -> dict[str, int]:

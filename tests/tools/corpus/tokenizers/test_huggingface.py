@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers, processors
 
 from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_vocabulary
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import Kind, load_tokenizer
+from tools.corpus.tokenizers.base import TextLayout
+from tools.corpus.tokenizers.export import library_of_sentencepiece
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.corpus.tokenizers.huggingface import find_tokenizer, tokenizer_files, with_same_ids
+from tools.corpus.tokenizers.model_dir import tokenizer_of
+from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
+from tools.corpus.tokenizers.wordpiece import make_library
+from tools.predict.text_encoder import TextEncoder
 
 UNICODE = (
     "The FOXES, \u00c9t\u00e9 e\u0301t\u0101 \u6f22\u5b57\u3002 \u00bd na\u00efve\u00df \ufb01x\u200b! "
@@ -111,6 +119,132 @@ def test_what_a_vocabulary_cannot_say_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model" / "tokenizer_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer_config.json is no JSON"):
         find_tokenizer(tmp_path / "model")
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class = 'BertJapaneseTokenizer', by which vocab.txt"),
+        ({"tokenizer_class": "BertweetTokenizer"}, "tokenizer_class = 'BertweetTokenizer'"),
+        ({"tokenizer_class": "MPNetTokenizer"}, "tokenizer_class = 'MPNetTokenizer'"),
+        ({"tokenizer_class": "BertTokenizer", "auto_map": {"AutoTokenizer": ["own.Own", None]}}, r"never run here"),
+    ],
+)
+def test_a_vocabulary_of_another_algorithm_is_refused(
+    tmp_path: Path, file: str, settings: dict[str, object], told: str
+) -> None:
+    folder = write_folder(tmp_path / "model")
+    (folder / file).write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=told):
+        find_tokenizer(folder)
+
+
+def json_of_bert(folder: Path, **case: bool | None) -> Path:
+    """A tokenizer.json by BERT's rules, with a template of its own."""
+    made = make_library({piece: number for number, piece in enumerate(BOTH)}, lowercase=False, strip_accents=None)
+    made.normalizer = normalizers.BertNormalizer(**case)
+    made.add_special_tokens(list(BOTH[:5]))
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", BOTH.index("[CLS]")), ("[SEP]", BOTH.index("[SEP]"))],
+    )
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+BOTH = (*PIECES, *(piece for piece in CASED if piece not in PIECES))
+OF_BERT = {"tokenizer_class": "BertTokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("case", "config", "settings", "sound"),
+    [
+        ({"lowercase": False}, {"model_type": "bert"}, {**OF_BERT, "do_lower_case": False}, True),
+        ({"lowercase": True}, {"model_type": "bert"}, OF_BERT, True),
+        ({"lowercase": True, "strip_accents": False}, None, {**OF_BERT, "strip_accents": False}, True),
+        ({"lowercase": False}, {"model_type": "bert"}, {"tokenizer_class": "PreTrainedTokenizerFast"}, True),
+        ({"lowercase": False}, None, None, True),
+        ({"lowercase": True}, {"model_type": "bert"}, {**OF_BERT, "do_lower_case": False}, False),
+        ({"lowercase": False}, {"model_type": "bert"}, OF_BERT, False),  # by default the class lowercases
+        ({"lowercase": False}, {"model_type": "bert"}, None, False),  # and is the model's by default
+        ({"lowercase": False}, {"tokenizer_class": "ElectraTokenizerFast"}, {"do_lower_case": True}, False),
+        ({"lowercase": True, "strip_accents": False}, None, OF_BERT, False),
+        ({"lowercase": True, "handle_chinese_chars": False}, None, OF_BERT, False),
+    ],
+)
+def test_settings_that_contradict_a_tokenizer_json_are_refused(
+    tmp_path: Path, case: dict[str, bool], config: object, settings: object, sound: bool
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = json_of_bert(tmp_path / "model", **case)
+    for name, content in (("config.json", config), ("tokenizer_config.json", settings)):
+        if content is not None:
+            (folder / name).write_text(json.dumps(content))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = [*TEXTS, UNICODE]
+    alone = [
+        found.ids
+        for found in JsonTokenizer(folder / "tokenizer.json").library.encode_batch(texts, add_special_tokens=False)
+    ]
+    assert (alone == theirs(texts, add_special_tokens=False)["input_ids"]) == sound, "as the library has it"
+    if not sound:
+        with pytest.raises(ValueError, match=r"tokenizer.json and .*tokenizer_config.json contradict each other"):
+            find_tokenizer(folder)
+        return
+    made = tokenizer_of(folder)
+    assert made.encode(texts) == alone
+    pair = TextEncoder(made, 64).texts(["The fox"], ["the hill"])[0]
+    wanted = theirs("The fox", "the hill")
+    assert pair.ids.tolist() == wanted["input_ids"]
+    assert pair.types.tolist() == wanted.get("token_type_ids", [0] * len(pair.ids))
+
+
+@pytest.mark.parametrize(
+    ("template", "names", "layout"),
+    [
+        ("[CLS] $A [SEP] [SEP] $B [SEP]", ["input_ids"], TextLayout(between=2, second_type=0)),
+        ("[CLS] $A [SEP] $B:1 [SEP]:1", ["input_ids", "token_type_ids"], TextLayout()),
+        ("[CLS] $A [SEP] $B:1 [SEP]:1", ["input_ids"], TextLayout(second_type=0)),
+        ("[CLS] $A [SEP] [SEP] $B:1 [SEP]:1", None, TextLayout(between=2)),
+        ("$A [SEP] $B [SEP] [CLS]", None, None),  # XLNet's
+        ("[CLS] $A $B [SEP]", None, None),
+        ("[CLS] $A [SEP] $B:1 [SEP]:0", None, None),
+    ],
+)
+def test_pairs_are_laid_out_as_the_template_has_them(
+    tmp_path: Path, sentencepiece: Path, template: str, names: list[str] | None, layout: TextLayout | None
+) -> None:
+    library = library_of_sentencepiece(sentencepiece)
+    assert not isinstance(library, str)
+    special = [(name, library.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    single = " ".join(part for part in template.split() if not part.startswith("$B"))
+    library.post_processor = processors.TemplateProcessing(single=single, pair=template, special_tokens=special)
+    library.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "truncation_side": "left"}
+    settings |= {} if names is None else {"model_input_names": names}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if layout is None:
+        with pytest.raises(ValueError, match=r"lays out the pair 'a', 'b' as"):
+            tokenizer_of(tmp_path)
+        return
+    assert tokenizer_of(tmp_path).layout == replace(layout, cut_left=True)
+
+
+def test_the_side_on_which_texts_are_cut_is_the_folders(tmp_path: Path) -> None:
+    folder = json_of_bert(tmp_path / "model", lowercase=True)
+    plan = json.loads((folder / "tokenizer.json").read_text())
+    cut = {"direction": "Left", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    (folder / "tokenizer.json").write_text(json.dumps(plan | {"truncation": cut}))
+    assert tokenizer_of(folder).layout.cut_left
+    for side, left in (("right", False), ("left", True)):
+        (folder / "tokenizer_config.json").write_text(json.dumps(OF_BERT | {"truncation_side": side}))
+        assert tokenizer_of(folder).layout.cut_left == left
+    (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": "middle"}))
+    with pytest.raises(ValueError, match=r"truncation_side is left or right. Got 'middle'"):
+        tokenizer_of(folder)
 
 
 def test_tokens_beside_a_vocabulary_are_refused(tmp_path: Path) -> None:
