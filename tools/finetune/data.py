@@ -15,6 +15,7 @@ from tools.common.bounds import AtLeast, check_bounds
 from tools.corpus.quick.text_sources import EmbeddedSource, read_lines
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import Tokenizer
+from tools.corpus.tokenizers.base import InTexts
 from tools.predict.text_encoder import TextEncoder, TooLong
 
 # --- Rows of TSV, CSV and JSON lines, with the place of each for messages ---------------------------------------------
@@ -245,6 +246,9 @@ class TextData:
     """Tokens of a text or pair, at most, with the special ones."""
     too_long: TooLong = "truncate"
     """What becomes of a longer one: its end is left out and counted, or an error."""
+    special_tokens: InTexts = "text"
+    """What the name of a special token in a text is, such as [SEP] or [E1]: text, or that token, as the transformers
+    library has it. Predictions do the same."""
     bad: Literal["refuse", "skip"] = "refuse"
     """What becomes of a row of train or dev with too many or too few columns, no text or no label: an error, or it is
     left out and counted."""
@@ -276,7 +280,9 @@ class Labelled:
     where: list[str]
     """File and line of each."""
     truncated: int
-    """Texts whose end was left out."""
+    """Texts of which a part was left out."""
+    named: int
+    """Texts with the name of a special token in them."""
     skipped: int
     """Rows that were left out."""
 
@@ -316,6 +322,7 @@ def read_part(data: TextData, part: str, tokenizer: Tokenizer) -> Labelled:
         labels=[label and label.strip() for label in column("label")],
         where=[row.where for row in rows],
         truncated=reader.truncated,
+        named=reader.named,
         skipped=found[-1].number + 1 - len(rows),
     )
 
@@ -364,8 +371,8 @@ def _rows(data: TextData, part: str, columns: dict[str, Column | None], *, skip:
 def _encoded(
     reader: TextEncoder, rows: Sequence[Row], columns: dict[str, Column | None], pairs: bool
 ) -> list[EncodedText]:
-    firsts = _ids(reader.tokenizer, rows, columns["text"])
-    seconds = _ids(reader.tokenizer, rows, columns["text_b"]) if pairs else [None] * len(rows)
+    firsts = _ids(reader, rows, columns["text"])
+    seconds = _ids(reader, rows, columns["text_b"]) if pairs else [None] * len(rows)
     texts = []
     for number, (row, first, second) in enumerate(zip(rows, firsts, seconds, strict=True)):
         try:
@@ -375,10 +382,10 @@ def _encoded(
     return texts
 
 
-def _ids(tokenizer: Tokenizer, rows: Sequence[Row], column: Column | None) -> list[list[int]]:
+def _ids(reader: TextEncoder, rows: Sequence[Row], column: Column | None) -> list[list[int]]:
     assert column is not None, "a text has a column"
     texts = [row.values[column] or "" for row in rows]
-    encoded = tokenizer.encode(texts)
+    encoded = reader.encode(texts)
     for row, text, ids in zip(rows, texts, encoded, strict=True):
         if not ids:
             raise ValueError(f"{row.where}: column {column!r} has no text. Got {text!r}. Leave the row out.")

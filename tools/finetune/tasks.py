@@ -168,12 +168,18 @@ class _TextTask(ABC):
         self.best = metric
         self.data, self._recipe, self._cube = data, recipe, cube
         self._slots = recipe.run.tokens_per_rank * cube.shape.ranks
+        if data.special_tokens == "tokens":
+            tokenizer.read_names()
         train, dev = (read_part(data, part, tokenizer) for part in ("train", "dev"))
         test = None if data.test is None else read_part(data, "test", tokenizer)
         self.truncated = sum(part.truncated for part in (train, dev, test) if part is not None)
         """Texts whose end was left out."""
         skipped = [("train", train.skipped), ("dev", dev.skipped)]
         self.notes = tuple(f"{name}: {count:,} rows are left out (data.bad)" for name, count in skipped if count)
+        if named := sum(part.named for part in (train, dev, test) if part is not None):
+            is_text = data.special_tokens == "text"
+            how = 'are text (data.special_tokens = "tokens" makes them tokens)' if is_text else "are those tokens"
+            self.notes += (f"{named:,} texts have the names of special tokens in them, which {how}",)
         self._learn_labels(train)
         targets = self._targets(train)
         self.train = [Example(text=text, target=target) for text, target in zip(train.texts, targets, strict=True)]
@@ -340,7 +346,8 @@ class RegressTask(_TextTask):
 
 
 def _settings(data: TextData) -> dict[str, Any]:
-    return {"max_length": data.max_length, "pairs": data.text_b is not None}
+    read = {} if data.special_tokens == "text" else {"special_tokens": data.special_tokens}
+    return {"max_length": data.max_length, "pairs": data.text_b is not None, **read}
 
 
 def _number(text: str | None, where: str) -> float:

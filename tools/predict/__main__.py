@@ -19,6 +19,7 @@ from tensor3d import Cube, MixedPrecisionPolicy
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.common.files import check_output, draft
+from tools.corpus.tokenizers.base import InTexts
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
 from tools.predict.outputs import ArrayOutput, JsonOutput, Outcome, OutputProgress, ReadableOutput, ResultWriter
 from tools.predict.predictor import OnError, Predictor, StopError, load
@@ -56,6 +57,9 @@ class PredictCommand(CubeCommand):
     with."""
     too_long: TooLong = "truncate"
     """Leave out the end of a longer text, or question, and count it; or refuse it."""
+    special_tokens: InTexts | None = None
+    """What the name of a special token in a text is, such as [SEP] or [E1]: text, or that token, as the transformers
+    library has it. Texts with such a name are counted. Default: as the model was fine-tuned, else text."""
     on_error: OnError = "stop"
     """At a line that cannot be answered: stop, without an --output, or put {"line": ..., "error": ...} in its place and
     go on."""
@@ -105,6 +109,7 @@ class PredictCommand(CubeCommand):
                 cube=cube.with_policy(MixedPrecisionPolicy(compute=TYPES[self.compute])),
                 max_length=self.max_length,
                 too_long=self.too_long,
+                special_tokens=self.special_tokens,
                 batch_tokens=self.batch_tokens,
                 **self.options,
             )

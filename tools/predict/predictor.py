@@ -15,6 +15,7 @@ from models.bert.model import BertForPreTraining, BertModel
 from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification, Pooling
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tools.corpus.tokenizers.base import InTexts
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.predict.inputs import InputProblem, Query, query_of
 from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Valued
@@ -62,8 +63,13 @@ class Predictor(Generic[R]):
 
     @property
     def truncated(self) -> int:
-        """Texts so far whose end was left out."""
+        """Texts so far of which a part was left out."""
         return self.task.truncated
+
+    @property
+    def named(self) -> int:
+        """Texts so far with the name of a special token in them."""
+        return self.task.named
 
     @property
     def block_bytes(self) -> int:
@@ -177,6 +183,7 @@ def load(
     k: int = 5,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Filled]: ...
 @overload
@@ -187,6 +194,7 @@ def load(
     cube: Cube | None = None,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Classified | Labelled | Valued]: ...
 @overload
@@ -198,6 +206,7 @@ def load(
     k: int = 5,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Answered]: ...
 @overload
@@ -210,6 +219,7 @@ def load(
     normalize: bool = False,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Embedded]: ...
 @overload
@@ -223,6 +233,7 @@ def load(
     normalize: bool = False,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Any]: ...
 def load(
@@ -235,6 +246,7 @@ def load(
     normalize: bool = False,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Any]:
     """A model and its tokenizer, ready for texts. On a cube every rank calls it at the same time.
@@ -251,6 +263,8 @@ def load(
             made with.
         too_long: whether the end of a longer text is left out, and counted, or the text refused. Of `answer` that is
             the question: contexts are read in windows, and may have any length.
+        special_tokens: what the name of a special token in a text is: "text", or that token ("tokens"), as the
+            transformers library has it. Default: as the model was fine-tuned, else text.
         batch_tokens: of a batch, over all ranks. Default: 2048 for each rank.
 
     Raises:
@@ -274,6 +288,8 @@ def load(
             _log.info("%s makes vectors by its modules.json: %s%s", root, sentences.in_words(), instead)
     weights = run_on_all_ranks(cube, lambda: _with_heads(open_weights(folder), task))
     tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
+    if (special_tokens or weights.facts.get("special_tokens")) == "tokens":
+        run_on_all_ranks(cube, tokenizer.read_names)
     batch_tokens = BATCH_TOKENS * cube.shape.ranks if batch_tokens is None else batch_tokens
     length = run_on_all_ranks(cube, lambda: _length(weights, max_length))
     made: PredictTask[Any, Any]

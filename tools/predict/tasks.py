@@ -56,7 +56,9 @@ class PredictTask(ABC, Generic[P, R_co]):
     config: BertConfig
     cube: Cube
     truncated: int = 0
-    """Texts so far whose end was left out."""
+    """Texts so far of which a part was left out."""
+    named: int = 0
+    """Texts so far with the name of a special token in them."""
 
     @abstractmethod
     def ready(self, queries: Sequence[Query]) -> list[Ready[P] | InputProblem]:
@@ -80,7 +82,8 @@ class TextTask(PredictTask[EncodedText, R_co]):
 
     def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
         both = [query.second for query in queries if query.second is not None]
-        encoded = self.reader.tokenizer.encode([*(query.first for query in queries), *both])
+        encoded = self.reader.encode([*(query.first for query in queries), *both])
+        self.named = self.reader.named
         seconds = iter(encoded[len(queries) :])
         return [
             self._ready(query, first, next(seconds) if query.second is not None else None)
@@ -93,7 +96,8 @@ class TextTask(PredictTask[EncodedText, R_co]):
         for name, ids in ((self.fields.first, first), (self.fields.second, second)):
             if ids is not None and not ids:
                 return problem_of(query, f'"{name}" has no token. Leave it out, or write something.')
-        tokens = len(first) + 2 + (len(second) + 1 if second is not None else 0)
+        between = self.reader.tokenizer.layout.between
+        tokens = len(first) + 2 + (len(second) + between if second is not None else 0)
         if self.refuses and tokens > self.reader.max_length:
             return problem_of(
                 query,
@@ -250,6 +254,7 @@ class FillMask(TextTask[Filled]):
 
     def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
         parts = [self._split(query.first) for query in queries]
+        self.named += self.reader.tokenizer.count_named(map("\n".join, parts))  # masks are no texts' names here
         encoded = iter(self._encoded([part for of_text in parts for part in _between_masks(of_text)]))
         return [
             self._marked(query, [next(encoded) for _ in of_text]) for query, of_text in zip(queries, parts, strict=True)
@@ -358,7 +363,9 @@ class Answer(PredictTask[Pair, Answered]):
 
     def ready(self, queries: Sequence[Query]) -> list[Ready[Pair] | InputProblem]:
         pairs = [(query.first, query.second or "") for query in queries]
-        encoded = iter(self.tokenizer.encode([text for pair in pairs for text in pair]))
+        texts = [text for pair in pairs for text in pair]
+        self.named += self.tokenizer.count_named(texts)
+        encoded = iter(self.tokenizer.encode(texts))
         return [
             self._ready(query, pair, next(encoded), next(encoded)) for query, pair in zip(queries, pairs, strict=True)
         ]

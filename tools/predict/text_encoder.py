@@ -32,6 +32,8 @@ class TextEncoder:
         self.tokenizer, self.max_length, self.too_long = tokenizer, max_length, too_long
         self.truncated = 0
         """Texts of which a part was left out."""
+        self.named = 0
+        """Texts with the name of a special token in them."""
 
     def texts(self, firsts: Sequence[str], seconds: Sequence[str] | None = None) -> list[EncodedText]:
         """Sequences of texts, or of pairs.
@@ -55,8 +57,13 @@ class TextEncoder:
             types += [0] * (layout.between - 1) + [layout.second_type] * (len(second) + 1)
         return EncodedText(ids=np.array(ids, dtype=np.int64), types=np.array(types, dtype=np.int64))
 
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Their ids, without special tokens around them."""
+        self.named += self.tokenizer.count_named(texts)
+        return self.tokenizer.encode(texts)
+
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = self.tokenizer.encode(texts)
+        encoded = self.encode(texts)
         empty = next((number for number, ids in enumerate(encoded) if not ids), None)
         if empty is not None:
             raise ValueError(f"text {empty} has no token: {texts[empty]!r}. Leave it out, or write something.")

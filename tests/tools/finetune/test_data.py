@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,3 +195,19 @@ def test_bad_rows_are_left_out_and_counted(tmp_path: Path, tokenizer: Tokenizer)
     part = read_part(of, "dev", tokenizer)
     assert (part.ids, part.labels, part.skipped) == (["0", "4"], ["1", "0"], 3)
     assert task(ClassifyTask, of, tokenizer).notes[0] == "train: 3 rows are left out (data.bad)"
+
+
+def test_names_of_special_tokens_are_counted_and_read_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
+    text = "sentence\tlabel\ngood [SEP] film\t1\nbad\t0\n"
+    for how, told, facts in (
+        ("text", r"which are text (data.special_tokens", {}),
+        ("tokens", "which are those tokens", {"special_tokens": "tokens"}),
+    ):
+        tokenizer = open_tokenizer("wordpiece", tmp_path / "vocab.txt", lowercase=True)
+        found: Any = task(ClassifyTask, data(tmp_path, text, text, special_tokens=how), tokenizer)
+        assert found.notes[0].startswith("2 texts have the names of special tokens in them, ")
+        assert told in found.notes[0]
+        assert found.facts().more == {"max_length": 128, "pairs": False, **facts}
+        ids = found.train[0].text.ids.tolist()
+        assert ids.count(tokenizer.special.sep) == (1 if how == "text" else 2)

@@ -355,6 +355,21 @@ def test_long_texts_are_cut_and_counted_or_refused(models: Path) -> None:
     )
 
 
+def test_names_of_special_tokens_are_counted_and_read_as_the_model_was_made(models: Path, tmp_path: Path) -> None:
+    texts = ["a fox [SEP] a hill", "the fox"]
+    plain = load(models / "classes", "classify")
+    asked = load(models / "classes", "classify", special_tokens="tokens")
+    made = load(told_otherwise(models, "classes", tmp_path / "made", facts={"special_tokens": "tokens"}), "classify")
+    found = [model.predict(texts) for model in (plain, asked, made)]
+    assert [model.named for model in (plain, asked, made)] == [1, 1, 1]
+    assert found[0] != found[1] == found[2]
+    ids = asked.task.reader.encode(texts)[0]  # type: ignore[attr-defined]
+    assert asked.task.reader.tokenizer.pieces(ids) == ["a", "fox", "[SEP]", "a", "hill"]  # type: ignore[attr-defined]
+    masks = load(models / "language", "fill-mask")
+    masks.predict(["the [MASK]", "a [MASK] [CLS]"])
+    assert masks.named == 1, "what asks for a piece is no name in a text"
+
+
 @pytest.mark.parametrize(
     ("folder", "task", "options", "message"),
     [

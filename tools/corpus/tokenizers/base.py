@@ -96,8 +96,13 @@ class TextLayout:
         return ", ".join(told)
 
 
+InTexts = Literal["text", "tokens"]
+"""What the name of a special token in a text is: text, or that token, as the transformers library has it."""
+
+
 class Tokenizer(ABC):
-    """Text to ids and back. Nothing in a text becomes a special token, not even "[MASK]" or "</s>"."""
+    """Text to ids and back. Nothing in a text becomes a special token, not even "[MASK]" or "</s>", unless that is
+    asked for (`read_names`)."""
 
     vocab_size: int
     fingerprint: str
@@ -143,6 +148,27 @@ class Tokenizer(ABC):
         Raises:
             ValueError: the vocabulary does not tell where words begin or end.
         """
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the special tokens, those too that somebody added to the file."""
+        ids = [*self.special_ids.values(), *([] if self.unknown is None else [self.unknown])]
+        return tuple(self.pieces(ids))
+
+    def count_named(self, texts: Iterable[str]) -> int:
+        """How many texts have such a name in them."""
+        return sum(any(name in text for name in self.names) for text in texts)
+
+    def read_names(self) -> None:
+        """From here on the name of a special token in a text is that token.
+
+        Raises:
+            ValueError: this make of tokenizer does not tell them from text.
+        """
+        raise ValueError(
+            "names of special tokens can be read as tokens by a vocab.txt or a tokenizer.json, and this is a "
+            "sentencepiece model. Leave them text, or put the tokenizer.json of the library beside it."
+        )
 
     def encode_flat(self, texts: Sequence[str]) -> FlatIds:
         """What `encode` gives, in arrays."""

@@ -110,6 +110,13 @@ class JsonTokenizer(Tokenizer):
             texts[number] = None
         return word_flags(texts, behind=bool(suffix))
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return *super().names, *self.unread
+
+    def read_names(self) -> None:
+        self.library.encode_special_tokens, self.spelled = False, {}
+
     @property
     def unread(self) -> list[str]:
         """Special tokens that somebody added to the file, beside the usual ones: in a text they are text."""

@@ -89,12 +89,19 @@ class WordPieceTokenizer(Tokenizer):
             if piece.isascii() and piece.isalnum() and len(piece) <= LONGEST_WORD
         }
         self._known: dict[str, bytes] = {}
+        self._reads_names = False
+
+    def read_names(self) -> None:
+        self.library.add_special_tokens(list(self.names))
+        self._reads_names = True
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [found.ids for found in self.library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_flat(self, texts: Sequence[str]) -> FlatIds:
         """As `encode`, some times faster: a word is looked up in the vocabulary once, and remembered."""
+        if self._reads_names:
+            return super().encode_flat(texts)
         words = list(map(_parts, texts))
         self._learn(set(chain.from_iterable(words)))
         ids_of = self._known.__getitem__

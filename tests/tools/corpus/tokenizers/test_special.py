@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,10 @@ import sentencepiece
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from tests.tools.corpus.tokenized import BERT, write_sentencepiece
-from tools.corpus.tokenizers.base import find_special, spell_special
+from tools.corpus.tokenizers.base import Kind, find_special, spell_special
 from tools.corpus.tokenizers.folder import open_tokenizer
+from tools.corpus.tokenizers.model_dir import tokenizer_of
+from tools.corpus.tokenizers.wordpiece import make_library
 
 ROBERTA = ("<pad>", "<s>", "</s>", "<mask>")
 CHARACTERS = [*string.ascii_lowercase, *"<>/[]", *string.ascii_uppercase]
@@ -100,3 +103,38 @@ def test_what_cannot_be_said_at_all_is_left_out() -> None:
     ids = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3, "S": 4, "p": 5}
     special = find_special(ids.get, "x")
     assert spell_special(ids.get, special, None, "x") == {0: (5,), 1: (4,), 2: (4, 5), 3: (4,)}
+
+
+@pytest.mark.parametrize("kind", ["json", "wordpiece"])
+def test_names_are_tokens_where_that_is_asked_for(tmp_path: Path, kind: Kind) -> None:
+    """As the transformers library has them, those too that somebody added (`[E1]`)."""
+    transformers = pytest.importorskip("transformers")
+    pieces = [*BERT, "[UNK]", *"[]", *string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(pieces) + "\n")
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    added = kind == "json"
+    if added:
+        library = make_library({piece: n for n, piece in enumerate(pieces)}, lowercase=True, strip_accents=None)
+        library.add_special_tokens([*BERT, "[UNK]", "[E1]"])
+        library.save(str(tmp_path / "tokenizer.json"))
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["a [SEP] b", "ab[MASK]c [E1] d", "no name [here]", "[UNK]"]
+    tokenizer = tokenizer_of(tmp_path)
+    assert not {*tokenizer.special_ids.values()} & {number for ids in tokenizer.encode(texts) for number in ids}
+    assert tokenizer.count_named(texts) == 3
+    assert tokenizer.count_named(["[E1] a"]) == added
+    tokenizer.read_names()
+    wanted = theirs(texts, add_special_tokens=False)["input_ids"]
+    assert tokenizer.encode(texts) == wanted
+    assert tokenizer.encode_flat(texts).ids.tolist() == [number for ids in wanted for number in ids]
+    assert [tokenizer.encode_with_offsets(text)[0] for text in texts] == wanted
+
+
+def test_a_sentencepiece_model_does_not_tell_names_from_text(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer("sentencepiece", write_sentencepiece(tmp_path / "tokenizer.model"))
+    with pytest.raises(ValueError, match=r"can be read as tokens by a vocab.txt or a tokenizer.json"):
+        tokenizer.read_names()
