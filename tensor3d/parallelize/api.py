@@ -231,7 +231,8 @@ def parallelize(module: nn.Module, cube: Cube, plan: Mapping[str, ParallelRule])
     Modules that the plan names become 3-D ones; dropout becomes `Dropout3D` by itself; all others keep their own code,
     attributes, hooks and mode. Names of parameters are the original's, so state dicts and groups by name stay valid
     (`rules.attention` keeps its rows in another order: take values out with `full_state_dict`). Types are kept, frozen
-    parameters stay frozen, tied ones tied. Beside the original, memory is needed for this rank's blocks alone.
+    parameters stay frozen, tied ones tied; hooks of parameters get the gradients that are summed over the cube. Beside
+    the original, memory is needed for this rank's blocks alone.
 
     Code that is kept runs on this rank's block, as (1, rows, columns) or (rows, columns): ids come in for the whole
     plane, `rules.embedding()` gives face z, each linear changes the face. It may do elementwise work, add up what lies
@@ -249,14 +250,17 @@ def parallelize(module: nn.Module, cube: Cube, plan: Mapping[str, ParallelRule])
 
     Raises:
         ValueError: a pattern that matches nothing, a module with two kinds or in two places with one, a module that no
-            pattern takes care of, a kind that does not fit its module, sizes that do not divide, or weights that are
-            not those of the other ranks (one small all-gather). On every rank alike.
+            pattern takes care of, a kind that does not fit its module, sizes that do not divide, a hook of a parameter
+            that has no counterpart, or weights that are not those of the other ranks (one small all-gather). On every
+            rank alike.
     """
     assigned = assign(module, plan)
     check_same(module, cube)
     rebuild = _Rebuild(cube, assigned)
     model = rebuild.built(module, "")
     rebuild.fill_containers()
+    for name, parameter in module.named_parameters():
+        rebuild.workshop.take_hooks_of(name, parameter)
     check_parameters(model.parameters(), cube)
     return guard_loads(model)
 

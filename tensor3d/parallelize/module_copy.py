@@ -99,6 +99,29 @@ class ModuleBuilder:
         made = self._made.get(_key(source))
         return None if made is None else made.parameter
 
+    def take_hooks_of(self, name: str, source: nn.Parameter) -> None:
+        """Registers the hooks of the original's parameter with the one that was made from it. They get the gradient
+        that is summed over the cube, in the shape of the whole.
+
+        Raises:
+            ValueError: there are some, and no parameter for them, or its rows lie in another order.
+        """
+        hooks = list((source._backward_hooks or {}).values())
+        after = list((getattr(source, "_post_accumulate_grad_hooks", None) or {}).values())
+        if not hooks and not after:
+            return
+        made = self._made.get(_key(source))
+        if made is None or made.permute_rows is not None:
+            why = "is not made from the original's" if made is None else "has its rows in another order"
+            raise ValueError(
+                f"the parameter {name!r} has a hook, and the one on the cube {why}. Take the hook off "
+                "(handle.remove()) and register one with the parameter that parallelize gives."
+            )
+        for hook in hooks:
+            made.parameter.register_hook(hook)
+        for hook in after:
+            made.parameter.register_post_accumulate_grad_hook(hook)
+
     def buffer(self, source: Tensor) -> Tensor:
         """A copy of one of the original's buffers on the cube's device; the same source gives the same copy."""
         if id(source) not in self._buffers:
@@ -235,6 +258,13 @@ def take_hooks(source: nn.Module, target: nn.Module) -> nn.Module:
     if source._is_full_backward_hook is not None:
         target._is_full_backward_hook = source._is_full_backward_hook
     return target
+
+
+def hooks_on_activations(module: nn.Module) -> list[str]:
+    """What the hooks of a module that see its inputs, outputs or their gradients are called."""
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    found = [hook for kind in kinds for hook in (vars(module).get(kind) or {}).values()]
+    return [getattr(hook, "__name__", type(hook).__name__) for hook in found]
 
 
 def untracked_modules(name: str, module: nn.Module, tree: Collection[int]) -> list[str]:

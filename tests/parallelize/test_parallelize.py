@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d import Cube, Layout, Linear3D, all_reduce_replicated, gather
+from tensor3d import Cube, Layout, Linear3D, all_reduce_replicated, gather, shard
 from tensor3d.parallelize import ModuleBuilder, PackedRows, full_state_dict, parallelize, rules
 from tensor3d.sharding.param_layout import local, vector
 from tests.parallelize.foreign import (
@@ -30,7 +30,7 @@ from tests.parallelize.foreign import (
     varied,
 )
 from tests.ranks import run_ranks
-from tests.single_device_reference import FOUR_SHAPES, error, ranks_of, worst
+from tests.single_device_reference import FOUR_SHAPES, error, full, ranks_of, worst
 
 Shape = tuple[int, int, int, int]
 
@@ -140,6 +140,64 @@ def test_the_padding_row_gets_gradients_from_the_projection_alone() -> None:
 
 
 # --- what stays as it was ------------------------------------------------------------------------------------------
+
+
+def _tripled(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(3)
+
+
+class Hooked(nn.Module):
+    """Two linears and a norm, whose hooks change gradients and note them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8)
+        self.down.weight.register_hook(lambda gradient: gradient * 0)
+        self.up.weight.register_hook(lambda gradient: gradient / 2)
+        self.norm.bias.register_hook(lambda gradient: None)
+        self.up.bias.register_post_accumulate_grad_hook(_tripled)
+        self.up.register_forward_hook(lambda module, given, result: 2 * result)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.norm(torch.relu(self.up(x))))
+
+
+def _hooked(shape: Shape) -> dict[str, float]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(5)
+    original, x = Hooked(), torch.randn(8, 8)
+    result = original(x)
+    result.square().sum().backward()
+    cube = Cube(*shape)
+    plan = {"up": rules.linear("z"), "norm": rules.norm("y"), "down": rules.linear("y")}
+    model = parallelize(original, cube, plan)
+    found = model(shard(x, cube, "z"))
+    loss = all_reduce_replicated(found.square().sum(), cube.over("data", "x", "y", "z"))
+    loss.backward()
+    wanted = dict(original.named_parameters())
+    errors = {name: error(full(p.grad), wanted[name].grad) for name, p in model.named_parameters()}
+    assert float(full(model.down.weight.grad).abs().max()) == 0
+    return errors | {"loss": abs(float(loss.detach()) / float(result.detach().square().sum()) - 1)}
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2)])
+def test_hooks_of_parameters_and_modules_are_called(shape: Shape) -> None:
+    for errors in run_ranks(ranks_of(shape), _hooked, shape):
+        assert max(errors.values()) <= 1e-9, errors
+
+
+def test_a_hook_of_a_parameter_without_a_counterpart_is_refused() -> None:
+    original = Hooked()
+    plan = {"up": rules.linear("z"), "norm": rules.norm("y"), "down": rules.replace(lambda *_: Linear3D(16, 8, cube))}
+    cube = Cube.single()
+    with pytest.raises(ValueError, match=r"'down.weight' has a hook, and the one on the cube is not made from the"):
+        parallelize(original, cube, plan)
+    language, rows = Language(), PackedRows()
+    name = next(name for name, p in language.blocks[0].named_parameters() if "attention" in name and p.dim() == 2)
+    language.blocks[0].get_parameter(name).register_hook(lambda gradient: None)
+    with pytest.raises(ValueError, match=rf"'blocks.0.{name}' has a hook"):
+        parallelize(language, cube, language_plan(rows))
 
 
 def test_own_code_keeps_attributes_hooks_mode_and_buffers() -> None:

@@ -11,6 +11,7 @@ from tensor3d.parallelize.auto.op_rules import TraceResult, is_within, role_of
 from tensor3d.parallelize.auto.proposal import PlanLine, Proposal, fold
 from tensor3d.parallelize.auto.solver import LayerRuleChoice, LayerRuleChoices
 from tensor3d.parallelize.auto.tracer import read
+from tensor3d.parallelize.module_copy import hooks_on_activations
 from tensor3d.parallelize.torch_attention import PackedRows
 from tensor3d.parallelize.torch_layer_rules import advice, mixes
 
@@ -38,6 +39,7 @@ class UnresolvedItems:
         self._foreign()
         self._parameters()
         self._idle()
+        self._hooks()
 
     def lines(self, names: list[str]) -> Iterator[str]:
         """Modules that are open for the same reasons under one pattern, then what is open between modules."""
@@ -50,6 +52,17 @@ class UnresolvedItems:
 
     def _say(self, name: str, words: str) -> None:
         self.words.setdefault(name, []).append(words)
+
+    def _hooks(self) -> None:
+        """Their code is called where nothing is followed, and on the cube it sees blocks."""
+        for name, module in self.modules.items():
+            if hooks := hooks_on_activations(module):
+                self._say(
+                    name,
+                    f"has hooks ({', '.join(hooks)}), whose code is not read here, and which on the cube get this "
+                    "rank's block of rows and columns. Take them off (handle.remove()), and register what you have "
+                    "written for blocks with the module that parallelize gives",
+                )
 
     def _replace(self, name: str, inside: list[str]) -> None:
         self.replaced.add(name)

@@ -181,3 +181,21 @@ def test_a_module_that_fails_on_its_example_is_named_with_the_place() -> None:
     with pytest.raises(ValueError, match=r"raised RuntimeError.*'0\.1'.*input \(2, 5, 16\) float32"):
         propose_plan(model, hidden())
     assert not any(part._forward_hooks for part in model.modules())
+
+
+def test_hooks_whose_code_is_not_read_are_open() -> None:
+    """Softmax over all columns, in a hook of a layer: on a rank it would be that of its block."""
+
+    def softmax(module: nn.Module, given: Any, result: Tensor) -> Tensor:
+        return result.softmax(-1)
+
+    model = Stack(lambda model, x: model.b(model.a(x)), a=linear(), b=linear())
+    assert not propose_plan(model, hidden()).unresolved
+    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        handle = getattr(model.a, register)(softmax if register == "register_forward_hook" else lambda *_: None)
+        proposal = propose_plan(model, hidden())
+        assert "has hooks (" in open_at(proposal, "a")
+        with pytest.raises(ValueError, match=r"has hooks"):
+            proposal.settled()
+        handle.remove()
+    assert not propose_plan(model, hidden()).unresolved
