@@ -20,6 +20,7 @@ from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, TOKENIZER, ke
 from tools.corpus.tokenizers.wordpiece import guess_accents
 from tools.finetune.config import ModelSection
 from tools.finetune.data import EMBEDDED, embedded_sentences
+from tools.predict.text_encoder import check_types
 
 _EMBEDDED_PIECES = 2048
 # Of config.json: of a head that was there before. Left in, other classes would be read into the new one.
@@ -51,16 +52,17 @@ class InitModel:
             write_json(folder / HUGGINGFACE / CONFIG, kept)
 
 
-def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube) -> InitModel:
+def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *, pairs: bool) -> InitModel:
     """Every rank calls it.
 
     Args:
         max_length: tokens of the longest sequence.
+        pairs: whether sequences are of two texts.
         output: a folder, in whose `tokenizer` that of a model with random weights is kept.
 
     Raises:
         ValueError: no weights or no tokenizer there, sizes that do not divide on the cube, fewer positions than the
-            longest sequence has.
+            longest sequence has, fewer types than pairs have.
     """
     if model.start_from is not None:
         folder = Path(model.start_from)
@@ -82,6 +84,8 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube) -
             f"data.max_length={max_length} is more than the {start.config.positions} positions of the model in "
             f"{model.start_from}. Lower it."
         )
+    if pairs:
+        check_types(start.config, start.tokenizer, str(model.start_from))
     start.config.check(cube.shape)
     return start
 

@@ -57,6 +57,11 @@ class FinetuneCommand:
         length: int = self.settings.data.max_length
         return length
 
+    @property
+    def pairs(self) -> bool:
+        """Whether sequences are of two texts, as a question and its context are."""
+        return getattr(self.settings.data, "text_b", True) is not None
+
     def inputs(self) -> Sequence[Path]:
         """The files that the task reads: their content is part of the settings."""
         files: Sequence[Path] = self.settings.data.files()

@@ -193,7 +193,8 @@ def _all_seeds(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
     # Every seed begins with the same weights, also where a run that goes on writes newer ones meanwhile.
     source = run_on_rank0(cube, lambda: keep_settings(command))
     try:
-        start = open_start(dataclasses.replace(recipe.model, start_from=source), command.max_length, folder, cube)
+        model = dataclasses.replace(recipe.model, start_from=source)
+        start = open_start(model, command.max_length, folder, cube, pairs=command.pairs)
         task = run_on_all_ranks(cube, lambda: command.make_task(start.tokenizer, cube))
     except BaseException:
         drop_settings(folder)  # on every rank: one that ends may take the others with it

@@ -21,7 +21,7 @@ from tools.predict.inputs import InputProblem, Query, query_of
 from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Valued
 from tools.predict.sentence_folder import sentence_settings
 from tools.predict.tasks import Classify, ClassProblem, Embed, FillMask, PredictTask, Ready, TaskName, names_of
-from tools.predict.text_encoder import TextEncoder, TooLong
+from tools.predict.text_encoder import TextEncoder, TooLong, check_types
 
 if TYPE_CHECKING:
     from models.bert.huggingface import WeightSource
@@ -165,6 +165,14 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "answer": ("answers",),
     "embed": (),
 }
+_READ = frozenset(
+    f"Bert{name}"
+    for name in (
+        *("Model", "ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction", "ForSequenceClassification"),
+        "ForQuestionAnswering",
+    )
+)
+"""Classes of the transformers library whose heads are read."""
 _MAKERS = {
     "fill-mask": "python -m tools.pretrain RECIPE.toml --output DIR; or take a Hugging Face folder of BertForMaskedLM",
     "classify": "python -m tools.finetune classify RECIPE.toml (or regress)",
@@ -300,6 +308,7 @@ def load(
         # Imported here: no other task needs it.
         from tools.predict.tasks import Answer, settings_for
 
+        run_on_all_ranks(cube, lambda: check_types(config, tokenizer, str(folder)))
         settings = run_on_all_ranks(cube, lambda: settings_for(weights.facts, length, is_asked=max_length is not None))
         with cube.skip_init():
             questions = BertForQuestionAnswering(config, cube)
@@ -338,6 +347,10 @@ def _problem(weights: WeightSource) -> ClassProblem:
     if weights.problem == "classify":
         return "classify"
     if weights.problem == "regress":
+        if weights.outputs != 1:
+            raise ValueError(
+                f"{weights.folder} is for regression with {weights.outputs} numbers of each text, and one is read here."
+            )
         return "regress"
     told = (weights.settings or {}).get("problem_type")
     if told == "multi_label_classification":
@@ -355,8 +368,11 @@ def _with_heads(weights: WeightSource, task: str) -> WeightSource:
     missing = [head for head in _HEADS[task] if head not in weights.heads]
     if missing:
         has = ", ".join(weights.heads) or "none"
+        kinds = (weights.settings or {}).get("architectures") or ()
+        others = [str(kind) for kind in kinds if kind not in _READ] if isinstance(kinds, list) else []
+        made = f", and is a {others[0]}, whose own head is not read here" if others else ""
         raise ValueError(
-            f"{task} needs a model with the head {missing[-1]}. {weights.folder} has the heads: {has}. Make one: "
+            f"{task} needs a model with the head {missing[-1]}. {weights.folder} has the heads: {has}{made}. Make one: "
             f"{_MAKERS[task]}"
         )
     return weights

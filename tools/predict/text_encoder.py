@@ -7,11 +7,25 @@ from typing import Literal
 
 import numpy as np
 
+from models.bert.config import BertConfig
 from models.bert.text_batches import EncodedText
 from tools.corpus.tokenizers import Tokenizer
 
 TooLong = Literal["truncate", "refuse"]
 """What becomes of a text with more tokens than the model has places: its end is left out and counted, or an error."""
+
+
+def check_types(config: BertConfig, tokenizer: Tokenizer, name: str) -> None:
+    """Raises ValueError for a model whose table of types has no row for the second text of a pair.
+
+    Args:
+        name: of its folder, for the error.
+    """
+    if config.types <= tokenizer.layout.second_type:
+        raise ValueError(
+            f"the model in {name} has types below {config.types} (type_vocab_size), and the second text of a pair has "
+            f"type {tokenizer.layout.second_type}. Give single texts, or take a model that was made for pairs."
+        )
 
 
 class TextEncoder:

@@ -38,6 +38,8 @@ _OF_LAYERS = {
     "mlp.down": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
+_THEIR_LAYER = re.compile(r"bert\.encoder\.layer\.\d+\.(.+)\.(?:weight|bias)")
+_IN_LAYERS = {*_OF_LAYERS.values(), *(f"attention.self.{each}" for each in _QKV)}
 _OTHERS = {
     "bert.embeddings.tokens.weight": EMBEDDING,
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
@@ -91,6 +93,13 @@ def library_names(name: str) -> tuple[str, ...]:
         f"{name} has no counterpart in Hugging Face's BERT, whose encoder is the classic one with norms after its "
         'blocks. Use encoder="classic" and norm="post".'
     )
+
+
+def is_known(name: str) -> bool:
+    """Whether the library's BERT has a tensor of this name in its encoder, or had one."""
+    if match := _THEIR_LAYER.fullmatch(name):
+        return match[1] in _IN_LAYERS
+    return name in _OTHERS.values() or name in BUFFERS
 
 
 def part_of(name: str) -> str | None:

@@ -189,6 +189,7 @@ class HFWeights(WeightSource):
         self.config = config_from(self.settings, where)
         found = file_tensors(folder)
         self._tensors, self._names = found, _by_library_name(found, folder)
+        self._check_names()
         if (layers := param_names.layers_among(self._names)) > self.config.layers:
             raise ValueError(
                 f"{folder}: the weights are of {layers} layers, and {CONFIG} says num_hidden_layers "
@@ -203,6 +204,25 @@ class HFWeights(WeightSource):
             self.facts["types"] = types
         if (dropout := classifier_dropout_from(self.settings, where)) is not None:
             self.facts["classifier_dropout"] = dropout
+
+    def _check_names(self) -> None:
+        """Raises ValueError for an encoder under other names, or with more in it than a BERT has."""
+        prefix = param_names.prefix_among(self._tensors)
+        if prefix not in (None, "", "bert."):
+            raise ValueError(
+                f"{self.folder}: the names of the encoder begin with {prefix!r} instead of 'bert.', as wrappers of a "
+                "model save them. Rename the tensors, without what stands before 'bert.', or save the model inside "
+                "with its own save_pretrained."
+            )
+        names = {name: own for name, own in self._names.items() if param_names.of_encoder(name)}
+        more = [own for name, own in names.items() if not param_names.is_known(name)]
+        if more:
+            told = f"{more[0]}{f' and {len(more) - 1} more' if len(more) > 1 else ''}"
+            raise ValueError(
+                f"{self.folder} has tensors in its encoder that no BERT has: {told}. Adapters (LoRA and the like) "
+                "change what the model says: merge them into its weights with the library that made them, or take the "
+                "model without them. Other architectures are not read."
+            )
 
     def _take_labels(self, where: Path) -> None:
         assert self.settings is not None
@@ -254,13 +274,10 @@ class HFWeights(WeightSource):
             return name
         if name == param_names.MASKED_LM_BIAS and param_names.DECODER_BIAS in self._names:
             return param_names.DECODER_BIAS
+        tied = (self.settings or {}).get("tie_word_embeddings", True)
+        if name == param_names.EMBEDDING and param_names.DECODER_WEIGHT in self._names and tied:
+            return param_names.DECODER_WEIGHT  # one tensor for both, saved once
         prefix = param_names.prefix_among(self._tensors)
-        if prefix not in (None, "", "bert."):
-            raise ValueError(
-                f"{self.folder}: {name} is missing, for the names of the encoder begin with {prefix!r} instead of "
-                "'bert.', as wrappers of a model save them. Rename the tensors, without what stands before 'bert.', or "
-                "save the model inside with its own save_pretrained."
-            )
         begin = f"the names of its encoder begin with {prefix!r}" if prefix else "its names have no prefix"
         if prefix is None:
             begin = f"it has no embedding of tokens, and its first tensor is {next(iter(self._tensors), 'none')}"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from models.bert import BertForPreTraining
 from models.bert.tasks import class_logits, sentence_vectors
@@ -397,6 +398,44 @@ def test_models_and_options_that_cannot_be(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         load(models / folder, task, **options)
+
+
+def _of_library(folder: Path, kind: str, **config: Any) -> Path:
+    transformers = pytest.importorskip("transformers")
+    from tests.tools.corpus.tokenized import PIECES, write_vocabulary
+
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    made = transformers.BertConfig(vocab_size=len(PIECES), **sizes, **config)
+    getattr(transformers, kind)(made).save_pretrained(folder)
+    write_vocabulary(folder / "vocab.txt")
+    return folder
+
+
+def test_folders_for_something_else_are_refused_by_name(tmp_path: Path) -> None:
+    several = _of_library(
+        tmp_path / "several", "BertForSequenceClassification", num_labels=3, problem_type="regression"
+    )
+    with pytest.raises(ValueError, match=r"regression with 3 numbers of each text"):
+        load(several, "classify")
+    tags = _of_library(tmp_path / "tags", "BertForTokenClassification")
+    with pytest.raises(ValueError, match=r"is a BertForTokenClassification, whose own head is not read here"):
+        load(tags, "classify")
+    wrapped = _of_library(tmp_path / "wrapped", "BertForMaskedLM")
+    tensors = {f"module.{name}": value for name, value in load_file(wrapped / "model.safetensors").items()}
+    save_file(tensors, wrapped / "model.safetensors")
+    with pytest.raises(ValueError, match=r"encoder begin with 'module.bert.' instead of 'bert.'"):
+        load(wrapped, "fill-mask")
+
+
+def test_pairs_need_a_type_for_the_second_text(tmp_path: Path) -> None:
+    folder = _of_library(tmp_path / "one", "BertForSequenceClassification", type_vocab_size=1)
+    model = load(folder, "classify")
+    assert len(model.predict(["the fox"])) == 1
+    with pytest.raises(ValueError, match=r"text \b0\b: the model has types below 1"):
+        model.predict([{"text": "the fox", "text_b": "a hill"}])
+    answers = _of_library(tmp_path / "answers", "BertForQuestionAnswering", type_vocab_size=1)
+    with pytest.raises(ValueError, match=r"has types below 1 \(type_vocab_size\)"):
+        load(answers, "answer")
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def without_layer(tensors: Tensors) -> None:
     ("change", "message"),
     [
         (without_layer, f"{LAYER} is missing, which the model needs; the names of its encoder begin with 'be"),
-        (renamed, "is missing, for the names of the encoder begin with 'model.bert.' instead of 'bert.', as wrappers"),
+        (renamed, "the names of the encoder begin with 'model.bert.' instead of 'bert.', as wrappers"),
         (without_embedding, "it has no embedding of tokens, and its first tensor is bert.embeddings.LayerNorm.bias"),
         (half_a_head, "cls.predictions.transform.LayerNorm.bias is missing"),
         (both_names, "has bert.embeddings.LayerNorm.gamma and bert.embeddings.LayerNorm.weight, which are the same"),
