@@ -117,10 +117,13 @@ class ModuleBuilder:
                 f"the parameter {name!r} has a hook, and the one on the cube {why}. Take the hook off "
                 "(handle.remove()) and register one with the parameter that parallelize gives."
             )
+        trained = made.parameter.requires_grad
+        made.parameter.requires_grad_()  # torch takes no hook of one that is frozen, and keeps those that are there
         for hook in hooks:
             made.parameter.register_hook(hook)
         for hook in after:
             made.parameter.register_post_accumulate_grad_hook(hook)
+        made.parameter.requires_grad_(trained)
 
     def buffer(self, source: Tensor) -> Tensor:
         """A copy of one of the original's buffers on the cube's device; the same source gives the same copy."""

@@ -157,6 +157,8 @@ class Hooked(nn.Module):
         self.up.weight.register_hook(lambda gradient: gradient / 2)
         self.norm.bias.register_hook(lambda gradient: None)
         self.up.bias.register_post_accumulate_grad_hook(_tripled)
+        self.norm.weight.register_hook(lambda gradient: gradient + 1)
+        self.norm.weight.requires_grad_(False)
         self.up.register_forward_hook(lambda module, given, result: 2 * result)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,7 +178,9 @@ def _hooked(shape: Shape) -> dict[str, float]:
     loss = all_reduce_replicated(found.square().sum(), cube.over("data", "x", "y", "z"))
     loss.backward()
     wanted = dict(original.named_parameters())
-    errors = {name: error(full(p.grad), wanted[name].grad) for name, p in model.named_parameters()}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert set(wanted) - set(trained) == {"norm.weight"}
+    errors = {name: error(full(p.grad), wanted[name].grad) for name, p in trained.items()}
     assert float(full(model.down.weight.grad).abs().max()) == 0
     return errors | {"loss": abs(float(loss.detach()) / float(result.detach().square().sum()) - 1)}
 

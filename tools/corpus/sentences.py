@@ -34,13 +34,13 @@ def likely_encoding(data: bytes) -> str:
     return "UTF-16 (little-endian, UTF-16LE)" if odd > even else "UTF-16 (big-endian, UTF-16BE)"
 
 
-ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+ENTITY = re.compile(r"&(?:#0{0,20}[0-9]{1,7}|#[xX]0{0,20}[0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 """`&shy` without its `;` is none."""
 
 
 def entity_text(entity: str) -> str:
     """What an entity stands for: itself where HTML has none of that name; nothing where its number is that of no
-    character (`&#0;`, half of a surrogate pair), for which others write U+FFFD."""
+    character (`&#0;`, half of a surrogate pair), for which others write U+FFFD, or of U+FFFD itself."""
     return entity if entity[1] != "#" and entity[1:] not in html5 else html.unescape(entity).replace("\ufffd", "")
 
 

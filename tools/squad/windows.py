@@ -196,11 +196,7 @@ def make_windows(
     Raises:
         ValueError: a question or a context without a token, or a tokenizer whose folder lays pairs out otherwise.
     """
-    if (tokenizer.layout.between, tokenizer.layout.second_type) != (1, 1):
-        raise ValueError(
-            "questions are read as [CLS] question [SEP] context [SEP] with the types 0 and 1, and the folder of this "
-            f"tokenizer has {tokenizer.layout.in_words()}. Take a model with BERT's layout."
-        )
+    check_layout(tokenizer)
     numbers: dict[str, int] = {}
     passage = [numbers.setdefault(context, len(numbers)) for _, context in questions]
     with progress_of(total=len(numbers) + len(questions), desc="tokenize", unit=" texts", shown=progress) as bar:
@@ -232,6 +228,15 @@ def make_windows(
         tokens=np.array(tokens, dtype=np.int32),
         sep=tokenizer.special.sep,
     )
+
+
+def check_layout(tokenizer: Tokenizer) -> None:
+    """Raises ValueError for a tokenizer whose folder lays pairs out in another way than windows are."""
+    if (tokenizer.layout.between, tokenizer.layout.second_type) != (1, 1):
+        raise ValueError(
+            "questions are read as [CLS] question [SEP] context [SEP] with the types 0 and 1, and the folder of this "
+            f"tokenizer has {tokenizer.layout.in_words()}. Take a model with BERT's layout."
+        )
 
 
 def _passage(tokenizer: Tokenizer, context: str, bar: tqdm) -> Passage:

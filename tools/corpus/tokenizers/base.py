@@ -157,7 +157,9 @@ class Tokenizer(ABC):
 
     def count_named(self, texts: Iterable[str]) -> int:
         """How many texts have such a name in them."""
-        return sum(any(name in text for name in self.names) for text in texts)
+        names = self.names
+        begin = {name[0] for name in names if name}  # few texts have a bracket at all
+        return sum(any(mark in text for mark in begin) and any(name in text for name in names) for text in texts)
 
     def read_names(self) -> None:
         """From here on the name of a special token in a text is that token.

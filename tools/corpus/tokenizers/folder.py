@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tools.common.files import read_file, write_file
-from tools.corpus.tokenizers.base import FILES, SETTINGS, Kind, Tokenizer
+from tools.corpus.tokenizers.base import FILES, SETTINGS, Kind, TextLayout, Tokenizer
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
@@ -33,8 +34,12 @@ def install_tokenizer(
     lowercase: bool = False,
     strip_accents: bool | None = None,
     any_case: bool = False,
+    layout: TextLayout | None = None,
 ) -> Tokenizer:
     """Checks a tokenizer's file and copies it into `folder`, with its settings; `load_tokenizer` opens it there.
+
+    Args:
+        layout: where it is not BERT's.
 
     Raises:
         ValueError: the file is missing, damaged or lacks a special token.
@@ -44,6 +49,9 @@ def install_tokenizer(
     if kind == "wordpiece":
         settings["lowercase"] = lowercase
         settings["strip_accents"] = lowercase if strip_accents is None else strip_accents
+    tokenizer.layout = layout or TextLayout()
+    if tokenizer.layout != TextLayout():
+        settings["layout"] = asdict(tokenizer.layout)
     write_file(folder / FILES[kind], read_file(file))
     write_file(folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
     return tokenizer
@@ -63,6 +71,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"{folder / FILES[kind]} is not the file that {SETTINGS} speaks of: it has been changed. Run "
             "`python -m tools.corpus tokenizer` again, and the steps after it."
         )
+    try:
+        # Folders of before were read as BERT's, and what was fine-tuned with them goes on so.
+        tokenizer.layout = TextLayout(**settings.get("layout", {}))
+    except TypeError as error:
+        raise ValueError(f"{folder / SETTINGS} has a layout that is not known here: {error}.") from error
     return tokenizer
 
 

@@ -44,6 +44,13 @@ def check_added(folder: Path, tokenizer: Tokenizer, file: Path, remedy: str) -> 
                 f"{where} adds the token {name!r}{'' if number is None else f' with the id {number}'}, which "
                 f"{file.name} by itself does not have as such. {remedy}"
             )
+    _check_told(folder, tokenizer, file, remedy)
+
+
+def _check_told(folder: Path, tokenizer: Tokenizer, file: Path, remedy: str) -> None:
+    """Raises ValueError where the folder calls a special token by another name than the file."""
+    ids = {**tokenizer.special_ids} | ({} if tokenizer.unknown is None else {"unk": tokenizer.unknown})
+    names = dict(zip(ids, tokenizer.pieces(list(ids.values())), strict=True))
     for where, role, name in _told(folder):
         if name != names.get(role, name):
             raise ValueError(f"{where} calls {role}_token {name!r}, and {file.name} has {names[role]!r}. {remedy}")
@@ -55,6 +62,7 @@ def check_named(folder: Path, tokenizer: Tokenizer, file: Path, remedy: str) -> 
     Raises:
         ValueError: it lacks one, or a damaged file.
     """
+    _check_told(folder, tokenizer, file, remedy)
     added = [(where, name, number) for where, name, number in _added(folder) if number is not None]
     known = set(tokenizer.pieces(range(tokenizer.vocab_size))) if added else set()
     for where, name, number in added:
@@ -81,11 +89,10 @@ def _added(folder: Path) -> Iterator[tuple[Path, str, int | None]]:
     """The file, the token and its id, where one is said."""
     for name, number in read_table(folder / ADDED).items():
         yield folder / ADDED, name, number
-    decoder = read_table(folder / CONFIG).get("added_tokens_decoder") or {}
-    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+    for number, token in read_config(folder / CONFIG).get("added_tokens_decoder", {}).items():
         yield folder / CONFIG, _name(token), int(number) if str(number).isdecimal() else -1
     for where in (folder / CONFIG, folder / SPECIAL_MAP):
-        table = read_table(where)
+        table = read_config(where)
         for key in _EXTRA:
             tokens = table.get(key) or ()
             for token in tokens.values() if isinstance(tokens, dict) else tokens:
@@ -106,29 +113,62 @@ def _name(token: object) -> str:
 
 # --- What decides how the library reads the files ---------------------------------------------------------------------
 
-_OF_BERT = frozenset(
-    f"{name}Tokenizer{fast}"
-    for name in ("Bert", "ConvBert", "DistilBert", "Electra", "Lxmert", "MobileBert", "RetriBert", "SqueezeBert")
-    for fast in ("", "Fast")
+
+def _classes(*names: str) -> frozenset[str]:
+    return frozenset(f"{name}Tokenizer{fast}" for name in names for fast in ("", "Fast"))
+
+
+_OF_BERT = _classes(
+    *("Bert", "DistilBert", "Electra", "LayoutLM", "Lxmert", "MobileBert", "Realm", "SqueezeBert"),
+    *("DPRContextEncoder", "DPRQuestionEncoder", "DPRReader"),
 )
 """Classes that make BERT's own rules out of the vocabulary and the settings, whatever a tokenizer.json says."""
+_ALSO_OF_BERT = _classes("ConvBert", "RetriBert")
+"""Of a vocabulary by itself they make those too; a tokenizer.json they take as it is."""
 _AS_IT_IS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-_OF_SENTENCEPIECE = frozenset({"AlbertTokenizer", "AlbertTokenizerFast", "BigBirdTokenizer", "BigBirdTokenizerFast"})
+_OF_SENTENCEPIECE = _classes("Albert", "BigBird")
 """Classes whose ids are those of the sentencepiece model."""
-_WITHOUT_JSON = frozenset(
-    f"{name}Tokenizer" for name in ("BertJapanese", "Bertweet", "Canine", "Flaubert", "Phobert", "Tapas", "XLM")
-)
-"""Classes that read no tokenizer.json."""
-_MODEL_TYPES = frozenset({"bert", "convbert", "distilbert", "electra", "lxmert", "mobilebert", "squeezebert"})
+_OF_JSON = _OF_SENTENCEPIECE | _classes("Camembert", "Deberta", "DebertaV2", "Roberta", "XLMRoberta")
+"""Classes whose tokenizer.json says what they do."""
+_WITHOUT_TYPES = _classes("DistilBert") | {"TokenizersBackend"}
+"""Classes that give no types where `model_input_names` is not said."""
+_MODEL_TYPES = frozenset({"bert", "distilbert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"})
 """Of config.json: where nothing names a class, the library takes one of `_OF_BERT`."""
+_BOOL = (bool, int)
+_TYPES: MappingProxyType[str, tuple[type, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("do_lower_case", "strip_accents", "tokenize_chinese_chars", "do_basic_tokenize"), _BOOL),
+        **dict.fromkeys(("tokenizer_class", "truncation_side"), (str,)),
+        **dict.fromkeys(_EXTRA, (list, dict)),
+        "added_tokens_decoder": (dict,),
+        "auto_map": (list, dict),
+        "model_input_names": (list,),
+    }
+)
+"""Of the settings that are read; null is as if nothing were said."""
 
 
-def _class_of(folder: Path, config: Path) -> tuple[str | None, Path]:
+def read_config(file: Path) -> dict[str, Any]:
+    """The settings in a file that say something; empty where there is none.
+
+    Raises:
+        ValueError: a damaged file, or a setting of another type than it has in the library.
+    """
+    found = {name: value for name, value in read_table(file).items() if value is not None}
+    for name, kinds in _TYPES.items():
+        if name in found and not isinstance(found[name], kinds):
+            wanted = " or ".join(dict.fromkeys(each.__name__ for each in kinds))
+            raise ValueError(f"{file}: {name} must be of type {wanted}. Got {found[name]!r}.")
+    return found
+
+
+def _class_of(folder: Path) -> tuple[str | None, Path]:
     """The class that the library reads the tokenizer with, and the file that says so; None: it goes by the files."""
+    config = folder / "config.json"
     for file in (folder / CONFIG, config):
-        if name := read_table(file).get("tokenizer_class"):
+        if name := read_config(file).get("tokenizer_class"):
             return str(name), file
-    return ("BertTokenizer" if read_table(config).get("model_type") in _MODEL_TYPES else None), config
+    return ("BertTokenizer" if str(read_config(config).get("model_type")) in _MODEL_TYPES else None), config
 
 
 def check_class(folder: Path, kind: Kind, file: Path, remedy: str) -> None:
@@ -138,14 +178,19 @@ def check_class(folder: Path, kind: Kind, file: Path, remedy: str) -> None:
         ValueError: it is another algorithm's, code of the folder's own, or goes by settings that contradict the file.
     """
     for where in (folder / CONFIG, folder / "config.json"):
-        if "AutoTokenizer" in (read_table(where).get("auto_map") or {}):
+        own = read_config(where).get("auto_map", {})
+        if "AutoTokenizer" in own if isinstance(own, dict) else bool(own):
             raise ValueError(
                 f"{where} names code of its own for the tokenizer (auto_map), which is never run here. {remedy}"
             )
-    name, where = _class_of(folder, folder / "config.json")
+    name, where = _class_of(folder)
     if name is None:
         return
-    known = {"wordpiece": _OF_BERT, "sentencepiece": _OF_SENTENCEPIECE | _OF_BERT, "json": {name} - _WITHOUT_JSON}
+    known = {
+        "wordpiece": _OF_BERT | _ALSO_OF_BERT,
+        "sentencepiece": _OF_SENTENCEPIECE | _OF_BERT,
+        "json": _OF_BERT | _ALSO_OF_BERT | _OF_JSON,
+    }
     if name not in known[kind] | _AS_IT_IS:
         raise ValueError(
             f"{where} has tokenizer_class = {name!r}, by which {file.name} alone does not give the ids. {remedy}"
@@ -159,30 +204,34 @@ def _check_json(folder: Path, file: Path, name: str) -> None:
     from tokenizers import normalizers, pre_tokenizers
 
     made = JsonTokenizer(file)
-    if not made.continues_by_prefix:
-        return  # XLM-R's in a BERT: the library could not make one of BERT's of it
-    settings = read_table(folder / CONFIG)
+    if not made.is_wordpiece:
+        return  # such as XLM-R's in a BERT: the file is all that says what to do
+    settings = read_config(folder / CONFIG)
     told = {key: settings.get(key, default) for key, default in _CASE.items()}
+    accents = told["strip_accents"]
     clean = normalizers.BertNormalizer(
         lowercase=bool(told["do_lower_case"]),
-        strip_accents=told["strip_accents"],
+        strip_accents=None if accents is None else bool(accents),
         handle_chinese_chars=bool(told["tokenize_chinese_chars"]),
     )
     cut = pre_tokenizers.BertPreTokenizer()
-    for text in _PROBE:
+    problem = made.of_other_words_than_bert
+    for text in () if problem else _PROBE:
         wanted, found = [part for part, _ in cut.pre_tokenize_str(clean.normalize_str(text))], made.cut(text)
         if wanted != found:
             at = next(place for place, (one, other) in enumerate(zip_longest(wanted, found)) if one != other)
-            said = ", ".join(
-                f"{key} = {json.dumps(value)}{'' if key in settings else ' (its default)'}"
-                for key, value in told.items()
-            )
-            raise ValueError(
-                f"{file} and {folder / CONFIG} contradict each other: as a {name}, the transformers library goes by "
-                f"{said}, and cuts {text!r} into {' '.join(wanted[at : at + 2])!r} where {file.name} has "
-                f"{' '.join(found[at : at + 2])!r}. Write into {CONFIG} what the model was trained with, such as "
-                '{"do_lower_case": false}; or, for the file as it is, {"tokenizer_class": "PreTrainedTokenizerFast"}.'
-            )
+            problem = f"{' '.join(found[at : at + 2])!r} where the settings give {' '.join(wanted[at : at + 2])!r}"
+            break
+    if problem:
+        said = ", ".join(
+            f"{key} = {json.dumps(value)}{'' if key in settings else ' (its default)'}" for key, value in told.items()
+        )
+        raise ValueError(
+            f"{file} and {folder / CONFIG} contradict each other: as a {name}, the transformers library goes by "
+            f"{said}, and {file.name} has {problem}. Write into {CONFIG} what the model was trained with, such as "
+            '{"do_lower_case": false}; or, for the file as it is, {"tokenizer_class": "PreTrainedTokenizerFast", '
+            '"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}.'
+        )
 
 
 _CASE: MappingProxyType[str, bool | None] = MappingProxyType(
@@ -191,24 +240,26 @@ _CASE: MappingProxyType[str, bool | None] = MappingProxyType(
 """Settings of BERT's class, and what they are where nothing is said."""
 
 
-def layout_of(folder: Path, config: Path, tokenizer: Tokenizer) -> TextLayout:
+def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
     """How the library lays out what the tokenizer of such a folder gives.
-
-    Args:
-        folder: with the tokenizer's files.
-        config: the model's config.json, where there is one.
 
     Raises:
         ValueError: it does so in a way that is not known here.
     """
-    settings = read_table(folder / CONFIG)
+    settings, (name, _) = read_config(folder / CONFIG), _class_of(folder)
     json_file = read_table(folder / FILES["json"]) if isinstance(tokenizer, JsonTokenizer) else {}
     side = settings.get("truncation_side") or (json_file.get("truncation") or {}).get("direction") or "right"
     if str(side).lower() not in ("left", "right"):
         raise ValueError(f"{folder / CONFIG}: truncation_side is left or right. Got {side!r}.")
-    layout = TextLayout(cut_left=str(side).lower() == "left")
-    name, _ = _class_of(folder, config)
-    if not isinstance(tokenizer, JsonTokenizer) or not json_file.get("post_processor") or name in _OF_BERT:
+    has_types = (
+        "token_type_ids" in settings["model_input_names"]
+        if "model_input_names" in settings
+        else name not in _WITHOUT_TYPES
+    )
+    layout = TextLayout(cut_left=str(side).lower() == "left", second_type=int(has_types))
+    if not isinstance(tokenizer, JsonTokenizer) or not json_file.get("post_processor"):
+        return layout
+    if name in _OF_BERT and tokenizer.is_wordpiece:
         return layout
     cls, sep = tokenizer.special_ids["cls"], tokenizer.special_ids["sep"]
     ids, types = tokenizer.laid_out("a", "b")
@@ -217,7 +268,6 @@ def layout_of(folder: Path, config: Path, tokenizer: Tokenizer) -> TextLayout:
         if ids == [cls, *first, *[sep] * between, *second, sep]:
             of_second = set(types[-len(second) - 1 :])
             if len(of_second) == 1 and not any(types[: -len(second) - 1]):
-                has_types = "token_type_ids" in settings.get("model_input_names", ["token_type_ids"])
                 return replace(layout, between=between, second_type=of_second.pop() if has_types else 0)
     raise ValueError(
         f"{folder / FILES['json']} lays out the pair 'a', 'b' as {tokenizer.pieces(ids)} with types {types}. Known are "
@@ -274,10 +324,16 @@ class FoundTokenizer:
             self.kind, self.file, lowercase=self.lowercase, strip_accents=self.strip_accents, any_case=True
         )
 
-    def install(self, folder: Path) -> Tokenizer:
+    def install(self, folder: Path, layout: TextLayout | None = None) -> Tokenizer:
         """Puts it into a folder of ours, which is there; `load_tokenizer` opens it."""
         return install_tokenizer(
-            self.kind, self.file, folder, lowercase=self.lowercase, strip_accents=self.strip_accents, any_case=True
+            self.kind,
+            self.file,
+            folder,
+            lowercase=self.lowercase,
+            strip_accents=self.strip_accents,
+            any_case=True,
+            layout=layout,
         )
 
 
@@ -344,7 +400,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 def _case(folder: Path, vocabulary: Path) -> tuple[bool, bool | None]:
     """Whether text is lowercased, and whether accents are dropped (None: as BERT has it)."""
-    settings = read_table(folder / CONFIG)
+    settings = read_config(folder / CONFIG)
     told, accents = settings.get("do_lower_case"), settings.get("strip_accents")
     lowercase = True if told is None else bool(told)
     if told is None and is_cased(pieces := read_vocabulary(read(vocabulary), vocabulary)):

@@ -39,12 +39,7 @@ def tokenizer_of(folder: Path | str) -> Tokenizer:
             give other ids or another layout than can be had here.
     """
     root = model_folder_of(Path(folder))
-    if ours := _is_ours(root):
-        tokenizer, told, config = load_tokenizer(root / TOKENIZER), root / TOKENIZER / HUGGINGFACE, root / HUGGINGFACE
-    else:
-        tokenizer, told, config = find_tokenizer(root).open(), root, root
-    if not ours or told.is_dir():
-        tokenizer.layout = layout_of(told, config / CONFIG, tokenizer)
+    tokenizer = load_tokenizer(root / TOKENIZER) if _is_ours(root) else _imported(root)
     rows = _embedding_rows(root)
     if rows is not None and rows < tokenizer.vocab_size:
         raise ValueError(
@@ -53,6 +48,12 @@ def tokenizer_of(folder: Path | str) -> Tokenizer:
             "model was trained with there, or give the embedding the missing rows with the library that wrote it "
             "(model.resize_token_embeddings)."
         )
+    return tokenizer
+
+
+def _imported(root: Path) -> Tokenizer:
+    tokenizer = find_tokenizer(root).open()
+    tokenizer.layout = layout_of(root, tokenizer)
     return tokenizer
 
 
@@ -79,13 +80,13 @@ def keep_tokenizer(source: Path, folder: Path) -> None:
         ValueError: see `tokenizer_of`.
     """
     root, target = model_folder_of(source), folder / TOKENIZER
-    tokenizer_of(source)
+    layout = tokenizer_of(source).layout
     target.mkdir(parents=True, exist_ok=True)
     if _is_ours(root):
         copy_tokenizer(root / TOKENIZER, target)
         files = tokenizer_files(root / TOKENIZER / HUGGINGFACE)
     else:
-        find_tokenizer(root).install(target)
+        find_tokenizer(root).install(target, layout)
         files = tokenizer_files(root)
     if files:
         (target / HUGGINGFACE).mkdir(exist_ok=True)

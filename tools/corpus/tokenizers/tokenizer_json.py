@@ -23,7 +23,7 @@ from tools.corpus.tokenizers.base import (
     untold_words,
     word_flags,
 )
-from tools.corpus.tokenizers.wordpiece import flags_of_prefix
+from tools.corpus.tokenizers.wordpiece import LONGEST_WORD, PREFIX, flags_of_prefix
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -81,9 +81,17 @@ class JsonTokenizer(Tokenizer):
         return [text] if pre_tokenizer is None else [part for part, _ in pre_tokenizer.pre_tokenize_str(text)]
 
     @property
-    def continues_by_prefix(self) -> bool:
-        """Whether its pieces are WordPiece's."""
-        return self._plan["model"].get("continuing_subword_prefix") is not None
+    def is_wordpiece(self) -> bool:
+        return bool(self._plan["model"].get("type") == "WordPiece")
+
+    @property
+    def of_other_words_than_bert(self) -> str:
+        """Where its WordPiece is not BERT's, in words; empty where it is."""
+        model = self._plan["model"]
+        most, prefix = model.get("max_input_chars_per_word", LONGEST_WORD), model.get("continuing_subword_prefix")
+        if most != LONGEST_WORD:
+            return f"max_input_chars_per_word = {most} (BERT: {LONGEST_WORD})"
+        return "" if prefix in (None, PREFIX) else f"continuing_subword_prefix = {prefix!r} (BERT: {PREFIX!r})"
 
     @cached_property
     def continuations(self) -> NDArray[np.uint8]:

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import normalizers, processors
@@ -17,7 +18,7 @@ from tools.corpus.tokenizers.base import TextLayout
 from tools.corpus.tokenizers.export import library_of_sentencepiece
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.corpus.tokenizers.huggingface import find_tokenizer, tokenizer_files, with_same_ids
-from tools.corpus.tokenizers.model_dir import tokenizer_of
+from tools.corpus.tokenizers.model_dir import keep_tokenizer, tokenizer_of
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import make_library
 from tools.predict.text_encoder import TextEncoder
@@ -129,6 +130,7 @@ def test_what_a_vocabulary_cannot_say_is_refused(tmp_path: Path) -> None:
         ({"tokenizer_class": "BertweetTokenizer"}, "tokenizer_class = 'BertweetTokenizer'"),
         ({"tokenizer_class": "MPNetTokenizer"}, "tokenizer_class = 'MPNetTokenizer'"),
         ({"tokenizer_class": "BertTokenizer", "auto_map": {"AutoTokenizer": ["own.Own", None]}}, r"never run here"),
+        ({"auto_map": ["own.Own", None]}, r"never run here"),
     ],
 )
 def test_a_vocabulary_of_another_algorithm_is_refused(
@@ -173,10 +175,15 @@ OF_BERT = {"tokenizer_class": "BertTokenizer"}
         ({"lowercase": False}, {"tokenizer_class": "ElectraTokenizerFast"}, {"do_lower_case": True}, False),
         ({"lowercase": True, "strip_accents": False}, None, OF_BERT, False),
         ({"lowercase": True, "handle_chinese_chars": False}, None, OF_BERT, False),
+        ({"lowercase": False}, None, {"tokenizer_class": "LayoutLMTokenizer"}, False),
+        # Without types: the second text has type 0.
+        ({"lowercase": True}, None, {"tokenizer_class": "DistilBertTokenizer"}, True),
+        ({"lowercase": True}, None, {**OF_BERT, "model_input_names": ["input_ids", "attention_mask"]}, True),
+        ({"lowercase": False}, None, {"tokenizer_class": "TokenizersBackend"}, True),
     ],
 )
 def test_settings_that_contradict_a_tokenizer_json_are_refused(
-    tmp_path: Path, case: dict[str, bool], config: object, settings: object, sound: bool
+    tmp_path: Path, case: dict[str, bool], config: object, settings: dict[str, Any] | None, sound: bool
 ) -> None:
     transformers = pytest.importorskip("transformers")
     folder = json_of_bert(tmp_path / "model", **case)
@@ -199,7 +206,10 @@ def test_settings_that_contradict_a_tokenizer_json_are_refused(
     pair = TextEncoder(made, 64).texts(["The fox"], ["the hill"])[0]
     wanted = theirs("The fox", "the hill")
     assert pair.ids.tolist() == wanted["input_ids"]
-    assert pair.types.tolist() == wanted.get("token_type_ids", [0] * len(pair.ids))
+    if (settings or {}).get("tokenizer_class", "PreTrainedTokenizerFast") != "PreTrainedTokenizerFast":  # it depends
+        assert pair.types.tolist() == wanted.get("token_type_ids", [0] * len(pair.ids))
+    keep_tokenizer(folder, tmp_path / "ours")
+    assert tokenizer_of(tmp_path / "ours").layout == made.layout, "the model keeps it"
 
 
 @pytest.mark.parametrize(
@@ -231,6 +241,57 @@ def test_pairs_are_laid_out_as_the_template_has_them(
             tokenizer_of(tmp_path)
         return
     assert tokenizer_of(tmp_path).layout == replace(layout, cut_left=True)
+
+
+def test_other_classes_and_words_of_a_tokenizer_json_are_refused(tmp_path: Path) -> None:
+    folder = json_of_bert(tmp_path / "model", lowercase=True)
+    config = folder / "tokenizer_config.json"
+    for name in ("MPNetTokenizer", "FunnelTokenizerFast", "BertJapaneseTokenizer", "OwnTokenizer"):
+        config.write_text(json.dumps({"tokenizer_class": name}))
+        with pytest.raises(ValueError, match=rf"tokenizer_class = '{name}', by which tokenizer.json alone"):
+            find_tokenizer(folder)
+    config.write_text(json.dumps(OF_BERT | {"sep_token": "[MASK]"}))
+    with pytest.raises(ValueError, match=r"calls sep_token '\[MASK\]', and tokenizer.json has '\[SEP\]'"):
+        find_tokenizer(folder)
+    config.write_text(json.dumps(OF_BERT))
+    find_tokenizer(folder)
+    plan = json.loads((folder / "tokenizer.json").read_text())
+    for change in ({"max_input_chars_per_word": 5}, {"continuing_subword_prefix": "@@"}):
+        (folder / "tokenizer.json").write_text(json.dumps(plan | {"model": plan["model"] | change}))
+        with pytest.raises(ValueError, match=rf"contradict each other.*{next(iter(change))} = "):
+            find_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("tokenizer_config.json", {"do_lower_case": "false"}),
+        ("tokenizer_config.json", {"strip_accents": "yes"}),
+        ("tokenizer_config.json", {"model_input_names": "input_ids"}),
+        ("tokenizer_config.json", {"auto_map": 5}),
+        ("tokenizer_config.json", {"truncation_side": ["left"]}),
+        ("config.json", {"tokenizer_class": ["BertTokenizer"]}),
+        ("special_tokens_map.json", {"additional_special_tokens": 5}),
+    ],
+)
+def test_settings_of_another_type_are_refused(tmp_path: Path, file: str, settings: dict[str, object]) -> None:
+    folder = write_folder(tmp_path / "model")
+    (folder / file).write_text(json.dumps({"model_type": "bert", **settings}))
+    with pytest.raises(ValueError, match=rf"{file}: {next(iter(settings))} must be of type"):
+        find_tokenizer(folder)
+
+
+def test_a_folder_of_before_goes_on_with_the_layout_of_bert(tmp_path: Path) -> None:
+    """Its model was fine-tuned with that, whatever the files say that were imported with it."""
+    folder = json_of_bert(tmp_path / "model", lowercase=False)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    keep_tokenizer(folder, tmp_path / "ours")
+    assert tokenizer_of(tmp_path / "ours").layout == TextLayout(between=2, second_type=0)
+    kept = tmp_path / "ours" / "tokenizer" / "tokenizer-settings.json"
+    kept.write_text(
+        json.dumps({name: value for name, value in json.loads(kept.read_text()).items() if name != "layout"})
+    )
+    assert tokenizer_of(tmp_path / "ours").layout == TextLayout()
 
 
 def test_the_side_on_which_texts_are_cut_is_the_folders(tmp_path: Path) -> None:
