@@ -112,7 +112,8 @@ class FinetuneTrial(Trial):
     def __init__(self, cube: Cube, command: FinetuneBenchCommand, modes: Sequence[str], folder: Path) -> None:
         recipe = command.settings
         cube = cube.with_policy(precision(recipe.precision))
-        start = open_start(recipe.model, recipe.data.max_length, folder, cube)
+        pairs = recipe.data.text_b is not None
+        start = open_start(recipe.model, recipe.data.max_length, folder, cube, pairs=pairs)
         self._task = ClassifyTask(recipe.data, recipe, start.tokenizer, cube)
         self._cube, self._run, self._slots = cube, recipe.run, recipe.run.tokens_per_rank * cube.shape.ranks
         seed = recipe.run.seeds[0]
