@@ -5,7 +5,6 @@ A RUN is a folder that tools.pretrain has written. The thin line is every logged
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence, Set
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from models.bert import PRESETS
 from tensor3d import CubeShape
-from tools.common.files import check_output, read_file
+from tools.common.files import check_output, parsed_json, read_file
 from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
 from tools.training.metrics import JOURNAL, read_journal
 from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
@@ -103,7 +102,7 @@ def read_facts(folder: Path) -> RunFacts:
     path = folder / "run.json"
     remedy = "A run is a folder that tools.pretrain has written."
     try:
-        facts = json.loads(read_file(path).decode())
+        facts = parsed_json(read_file(path))
         recipe = facts["recipe"]
         return RunFacts(
             name=folder.resolve().name,

@@ -68,6 +68,9 @@ class BertConfig:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1. Got {getattr(self, name)}.")
+        for name in ("eps", "std"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite. Got {getattr(self, name)}.")
         check_activation_name(self.activation)
         if self.norm not in ("post", "pre"):
             raise ValueError(f'norm must be "post" or "pre". Got {self.norm!r}.')

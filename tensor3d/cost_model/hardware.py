@@ -168,7 +168,7 @@ def read_cluster(path: Path) -> Cluster:
             raise ValueError(f"a cluster has the fields {', '.join(sorted(known))}. Got {_told(cluster)}.")
         links = {name: Link(**cluster[name]) for name in ("inside", "across")}
         return Cluster(**{**cluster, **links, "fits": tuple(LinkFit(**fit) for fit in cluster.get("fits", ()))})
-    except (ValueError, TypeError, KeyError) as problem:
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
         told = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
         raise ValueError(f"{path} is no cluster: {told}") from None
 

@@ -18,6 +18,7 @@ from tensor3d import Cube, CubeShape
 from tensor3d.checkpoint.format import CHECKSUMS
 from tensor3d.files import check_folder, read_file, remove
 from tools.common.cli import recipe_among
+from tools.common.files import parsed_json
 from tools.common.machine import write_json
 from tools.corpus.quick.text_sources import hash_files
 from tools.corpus.tokenizers import Tokenizer
@@ -224,7 +225,7 @@ def _hash(file: Path) -> str:
 
 def _read(path: Path) -> Any:
     try:
-        settings = json.loads(read_file(path))
+        settings = parsed_json(read_file(path))
         model = settings["model"] if isinstance(settings, dict) and isinstance(settings.get("model"), dict) else {}
         if "keep_gathered" in model:  # the name of the opposite, in folders of before
             model["reshard_after_forward"] = not model.pop("keep_gathered")

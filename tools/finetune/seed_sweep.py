@@ -13,7 +13,6 @@ result.json         written last: the metrics of the best weights
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.files import make_folder, read_file, remove
 from tools.common.cli import run_folder
+from tools.common.files import parsed_json
 from tools.common.log import progress
 from tools.common.machine import write_json
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS
@@ -285,7 +285,7 @@ def _together(results: list[dict[str, Any]], best: str) -> dict[str, Any]:
 def _read_result(path: Path) -> dict[str, Any] | None:
     """Of a seed that is done. One that is damaged counts as not done."""
     try:
-        result: dict[str, Any] = json.loads(read_file(path))
+        result: dict[str, Any] = parsed_json(read_file(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -30,7 +29,7 @@ from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
 from tools.common.bounds import LANGUAGE, AtLeast, check_bounds
 from tools.common.cli import cube_of, run_folder
-from tools.common.files import write_file
+from tools.common.files import parsed_json, write_file
 from tools.common.machine import write_json
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
 from tools.corpus.quick.prepare import prepare
@@ -103,7 +102,7 @@ def read_config(folder: Path) -> GptConfig:
         ValueError: no run, or one whose run.json is damaged.
     """
     try:
-        values = json.loads(read_file(folder / _RUN).decode())
+        values = parsed_json(read_file(folder / _RUN))
         return GptConfig(**values[_CONFIG])
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(

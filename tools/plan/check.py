@@ -3,7 +3,6 @@ step.json`), memory counted in dry steps of the real code, and a whole dry step 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -23,7 +22,7 @@ from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.cost_model.step_time import Overlap, step_time
 from tensor3d.layers.attention import Recompute
-from tools.common.files import read_file
+from tools.common.files import parsed_json, read_file
 from tools.common.machine import format_table
 from tools.training.config import PrecisionConfig, SpeedConfig, TrainConfig, from_table
 from tools.training.dry_step import counted_memory, counted_step
@@ -75,12 +74,12 @@ def check(path: Path, cluster: Cluster) -> Check:
             does not have the ranks for.
     """
     try:
-        content: dict[str, Any] = json.loads(read_file(path).decode())
+        content: dict[str, Any] = parsed_json(read_file(path))
         recipe, results = from_table(TrainConfig, content["recipe"]), content["results"]
         measured = [
             (CubeShape.parse(each["cube"], each["data_parallel"]), float(each["seconds_median"])) for each in results
         ]
-    except (KeyError, TypeError, json.JSONDecodeError) as problem:
+    except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{path} is no file that `bench step --output` has written: {problem}.") from None
     _check_known(recipe.speed, path)
     pairs = [

@@ -9,13 +9,13 @@ tokenizer_config.json                   model_max_length, where nothing else lim
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from models.bert.tasks import Pooling
+from tools.common.files import parsed_json
 
 MODULES = "modules.json"
 _ENCODER, _PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
@@ -75,10 +75,11 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
     kinds = [kind for kind, _ in modules]
     others = [kind for kind in kinds[2:] if kind not in _PASS_THROUGH]
     if kinds[:2] != ["Transformer", "Pooling"] or others:
+        unknown = (others or kinds or ["nothing"])[0]
         raise ValueError(
-            f"{folder / MODULES} asks for {', '.join(kinds)}. Vectors are made by Transformer, Pooling and, after "
-            f"these, {' or '.join(_PASS_THROUGH)}; {(others or kinds)[0]} is not known. Name the Transformer's own "
-            "folder to get its vectors without the rest."
+            f"{folder / MODULES} asks for {', '.join(kinds) or unknown}. Vectors are made by Transformer, Pooling and, "
+            f"after these, {' or '.join(_PASS_THROUGH)}; {unknown} is not known. Name the Transformer's own folder to "
+            "get its vectors without the rest."
         )
     encoder = modules[0][1]
     pooling, includes_prompt = _pooling(modules[1][1] / "config.json", encoder / "config.json")
@@ -117,6 +118,8 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     path = folder / MODULES
     content = _json(path)
     try:
+        if not isinstance(content, list):
+            raise TypeError
         listed = sorted(content, key=lambda module: module["idx"])
         found = [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in listed]
     except (TypeError, KeyError) as problem:
@@ -139,14 +142,15 @@ def _pooling(path: Path, config: Path) -> tuple[Pooling, bool]:
         modes = {"pooling_mode_mean_tokens": True, **settings}
         chosen = [key for key in (*_POOLING, *_OTHER_POOLING) if modes.get(key)]
     else:
-        chosen = [name] if isinstance(name, str) else list(name)
+        chosen = [name] if isinstance(name, str) else list(map(str, name if isinstance(name, list) else [name]))
     poolings = [pooling for key in chosen if (pooling := _POOLING.get(key) or _POOLING_NAMES.get(key)) is not None]
     if len(chosen) != 1 or len(poolings) != 1:
         raise ValueError(
             f"{path} asks for the pooling {' and '.join(chosen) or 'none'}. Known is one of {', '.join(_POOLING)}."
         )
     width = settings.get("word_embedding_dimension", settings.get("embedding_dimension"))
-    hidden = _json(config).get("hidden_size") if config.is_file() else None
+    told = _json(config) if config.is_file() else {}
+    hidden = told.get("hidden_size") if isinstance(told, dict) else None
     if None not in (width, hidden) and width != hidden:
         raise ValueError(f"{path} is of vectors of {width}, and {config} of {hidden}: they do not belong together.")
     return poolings[0], bool(settings.get("include_prompt", True))
@@ -210,7 +214,7 @@ def _settings(path: Path, known: set[str], harmless: Mapping[str, Any] | None = 
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return parsed_json(path.read_bytes())
     except OSError as problem:
         raise ValueError(f"{path} cannot be read: {problem.strerror}. {MODULES} needs it.") from problem
     except ValueError as problem:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.bert.huggingface.config import CONFIG
 from models.bert.huggingface.model_json import MODEL_JSON as MODEL_JSON
 from models.bert.huggingface.model_json import read_model_json, read_object
-from models.bert.huggingface.param_names import layers_among, of_encoder, part_of
+from models.bert.huggingface.param_names import layers_among, of_encoder, part_of, table_shapes
 from models.bert.huggingface.reader import HFWeights
 from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube, checkpoint
@@ -53,7 +53,14 @@ class CheckpointWeights(WeightSource):
         classifier = stored.get(f"{MODEL}classifier.weight")
         self.outputs = classifier.shape[0] if classifier is not None else None
         self._names = {name.removeprefix(MODEL) for name in stored if name.startswith(MODEL)}
-        if (layers := layers_among(self._names)) > self.config.layers:
+        for name, shape in table_shapes(self.config).items():
+            tensor = stored.get(f"{MODEL}{name}")
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise ValueError(
+                    f"{found}: {name} has shape {tuple(tensor.shape)}, and the {MODEL_JSON} of {folder} asks for "
+                    f"{shape}. They are of different models: get both from the same folder."
+                )
+        if (layers := layers_among(self._names)) not in (0, self.config.layers):
             raise ValueError(
                 f"{found} has {layers} layers, and the {MODEL_JSON} of {folder} says {self.config.layers}. They are of "
                 "different models: get both from the same folder."

@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
+from models.bert.config import BertConfig
+
 HEADS = ("pooler", "masked_lm", "next_sentence", "classifier", "answers")
 """What may stand on the encoder, `bert`: the first part of a parameter's name."""
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
@@ -143,6 +145,17 @@ def prefix_among(names: Iterable[str]) -> str | None:
     """What stands before the names of the encoder's tensors in a file. None: it has no embedding of tokens."""
     mark = EMBEDDING.removeprefix("bert.")
     return next((name.removesuffix(mark) for name in names if name.endswith(mark)), None)
+
+
+def table_shapes(config: BertConfig) -> dict[str, tuple[int, int]]:
+    """Shapes of the tables that a configuration asks for, by the names here: the largest that it decides by a number
+    alone, to be compared with the files before a model of those sizes is made."""
+    rows = {"tokens": config.vocab, "types": config.types}
+    rows |= {"positions": config.positions} if config.encoder == "classic" else {}
+    shapes = {f"bert.embeddings.{name}.weight": (number, config.hidden) for name, number in rows.items()}
+    if config.encoder == "classic":
+        shapes["bert.layers.0.mlp.up.weight"] = (config.inner_size, config.hidden)
+    return shapes
 
 
 def third_of_rows(rows: slice, head_dim: int, third: int) -> tuple[slice, Tensor]:

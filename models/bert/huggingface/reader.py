@@ -190,11 +190,15 @@ class HFWeights(WeightSource):
         found = file_tensors(folder)
         self._tensors, self._names = found, _by_library_name(found, folder)
         self._check_names()
-        if (layers := param_names.layers_among(self._names)) > self.config.layers:
+        if (layers := param_names.layers_among(self._names)) not in (0, self.config.layers):
             raise ValueError(
                 f"{folder}: the weights are of {layers} layers, and {CONFIG} says num_hidden_layers "
                 f"{self.config.layers}. {CONFIG} and weights are of different models: get both from the same place."
             )
+        for name, shape in param_names.table_shapes(self.config).items():
+            (theirs,) = param_names.library_names(name)
+            if theirs in self._names:
+                self._check_shape(theirs, shape)
         self.heads = tuple(head for head in param_names.heads_among(self._names) if self._meant(head))
         self.outputs, self.labels, self.problem = None, None, "answer" if "answers" in self.heads else None
         if "classifier" in self.heads:

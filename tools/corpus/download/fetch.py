@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import requests
 from urllib3.exceptions import HTTPError, MaxRetryError
 from urllib3.util import Retry
 
-from tools.common.files import append, read_file, write_file
+from tools.common.files import append, parsed_json, read_file, write_file
 from tools.corpus.download.http import PASSING, Retries, connect, content_length, describe, status_of
 from tools.corpus.download.sources import Download, Patience
 from tools.corpus.pipeline.units import BadInput
@@ -62,7 +62,8 @@ class Partial:
         self._record = path.with_name(f"{path.name}.part.json")
         self.version: Version | None = None
         if self._record.exists():
-            self.version = Version(**json.loads(read_file(self._record)))
+            with suppress(ValueError, TypeError):  # a damaged record tells nothing of the part
+                self.version = Version(**parsed_json(read_file(self._record)))
         if self.version is None or self.version.url != url:
             self.clear()
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from tools.common.files import read_file
+from tools.common.files import parsed_json, read_file
 from tools.common.plotting import check_picture
 from tools.corpus.inspect.histogram import draw_histograms
 from tools.corpus.inspect.report import InspectOptions, Report
@@ -45,7 +44,12 @@ def examine(options: InspectOptions) -> Report:
         raise ValueError(
             f"{options.folder} was made by the step {step!r}; known are {', '.join(EXAMINERS)}. Update tensor3d."
         )
-    return EXAMINERS[step](options)
+    try:
+        return EXAMINERS[step](options)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # values that no step writes
+        raise ValueError(
+            f"{options.folder} is damaged: what {STEP} says does not fit its files ({error!r}). Run {step} again."
+        ) from error
 
 
 def step_of(folder: Path) -> str:
@@ -53,6 +57,6 @@ def step_of(folder: Path) -> str:
     if (folder / PREPARED).is_file() and not (folder / STEP).exists():
         return "prepare"
     try:
-        return str(json.loads(read_file(folder / STEP))["step"])
+        return str(parsed_json(read_file(folder / STEP))["step"])
     except (ValueError, KeyError, TypeError, FileNotFoundError, NotADirectoryError):
         return read_manifest(folder).step  # which says what is wrong

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.sources import PairSampler
 from tensor3d.packing import lpfhp
-from tools.common.files import read_file
+from tools.common.files import parsed_json, read_file
 from tools.common.log import progress
 from tools.corpus.inspect.histogram import Histogram
 from tools.corpus.inspect.report import Excerpt, Figure, InspectOptions, Report
@@ -187,7 +186,7 @@ def examine_tokenizer(options: InspectOptions) -> Report:
     manifest = read_manifest(options.folder, "tokenizer")
     tokenizer = load_tokenizer(options.folder)
     report = Report(folder=options.folder, kind="a tokenizer", noted=manifest.counts)
-    for name, value in json.loads(read_file(options.folder / SETTINGS)).items():
+    for name, value in parsed_json(read_file(options.folder / SETTINGS)).items():
         report.add(name.replace("_", " "), "yes" if value is True else "no" if value is False else value)
     report.add("pieces of the vocabulary", tokenizer.vocab_size)
     for name, number in special_ids(tokenizer).items():
@@ -306,7 +305,7 @@ def read_documents(files: Sequence[Path], *, shown: bool = False) -> Iterator[Do
 
 def _parse(line: bytes, path: Path, number: int) -> Document:
     try:
-        values = json.loads(line)
+        values = parsed_json(line)
         document = Document(id=values["id"], title=values["title"], text=values["text"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}, line {number} is no document: {error!r}. Run `extract` again.") from error

@@ -46,8 +46,8 @@ class Figure:
     unit: str = ""
 
     def text(self) -> str:
-        if isinstance(self.value, str):
-            shown = self.value
+        if not isinstance(self.value, int | float):
+            shown = str(self.value)
         elif isinstance(self.value, int):
             shown = f"{self.value:,}"
         else:

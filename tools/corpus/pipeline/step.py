@@ -12,7 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tools.common.files import append, check_folder, draft, make_folder, nearest, read_file, remove, write_file
+from tools.common.files import (
+    append,
+    check_folder,
+    draft,
+    make_folder,
+    nearest,
+    parsed_json,
+    read_file,
+    remove,
+    write_file,
+)
 from tools.common.log import progress
 from tools.corpus.pipeline.units import Context, Outcome, U, WorkItem
 from tools.corpus.pipeline.workers import Options, Team
@@ -37,6 +47,13 @@ class Manifest:
     left_out: int
     """Places left out because they were bad; listed in left-out.jsonl."""
     folder: Path
+
+    def check(self) -> None:
+        """Raises TypeError for what no step writes, in a file that somebody has changed."""
+        numbers = [self.left_out, *dict(self.files).values()]
+        known = isinstance(self.step, str) and isinstance(self.settings, dict) and isinstance(self.counts, dict)
+        if not known or not all(type(number) is int and number >= 0 for number in numbers):
+            raise TypeError("step, settings, counts, files and left_out are of other types")
 
 
 def write_manifest(manifest: Manifest) -> None:
@@ -66,7 +83,7 @@ def read_manifest(folder: Path, *steps: str) -> Manifest:
     path = folder / STEP
     wanted = " or ".join(f"`python -m tools.corpus {step}`" for step in steps) or "a step of tools.corpus"
     try:
-        values = json.loads(read_file(path))
+        values = parsed_json(read_file(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder} is no output of {wanted}: there is no {STEP}. Run that step first.") from error
     except ValueError as error:
@@ -74,7 +91,8 @@ def read_manifest(folder: Path, *steps: str) -> Manifest:
     try:
         manifest = Manifest(folder=folder, **{name: value for name, value in values.items() if name != "version"})
         version = values["version"]
-    except (TypeError, KeyError) as error:
+        manifest.check()
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is no record of a step. Remove the folder and run {wanted} again.") from error
     if version != VERSION:
         raise ValueError(f"{path} has version {version}, this program reads {VERSION}. Run {wanted} again.")
@@ -223,7 +241,10 @@ class Stage:
     def _check_begun(self) -> None:
         path = self._partial / SETTINGS
         mine = {"step": self.name, **self._settings}
-        begun = json.loads(read_file(path)) if path.exists() else None
+        try:
+            begun = parsed_json(read_file(path)) if path.exists() else None
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}. Remove {self._partial} to begin afresh.") from error
         if begun is None or begun == {**mine, "skip_bad": False}:
             # The second: units that are done had nothing bad in them, so they are what --skip-bad makes of them.
             write_file(path, json.dumps(mine))

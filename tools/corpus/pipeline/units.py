@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tools.common.files import read_file, write_file
+from tools.common.files import parsed_json, read_file, write_file
 
 # --- Input that cannot be used: said with its place, or left out and listed -------------------------------------------
 
@@ -124,6 +124,6 @@ class WorkItem:
     def earlier(self, unit: Unit) -> Outcome | None:
         """What an earlier run has made of a unit, if it was done then."""
         try:
-            return Outcome(**json.loads(read_file(self.mark(unit))))
-        except FileNotFoundError:
+            return Outcome(**parsed_json(read_file(self.mark(unit))))
+        except (FileNotFoundError, ValueError, TypeError):  # not done, or a mark that is damaged: it is done again
             return None

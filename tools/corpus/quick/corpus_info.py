@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS
-from tools.common.files import read_file
+from tools.common.files import parsed_json, read_file
 from tools.common.workers import deal
 from tools.corpus.quick.sentencepiece_tokenizer import TRAINING_COUNTS, load_tokenizer, special_tokens
 from tools.corpus.sentences import LEFT_OUT
@@ -213,7 +213,7 @@ def read_info(output: Path) -> CorpusInfo:
     """Raises ValueError unless the folder holds a readable corpus.json."""
     path = output / INFO
     try:
-        values = json.loads(read_file(path).decode())
+        values = parsed_json(read_file(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             f"{output} is no prepared corpus: it has no {INFO}. "

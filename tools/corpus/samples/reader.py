@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import resource
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from tensor3d.data import SpecialTokens
 from tensor3d.data.epochs import PackingRules
 from tensor3d.data.stored_samples import LABELS, MASKS, StoredShard
 from tensor3d.packing import Limits, PackingPlan, fingerprint_of, load_plan
-from tools.common.files import read_file
+from tools.common.files import parsed_json, read_file
 from tools.corpus.pipeline.step import STEP, VERSION
 from tools.corpus.samples.draw import CONTINUATIONS
 from tools.corpus.samples.options import HISTOGRAM, PLAN
@@ -85,7 +84,11 @@ class Samples:
     @cached_property
     def histogram(self) -> NDArray[np.int64]:
         """int64 (max_length + 1,): lengths of all training sequences, also of shards that are not here."""
-        return np.array(json.loads(read_file(self.folder / HISTOGRAM))["counts"], dtype=np.int64)
+        path = self.folder / HISTOGRAM
+        try:
+            return np.array(parsed_json(read_file(path))["counts"], dtype=np.int64)
+        except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError) as error:
+            raise ValueError(f"{path} is missing or damaged: {error!r}. {_COPY}") from error
 
     def plan(self) -> PackingPlan:
         """The plan of all training sequences, for `PretrainingData` with the method `packing`. ValueError for a file
@@ -111,6 +114,13 @@ def open_samples(folder: Path) -> Samples:
         ValueError: the folder is none, a file is missing or damaged, or it has no shard at all.
     """
     values, fingerprint = read_step(folder)
+    try:
+        return _opened(folder, values, fingerprint)
+    except (TypeError, KeyError, IndexError, AttributeError) as error:  # settings that no step has written
+        raise ValueError(f"{folder / STEP} is damaged: {error!r}. {_COPY}") from error
+
+
+def _opened(folder: Path, values: dict[str, Any], fingerprint: str) -> Samples:
     settings, files = values["settings"], values["files"]
     single, static = settings["single_texts"], settings["masking"] == "static"
     names = sample_shard_names(settings["shards"])
@@ -147,7 +157,7 @@ def read_step(folder: Path) -> tuple[dict[str, Any], str]:
     path = folder / STEP
     try:
         content = read_file(path)
-        values = json.loads(content)
+        values = parsed_json(content)
         step, version = values["step"], values["version"]
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
@@ -160,10 +170,16 @@ def read_step(folder: Path) -> tuple[dict[str, Any], str]:
     if version != VERSION:
         raise ValueError(f"{path} has version {version}, this program reads {VERSION}. {_COPY}")
     lacking = [name for name in ("settings", "counts", "files", "left_out") if name not in values]
+    tables = [name for name in ("settings", "counts", "files") if not isinstance(values.get(name), dict)]
+    lacking = lacking or [f"the table {name}" for name in tables]
     lacking = lacking or [name for name in _SETTINGS if name not in values["settings"]]
     lacking = lacking or [name for name in _COUNTS if name not in values["counts"]]
     if lacking:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(lacking)}. {_COPY}")
+    whole = ("shards", "max_length", "capacity", "max_sequences", "masked_per_pack")
+    for name in whole:
+        if type(number := values["settings"][name]) is not int or not 0 < number < 2**31:
+            raise ValueError(f"{path} is damaged: {name} must be a whole number of at least 1. Got {number!r}. {_COPY}")
     return values, hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

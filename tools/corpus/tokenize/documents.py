@@ -6,7 +6,6 @@ What the workers import brings no torch, so that they are there at once and smal
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.common.files import write_file
+from tools.common.files import parsed_json, write_file
 from tools.corpus.pipeline import BadInput, Context, Unit, draft, fingerprint_file, read_manifest
 from tools.corpus.sentences import LEFT_OUT, count_left_out, split_sentences
 from tools.corpus.tokenizers import Tokenizer, load_tokenizer
@@ -106,11 +105,11 @@ def parse_text(line: bytes, file: Path, at: int) -> str:
         BadInput: not UTF-8, no JSON object, without a text, or a text that no file can hold.
     """
     try:
-        document = json.loads(line.decode("utf-8"))
+        document = parsed_json(line)
     except UnicodeDecodeError as error:
         raise BadInput(file, f"byte {at + error.start}", "not UTF-8", _REMEDY) from error
-    except json.JSONDecodeError as error:
-        raise BadInput(file, f"byte {at}", f"a line that is no JSON ({error.msg})", _REMEDY) from error
+    except ValueError as error:
+        raise BadInput(file, f"byte {at}", f"a line that is no JSON ({error})", _REMEDY) from error
     text = document.get("text") if isinstance(document, dict) else None
     if not isinstance(text, str):
         raise BadInput(file, f"byte {at}", 'a line that is no object with a string "text"', _REMEDY)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tools.common.files import read_file, write_file
+from tools.common.files import parsed_json, read_file, write_file
 from tools.corpus.tokenizers.base import FILES, SETTINGS, Kind, TextLayout, Tokenizer
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
@@ -97,7 +97,7 @@ def read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:
     """The make of the folder's tokenizer, and all that its settings say."""
     path = folder / SETTINGS
     try:
-        settings = json.loads(read_file(path))
+        settings = parsed_json(read_file(path))
         kind: Kind = settings["kind"]
         if kind not in FILES or not isinstance(settings["fingerprint"], str):
             raise KeyError(kind)

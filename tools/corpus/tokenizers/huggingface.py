@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tools.common.files import read_file
+from tools.common.files import parsed_json, read_file
 from tools.corpus.tokenizers.base import FILES, Kind, TextLayout, Tokenizer, read
 from tools.corpus.tokenizers.folder import install_tokenizer, open_tokenizer
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
@@ -77,7 +77,7 @@ def read_table(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(read_file(file))
+        found = parsed_json(read_file(file))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}. Get the file again.") from error
     if not isinstance(found, dict):

@@ -9,12 +9,11 @@ huggingface/config.json       of an imported folder
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
 from models.bert.huggingface import model_folder_of
-from tools.common.files import read_file, write_file
+from tools.common.files import parsed_json, read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import case_of, open_tokenizer, read_settings
 from tools.corpus.tokenizers.huggingface import (
@@ -126,7 +125,7 @@ def _embedding_rows(root: Path) -> int | None:
     for name, path in ((MODEL, ("config", "vocab")), (CONFIG, ("vocab_size",))):
         if (root / name).is_file():
             with suppress(ValueError, KeyError, TypeError):  # reading the model will tell
-                value = json.loads(read_file(root / name))
+                value = parsed_json(read_file(root / name))
                 for key in path:
                     value = value[key]
                 return int(value)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensor3d.files import append, draft, open_regular, sync
+from tools.common.files import parsed_json
 
 JOURNAL = "metrics.jsonl"
 """In the folder of a run."""
@@ -86,7 +87,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = json.loads(line)
+        record = parsed_json(line)
     except ValueError:
         return None
     known = isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)

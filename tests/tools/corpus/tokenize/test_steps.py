@@ -155,7 +155,7 @@ def test_what_cannot_be_tokenised_is_refused(tmp_path: Path, made: Path) -> None
         write_ids(tmp_path / "ids", made, docs)
     with pytest.raises(ValueError, match="--docs names no folder"):
         write_ids(tmp_path / "ids", made)
-    with pytest.raises(ValueError, match=r"--language is an ISO 639-1 code.*Got 'English'"):
+    with pytest.raises(ValueError, match=r"--language must be an ISO 639-1 code.*Got 'English'"):
         write_ids(tmp_path / "ids", made, docs, language="English")
     with pytest.raises(ValueError, match=r"--most-unknown is a share.*Got 20"):
         write_ids(tmp_path / "ids", made, docs, most_unknown=20)
