@@ -285,9 +285,10 @@ def load(
     from models.bert.huggingface import model_folder_of, open_weights
 
     root = model_folder_of(folder)
+    asked_length = max_length
     sentences = run_on_all_ranks(cube, lambda: sentence_settings(root) if task == "embed" else None)
     if sentences is not None:
-        folder, asked_length = folder if sentences.encoder == root else sentences.encoder, max_length
+        folder = folder if sentences.encoder == root else sentences.encoder
         max_length = sentences.max_length if max_length is None else max_length
         if cube.rank == 0:
             asked = [f"pooling {pooling}"] if pooling not in (None, sentences.pooling) else []
@@ -299,7 +300,8 @@ def load(
     if (special_tokens or weights.facts.get("special_tokens")) == "tokens":
         run_on_all_ranks(cube, tokenizer.read_names)
     batch_tokens = BATCH_TOKENS * cube.shape.ranks if batch_tokens is None else batch_tokens
-    length = run_on_all_ranks(cube, lambda: _length(weights, max_length))
+    where = f"{root}: " if sentences is not None and asked_length is None else ""
+    length = run_on_all_ranks(cube, lambda: _length(weights, max_length, where))
     made: PredictTask[Any, Any]
     # Nothing is drawn, neither for weights that are filled nor for dropout: the program's random numbers stay its own.
     # Heads that the task does not need may stay empty.
@@ -380,14 +382,16 @@ def _with_heads(weights: WeightSource, task: str) -> WeightSource:
     return weights
 
 
-def _length(weights: WeightSource, asked: int | None) -> int:
-    """Tokens of a sequence, at most: as asked, or as the model was made."""
+def _length(weights: WeightSource, asked: int | None, where: str = "") -> int:
+    """Tokens of a sequence, at most: as asked, or as the model was made. `where` stands before an error."""
     config = weights.config
     made = int(weights.facts.get("max_length") or _MOST)
     if config.encoder != "classic":
         return made if asked is None else asked
     if asked is not None and asked > config.positions:
-        raise ValueError(f"max_length={asked} is more than the model's {config.positions} positions. Choose less.")
+        raise ValueError(
+            f"{where}max_length={asked} is more than the model's {config.positions} positions. Choose less."
+        )
     return (
         min(made if "max_length" in weights.facts else config.positions, config.positions) if asked is None else asked
     )

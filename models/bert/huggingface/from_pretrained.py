@@ -65,6 +65,11 @@ class CheckpointWeights(WeightSource):
                 f"{found} has {layers} layers, and the {MODEL_JSON} of {folder} says {self.config.layers}. They are of "
                 "different models: get both from the same folder."
             )
+        if self.labels is not None and self.outputs is not None and len(self.labels) != self.outputs:
+            raise ValueError(
+                f"the {MODEL_JSON} of {folder} names {len(self.labels)} labels, and the classifier in {found} has "
+                f"{self.outputs} outputs. They are of different models: get both from the same folder."
+            )
         present = {part_of(name) for name in self._names}
         if lost := [head for head in self.heads if head not in present]:
             raise ValueError(f"{found} has no {lost[0]}, which the model.json of {folder} says it has.")

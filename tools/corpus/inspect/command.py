@@ -46,7 +46,9 @@ def examine(options: InspectOptions) -> Report:
         )
     try:
         return EXAMINERS[step](options)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:  # values that no step writes
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # values that no step writes
+        if isinstance(error, ValueError) and str(options.folder) in str(error):
+            raise
         raise ValueError(
             f"{options.folder} is damaged: what {STEP} says does not fit its files ({error!r}). Run {step} again."
         ) from error

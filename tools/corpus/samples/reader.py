@@ -86,7 +86,10 @@ class Samples:
         """int64 (max_length + 1,): lengths of all training sequences, also of shards that are not here."""
         path = self.folder / HISTOGRAM
         try:
-            return np.array(parsed_json(read_file(path))["counts"], dtype=np.int64)
+            found = np.array(parsed_json(read_file(path))["counts"], dtype=np.int64)
+            if found.ndim != 1 or (found < 0).any():
+                raise ValueError("counts must be a list of numbers of at least 0")
+            return found
         except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(f"{path} is missing or damaged: {error!r}. {_COPY}") from error
 
@@ -116,7 +119,9 @@ def open_samples(folder: Path) -> Samples:
     values, fingerprint = read_step(folder)
     try:
         return _opened(folder, values, fingerprint)
-    except (TypeError, KeyError, IndexError, AttributeError) as error:  # settings that no step has written
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:  # settings that no step has written
+        if isinstance(error, ValueError) and str(folder) in str(error):
+            raise
         raise ValueError(f"{folder / STEP} is damaged: {error!r}. {_COPY}") from error
 
 
