@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from models.bert import BertForPreTraining
 from models.bert.huggingface import open_weights
@@ -108,8 +109,11 @@ def test_another_model_or_tokenizer_is_refused(
     (library / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
     assert "has activation = 'relu', the recipe's 'gelu'. Set model.activation = 'relu'" in refused(library)
     (library / "config.json").write_text(json.dumps(config | {"type_vocab_size": 3}))
+    weights, types = load_file(library / "model.safetensors"), "bert.embeddings.token_type_embeddings.weight"
+    save_file({**weights, types: torch.zeros(3, weights[types].shape[1])}, library / "model.safetensors")
     assert "has types = 3, and what a recipe trains has 2" in refused(library)
     (library / "config.json").write_text(json.dumps(config))
+    save_file(weights, library / "model.safetensors")
     # Of the model's files the first decides what an id means; one of other pieces is not asked.
     content = json.loads((library / "tokenizer.json").read_text())
     pieces = content["model"]["vocab"]
