@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -430,8 +431,24 @@ def _collect_soon() -> None:
     gc.collect()
 
 
+def objects_of(kind: type, *, subclasses: bool = False) -> list[Any]:
+    """All objects of a type in this process that the collector knows.
+
+    An object refers to its type, so those are asked for. `gc.get_objects()` would hold every object for a while, also
+    what a `tuple(...)` of a generator is filling in another thread, which then fails there ("SystemError: bad argument
+    to internal function"). Objects are judged by type(): to ask a foreign one for its `__class__` may run anything.
+    """
+    kinds = {kind}
+    left = [kind] if subclasses else []
+    while left:
+        fresh = set(type.__subclasses__(left.pop())) - kinds
+        kinds |= fresh
+        left += fresh
+    return [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
+
+
 def _clear_lru_caches() -> None:
-    caches = [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]
+    caches = objects_of(functools._lru_cache_wrapper)
     caches = [cache for cache in caches if cache.__module__.startswith("torch.distributed.tensor")]
     for cache in caches:
         cache.cache_clear()

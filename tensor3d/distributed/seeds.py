@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape
+from tensor3d.distributed.process_group import objects_of
 
 
 def mix(*numbers: int) -> int:
@@ -75,7 +76,11 @@ class ParamNumbers:
         return found
 
     def _find(self, wanted: set[Number]) -> dict[Number, nn.Parameter]:
-        known = [(self._known(each), each) for each in _objects(DTensor) if vars(each).get("_is_param", False)]
+        known = [
+            (self._known(each), each)
+            for each in objects_of(DTensor, subclasses=True)
+            if vars(each).get("_is_param", False)
+        ]
         unknown = [each for number, each in known if number is None]
         known += zip(self._by_name(unknown), unknown, strict=True)
         return {number: each for number, each in known if number in wanted}
@@ -154,15 +159,10 @@ def _apart(
 
 def names_of(parameters: Iterable[Tensor]) -> list[str]:
     """For messages: the name of each in the outermost module of this process that has it, else its shape."""
-    modules: list[nn.Module] = list(_objects(nn.Module))
+    modules: list[nn.Module] = objects_of(nn.Module, subclasses=True)
     inner = {id(child) for module in modules for child in module._modules.values()}
     names: dict[int, str] = {}
     for module in sorted(modules, key=lambda module: id(module) in inner):  # outermost ones first
         for name, parameter in module._parameters.items() if id(module) in inner else module.named_parameters():
             names.setdefault(id(parameter), name)
     return [names.get(id(each), f"a parameter of shape {tuple(each.shape)}") for each in parameters]
-
-
-def _objects(kind: type) -> Iterator[Any]:
-    # By type(): to ask a foreign object for its `__class__` may run anything.
-    return (each for each in gc.get_objects() if issubclass(type(each), kind))

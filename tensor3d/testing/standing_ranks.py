@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from tensor3d.distributed.process_group import objects_of
 from tensor3d.testing.process_state import ProcessState
 from tensor3d.testing.processes import PRELOAD, Rank, check_may_start, collect, end, hang_error, pickled, start
 
@@ -266,7 +267,7 @@ def _settle(state: ProcessState, caches: Sequence[functools._lru_cache_wrapper[A
         cache.cache_clear()
     gc.collect()
     # What stood before the function is frozen, so that this sees only what it left behind.
-    if any(type(thing) is DeviceMesh for thing in gc.get_objects()):
+    if objects_of(DeviceMesh):
         left.append("a device mesh in some cache")
     # The end of each waits some milliseconds for a thread of its own: beside one another, and beside the next function.
     while groups:
@@ -277,7 +278,7 @@ def _settle(state: ProcessState, caches: Sequence[functools._lru_cache_wrapper[A
 
 def _caches_of_torch() -> list[functools._lru_cache_wrapper[Any]]:
     """Those of torch.distributed, wherever they stand, that were made since the last `gc.freeze`."""
-    caches = [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]
+    caches = objects_of(functools._lru_cache_wrapper)
     return [cache for cache in caches if cache.__module__.startswith("torch.distributed")]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,10 +15,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tensor3d import Cube
 from tensor3d.distributed.cube_shape import AxisName
-from tensor3d.distributed.process_group import KeyedStore, connect, host_store, place
+from tensor3d.distributed.process_group import KeyedStore, connect, host_store, objects_of, place
 from tests.listeners import READABLE, listeners
 from tests.ranks import RankError, run_ranks
 
@@ -259,3 +263,27 @@ def test_a_store_for_others_listens_where_they_come_in(host: str, address: str) 
 def test_a_port_in_use_is_an_error_of_the_store() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(dist.DistNetworkError, match="Address already"):
         host_store("127.0.0.1", taken.getsockname()[1], alone=True, timeout=timedelta(seconds=10))
+
+
+def test_looking_for_objects_disturbs_no_other_thread() -> None:
+    """`tuple(...)` of a generator fails while somebody else holds it, as a list of all objects does."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            assert objects_of(functools._lru_cache_wrapper)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    until = time.monotonic() + 1
+    try:
+        while time.monotonic() < until:
+            assert len(tuple(number for number in range(300))) == 300
+    finally:
+        ended.set()
+        thread.join()
+    known = [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]
+    assert {id(each) for each in objects_of(functools._lru_cache_wrapper)} >= {id(each) for each in known}
+    made = nn.Sequential(nn.Linear(2, 2))
+    assert {id(made), id(made[0])} <= {id(each) for each in objects_of(nn.Module, subclasses=True)}
