@@ -441,7 +441,7 @@ def objects_of(kind: type, *, subclasses: bool = False) -> list[Any]:
     kinds = {kind}
     left = [kind] if subclasses else []
     while left:
-        fresh = set(type.__subclasses__(left.pop())) - kinds
+        fresh: set[type] = set(type.__subclasses__(left.pop())) - kinds
         kinds |= fresh
         left += fresh
     return [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
