@@ -166,7 +166,9 @@ def _phase(recipe: Path, output: Path, corpus: Path, more: tuple[str, ...]) -> i
     return on_rank(recipe, output, list(more), corpus=corpus)
 
 
-@pytest.mark.slow
+@pytest.mark.long(
+    reason="60 steps of eight ranks; the quickstart trains so, on a cube, and the tests above have each phase's own"
+)
 def test_both_phases_whole_on_a_cube(tmp_path: Path) -> None:
     """The recipes as they are shipped, phase 1 on 2x2x2 and phase 2 on 1x2x2."""
     corpus, one, two = (tmp_path / name for name in ("corpus", "first", "second"))

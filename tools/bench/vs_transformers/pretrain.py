@@ -63,6 +63,7 @@ from tools.training.factory import TYPES
 # --- The turns of `bench library` -------------------------------------------------------------------------------------
 
 _SECONDS = 1.0  # of products of each size
+_LONGEST = 4.0  # seconds of one product: one in bf16 on a processor that has no instructions for it takes a minute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +169,12 @@ def _on_input(
 
 def _fastest_product(device: torch.device, precision: str) -> float:
     """FLOP/s, of square matrices of the size that is fastest here."""
-    sizes = (2048, 4096, 8192) if device.type == "cuda" else (512, 1024, 2048)
-    best = max((product_rate(device, precision, n, _SECONDS) for n in sizes), key=lambda rate: rate.flops)
+    first, *larger = (2048, 4096, 8192) if device.type == "cuda" else (512, 1024, 2048)
+    best = product_rate(device, precision, first, _SECONDS)
+    for n in larger:
+        if 6 * n**3 / best.flops > _LONGEST:
+            break
+        best = max(best, product_rate(device, precision, n, _SECONDS), key=lambda rate: rate.flops)
     told = f"products of {best.n:,} rows and columns, {precision}: {best.flops / 1e9:,.0f} GFLOP/s"
     print(f"{told}, by which MFU is measured", flush=True)
     return best.flops
