@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -73,13 +74,15 @@ ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 class Module:
     name: str
     path: Path
-    tree: ast.Module
+    nodes: tuple[ast.AST, ...]
+    """Of the kinds that the rules look at."""
 
     def at(self, node: ast.AST) -> str:
         return f"{self.path}:{getattr(node, 'lineno', 0)}"
 
 
 Modules = dict[str, Module]
+KINDS = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call, ast.Global)
 
 
 def read(root: Path) -> Modules:
@@ -89,7 +92,8 @@ def read(root: Path) -> Modules:
         relative = path.relative_to(root)
         parts = relative.with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        modules[name] = Module(name=name, path=relative, tree=ast.parse(path.read_bytes(), filename=str(path)))
+        walk = ast.walk(ast.parse(path.read_bytes(), filename=str(path)))
+        modules[name] = Module(name=name, path=relative, nodes=tuple(node for node in walk if isinstance(node, KINDS)))
     return modules
 
 
@@ -108,7 +112,7 @@ def imports(module: Module, modules: Modules) -> Iterator[tuple[str, ast.AST]]:
     importlib.
     """
     package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -192,7 +196,7 @@ def environment(modules: Modules) -> Iterator[str]:
     for module in modules.values():
         if module.name in (READS_ENVIRONMENT, PUTS_ENVIRONMENT_BACK):
             continue
-        found = ((node, names & ENVIRONMENT) for node, names in names_of_os(module.tree))
+        found = ((node, names & ENVIRONMENT) for node, names in names_of_os(module.nodes))
         yield from (
             f"{module.at(node)}: touches {min(names)}; only launch/ and {READS_ENVIRONMENT} touch the environment"
             for node, names in found
@@ -200,11 +204,11 @@ def environment(modules: Modules) -> Iterator[str]:
         )
 
 
-def names_of_os(tree: ast.Module) -> Iterator[tuple[ast.AST, set[str]]]:
+def names_of_os(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.AST, set[str]]]:
     """What each node takes out of `os`, under whatever name the module knows it."""
-    plain = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    plain = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     known_as = {alias.asname or alias.name for alias in plain if alias.name == "os"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "os" and not node.level:
             yield node, {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known_as:
@@ -213,7 +217,7 @@ def names_of_os(tree: ast.Module) -> Iterator[tuple[ast.AST, set[str]]]:
 
 def global_names(modules: Modules) -> Iterator[str]:
     for module in modules.values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Global):
                 yield f"{module.at(node)}: global {', '.join(node.names)}; pass an object instead"
 
@@ -360,8 +364,13 @@ def test_a_violation_is_found(
 
 def borrowed(root: Path) -> Iterator[str]:
     """Imports from a module of tests or from a conftest: what two modules need stands in a module without tests."""
+    statement = re.compile(rb"^\s*(?:from\s+[\w.]+\s+)?import\s+(?:\([^)]*\)|.*)", re.MULTILINE)
+    suspicious = re.compile(rb"\bconftest\b|\btest_")
     for path in sorted((root / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):
+        content = path.read_bytes()
+        if not any(suspicious.search(found) for found in statement.findall(content)):
+            continue  # reading the syntax of all takes seconds
+        for node in ast.walk(ast.parse(content, filename=str(path))):
             names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
             origin = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
             parts = {part for name in [*origin, *names] for part in name.split(".")}
