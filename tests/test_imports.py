@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import gc
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -401,3 +403,13 @@ def test_a_borrowed_name_is_found(tmp_path: Path, text: str, found: int) -> None
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_new.py").write_text(text)
     assert len(list(borrowed(tmp_path))) == found
+
+
+def test_a_start_waits_for_nothing_that_it_may_not_need() -> None:
+    """torch's compiler alone is a fifth of an import, in every process of every launch."""
+    dear = {"torch._dynamo", "torch._inductor", "scipy", "matplotlib", "transformers", "tensorboard", "tokenizers"}
+    code = (
+        f"import sys, tensor3d, models.bert, tools.pretrain, tools.training.trainer; print({dear} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
@@ -412,9 +412,19 @@ class ClosedGroup:
 def forget_meshes() -> None:
     """Empties DTensor's caches: a mesh equals any other of its shape, and one whose groups are gone would be used in
     the place of its successor."""
-    _clear_sharding_prop_cache()
-    clear_redistribute_planner_cache()
+    forget_shardings()
     _clear_lru_caches()
+
+
+def forget_shardings() -> None:
+    """What DTensor has worked out of operators and of ways from one layout to another, each with its mesh.
+
+    `torch.distributed.tensor.debug` has the first two lines as a function. To import it takes all of torch's compiler
+    along, a fifth of what starting a process costs.
+    """
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    clear_redistribute_planner_cache()
 
 
 def forget_meshes_at_end() -> None:

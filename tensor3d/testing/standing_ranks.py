@@ -18,10 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from tensor3d.distributed.process_group import objects_of
+from tensor3d.distributed.process_group import forget_shardings, objects_of
 from tensor3d.testing.process_state import ProcessState
 from tensor3d.testing.processes import PRELOAD, Rank, check_may_start, collect, end, hang_error, pickled, start
 
@@ -261,8 +259,7 @@ def _settle(state: ProcessState, caches: Sequence[functools._lru_cache_wrapper[A
     for group in groups:
         dist.destroy_process_group(group)
     # A mesh equals any other of its shape: one that DTensor has in a cache would be used although its groups are gone.
-    _clear_sharding_prop_cache()
-    clear_redistribute_planner_cache()
+    forget_shardings()
     for cache in [*caches, *_caches_of_torch()]:
         cache.cache_clear()
     gc.collect()
