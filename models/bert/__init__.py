@@ -3,7 +3,7 @@
 from models.bert.config import PRESETS, BertConfig
 from models.bert.huggingface import export_huggingface, open_weights
 from models.bert.model import BertForPreTraining, BertModel, PreTrainingOutput
-from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification
+from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
 from models.bert.text_batches import EncodedText, TextBatch, collate_texts
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "BertForPreTraining",
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
+    "BertForTokenClassification",
     "BertModel",
     "EncodedText",
     "PreTrainingOutput",

@@ -1,4 +1,5 @@
-"""BERT with the heads of fine-tuning (Devlin et al. 2018, §4): one answer a text, or the span of an answer in it.
+"""BERT with the heads of fine-tuning (Devlin et al. 2018, §4 and §5.3): one answer a text, the span of an answer in
+it, or a tag for each of its tokens.
 
 M tokens of the cube, H hidden size, C slots for texts of the cube; c outputs
 """
@@ -135,6 +136,58 @@ class BertForQuestionAnswering(Pretrained):
         return all_reduce_replicated(losses / (2 * texts), self.cube.over("data", "x"))
 
 
+class BertForTokenClassification(PretrainedClassifier):
+    """The encoder and a narrow head: a tag for each token, as of the names in a text.
+
+    Args:
+        outputs: c: tags.
+        dropout: of the last hidden states. Default: as of hidden states.
+        backend, recompute, reshard_after_forward: as in `BertModel`.
+
+    Raises:
+        ValueError: fewer than one output, or see `BertModel`.
+    """
+
+    head = "tags"
+
+    def __init__(
+        self,
+        config: BertConfig,
+        outputs: int,
+        cube: Cube,
+        *,
+        dropout: float | None = None,
+        backend: Backend = "auto",
+        recompute: Recompute = "none",
+        reshard_after_forward: bool = True,
+    ) -> None:
+        super().__init__()
+        if outputs < 1:
+            raise ValueError(f"outputs must be at least 1. Got {outputs}.")
+        self.config, self.outputs, self.cube = config, outputs, cube
+        self.bert = BertModel(
+            config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
+        )
+        self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
+        self.tags = SmallHead3D(config.hidden, outputs, cube, "z", std=config.std)
+
+    def logits(self, batch: PackedBatch) -> Tensor:
+        """(M/xy, c), fp32 at least: those of this rank's rows on face z, the same on all members of z."""
+        return self.tags(self.dropout(self.bert(batch)))
+
+    def forward(self, batch: PackedBatch, labels: Tensor, targets: int) -> Tensor:
+        """The loss of one micro-batch as its part of a step: cross-entropy, the mean over the labelled tokens of the
+        whole step. The same on every rank.
+
+        Args:
+            labels: int64 (M/x,) of the plane's rows: tags, -100 where there is none to learn.
+            targets: labelled tokens of the whole step, all planes and micro-batches.
+        """
+        own = local_rows(labels, self.cube, "z")
+        losses = F.cross_entropy(self.logits(batch), own, reduction="sum", ignore_index=IGNORED)
+        return all_reduce_replicated(losses / targets, self.cube.over("data", "x", "y"))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What a BERT says of a batch of texts: whole tensors in the order of the texts, the same on every rank, on the host.
 #
@@ -158,6 +211,13 @@ def span_logits(model: BertForQuestionAnswering, texts: Sequence[EncodedText]) -
     laid = collate_texts(texts, model.cube)
     with _looking(model):
         return laid.of_tokens(model.logits(laid.batch))
+
+
+def tag_logits(model: BertForTokenClassification, texts: Sequence[EncodedText]) -> list[Tensor]:
+    """Of each text (tokens, c): how likely each tag is for each token."""
+    laid = collate_texts(texts, model.cube)
+    with _looking(model):
+        return laid.of_tokens(gather_rows(model.logits(laid.batch), model.cube, "z"))
 
 
 def likely_pieces(model: BertForPreTraining, texts: Sequence[EncodedText], k: int) -> tuple[Tensor, Tensor]:

@@ -81,6 +81,19 @@ class TextBatch:
         taken[slots < 0] = fill
         return taken.to(self.cube.device)
 
+    def spread_tokens(self, values: Sequence[NDArray[np.int64]], fill: int) -> Tensor:
+        """A number for each token, of each text (tokens,), as those of the plane's rows, (rows,), on the cube's device.
+
+        Args:
+            fill: what stands in unused rows: -100 for labels.
+        """
+        count = self.batch.ids.shape[0]
+        before = self.cube.shape.plane_of(self.cube.rank) * count
+        starts, rows = self.starts - before, np.full(count, fill, dtype=np.int64)
+        for text in self.texts[self.texts >= 0].tolist():
+            rows[starts[text] : starts[text] + self.lengths[text]] = values[text]
+        return torch.from_numpy(rows).to(self.cube.device)
+
     def of_texts(self, values: Tensor) -> Tensor:
         """One value for each slot of the plane, (C, ...), the same on all its ranks, as one for each text, (N, ...),
         on the host of every rank."""

@@ -26,7 +26,7 @@ from models.bert.huggingface import (
     open_weights,
     write_model_json,
 )
-from models.bert.huggingface.param_names import BUFFERS
+from models.bert.huggingface.param_names import BUFFERS, LABELLED
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.model import BertModel, MaskedLMHead, Pooler
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
@@ -108,8 +108,8 @@ class EncoderWithHeads(nn.Module):
     """Modules under the names that they have in the models of `models.bert`; weights are unfilled.
 
     Args:
-        heads: of "pooler", "masked_lm", "next_sentence", "classifier" and "answers".
-        outputs: of the classifier.
+        heads: of `HEADS`.
+        outputs: of the classifier, of texts or of tokens.
         dropout: in front of the classifier. Default: as of hidden states.
     """
 
@@ -126,11 +126,14 @@ class EncoderWithHeads(nn.Module):
                 self.masked_lm = MaskedLMHead(config, cube)
             if "next_sentence" in heads:
                 self.next_sentence = SmallHead3D(config.hidden, 2, cube, "y", std=config.std)
-            if "classifier" in heads:
+            if not set(LABELLED).isdisjoint(heads):
                 self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
+            if "classifier" in heads:
                 self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
             if "answers" in heads:
                 self.answers = SmallHead3D(config.hidden, 2, cube, "z", std=config.std)
+            if "tags" in heads:
+                self.tags = SmallHead3D(config.hidden, outputs, cube, "z", std=config.std)
 
 
 def parts_of(
@@ -172,6 +175,7 @@ def files_beside(folder: Path) -> list[str]:
 
 # --- `python -m tools.convert from-hf`: a Hugging Face folder as a folder of ours -------------------------------------
 
+Head = Literal["pooler", "masked_lm", "next_sentence", "classifier", "answers", "tags"]
 _HEADS = ("pooler", "masked_lm", "next_sentence")  # that pre-training or fine-tuning may want
 _SHOWN = 8
 """Names in a row of the report."""
@@ -185,7 +189,7 @@ class FromHuggingFace(CubeCommand):
     """The Hugging Face folder."""
     output: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
     """Folder to write; empty, or not there."""
-    heads: tuple[Literal["pooler", "masked_lm", "next_sentence", "classifier", "answers"], ...] | None = None
+    heads: tuple[Head, ...] | None = None
     """Those to take over, such as all but a masked-LM head whose decoder is not the embedding. Default: all that there
     are."""
     cube: str = "1x1x1"
@@ -263,13 +267,13 @@ def _save(draft: Path, model: EncoderWithHeads, cube: Cube) -> None:
 
 def _describe(draft: Path, weights: WeightSource, heads: tuple[str, ...]) -> None:
     facts = {**weights.facts, "source": str(weights.folder), "max_length": weights.config.positions}
-    classifies, answers = "classifier" in heads, "answers" in heads
+    is_labelled = not set(LABELLED).isdisjoint(heads)
     write_model_json(
         draft,
         config=weights.config,
         heads=heads,
-        labels=weights.labels if classifies else None,
-        problem=weights.problem if classifies or answers else None,
+        labels=weights.labels if is_labelled else None,
+        problem=weights.problem if is_labelled or "answers" in heads else None,
         facts=facts,
     )
 
@@ -323,7 +327,7 @@ class ToHuggingFace(CubeCommand):
     """Folder to write; empty, or not there."""
     dtype: DType | None = None
     """Type of the weights in the file. Default: that of the imported file, else fp32."""
-    heads: tuple[Literal["pooler", "masked_lm", "next_sentence", "classifier", "answers"], ...] | None = None
+    heads: tuple[Head, ...] | None = None
     """Those to write, where no class of the library has all. Default: all that there are."""
     cube: str = "1x1x1"
     """Sizes of the axes x, y and z, as XxYxZ; any, whichever the model was trained on."""

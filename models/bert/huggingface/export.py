@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from models.bert.config import BertConfig
 from models.bert.huggingface.config import CONFIG, labels_from, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
-from models.bert.huggingface.param_names import HEADS, library_names, part_of, thirds
+from models.bert.huggingface.param_names import HEADS, LABELLED, library_names, part_of, thirds
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF, write_parts
 from tensor3d.distributed.object_collectives import run_on_all_ranks
@@ -31,6 +31,7 @@ _ARCHITECTURES = {
     frozenset({"pooler", "next_sentence"}): "BertForNextSentencePrediction",
     frozenset({"pooler", "classifier"}): "BertForSequenceClassification",
     frozenset({"answers"}): "BertForQuestionAnswering",
+    frozenset({"tags"}): "BertForTokenClassification",
     frozenset({"pooler"}): "BertModel",
     frozenset[str](): "BertModel",
 }
@@ -74,8 +75,9 @@ def export_huggingface(
         folder: made where it is not there; other files in it stay.
         heads: those to write, of the model's. Default: all, but for a pooler that the others do not use.
         settings: a config.json that was imported: what it says besides is kept.
-        labels: names of a classifier's outputs. Default: those of `settings`, else LABEL_0, LABEL_1, ...
-        problem: what the classifier is for, "classify" or "regress".
+        labels: names of the outputs of a classifier, of texts or of tokens. Default: those of `settings`, else LABEL_0,
+            LABEL_1, ...
+        problem: what the classifier of texts is for, "classify" or "regress".
         dtype: of the weights: "fp32", "bf16" or "fp16".
         types: of single tensors that are of another one, by the library's names: `facts["types"]` of a folder that was
             imported. "fp64" is written as fp32, to which it has been rounded on the way in.
@@ -135,11 +137,14 @@ class _Plan:
         self, found: Mapping[str, Any] | None, labels: Sequence[str] | None, problem: str | None
     ) -> dict[str, Any]:
         """The config.json."""
-        if "classifier" not in self.heads:
+        head = next((head for head in LABELLED if head in self.heads), None)
+        if head is None:
             return settings_of(self.config, self.architecture, self.dtype, found=found)
-        if problem not in (None, "classify", "regress"):
+        if head == "tags":
+            problem = None  # the library asks for none
+        elif problem not in (None, "classify", "regress"):
             raise ValueError(f'problem of a classifier must be "classify", "regress" or None. Got {problem!r}.')
-        outputs = self.parameters["classifier.weight"].shape[0]
+        outputs = self.parameters[f"{head}.weight"].shape[0]
         if labels is None:
             labels = _labels_found(found or {}, self.architecture, outputs)
         if len(labels) != outputs or len(set(labels)) != outputs:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
 from models.bert.huggingface.config import CONFIG
 from models.bert.huggingface.model_json import MODEL_JSON as MODEL_JSON
 from models.bert.huggingface.model_json import read_model_json, read_object
-from models.bert.huggingface.param_names import layers_among, of_encoder, part_of, table_shapes
+from models.bert.huggingface.param_names import LABELLED, layers_among, of_encoder, part_of, table_shapes
 from models.bert.huggingface.reader import HFWeights
 from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube, checkpoint
@@ -50,7 +50,8 @@ class CheckpointWeights(WeightSource):
             )
         self.checkpoint = found
         stored = checkpoint.read_contents(found).tensors
-        classifier = stored.get(f"{MODEL}classifier.weight")
+        classifiers = (stored.get(f"{MODEL}{head}.weight") for head in LABELLED if head in self.heads)
+        classifier = next(classifiers, None)
         self.outputs = classifier.shape[0] if classifier is not None else None
         self._names = {name.removeprefix(MODEL) for name in stored if name.startswith(MODEL)}
         for name, shape in table_shapes(self.config).items():
@@ -164,6 +165,9 @@ class Pretrained(nn.Module):
 class PretrainedClassifier(nn.Module):
     """As `Pretrained`, for a model that has a number of outputs."""
 
+    head: ClassVar[str] = "classifier"
+    """Whose they are."""
+
     @classmethod
     def from_pretrained(cls: type[M], folder: Path | str, cube: Cube, outputs: int | None = None, **options: Any) -> M:
         """The model with the weights of a folder that `open_weights` takes. Every rank calls it at the same time.
@@ -180,12 +184,14 @@ class PretrainedClassifier(nn.Module):
                 `outputs`; on every rank.
         """
         weights = run_on_all_ranks(cube, lambda: open_weights(Path(folder)))
+        head: str = cls.head  # type: ignore[attr-defined]
+        found = weights.outputs if head in weights.heads else None
         if outputs is None:
-            if weights.outputs is None:
-                raise ValueError(f"{folder} has no classifier. Say how many outputs the new one has: outputs=...")
-            outputs = weights.outputs
-        elif weights.outputs not in (None, outputs):
-            weights = weights.only([head for head in weights.heads if head != "classifier"])
+            if found is None:
+                raise ValueError(f"{folder} has no {head}. Say how many outputs the new one has: outputs=...")
+            outputs = found
+        elif found not in (None, outputs):
+            weights = weights.only([each for each in weights.heads if each != head])
         options = {"dropout": weights.facts.get("classifier_dropout"), **options, "outputs": outputs}
         return made(cls, weights, cube, options)
 

@@ -1,7 +1,7 @@
 """model.json: what a folder of this project says of its model.
 
     {"format": 1, "model": "bert", "config": {...}, "heads": ["pooler", ...], "labels": ["no", "yes"] or null,
-     "problem": "classify" or "regress" or "answer" or null, "facts": {...}}
+     "problem": "classify" or "regress" or "answer" or "tag" or null, "facts": {...}}
 
 Beside it lie `checkpoints/`, `tokenizer/`, and in imported folders `huggingface/config.json` as it was found.
 """
@@ -63,7 +63,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 MODEL_JSON = "model.json"
 FORMAT = 1
-PROBLEMS = ("classify", "regress", "answer")
+PROBLEMS = ("classify", "regress", "answer", "tag")
 
 T = TypeVar("T")
 _JSON = {
@@ -88,9 +88,9 @@ class ModelJson:
     heads: tuple[str, ...]
     """Those whose weights the checkpoints have; of `HEADS`."""
     labels: tuple[str, ...] | None = None
-    """Names of the classes, in the order of the classifier's outputs."""
+    """Names of the classes or tags, in the order of the classifier's outputs."""
     problem: str | None = None
-    """What the head of fine-tuning is for: "classify", "regress" or "answer"."""
+    """What the head of fine-tuning is for: one of `PROBLEMS`."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Whatever else is to be known: JSON."""
 

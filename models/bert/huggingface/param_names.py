@@ -20,8 +20,10 @@ from torch import Tensor
 
 from models.bert.config import BertConfig
 
-HEADS = ("pooler", "masked_lm", "next_sentence", "classifier", "answers")
+HEADS = ("pooler", "masked_lm", "next_sentence", "classifier", "answers", "tags")
 """What may stand on the encoder, `bert`: the first part of a parameter's name."""
+LABELLED = ("classifier", "tags")
+"""Those whose outputs have labels, of texts and of tokens. The library calls both `classifier`."""
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 MASKED_LM_BIAS = "cls.predictions.bias"
@@ -57,6 +59,7 @@ _OTHERS = {
         ("next_sentence", "cls.seq_relationship"),
         ("classifier", "classifier"),
         ("answers", "qa_outputs"),
+        ("tags", "classifier"),
     )
     for part in ("weight", "bias")
 }
@@ -67,6 +70,7 @@ _MARKS = {
     "next_sentence": "cls.seq_relationship.weight",
     "classifier": "classifier.weight",
     "answers": "qa_outputs.weight",
+    "tags": "classifier.weight",
 }
 
 

@@ -201,7 +201,7 @@ class HFWeights(WeightSource):
                 self._check_shape(theirs, shape)
         self.heads = tuple(head for head in param_names.heads_among(self._names) if self._meant(head))
         self.outputs, self.labels, self.problem = None, None, "answer" if "answers" in self.heads else None
-        if "classifier" in self.heads:
+        if not set(param_names.LABELLED).isdisjoint(self.heads):
             self._take_labels(where)
         self.facts: dict[str, Any] = {"dtype": _type_of_most(found)}
         if types := _other_types(self._tensors, self._names, self.facts["dtype"]):
@@ -236,15 +236,18 @@ class HFWeights(WeightSource):
             raise ValueError(
                 f"{where} names {len(labels)} labels, and the classifier has {rows} outputs. Correct id2label."
             )
-        self.outputs, self.problem = rows, problem_from(self.settings, rows, where)
+        self.outputs = rows
+        self.problem = "tag" if "tags" in self.heads else problem_from(self.settings, rows, where)
         self.labels = None if self.problem == "regress" else labels
 
     def _meant(self, head: str) -> bool:
-        """Other models have a classifier too: of tokens, of choices."""
-        if head == "classifier":
-            said = architectures_from(self.settings or {}, self.folder / CONFIG) or ("BertForSequenceClassification",)
-            return "BertForSequenceClassification" in said and "bert.pooler.dense.weight" in self._names
-        return True
+        """Whose classifier it is, the class of the model says: that of texts, of tokens, or of choices."""
+        if head not in param_names.LABELLED:
+            return True
+        said = architectures_from(self.settings or {}, self.folder / CONFIG) or ("BertForSequenceClassification",)
+        if head == "tags":
+            return "BertForTokenClassification" in said
+        return "BertForSequenceClassification" in said and "bert.pooler.dense.weight" in self._names
 
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         sources = run_on_all_ranks(cube, lambda: self._checked(used))

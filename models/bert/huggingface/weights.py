@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
-from models.bert.huggingface.param_names import part_of
+from models.bert.huggingface.param_names import LABELLED, part_of
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import first_names
 
@@ -55,9 +55,9 @@ class WeightSource(ABC):
         folder: it.
         config: its encoder.
         heads: those that it has the weights of, of `HEADS`.
-        outputs: of the classifier, where there is one.
-        labels: names of the classes, where the classifier has classes.
-        problem: "classify", "regress" or "answer", where there is a head for it.
+        outputs: of the classifier, of texts or of tokens, where there is one.
+        labels: names of the classes or tags, where the classifier has some.
+        problem: "classify", "regress", "answer" or "tag", where there is a head for it.
         facts: what else it says: of its model.json, or found in a Hugging Face folder: "dtype", that of most numbers;
             "types", those of single tensors that are of another one, by the library's names; "classifier_dropout".
         settings: the config.json of the Hugging Face folder that it is or was.
@@ -86,9 +86,9 @@ class WeightSource(ABC):
         chosen = copy.copy(self)
         chosen.heads = tuple(head for head in self.heads if head in heads)
         chosen._declined = (*self._declined, *(head for head in self.heads if head not in heads))
-        if "classifier" not in chosen.heads:
+        if set(LABELLED).isdisjoint(chosen.heads):
             chosen.outputs = chosen.labels = None
-        if not {"classifier", "answers"} & set(chosen.heads):
+        if {*LABELLED, "answers"}.isdisjoint(chosen.heads):
             chosen.problem = None
         return chosen
 
@@ -109,17 +109,16 @@ class WeightSource(ABC):
         parameters = {name: parameter.detach() for name, parameter in whole.named_parameters()}
         wanted = {part for name in parameters if (part := part_of(name)) is not None}
         found = tuple(head for head in self.heads if head in wanted)
-        if "classifier" in found:
-            self._check_outputs(parameters)
+        for head in set(LABELLED).intersection(found):
+            self._check_outputs(parameters[f"{head}.weight"])
         used = {name: tensor for name, tensor in parameters.items() if part_of(name) in (None, *found)}
         left = self._fill(whole, used, cube)
         fresh = tuple(sorted(wanted - set(found)))
         declined = tuple(part for part in fresh if part in self._declined)
         return LoadReport(found=found, fresh=fresh, declined=declined, **left)
 
-    def _check_outputs(self, parameters: Mapping[str, Tensor]) -> None:
-        classifier = parameters.get("classifier.weight")
-        if classifier is not None and self.outputs is not None and classifier.shape[0] != self.outputs:
+    def _check_outputs(self, classifier: Tensor) -> None:
+        if self.outputs is not None and classifier.shape[0] != self.outputs:
             raise ValueError(
                 f"{self.folder} has a classifier of {self.outputs} outputs, and the model's has {classifier.shape[0]}. "
                 "Leave it out (Weights.only), so that the model's own starts as initialised, or make the model with as "

@@ -17,10 +17,12 @@ from models.bert import BertConfig, BertForPreTraining
 from models.bert.tasks import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     class_logits,
     likely_pieces,
     sentence_vectors,
     span_logits,
+    tag_logits,
 )
 from models.bert.text_batches import EncodedText, TextBatch, collate_texts
 from tensor3d import Cube, gather
@@ -115,6 +117,32 @@ def answering_errors(shape: Shape) -> dict[str, float]:
     return errors | {name: float(full(parameters[name].grad).abs().max()) / largest for name in names}
 
 
+def tagged(model: Any, texts: list[EncodedText], labels: list[np.ndarray], targets: int, micro: int) -> Tensor:
+    parts = []
+    for first, last in ((0, micro), (micro, len(texts))):
+        laid = collate_texts(texts[first:last], model.cube)
+        parts.append(model(laid.batch, laid.spread_tokens(labels[first:last], -100), targets))
+        parts[-1].backward()
+    return torch.stack(parts).sum().detach()
+
+
+def tagging_errors(shape: Shape) -> dict[str, float]:
+    """Some tokens have no label, so that the mean over texts would be another one than that over labels."""
+    _, model, _, twin = make_twins(lambda cube: BertForTokenClassification(CONFIG, 5, cube), shape)
+    texts = some_texts(19)
+    labels = [(text.ids + i) % 5 for i, text in enumerate(texts)]
+    for own in labels:
+        own[::3] = -100
+    targets = int(sum((own >= 0).sum() for own in labels))
+    loss = tagged(model, texts, labels, targets, 13)
+
+    logits = torch.cat([twin.logits(alone(text).batch)[: len(text.ids)] for text in texts])
+    wanted = F.cross_entropy(logits, torch.from_numpy(np.concatenate(labels)))
+    wanted.backward()
+    said = error(torch.cat(tag_logits(model, texts)), logits)
+    return {"loss": error(loss, wanted), "logits": said} | gradient_errors(model, twin)
+
+
 # --- what a model says ------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +173,7 @@ def all_errors(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
         "classes": classification_errors(shape, regression=False),
         "numbers": classification_errors(shape, regression=True),
         "answers": answering_errors(shape),
+        "tags": tagging_errors(shape),
         "said": said_errors(shape),
     }
     return {f"{what}: {name}": value for what, errors in found.items() for name, value in errors.items()}

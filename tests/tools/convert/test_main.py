@@ -180,6 +180,18 @@ def test_what_makes_a_sentences_vector_goes_in_and_out(tmp_path: Path, capsys: p
         assert (back / name).read_bytes() == (library / name).read_bytes()
 
 
+def test_a_classifier_of_tokens_keeps_its_tags(tmp_path: Path) -> None:
+    names = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {"O": 0, "B-PER": 1, "I-PER": 2}}
+    library = library_folder(tmp_path / "library", "BertForTokenClassification", **names, classifier_dropout=0.3)
+    converted(library, tmp_path / "ours", tmp_path / "back")
+    told = json.loads((tmp_path / "ours" / "model.json").read_text())
+    assert (told["heads"], told["labels"], told["problem"]) == (["tags"], ["O", "B-PER", "I-PER"], "tag")
+    assert_same(weights(tmp_path / "back"), weights(library))
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["architectures"], config["id2label"]["1"]) == (["BertForTokenClassification"], "B-PER")
+    assert (config["classifier_dropout"], "problem_type" in config) == (0.3, False)
+
+
 def test_a_classifier_keeps_its_labels(tmp_path: Path) -> None:
     labels = {"id2label": {0: "bad", 1: "so-so", 2: "good"}, "label2id": {"bad": 0, "so-so": 1, "good": 2}}
     library = library_folder(tmp_path / "library", "BertForSequenceClassification", **labels, classifier_dropout=0.3)

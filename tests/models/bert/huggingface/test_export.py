@@ -18,6 +18,7 @@ from models.bert import (
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     export_huggingface,
     open_weights,
@@ -25,7 +26,7 @@ from models.bert import (
 from models.bert.huggingface import write_model_json
 from models.bert.huggingface.reader import WEIGHT_FILES
 from models.bert.model import MaskedLMHead, Pooler
-from models.bert.tasks import class_logits, sentence_vectors
+from models.bert.tasks import class_logits, sentence_vectors, tag_logits
 from tensor3d import Cube, files
 from tests.models.bert.huggingface.subject import (
     checkpointed,
@@ -192,6 +193,22 @@ def test_classes(tmp_path: Path) -> None:
     assert model.config.label2id == {"no": 0, "perhaps": 1, "yes": 2}
     assert (model.config.problem_type, model.config.classifier_dropout) == ("single_label_classification", 0.25)
     assert error(class_logits(ours, texts(67)), torch.cat([theirs(model, text).logits for text in texts(67)])) <= 1e-5
+
+
+def test_tags(tmp_path: Path) -> None:
+    cube = Cube.single()
+    cube.manual_seed(2)
+    ours = BertForTokenClassification(toy_config(67), 3, cube, dropout=0.25)
+    told = export_huggingface(ours, cube, tmp_path, labels=["O", "B-X", "I-X"], problem="tag")
+    assert (told.architecture, told.note) == ("BertForTokenClassification", None)
+    model = back(tmp_path, "BertForTokenClassification")
+    assert (model.config.label2id, model.config.problem_type) == ({"O": 0, "B-X": 1, "I-X": 2}, None)
+    assert model.config.classifier_dropout == 0.25
+    for text, logits in zip(texts(67), tag_logits(ours, texts(67)), strict=True):
+        assert error(logits, theirs(model, text).logits[0]) <= 1e-5
+    again = BertForTokenClassification.from_pretrained(tmp_path, cube)
+    assert (again.outputs, again.dropout.p) == (3, 0.25)
+    assert same(values(again), values(ours))
 
 
 def test_a_number(tmp_path: Path) -> None:

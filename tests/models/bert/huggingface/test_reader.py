@@ -16,12 +16,13 @@ from models.bert import (
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     open_weights,
 )
 from models.bert.huggingface.param_names import third_of_rows
 from models.bert.huggingface.reader import WEIGHT_FILES
-from models.bert.tasks import class_logits, sentence_vectors, span_logits
+from models.bert.tasks import class_logits, sentence_vectors, span_logits, tag_logits
 from tensor3d import Cube
 from tests.models.bert.huggingface.subject import (
     loaded,
@@ -231,12 +232,23 @@ def test_token_types_are_two_where_nothing_is_said(model: Any, wanted: Tensors, 
     assert same(values(loaded(write(tmp_path, tensors_of(model), settings))), wanted)
 
 
-def test_a_classifier_of_tokens_is_not_ours(tmp_path: Path) -> None:
-    saved(tmp_path, "BertForTokenClassification")
-    weights = open_weights(tmp_path)
-    assert weights.heads == ()
+def test_whose_classifier_it_is_the_class_says(tmp_path: Path) -> None:
+    model = saved(tmp_path / "tags", "BertForTokenClassification", num_labels=5)
+    weights = open_weights(tmp_path / "tags")
+    assert (weights.heads, weights.outputs, weights.problem) == (("tags",), 5, "tag")
+    assert weights.labels == tuple(f"LABEL_{number}" for number in range(5))
+    ours = loaded(tmp_path / "tags", BertForTokenClassification)
+    for text, logits in zip(texts(67), tag_logits(ours, texts(67)), strict=True):
+        assert error(logits, theirs(model, text).logits[0]) <= 1e-5
     cube = Cube.single()
-    assert weights.fill(BertModel(weights.config, cube), cube).unused == ("classifier.bias", "classifier.weight")
+    with pytest.raises(ValueError, match="has no classifier"):
+        BertForSequenceClassification.from_pretrained(tmp_path / "tags", cube)
+
+    saved(tmp_path / "choices", "BertForMultipleChoice")
+    weights = open_weights(tmp_path / "choices")
+    assert weights.heads == ("pooler",)
+    unused = ("bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight")
+    assert weights.fill(BertModel(weights.config, cube), cube).unused == unused
 
 
 def test_a_config_of_2019_names_no_model_type(model: Any, wanted: Tensors, tmp_path: Path) -> None:
