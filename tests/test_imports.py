@@ -43,6 +43,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("corpus",),
         ("doctor", "packing", "training"),
         ("squad",),
+        ("tagging",),
         ("predict",),
         ("checkpoint", "convert", "finetune", "gpt", "plan", "plot", "pretrain"),
         # Nothing of the product imports benchmarks; tools.scaling is one of their commands.

@@ -1,4 +1,4 @@
-"""`python -m tools.finetune classify|regress|answer RECIPE.toml [--cube XxYxZ] [--output DIR] [--section.key VALUE]`"""
+"""`python -m tools.finetune classify|regress|answer|tag RECIPE.toml [--cube XxYxZ] [--output DIR] [--section.key V]`"""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tools.finetune.data import TextData
 from tools.finetune.job import FinetuneCommand
 from tools.finetune.qa_task import AnswerData, AnswerTask
 from tools.finetune.seed_sweep import finetune
+from tools.finetune.tag_data import TagData
+from tools.finetune.tag_task import TagTask
 from tools.finetune.tasks import ClassifyTask, RegressTask
 from tools.training.config import with_new_names
 
@@ -70,11 +72,33 @@ class AnswerCommand(FinetuneCommand):
     """The recipe's values, each of which can be given here."""
 
 
+# --- `tag` as a command -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagConfig(FinetuneConfig):
+    """A recipe of tagging."""
+
+    data: TagData = field(default_factory=TagData)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagCommand(FinetuneCommand):
+    """Learn a tag for each word, such as those of names in texts."""
+
+    task, task_class = "tag", TagTask
+    recipe_class = TagConfig
+    pairs = False
+
+    settings: Annotated[TagConfig, tyro.conf.arg(name="")] = field(default_factory=TagConfig)
+    """The recipe's values, each of which can be given here."""
+
+
 # --- The command ------------------------------------------------------------------------------------------------------
 
 _PROG = "python -m tools.finetune"
 COMMANDS: Mapping[str, type[FinetuneCommand]] = {
-    kind.task: kind for kind in (ClassifyCommand, RegressCommand, AnswerCommand)
+    kind.task: kind for kind in (ClassifyCommand, RegressCommand, AnswerCommand, TagCommand)
 }
 
 
@@ -105,7 +129,7 @@ def parse(arguments: Sequence[str]) -> FinetuneCommand:
     else:
         kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
         union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
-        description = "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers or answers."
+        description = "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers, answers or tags."
         command = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description=description)
     if command.recipe != recipe_among(arguments):
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")

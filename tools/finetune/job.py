@@ -1,4 +1,4 @@
-"""What the commands `classify`, `regress` and `answer` have in common."""
+"""What the commands of all tasks have in common."""
 
 from __future__ import annotations
 

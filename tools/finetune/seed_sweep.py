@@ -261,7 +261,7 @@ def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> N
 
 def _next(task: FinetuneTask, folder: Path) -> str:
     """A command that asks the model."""
-    name, more = task.name if task.name == "answer" else "classify", '"TEXT"'
+    name, more = task.name if task.name in ("answer", "tag") else "classify", '"TEXT"'
     if name == "answer":
         more = '"QUESTION" "CONTEXT"'
     elif task.facts().more.get("pairs"):

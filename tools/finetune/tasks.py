@@ -38,6 +38,8 @@ class Example:
     text: EncodedText
     target: Any
     """What the task wants to hear of it."""
+    targets: int = 1
+    """Those that the loss is the mean of: one of a text, or one of each word that has a tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class TaskFacts:
     """What the folder of a fine-tuned model says of its task."""
 
     problem: str
-    """"classify", "regress" or "answer"."""
+    """"classify", "regress", "answer" or "tag"."""
     labels: tuple[str, ...] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON: max_length and whatever else predictions need."""
@@ -104,12 +106,12 @@ class FinetuneTask(Protocol):
         """The model, with its head, not yet filled with pre-trained weights."""
         ...
 
-    def loss(self, model: Any, laid: TextBatch, examples: Sequence[Example], texts: int) -> Tensor:
+    def loss(self, model: Any, laid: TextBatch, examples: Sequence[Example], targets: int) -> Tensor:
         """The loss of a micro-batch as its part of a step, the same on every rank.
 
         Args:
             laid: the texts of `examples`, in their order.
-            texts: of the whole step.
+            targets: of all examples of the whole step.
         """
         ...
 
@@ -134,7 +136,7 @@ class FinetuneTask(Protocol):
 
 # --- Classes of texts -------------------------------------------------------------------------------------------------
 
-_TEST = "test_"
+TEST = "test_"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -242,7 +244,7 @@ class _TextTask(ABC):
             if part.targets is not None:
                 outputs[name] = self.outputs(model, name)
                 found = self._measured(outputs[name], part.targets)
-                metrics |= {(_TEST if name == "test" else "") + key: value for key, value in found.items()}
+                metrics |= {(TEST if name == "test" else "") + key: value for key, value in found.items()}
         return Evaluation(metrics=metrics, outputs=outputs)
 
     def write_predictions(self, best: Evaluation, folder: Path) -> list[Path]:

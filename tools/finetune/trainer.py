@@ -83,7 +83,7 @@ class TextObjective:
     def loss(self, batch: TextStep, part: slice) -> tuple[Tensor, Tensor]:
         own = batch.examples[part]
         laid = collate_texts([example.text for example in own], self._cube, alone=self._padded)
-        loss = self._task.loss(self._model, laid, own, len(batch.examples))
+        loss = self._task.loss(self._model, laid, own, sum(example.targets for example in batch.examples))
         return loss, loss.detach().reshape(1)
 
 
@@ -226,5 +226,5 @@ def _for_task(weights: WeightSource, task: FinetuneTask) -> WeightSource:
     if (weights.problem, weights.labels) == (facts.problem, facts.labels):
         return weights
     fitting = copy.copy(weights)
-    fitting.heads = tuple(head for head in weights.heads if head not in ("classifier", "answers"))
+    fitting.heads = tuple(head for head in weights.heads if head not in ("classifier", "answers", "tags"))
     return fitting

@@ -21,8 +21,17 @@ from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.common.files import check_output, draft
 from tools.corpus.tokenizers.base import InTexts
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
-from tools.predict.outputs import ArrayOutput, JsonOutput, Outcome, OutputProgress, ReadableOutput, ResultWriter
+from tools.predict.outputs import (
+    ArrayOutput,
+    ColumnsOutput,
+    JsonOutput,
+    Outcome,
+    OutputProgress,
+    ReadableOutput,
+    ResultWriter,
+)
 from tools.predict.predictor import OnError, Predictor, StopError, load
+from tools.predict.results import Tagged
 from tools.predict.stream import IDLE, Block, ListInput, Source, StreamInput, StreamStats, blocks_of
 from tools.predict.tasks import TaskName
 from tools.predict.text_encoder import TooLong
@@ -53,8 +62,8 @@ class PredictCommand(CubeCommand):
     data_parallel: int = 1
     """Copies of the cube, which share the texts of a batch."""
     max_length: int | None = None
-    """Tokens of a sequence, or of a window of `answer`, special ones included. Default: what the model was made
-    with."""
+    """Tokens of a sequence, or of a window of `answer` and `tag`, special ones included. Default: what the model was
+    made with."""
     too_long: TooLong = "truncate"
     """Leave out the end of a longer text, or question, and count it; or refuse it."""
     special_tokens: InTexts | None = None
@@ -248,6 +257,34 @@ class AnswerCommand(PredictCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TagCommand(PredictCommand):
+    """A tag for each word of a text, by a fine-tuned model, and what they spell, such as names.
+
+    {"text": ...} or {"tokens": [...]} to {"text", "spans": [{"start", "end", "label", "text", "probability"}, ...]}
+    """
+
+    task = "tag"
+    output_format: Literal["spans", "tokens", "conll"] = "spans"
+    """"tokens": {"tokens": [...], "tags": [...]}; "conll": a line for each word, its tag behind a tab, and an empty
+    line behind each text."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {}
+
+    def check(self) -> None:
+        super().check()
+        if self.output_format == "conll" and self.on_error == "skip":
+            raise ValueError("--output-format conll has no place for an error. Take tokens, or leave out --on-error.")
+
+    def _output(self, files: ExitStack, predictor: Predictor[Any]) -> ResultWriter:
+        if self.output_format == "spans":
+            return super()._output(files, predictor)
+        file = sys.stdout.buffer if self.output is None else files.enter_context(draft(self.output))
+        return ColumnsOutput(file) if self.output_format == "conll" else JsonOutput(file, Tagged.as_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EmbedCommand(PredictCommand):
     """A vector for each text: {"text": ...} to {"vector": [...]}."""
 
@@ -276,7 +313,7 @@ class EmbedCommand(PredictCommand):
         return super()._output(files, predictor)
 
 
-# --- `python -m tools.predict fill-mask|classify|answer|embed MODEL [TEXT ...] [OPTIONS]` -----------------------------
+# --- `python -m tools.predict fill-mask|classify|answer|tag|embed MODEL [TEXT ...] [OPTIONS]` -------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -284,9 +321,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     died (one message on standard error each), 130 after Ctrl-C."""
     return run_command(
         "tools.predict",
-        {"fill-mask": FillMaskCommand, "classify": ClassifyCommand, "answer": AnswerCommand, "embed": EmbedCommand},
+        {
+            "fill-mask": FillMaskCommand,
+            "classify": ClassifyCommand,
+            "answer": AnswerCommand,
+            "tag": TagCommand,
+            "embed": EmbedCommand,
+        },
         arguments,
-        "Ask a trained model: pieces for masks, classes, answers, vectors.",
+        "Ask a trained model: pieces for masks, classes, answers, tags, vectors.",
     )
 
 

@@ -117,12 +117,16 @@ class Fields:
     first: str = "text"
     second: str | None = None
     needs_second: bool = False
+    words: str | None = None
+    """What may stand in the place of the first: a list of its words."""
     reason: str = ""
     """Why it reads these, where the model decides: put behind messages about others."""
 
     @property
     def in_words(self) -> str:
         first = f'"{self.first}"'
+        if self.words is not None:
+            return f'{first} or "{self.words}"'
         if self.second is None:
             return first
         return f'{first} and "{self.second}"' if self.needs_second else f'{first} and, for pairs, "{self.second}"'
@@ -138,6 +142,8 @@ class Query:
     """Of the line or text."""
     first: str
     second: str | None = None
+    words: tuple[str, ...] | None = None
+    """Those of `first`, where the input has them."""
     id: Any = None
     """What the input calls it; None where it has no name. It comes back with the result."""
 
@@ -180,6 +186,12 @@ def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: s
             return problem(
                 f'"{key}" is not read here, but {fields.in_words}. {told}Leave it out, or ask another task.', name
             )
+    words = item.get(fields.words) if fields.words else None
+    if words is not None:
+        wrong = "give one of them" if item.get(fields.first) is not None else check_words(words)
+        if wrong:
+            return problem(f"{fields.in_words}: {wrong}", name)
+        return Query(where=where, number=number, first=" ".join(words), words=tuple(words), id=name)
     first, second = item.get(fields.first), item.get(fields.second) if fields.second else None
     texts = [(fields.first, first)]
     if fields.second is not None and (fields.needs_second or second is not None):
@@ -190,7 +202,7 @@ def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: s
             return problem(
                 f'"{needed}" must be a string. Got {found}. {told}Give an object with {fields.in_words}.', name
             )
-        if not _is_unicode(text):
+        if not is_unicode(text):
             return problem(f'"{needed}" is not Unicode text: it has half of a surrogate pair.', name)
     return Query(where=where, number=number, first=str(first), second=second, id=name)
 
@@ -217,7 +229,20 @@ def query_of_line(line: bytes, fields: Fields, number: int, *, is_plain: bool) -
     return query_of(item, fields, number, "line")
 
 
-def _is_unicode(text: str) -> bool:
+def check_words(words: Any) -> str | None:
+    """What is wrong with a list of words, as of {"tokens": [...]}; None: nothing."""
+    if not isinstance(words, list | tuple) or not words:
+        return f"a list of words is needed, at least one. Got {_short(words)}."
+    for word in words:
+        if not is_unicode(word) or not word.strip() or any(mark in word for mark in "\t\r\n"):
+            return f"a word must be a text, not empty, without tab or line end. Got {_short(word)}."
+    return None
+
+
+def is_unicode(text: Any) -> bool:
+    """Whether it is a string, without half of a surrogate pair."""
+    if not isinstance(text, str):
+        return False
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

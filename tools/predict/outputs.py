@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from tools.predict.inputs import InputProblem, Query
-from tools.predict.results import Embedded, Result
+from tools.predict.results import Embedded, Result, Tagged
 
 Outcome = tuple[Query | InputProblem, Result | InputProblem]
 
@@ -28,21 +28,27 @@ class ResultWriter(ABC):
 
 
 class JsonOutput(ResultWriter):
-    """An object a line."""
+    """An object a line.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    Args:
+        form: what it says of a result.
+    """
+
+    def __init__(self, file: BinaryIO, form: Callable[[Any], dict[str, Any]] = lambda result: result.as_json()) -> None:
+        self._file, self._form = file, form
 
     def write(self, batch: Sequence[Outcome]) -> None:
-        self._file.write(_encoded("".join(_json_line(query, result) for query, result in batch)))
+        self._file.write(_encoded("".join(_json_line(query, result, self._form) for query, result in batch)))
         self._file.flush()
 
 
-def _json_line(query: Query | InputProblem, result: Result | InputProblem) -> str:
+def _json_line(
+    query: Query | InputProblem, result: Result | InputProblem, form: Callable[[Any], dict[str, Any]]
+) -> str:
     named = {} if query.id is None else {"id": query.id}
     if isinstance(result, InputProblem):
         return json.dumps({**named, "line": result.number, "error": result.error}, ensure_ascii=False) + "\n"
-    return json.dumps({**named, **result.as_json()}, ensure_ascii=False) + "\n"
+    return json.dumps({**named, **form(result)}, ensure_ascii=False) + "\n"
 
 
 def _encoded(text: str) -> bytes:
@@ -61,6 +67,20 @@ class ReadableOutput(ResultWriter):
             head = [f"> {query.first}"] if self._with_text and isinstance(query, Query) else []
             lines = [str(result)] if isinstance(result, InputProblem) else result.in_words()
             self._file.write(_encoded("\n".join([*head, *lines]) + "\n"))
+        self._file.flush()
+
+
+class ColumnsOutput(ResultWriter):
+    """A line for each word, with its tag behind a tab, and an empty line behind each text."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, batch: Sequence[Outcome]) -> None:
+        for _, result in batch:
+            assert isinstance(result, Tagged), "of a task that tags words, and problems stop it"
+            rows = zip(result.tokens, result.tags, strict=True)
+            self._file.write(_encoded("".join(f"{word}\t{tag}\n" for word, tag in rows) + "\n"))
         self._file.flush()
 
 

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 import numpy as np
 
 from models.bert.model import BertForPreTraining, BertModel
-from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification, Pooling
+from models.bert.tasks import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    Pooling,
+)
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.corpus.tokenizers.base import InTexts
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.predict.inputs import InputProblem, Query, query_of
-from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Valued
+from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Tagged, Valued
 from tools.predict.sentence_folder import sentence_settings
 from tools.predict.tasks import Classify, ClassProblem, Embed, FillMask, PredictTask, Ready, TaskName, names_of
 from tools.predict.text_encoder import TextEncoder, TooLong, check_types
@@ -163,13 +168,14 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "fill-mask": ("masked_lm",),
     "classify": ("pooler", "classifier"),
     "answer": ("answers",),
+    "tag": ("tags",),
     "embed": (),
 }
 _READ = frozenset(
     f"Bert{name}"
     for name in (
         *("Model", "ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction", "ForSequenceClassification"),
-        "ForQuestionAnswering",
+        *("ForQuestionAnswering", "ForTokenClassification"),
     )
 )
 """Classes of the transformers library whose heads are read."""
@@ -177,6 +183,7 @@ _MAKERS = {
     "fill-mask": "python -m tools.pretrain RECIPE.toml --output DIR; or take a Hugging Face folder of BertForMaskedLM",
     "classify": "python -m tools.finetune classify RECIPE.toml (or regress)",
     "answer": "python -m tools.finetune answer RECIPE.toml",
+    "tag": "python -m tools.finetune tag RECIPE.toml; or take a Hugging Face folder of BertForTokenClassification",
 }
 _MOST = 512
 """Tokens, where neither the model nor its folder sets a limit, as with rotary positions."""
@@ -217,6 +224,17 @@ def load(
     special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Answered]: ...
+@overload
+def load(
+    folder: Path | str,
+    task: Literal["tag"],
+    *,
+    cube: Cube | None = None,
+    max_length: int | None = None,
+    too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
+    batch_tokens: int | None = None,
+) -> Predictor[Tagged]: ...
 @overload
 def load(
     folder: Path | str,
@@ -261,16 +279,18 @@ def load(
 
     Args:
         folder: a model folder, a run of `tools.pretrain` or one of its checkpoints, or a Hugging Face folder.
-        task: "fill-mask", "classify" (also for models that give several labels, or a number), "answer" or "embed".
+        task: "fill-mask", "classify" (also for models that give several labels, or a number), "answer", "tag" or
+            "embed".
         cube: where the model is to lie. Default: this process alone.
         k: of fill-mask, pieces for a mask; of answer, answers to a question.
         pooling: of embed, "mean" over tokens, "cls", "max" or "mean_sqrt_len". Default: as the folder's modules.json
             (sentence-transformers) has it, else "mean".
         normalize: of embed: whether vectors have length 1, also where the folder does not ask for it.
-        max_length: tokens of a sequence, special ones included; of answer, of a window. Default: what the model was
-            made with.
+        max_length: tokens of a sequence, special ones included; of answer and tag, of a window. Default: what the model
+            was made with.
         too_long: whether the end of a longer text is left out, and counted, or the text refused. Of `answer` that is
-            the question: contexts are read in windows, and may have any length.
+            the question: contexts are read in windows, and may have any length. So are the texts of `tag`, unless
+            those of several windows are to be refused.
         special_tokens: what the name of a special token in a text is: "text", or that token ("tokens"), as the
             transformers library has it. Default: as the model was fine-tuned, else text.
         batch_tokens: of a batch, over all ranks. Default: 2048 for each rank.
@@ -319,6 +339,17 @@ def load(
         weights.fill(questions, cube)
         made = Answer(questions, tokenizer, settings, k, batch_tokens, too_long)
         return Predictor(made, batch_tokens)
+    if task == "tag":
+        assert weights.outputs is not None, "there is a classifier of tokens"
+        from tools.predict.tasks import Tag
+        from tools.tagging.windows import TagSettings
+
+        names = names_of(weights.labels, weights.outputs)
+        of_tags = run_on_all_ranks(cube, lambda: TagSettings.from_facts(weights.facts, names, length))
+        with cube.skip_init():
+            tags = BertForTokenClassification(config, weights.outputs, cube)
+        weights.fill(tags, cube)
+        return Predictor(Tag(tags, tokenizer, names, of_tags, batch_tokens, too_long), batch_tokens)
     reader = TextEncoder(tokenizer, length, too_long)
     if task == "fill-mask":
         with cube.skip_init():

@@ -125,6 +125,42 @@ class Answered:
         return [self.best.text or "(no answer)", *shown]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaggedSpan:
+    """A part of a text that is one thing, such as a name."""
+
+    start: int
+    """First character in the text."""
+    end: int
+    """The character after the last."""
+    label: str
+    text: str
+    probability: float
+    """Mean over the words, each by itself, of those of their tags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged:
+    """A text with a tag for each of its words, and what they spell."""
+
+    text: str
+    """As it was given, or the given words with a space between them."""
+    tokens: tuple[str, ...]
+    """The words."""
+    tags: tuple[str, ...]
+    spans: tuple[TaggedSpan, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"text": self.text, "spans": [asdict(span) for span in self.spans]}
+
+    def as_tokens(self) -> dict[str, Any]:
+        return {"tokens": list(self.tokens), "tags": list(self.tags)}
+
+    def in_words(self) -> list[str]:
+        lines = [f"  {span.probability:7.2%}  {span.label}  {span.text}" for span in self.spans]
+        return lines or ["(nothing is tagged)"]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Embedded:
     """The vector of a text."""
@@ -139,4 +175,4 @@ class Embedded:
         return [" ".join(f"{value:.4f}" for value in self.vector.tolist())]
 
 
-Result = Filled | Classified | Labelled | Valued | Answered | Embedded
+Result = Filled | Classified | Labelled | Valued | Answered | Tagged | Embedded

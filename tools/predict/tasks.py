@@ -19,6 +19,7 @@ from models.bert.model import BertForPreTraining, BertModel
 from models.bert.tasks import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     Pooling,
     class_logits,
     likely_pieces,
@@ -30,11 +31,25 @@ from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.base import SPECIAL_NAMES
 from tools.corpus.tokenizers.sentencepiece import SPACE
 from tools.predict.inputs import Fields, InputProblem, Query
-from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Piece, Span, Valued
+from tools.predict.results import (
+    Answered,
+    Classified,
+    Embedded,
+    Filled,
+    Labelled,
+    Piece,
+    Span,
+    Tagged,
+    TaggedSpan,
+    Valued,
+)
 from tools.predict.text_encoder import TextEncoder, TooLong
 from tools.squad import AnswerSettings, answer_questions
+from tools.squad.windows import parts_of
+from tools.tagging.schemes import OUTSIDE, entities
+from tools.tagging.windows import Pieces, TagSettings, WordTags, WordText, cut, tag_texts
 
-TaskName = Literal["fill-mask", "classify", "answer", "embed"]
+TaskName = Literal["fill-mask", "classify", "answer", "tag", "embed"]
 ClassProblem = Literal["classify", "labels", "regress"]
 P = TypeVar("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -412,3 +427,76 @@ def settings_for(facts: Mapping[str, Any], length: int, *, is_asked: bool) -> An
     if is_asked and length > settings.max_length:
         return dataclasses.replace(settings, max_length=length)
     return settings.fitted(length)
+
+
+# --- The task `tag`: a tag for each word of a text, and the entities that they spell ----------------------------------
+
+
+class TagText(NamedTuple):
+    """A text as `Tag` computes with it."""
+
+    text: WordText
+    pieces: Pieces
+
+
+class Tag(PredictTask[TagText, Tagged]):
+    """The names, or whatever a model has learnt to find, in texts, which may be longer than the model: they are read in
+    windows.
+
+    Args:
+        labels: tags in the order of the model's outputs.
+        too_long: "refuse": a text of more than one window is refused.
+
+    Raises:
+        ValueError: another number of labels than the model has outputs.
+    """
+
+    fields = Fields(words="tokens")
+
+    def __init__(
+        self,
+        model: BertForTokenClassification,
+        tokenizer: Tokenizer,
+        labels: Sequence[str],
+        settings: TagSettings,
+        batch_tokens: int,
+        too_long: TooLong = "truncate",
+    ) -> None:
+        if len(labels) != model.outputs:
+            raise ValueError(f"a label for each of the model's {model.outputs} outputs is needed. Got {labels}.")
+        self.config, self.cube = model.config, model.cube
+        self.model, self.tokenizer, self.labels = model, tokenizer, labels
+        self.settings, self.batch_tokens = settings, batch_tokens
+        self.refuses = too_long == "refuse"
+
+    def ready(self, queries: Sequence[Query]) -> list[Ready[TagText] | InputProblem]:
+        self.named += self.tokenizer.count_named(query.first for query in queries)
+        return [self._ready(query) for query in queries]
+
+    def _ready(self, query: Query) -> Ready[TagText] | InputProblem:
+        text = WordText.of_text(query.first) if query.words is None else WordText.of_words(query.words)
+        pieces, room = cut(text, self.tokenizer), self.settings.max_length - 2
+        if not len(pieces.ids):
+            return problem_of(query, f"{self.fields.in_words} has no token. Leave it out, or write something.")
+        if self.refuses and len(pieces.ids) > room:
+            return problem_of(
+                query,
+                f"{len(pieces.ids) + 2} tokens with the special ones, and a window has {room + 2}. Shorten it, or let "
+                "it be read in several: --too-long truncate.",
+            )
+        parts = parts_of(len(pieces.ids), room, self.settings.stride)
+        return Ready(content=TagText(text, pieces), tokens=sum(count + 2 for _, count in parts))
+
+    def results(self, batch: Sequence[TagText]) -> list[Tagged]:
+        pieces = [each.pieces for each in batch]
+        found = tag_texts(self.model, pieces, self.tokenizer, self.settings, batch_tokens=self.batch_tokens)
+        return [self._tagged(each.text, tags) for each, tags in zip(batch, found, strict=True)]
+
+    def _tagged(self, text: WordText, found: WordTags) -> Tagged:
+        tags = found.names(self.labels, OUTSIDE)
+        spans = []
+        for label, first, stop in entities(tags, self.settings.scheme):
+            start, end = int(text.starts[first]), int(text.ends[stop - 1])
+            chance = float(found.probabilities[first:stop].mean())
+            spans.append(TaggedSpan(start=start, end=end, label=label, text=text.text[start:end], probability=chance))
+        return Tagged(text=text.text, tokens=tuple(text.words), tags=tuple(tags), spans=tuple(spans))

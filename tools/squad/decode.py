@@ -18,7 +18,7 @@ from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.log import progress as progress_of
 from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
-from tools.squad.windows import AnswerSettings, Passage, Windows, make_windows
+from tools.squad.windows import AnswerSettings, Passage, Windows, make_windows, most_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def choose(
         spans = [part[heads[own.start] : -1] for part in scores]  # (tokens of the window, 2)
         tables = [
             _table(part, beginning, settings.answer_length)
-            for part, beginning in zip(spans, _beginnings(firsts, tokens), strict=True)
+            for part, beginning in zip(spans, most_context(firsts, tokens), strict=True)
         ]
         table = np.concatenate(tables)  # (T, L)
         rows = np.concatenate([first + np.arange(count) for first, count in zip(firsts, tokens, strict=True)])
@@ -110,20 +110,6 @@ def choose(
             )
         )
     return choices
-
-
-def _beginnings(firsts: NDArray[np.int32], tokens: NDArray[np.int32]) -> list[NDArray[np.bool_]]:
-    """Of each window, the tokens that have most context there; the first one of several such windows."""
-    places = [slice(first, first + count) for first, count in zip(firsts.tolist(), tokens.tolist(), strict=True)]
-    most = np.full(places[-1].stop, -1.0)
-    best = np.empty(len(most), dtype=np.int64)
-    for window, place in enumerate(places):
-        left = np.arange(place.stop - place.start)
-        # The longer window where both have as much, as in the published code.
-        around = np.minimum(left, left[::-1]) + 0.01 * len(left)
-        better = around > most[place]
-        most[place][better], best[place][better] = around[better], window
-    return [best[place] == window for window, place in enumerate(places)]
 
 
 def _table(scores: NDArray[np.float64], beginning: NDArray[np.bool_], longest: int) -> NDArray[np.float64]:

@@ -214,11 +214,10 @@ def make_windows(
         if not total:
             name = names[number] if names else number
             raise ValueError(f"the context of question {name} has no token: {questions[number][1]!r:.60}.")
-        step = min(room, settings.stride)
-        count = 1 + -(-max(0, total - room) // step)
-        question += [number] * count
-        first += range(0, count * step, step)
-        tokens += [room] * (count - 1) + [total - (count - 1) * step]
+        parts = parts_of(total, room, settings.stride)
+        question += [number] * len(parts)
+        first += [begin for begin, _ in parts]
+        tokens += [count for _, count in parts]
     return Windows(
         passages=passages,
         passage=np.array(passage, dtype=np.int32),
@@ -228,6 +227,27 @@ def make_windows(
         tokens=np.array(tokens, dtype=np.int32),
         sep=tokenizer.special.sep,
     )
+
+
+def parts_of(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """First token and number of tokens of each window of a text, up to the first one that reaches its end."""
+    step = min(room, stride)
+    last = -(-max(0, tokens - room) // step) * step
+    return [(first, min(room, tokens - first)) for first in range(0, last + 1, step)]
+
+
+def most_context(firsts: NDArray[np.int32], tokens: NDArray[np.int32]) -> list[NDArray[np.bool_]]:
+    """Of each window, the tokens that have most context there; the first one of several such windows."""
+    places = [slice(first, first + count) for first, count in zip(firsts.tolist(), tokens.tolist(), strict=True)]
+    most = np.full(places[-1].stop, -1.0)
+    best = np.empty(len(most), dtype=np.int64)
+    for window, place in enumerate(places):
+        left = np.arange(place.stop - place.start)
+        # The longer window where both have as much, as in the published code.
+        around = np.minimum(left, left[::-1]) + 0.01 * len(left)
+        better = around > most[place]
+        most[place][better], best[place][better] = around[better], window
+    return [best[place] == window for window, place in enumerate(places)]
 
 
 def check_layout(tokenizer: Tokenizer) -> None:

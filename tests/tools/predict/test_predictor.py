@@ -417,9 +417,9 @@ def test_folders_for_something_else_are_refused_by_name(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=r"regression with 3 numbers of each text"):
         load(several, "classify")
-    tags = _of_library(tmp_path / "tags", "BertForTokenClassification")
-    with pytest.raises(ValueError, match=r"is a BertForTokenClassification, whose own head is not read here"):
-        load(tags, "classify")
+    choices = _of_library(tmp_path / "choices", "BertForMultipleChoice")
+    with pytest.raises(ValueError, match=r"is a BertForMultipleChoice, whose own head is not read here"):
+        load(choices, "classify")
     wrapped = _of_library(tmp_path / "wrapped", "BertForMaskedLM")
     tensors = {f"module.{name}": value for name, value in load_file(wrapped / "model.safetensors").items()}
     save_file(tensors, wrapped / "model.safetensors")

@@ -226,7 +226,7 @@ def word_flags(texts: Iterable[str | None], *, behind: bool = False, ends: bool 
             return 0
         if text == " ":
             return GOES_ON | ENDS if behind else 0
-        return GOES_ON * _is_of_word(text[0]) | ENDS * (ends and not _is_of_word(text[-1]))
+        return GOES_ON * is_of_word(text[0]) | ENDS * (ends and not is_of_word(text[-1]))
 
     return np.fromiter(map(flags, texts), dtype=np.uint8)
 
@@ -239,7 +239,8 @@ def untold_words(reason: str) -> ValueError:
     )
 
 
-def _is_of_word(character: str) -> bool:
+def is_of_word(character: str) -> bool:
+    """A letter, mark or digit of a script that puts spaces between words, or what joins such."""
     if character.isascii():
         return character.isalnum()
     if unicodedata.category(character)[0] in "LMN":
