@@ -10,7 +10,7 @@ from torch import nn
 
 from models.bert import BertConfig, BertForPreTraining
 from models.bert.huggingface import write_model_json
-from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification
+from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
 from tensor3d import Cube, checkpoint
 from tests.tools.corpus.tokenized import PIECES, write_vocabulary
 from tools.corpus.tokenizers import install_tokenizer
@@ -18,6 +18,7 @@ from tools.corpus.tokenizers import install_tokenizer
 # Weights so large that results differ from text to text.
 CONFIG = BertConfig(layers=2, hidden=32, heads=4, vocab=len(PIECES) + 3, positions=24, std=0.3)
 LABELS = ("no", "perhaps", "yes")
+TAGS = ("O", "B-PER", "I-PER", "B-LOC")
 TEXTS = [
     "A fox",
     "the fox went to the hill in the morning",
@@ -45,7 +46,7 @@ def write_model(folder: Path, model: nn.Module, heads: tuple[str, ...], **told: 
 
 
 def write_models(folder: Path) -> Path:
-    """Folders of all kinds: `language`, `classes`, `number` and `answers`."""
+    """Folders of all kinds: `language`, `classes`, `number`, `answers` and `tags`."""
     cube = Cube.single()
     cube.manual_seed(7)
     heads = ("pooler", "masked_lm", "next_sentence")
@@ -55,4 +56,7 @@ def write_models(folder: Path) -> Path:
     write_model(folder / "classes", classes, of_classes, labels=LABELS, problem="classify")
     write_model(folder / "number", number, of_classes, problem="regress", facts={"max_length": 8})
     write_model(folder / "answers", BertForQuestionAnswering(CONFIG, cube), ("answers",), problem="answer")
+    tags = BertForTokenClassification(CONFIG, len(TAGS), cube)
+    facts = {"max_length": 12, "tag": {"scheme": "iob2", "stride": 4}}
+    write_model(folder / "tags", tags, ("tags",), labels=TAGS, problem="tag", facts=facts)
     return folder

@@ -9,6 +9,42 @@ SQUAD = "tests/tools/squad/test_scoring.py"
 
 MUTATIONS = (
     Mutation(
+        "entities-of-another-label-go-on",
+        "tools/tagging/schemes.py",
+        old=' or before in "OES" or own != label)',
+        new=' or before in "OES")',
+        tests=("tests/tools/tagging/test_schemes.py",),
+        quick=True,
+    ),
+    Mutation(
+        "tags-behind-the-end-go-on",
+        "tools/tagging/schemes.py",
+        old='before in "OES"',
+        new='before in "OS"',
+        tests=("tests/tools/tagging/test_schemes.py",),
+    ),
+    Mutation(
+        "tags-learnt-in-every-window",
+        "tools/tagging/windows.py",
+        old="np.where(window.own, targets[window.first",
+        new="np.where(window.own | True, targets[window.first",
+        tests=("tests/tools/tagging/test_windows.py",),
+    ),
+    Mutation(
+        "tags-decided-in-the-last-window",
+        "tools/tagging/windows.py",
+        old="            best[window.text][own] = numbers.numpy()[window.own]",
+        new="            best[window.text][window.first :][: window.pieces] = numbers.numpy()",
+        tests=("tests/tools/tagging/test_windows.py",),
+    ),
+    Mutation(
+        "tags-mean-over-the-texts",
+        "tools/finetune/trainer.py",
+        old="sum(example.targets for example in batch.examples)",
+        new="len(batch.examples)",
+        tests=("tests/tools/finetune/test_tag_task.py",),
+    ),
+    Mutation(
         "glue-accuracy-is-its-error",
         "tools/finetune/metrics.py",
         old="accuracy = float((predicted == labels).mean())",

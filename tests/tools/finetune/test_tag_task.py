@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ def test_it_learns_and_what_it_writes_can_be_asked(tmp_path: Path, capsys: pytes
     seed = output / "seed-0"
     result = json.loads((seed / "result.json").read_text())
     assert (result["metric"], result["metrics"]["f1"] > 0.9) == ("f1", True)
+    first = json.loads((seed / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["loss"] == pytest.approx(math.log(4), abs=0.4), "the mean over words, of which each has four tags"
     assert result["metrics"]["test_f1"] == result["metrics"]["f1"], "of the same file"
 
     blocks = (seed / "predictions/dev.conll").read_text().rstrip("\n").split("\n\n")

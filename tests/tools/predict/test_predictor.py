@@ -47,6 +47,7 @@ def asked(models: Path, cube: Cube | None = None, batch_tokens: int = 24) -> dic
         "classify": load(models / "classes", "classify", **options).predict([*TEXTS, *pairs]),
         "regress": load(models / "number", "classify", **options).predict(TEXTS),
         "answer": load(models / "answers", "answer", **options).predict(QUESTIONS),
+        "tag": load(models / "tags", "tag", **options).predict([*TEXTS, {"tokens": TEXTS[3].split()}]),
         "mean": load(models / "language", "embed", **options).predict(TEXTS),
         "cls": load(models / "classes", "embed", pooling="cls", normalize=True, **options).predict(TEXTS),
     }
