@@ -180,13 +180,12 @@ def _of_columns(path: Path, data: TagData, told: Told, *, tagged: bool) -> Itera
         # Not of any space: a word may have a no-break space in it.
         values = line.split("\t") if "\t" in line else line.split(" ")
         place, values = f"{path} line {number}", [value for value in values if value]
-        if not line.strip():
+        is_document = values[:1] == ["-DOCSTART-"]
+        if is_document or not line.strip():
             if lines:
                 yield _sentence(lines)
             lines = []
-            continue
-        if values[0] == "-DOCSTART-":
-            told.documents += 1
+            told.documents += is_document
             continue
         width = width or len(values)
         if len(values) != width or width < 1 + tagged:

@@ -18,7 +18,6 @@ Ada NNP I B-PER
 Byron NNP I I-PER
 wrote VBD O O
 . . O O
-
 -DOCSTART- -X- O O
 
 London NNP I B-LOC
