@@ -29,6 +29,7 @@ from tools.corpus.inspect.command import inspect
 from tools.corpus.inspect.report import InspectOptions
 from tools.corpus.tokenizers.export import write_tokenizer
 from tools.corpus.training_corpus import open_corpus
+from tools.finetune.tag_data import TagData, Told, checked, read_sentences, scheme_of
 from tools.packing.histogram import read_histogram
 from tools.predict import load
 from tools.squad.dataset import read_predictions, read_questions, read_references
@@ -232,6 +233,19 @@ def of_single_files(folder: Path) -> dict[str, Target]:
     recipe = folder / "recipe.toml"
     shutil.copy(Path(__file__).parents[2] / "launch" / "recipes" / "quickstart.toml", recipe)
 
+    files = {"tags": folder / "tags.jsonl", "spans": folder / "spans.jsonl", "tag columns": folder / "tags.conll"}
+    files["tag rows"] = folder / "tags.csv"
+    files["tags"].write_text(json.dumps({"tokens": ["Ada", "Byron", "wrote"], "tags": ["B-PER", "I-PER", "O"]}))
+    spans = [{"start": 0, "end": 9, "label": "PER"}, {"start": 16, "end": 19, "label": "ODD"}]
+    files["spans"].write_text(json.dumps({"text": "Ada Byron wrote it.", "spans": spans}))
+    files["tag columns"].write_text("-DOCSTART- O\n\nAda B-PER\nByron I-PER\n\nwrote O\n")
+    files["tag rows"].write_text('sentence,word,tag\n1,"Ada",B-PER\n1,Byron,I-PER\n2,wrote,O\n')
+
+    def tags(path: Path) -> None:
+        data = TagData(train=str(path), dev=str(path))
+        found = read_sentences(data, "train", Told())
+        checked(found, scheme_of(data, found), data, Told())
+
     def items() -> list[list[int]]:
         dataset = IndexedDataset(folder / "ids")
         return [dataset[number].tolist() for number in range(len(dataset.lengths))]
@@ -243,6 +257,7 @@ def of_single_files(folder: Path) -> dict[str, Target]:
         "predictions": Target(path=answers, read=lambda: read_predictions(answers)),
         "index": Target(path=folder / "ids.idx", read=items),
         "recipe": Target(path=recipe, read=lambda: read_recipe(TrainConfig, recipe)),
+        **{name: Target(path=path, read=lambda path=path: tags(path)) for name, path in files.items()},
     }
 
 
@@ -264,7 +279,8 @@ DAMAGE: dict[str, Callable[[Random, bytes], bytes]] = {
     **dict.fromkeys((f"{name} step.json" for name in ("documents", "tokenizer", "ids", "samples")), of_json),
     **dict.fromkeys((f"training {name}.json" for name in ("step", "plan", "histogram")), of_json),
     **dict.fromkeys(("rank-00000.safetensors", "library weights"), of_safetensors),
-    "index": damaged,
+    **dict.fromkeys(("tags", "spans"), of_json),
+    **dict.fromkeys(("index", "tag columns", "tag rows"), damaged),
     "recipe": of_toml,
 }
 
