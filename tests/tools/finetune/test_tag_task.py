@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -165,6 +166,24 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "other.conll").write_text("red O\n")
     with pytest.raises(ValueError, match=r"has 1 different tags, and two are needed. Got \['O'\]"):
         task_of(tmp_path, cube, train=str(tmp_path / "other.conll"))
+
+
+def test_a_file_without_tags_is_tagged(tmp_path: Path) -> None:
+    recipe(tmp_path)
+    (tmp_path / "words.conll").write_text("red\n\u200b\n\n7\n")
+    cube = Cube.single()
+    cube.manual_seed(0)
+    task = task_of(tmp_path, cube, test=str(tmp_path / "words.conll"), test_tags=False)
+    model = task.make_model(CONFIG, cube)
+    found = task.evaluate(model)
+    assert (task.parts, list(found.outputs)) == (("dev", "test"), ["dev"])
+    best = dataclasses.replace(found, outputs={**found.outputs, "test": task.outputs(model, "test")})
+    files = task.write_predictions(best, tmp_path)
+    assert [path.name for path in files] == ["dev.conll", "dev-labels.tsv", "test.conll"]
+    rows = [line.split("\t") for line in files[-1].read_text().split("\n")]
+    assert [row[0] for row in rows] == ["red", "\u200b", "", "7", ""]
+    assert rows[1] == ["\u200b", "O"]
+    assert rows[0][1] in task.labels
 
 
 def test_plain_tags_are_measured_by_accuracy(tmp_path: Path) -> None:
