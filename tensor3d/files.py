@@ -36,13 +36,28 @@ def draft(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = beside(path)
     try:
-        with create(temporary) as file:
+        with naming(path), create(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # which would hide what has happened; the next run removes it
+            temporary.unlink(missing_ok=True)
+
+
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of which the system does not say with which file
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside the block a file is written: an error of a full or failing disk gets its name."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.filename is None and problem.errno in _REFUSED:
+            problem.filename = str(path)
+        raise
 
 
 def beside(path: Path) -> Path:

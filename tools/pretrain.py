@@ -25,7 +25,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_ran
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
 from tools.common.files import check_unlocked
-from tools.common.log import progress
+from tools.common.log import lasting_streams, progress
 from tools.common.machine import environment, write_json
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
@@ -166,7 +166,8 @@ def carry_out(plan: RunPlan) -> int:
         prepare_packs(plan)
         check_checkpoint(plan)
         return 0
-    return train(plan)
+    with lasting_streams():
+        return train(plan)
 
 
 def dry_run(plan: RunPlan) -> str:

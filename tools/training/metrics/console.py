@@ -197,10 +197,8 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
                 {"checkpoint/write_seconds": outcome.seconds, "checkpoint/bytes": float(outcome.bytes)}, outcome.step
             )
         else:
-            self.say(
-                f"step {outcome.step}: NO CHECKPOINT: {outcome.error} Weights and the checkpoints before stay as they "
-                "are."
-            )
+            why = (outcome.error or "").rstrip(".")
+            self.say(f"step {outcome.step}: NO CHECKPOINT: {why}. Weights and the checkpoints before stay as they are.")
 
     def flush(self) -> None:
         if self._board is not None:
