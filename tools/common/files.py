@@ -354,6 +354,8 @@ def _renew(path: Path, content: bytes, ended: threading.Event) -> None:
             seen = _look(path)
             if seen is not None and seen.content == content:
                 os.utime(path, follow_symlinks=False)
+            elif seen is None:  # somebody has removed it, or the folder around it, which the run makes again
+                _put(path, content)
             elif seen is not None and seen.owner is not None:
                 _log.error("%s, having heard nothing of this run: it ends here.", _in_words(path.parent, seen))
                 os.kill(os.getpid(), signal.SIGINT)

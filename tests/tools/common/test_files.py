@@ -199,6 +199,19 @@ def test_whoever_was_taken_for_dead_is_interrupted(tmp_path: Path, monkeypatch: 
     assert json.loads((tmp_path / "run.lock").read_bytes())["process"] == 4711, "the other one's stays"
 
 
+def test_a_lock_that_somebody_removes_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BEAT", 0.01)
+    with lock_folder(tmp_path):
+        (tmp_path / "run.lock").unlink()
+        end = time.monotonic() + 60
+        while not (tmp_path / "run.lock").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        monkeypatch.setattr(files, "BEAT", 5.0)
+        with pytest.raises(FolderInUseError, match=f"process {os.getpid()}"), lock_folder(tmp_path):
+            pass
+
+
 def test_a_kernel_lock_that_somebody_keeps_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_PATIENCE", 0.02)
     with files._one_at_a_time(tmp_path) as alone, lock_folder(tmp_path):
