@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -163,8 +164,14 @@ def nearest(path: Path) -> Path:
     try:
         text.encode()
     except UnicodeEncodeError:
+        try:
+            name = os.fsencode(path).decode()
+        except UnicodeDecodeError:
+            remedy = "is not UTF-8, in which what is written speaks of it. Choose a path of such characters."
+            raise ValueError(f"{text!r} {remedy}") from None
         raise ValueError(
-            f"{text!r} is not UTF-8, in which what is written speaks of it. Choose a path of such characters."
+            f"{name!r} is read in {sys.getfilesystemencoding()}, the encoding of this locale, and not in UTF-8. Set "
+            "LC_ALL=C.UTF-8 or PYTHONUTF8=1."
         ) from None
     if "\0" in text:
         raise ValueError(f"{text!r} holds a zero byte. Choose a path without.")

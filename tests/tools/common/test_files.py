@@ -327,6 +327,18 @@ def test_a_path_that_is_not_utf8_is_refused_and_nothing_is_made(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_path_that_the_locale_cannot_read_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    code = "import sys; from tools.common.files import nearest; from pathlib import Path; nearest(Path(sys.argv[1]))"
+    path = f"{tmp_path}/Z\xfcrich"
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for more in ({}, {"PYTHONUTF8": "1"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], env=plain | more, capture_output=True, encoding="utf-8", check=False
+        )
+        refused = "is read in ascii, the encoding of this locale, and not in UTF-8. Set LC_ALL=C.UTF-8" in done.stderr
+        assert (done.returncode, refused) == ((0, False) if more else (1, True))
+
+
 def test_a_link_to_nothing_is_no_place_to_write_to(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
