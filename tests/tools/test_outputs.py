@@ -8,6 +8,9 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +26,8 @@ from tools.finetune import __main__ as finetune
 from tools.gpt import __main__ as gpt
 from tools.training.loop import TrainLoop
 
+ROOT = Path(pretrain.__file__).parents[1]
+TORCHRUN = ["launch/torchrun.py", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
 CLASSIFY = ["launch/recipes/finetune/embedded.toml"]
 # A command, and where the output stands in it.
 COMMANDS: dict[str, list[str]] = {
@@ -203,6 +208,46 @@ def test_a_folder_that_is_removed_while_the_run_goes_on_is_made_again(
     there = {path.name for path in run.iterdir()}
     assert {"run.json", "model.json", "tokenizer", "metrics.jsonl", "tensorboard"} <= there
     assert "run.lock" not in there
+
+
+def test_a_clock_that_is_set_back_changes_no_measure(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def set_back() -> None:
+        for place in ("time.time", "tensor3d.files.time", "tensor3d.checkpoint.directory.time"):
+            monkeypatch.setattr(place, lambda now=time.time: now() - 3600)
+
+    run, more = tmp_path / "run", ["--run.checkpoint-every", "1", "--run.steps", "4"]
+    begin_to_fail(monkeypatch, 2, set_back)
+    assert pretrain.main(arguments(recipe, run, *more)) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["time"] - lines[-1]["time"] > 3000, "it was"
+    assert all(0 < line["seconds"] < 600 for line in lines if "seconds" in line)
+    assert "-" not in re.findall(r"time and samples +(\S)", capsys.readouterr().out)
+    assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / "step-00000004"
+    assert not (run / "run.lock").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_in_poor_surroundings(recipe: Path, tmp_path: Path) -> None:
+    """Few files, no home, no folder for temporary files, an ASCII locale, a reader that goes, no standard error."""
+    call = [*TORCHRUN, "-m", "tools.pretrain", *arguments(recipe, tmp_path / "a run"), "--run.steps", "4"]
+    script = 'ulimit -n 64; "$@" 2>&- | head -1 >"$FIRST"; exit "${PIPESTATUS[0]}"'
+    around = {name: value for name, value in os.environ.items() if name not in ("HOME", "PYTHONUTF8", "LANG")}
+    around |= {"TMPDIR": f"{tmp_path}/not there", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    around |= {"FIRST": str(tmp_path / "first"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script, "-", sys.executable, *call, "--cube", "2x1x1"],
+        cwd=ROOT,
+        env=around,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "first").read_text().count("\n") == 1
+    saved = checkpoint.latest(tmp_path / "a run" / "checkpoints")
+    assert saved is not None
+    assert (saved.name, checkpoint.verify(saved)) == ("step-00000004", [])
 
 
 def test_a_training_that_must_save_and_cannot_is_one_sentence(
