@@ -16,6 +16,8 @@
 
 # shellcheck disable=SC2034,SC2154  # variables that the launchers read, or set
 
+unset CDPATH # by which `cd launch/..` could go elsewhere
+
 # shellcheck disable=SC2016  # backquotes are text
 COMMON_OPTIONS='  --cube XxYxZ        sizes of the axes of the cube (default 1x1x1)
   --data-parallel N   copies of the cube (default 1)

@@ -99,16 +99,15 @@ start=$(pwd -P)
 python=python3
 [ ! -x "$root/.venv/bin/python" ] || python=$root/.venv/bin/python
 
-# A path as it is found from the repository's root.
+# A path as it is found from the repository's root, into `rooted`: $(...) would cut off line ends.
 from_root() {
-    case $1 in
-    /*) printf '%s' "$1" ;;
-    *) printf '%s' "$start/$1" ;;
-    esac
+    rooted=$1
+    [ "${1#/}" != "$1" ] || rooted=$start/$1
 }
 
 [ -n "$output" ] || refuse "--output DIR is needed: where the folders are made. See --help."
-output=$(from_root "$output")
+from_root "$output"
+output=$rooted
 for pair in "vocab-size $vocab_size" "max-length $max_length" "shards $shards" "workers ${workers:-1}" "mpi ${ranks:-1}"; do
     [[ ${pair#* } =~ ^[1-9][0-9]{0,8}$ ]] || refuse "--${pair% *} must be a whole number of at least 1. Got '${pair#* }'."
 done
@@ -120,12 +119,14 @@ else
     [ "${#inputs[@]}" -gt 0 ] || refuse "an INPUT is needed, or --wikipedia LANG. See --help."
     for index in "${!inputs[@]}"; do
         [ -e "${inputs[$index]}" ] || refuse "input '${inputs[$index]}' does not exist (looked for in $start)."
-        inputs[index]=$(from_root "${inputs[$index]}")
+        from_root "${inputs[$index]}"
+        inputs[index]=$rooted
     done
 fi
 if [ -n "$vocab_file" ]; then
     [ -f "$vocab_file" ] || refuse "--vocab-file '$vocab_file' does not exist (looked for in $start)."
-    vocab_file=$(from_root "$vocab_file")
+    from_root "$vocab_file"
+    vocab_file=$rooted
 fi
 
 common=()

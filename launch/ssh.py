@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 BAD_INPUT, PREEMPTED = 2, 75
@@ -197,11 +197,12 @@ class Hosts:
             process.stdin.write(f"{line}\n".encode())
             process.stdin.flush()
 
-    def _show(self, name: str, source: IO[bytes], target: IO[str]) -> None:
+    def _show(self, name: str, source: IO[bytes], target: TextIO) -> None:
         for line in source:
-            with self._printing:
-                target.write(f"[{name}] {line.decode(errors='replace')}")
-                target.flush()
+            # Read on where it cannot be shown any more: the host would stop at a pipe that is full.
+            with self._printing, suppress(OSError):
+                target.buffer.write(f"[{name}] ".encode() + line)
+                target.buffer.flush()
 
     def _say(self, text: str) -> None:
         with self._printing:

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,13 +37,28 @@ def draft(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = beside(path)
     try:
-        with create(temporary) as file:
+        with naming(path), create(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # which would hide what has happened; the next run removes it
+            temporary.unlink(missing_ok=True)
+
+
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of which the system does not say with which file
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside the block a file is written: an error of a full or failing disk gets its name."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.filename is None and problem.errno in _REFUSED:
+            problem.filename = str(path)
+        raise
 
 
 def beside(path: Path) -> Path:
@@ -148,8 +164,14 @@ def nearest(path: Path) -> Path:
     try:
         text.encode()
     except UnicodeEncodeError:
+        try:
+            name = os.fsencode(path).decode()
+        except UnicodeDecodeError:
+            remedy = "is not UTF-8, in which what is written speaks of it. Choose a path of such characters."
+            raise ValueError(f"{text!r} {remedy}") from None
         raise ValueError(
-            f"{text!r} is not UTF-8, in which what is written speaks of it. Choose a path of such characters."
+            f"{name!r} is read in {sys.getfilesystemencoding()}, the encoding of this locale, and not in UTF-8. Set "
+            "LC_ALL=C.UTF-8 or PYTHONUTF8=1."
         ) from None
     if "\0" in text:
         raise ValueError(f"{text!r} holds a zero byte. Choose a path without.")

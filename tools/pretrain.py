@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_ran
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
 from tools.common.files import check_unlocked
-from tools.common.log import progress
+from tools.common.log import lasting_streams, progress
 from tools.common.machine import environment, write_json
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
@@ -166,7 +166,8 @@ def carry_out(plan: RunPlan) -> int:
         prepare_packs(plan)
         check_checkpoint(plan)
         return 0
-    return train(plan)
+    with lasting_streams():
+        return train(plan)
 
 
 def dry_run(plan: RunPlan) -> str:
@@ -232,16 +233,28 @@ def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
                 print(f"{found} is the end of its run ({_ENDINGS[ended]}): there is nothing left to do.")
             return 0
         around = environment(cube)
-        run_on_rank0(cube, lambda: write_facts(plan, info, around, folder))
-        run_on_rank0(cube, lambda: write_model(plan, corpus, folder))
+
+        def restore() -> None:
+            write_facts(plan, info, around, folder)
+            write_model(plan, corpus, folder)
+
+        run_on_rank0(cube, restore)
         if first:
             describe(cube, trainer, info, around, folder)
         if recipe.run.mllog:
             mllog.settings(settings_of(trainer, corpus))
-        return loop(plan, cube, trainer, mllog, folder, info)
+        return loop(plan, cube, trainer, mllog, folder, info, restore)
 
 
-def loop(plan: RunPlan, cube: Cube, trainer: PretrainTrainer, mllog: MLPerfLog, folder: Path, info: CorpusFacts) -> int:
+def loop(
+    plan: RunPlan,
+    cube: Cube,
+    trainer: PretrainTrainer,
+    mllog: MLPerfLog,
+    folder: Path,
+    info: CorpusFacts,
+    restore: Callable[[], None],
+) -> int:
     """Trains, with all that is written on the way."""
     recipe, first = plan.recipe.run, cube.rank == 0
 
@@ -255,25 +268,28 @@ def loop(plan: RunPlan, cube: Cube, trainer: PretrainTrainer, mllog: MLPerfLog, 
     def waiting(written: int) -> None:
         trainer.at(f"checkpoint, {written:,} bytes written")
 
-    with (
-        ConsoleLogger(
-            directory=folder,
-            steps=recipe.steps,
-            first_step=trainer.state.step,
-            shown=first,
-            log_every=recipe.log_every,
-            mllog=mllog,
-        ) as display,
-        Checkpoints(
-            folder / "checkpoints",
-            cube,
-            keep_last=recipe.checkpoint_keep,
-            keep_every=recipe.checkpoint_keep_every or None,
-            asynchronous=recipe.asynchronous,
-            waiting=waiting,
-        ) as checkpoints,
-        StepProfiler(plan.profile, folder, rank=cube.rank, ranks=plan.profile_ranks) as tracer,
-    ):
+    display = ConsoleLogger(
+        directory=folder,
+        steps=recipe.steps,
+        first_step=trainer.state.step,
+        shown=first,
+        restore=restore,
+        log_every=recipe.log_every,
+        mllog=mllog,
+    )
+    with ExitStack() as stack:
+        run_on_all_ranks(cube, lambda: stack.enter_context(display))
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                folder / "checkpoints",
+                cube,
+                keep_last=recipe.checkpoint_keep,
+                keep_every=recipe.checkpoint_keep_every or None,
+                asynchronous=recipe.asynchronous,
+                waiting=waiting,
+            )
+        )
+        tracer = stack.enter_context(StepProfiler(plan.profile, folder, rank=cube.rank, ranks=plan.profile_ranks))
         run = TrainLoop(trainer, display, checkpoints, schedule, tracer=tracer)
         ending = run.to_the_end()
         display.event("end", reason=ending, samples=trainer.state.samples, seconds=trainer.state.seconds)

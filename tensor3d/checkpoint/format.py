@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem
 
-from tensor3d.files import create, open_regular
+from tensor3d.files import create, naming, open_regular
 
 TENSORS, CHECKSUMS = "tensors.json", "checksums.json"
 # safetensors' names of types, most bytes first: blocks in this order are aligned without gaps, which it forbids.
@@ -127,7 +127,7 @@ def index_of(plans: Sequence[Sequence[WriteItem]]) -> bytes:
 
 def write_file(path: Path, parts: Iterable[memoryview]) -> FileSum:
     """Writes a new file and puts it on disk; the checksum is that of the memory it came from."""
-    with create(path, buffering=0) as file:
+    with naming(path), create(path, buffering=0) as file:
         written = write_parts(file, parts)
         os.fsync(file.fileno())
     return written

@@ -384,9 +384,16 @@ def nobodys_number(connection: socket.socket) -> None:
     connection.sendall(b"word 7\n")
 
 
+def endless(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the desk has heard enough
+        for _ in range(1024):
+            connection.sendall(bytes(1 << 20))
+        raise AssertionError("the desk has taken a gigabyte")
+
+
 @pytest.mark.parametrize(
     "does",
-    [idle, reset, half, leaving, garbage, wrong_word, no_number, huge_number, nobodys_number],
+    [idle, reset, half, endless, leaving, garbage, wrong_word, no_number, huge_number, nobodys_number],
     ids=lambda does: does.__name__,
 )
 def test_strangers_keep_nobody_from_the_desk(

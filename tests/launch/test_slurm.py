@@ -7,6 +7,7 @@ submits it to a Slurm.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -298,6 +299,20 @@ def test_where_slurm_will_not_requeue_it_says_how_to_go_on(checkout: Path) -> No
     assert (
         "Slurm will not requeue it (above). Go on by the same command with --output and --resume auto." in done.stderr
     )
+
+
+def test_the_secret_of_the_job_is_in_the_environment_alone(checkout: Path) -> None:
+    program(checkout, "srun", '#!/bin/sh\necho "$*" >>"$CALLS"\necho "$TENSOR3D_SECRET" >>"$CALLS.secret"\n')
+    secrets = []
+    for _ in range(2):
+        done = call(checkout, "--cube 1x2x2 launch/recipes/small.toml", **JOB)
+        assert done.returncode == 0, done.stderr
+        (secret,) = set((checkout / "calls.secret").read_text().split())
+        (checkout / "calls.secret").unlink()
+        assert re.fullmatch("[0-9a-f]{32}", secret)
+        assert secret not in done.stdout + done.stderr + (checkout / "calls").read_text()
+        secrets.append(secret)
+    assert secrets[0] != secrets[1], "each job has its own"
 
 
 def test_few_cores_are_told(checkout: Path) -> None:

@@ -5,16 +5,29 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tensor3d import checkpoint
 from tests.tools.runs import arguments
 from tools import pretrain
+from tools.common.files import lock_folder
+from tools.finetune import __main__ as finetune
+from tools.gpt import __main__ as gpt
+from tools.training.loop import TrainLoop
 
+ROOT = Path(pretrain.__file__).parents[1]
+TORCHRUN = ["launch/torchrun.py", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
 CLASSIFY = ["launch/recipes/finetune/embedded.toml"]
 # A command, and where the output stands in it.
 COMMANDS: dict[str, list[str]] = {
@@ -144,3 +157,126 @@ def test_a_run_whose_disk_is_full_at_the_start_is_one_sentence(
     assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
     assert capsys.readouterr().err.endswith("run.lock cannot be read or written: No space left on device.\n")
     assert not (tmp_path / "run").exists()
+
+
+def begin_to_fail(monkeypatch: pytest.MonkeyPatch, step: int, accident: Callable[[], object]) -> None:
+    """The accident happens before what is done after this step."""
+    after = TrainLoop._boundary
+
+    def boundary(loop: TrainLoop) -> Any:
+        if loop._trainer.state.step == step:
+            loop._checkpoints.wait()
+            accident()
+        return after(loop)
+
+    monkeypatch.setattr(TrainLoop, "_boundary", boundary)
+
+
+OTHERS = [pytest.param(n, marks=pytest.mark.slow) for n in (errno.ENOSPC, errno.EACCES, errno.EIO, errno.EMFILE)]
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EROFS, *OTHERS])
+def test_when_nothing_can_be_written_any_more_the_run_goes_on_and_what_was_saved_stays(
+    number: int, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str, _: int) -> int:
+        raise OSError(number, os.strerror(number), name)
+
+    begin_to_fail(monkeypatch, 2, lambda: monkeypatch.setattr("tensor3d.files._not_through_links", refuse))
+    run, more = tmp_path / "run", ["--run.checkpoint-every", "1", "--run.steps", "4", "--run.evaluate-every", "0"]
+    assert pretrain.main(arguments(recipe, run, *more)) == 74
+    told = capsys.readouterr()
+    assert os.strerror(number) in told.out
+    assert "its last checkpoint could not be written" in told.err.splitlines()[-1]
+    saved = checkpoint.latest(run / "checkpoints")
+    assert saved == run / "checkpoints" / "step-00000001"
+    assert checkpoint.verify(saved) == []
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines() if '"step"' in line]
+    assert sorted({*steps}) == [1, 2, 3, 4], "the run went on"
+
+
+def test_a_folder_that_is_removed_while_the_run_goes_on_is_made_again(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, more = tmp_path / "run", ["--run.checkpoint-every", "1", "--run.steps", "4", "--run.evaluate-every", "0"]
+    begin_to_fail(monkeypatch, 2, lambda: shutil.rmtree(run))
+    assert pretrain.main(arguments(recipe, run, *more)) == 0
+    assert "metrics.jsonl was removed: it begins anew after step 2." in capsys.readouterr().out
+    saved = checkpoint.latest(run / "checkpoints")
+    assert saved is not None
+    assert (saved.name, checkpoint.verify(saved)) == ("step-00000004", [])
+    there = {path.name for path in run.iterdir()}
+    assert {"run.json", "model.json", "tokenizer", "metrics.jsonl", "tensorboard"} <= there
+    assert "run.lock" not in there
+
+
+def test_a_clock_that_is_set_back_changes_no_measure(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def set_back() -> None:
+        for place in ("time.time", "tensor3d.files.time", "tensor3d.checkpoint.directory.time"):
+            monkeypatch.setattr(place, lambda now=time.time: now() - 3600)
+
+    run, more = tmp_path / "run", ["--run.checkpoint-every", "1", "--run.steps", "4"]
+    begin_to_fail(monkeypatch, 2, set_back)
+    assert pretrain.main(arguments(recipe, run, *more)) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["time"] - lines[-1]["time"] > 3000, "it was"
+    assert all(0 < line["seconds"] < 600 for line in lines if "seconds" in line)
+    assert "-" not in re.findall(r"time and samples +(\S)", capsys.readouterr().out)
+    assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / "step-00000004"
+    assert not (run / "run.lock").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_in_poor_surroundings(recipe: Path, tmp_path: Path) -> None:
+    """Few files, no home, no folder for temporary files, an ASCII locale, a reader that goes, no standard error."""
+    call = [*TORCHRUN, "-m", "tools.pretrain", *arguments(recipe, tmp_path / "a run"), "--run.steps", "4"]
+    script = 'ulimit -n 64; "$@" 2>&- | head -1 >"$FIRST"; exit "${PIPESTATUS[0]}"'
+    around = {name: value for name, value in os.environ.items() if name not in ("HOME", "PYTHONUTF8", "LANG")}
+    around |= {"TMPDIR": f"{tmp_path}/not there", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    around |= {"FIRST": str(tmp_path / "first"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script, "-", sys.executable, *call, "--cube", "2x1x1"],
+        cwd=ROOT,
+        env=around,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "first").read_text().count("\n") == 1
+    saved = checkpoint.latest(tmp_path / "a run" / "checkpoints")
+    assert saved is not None
+    assert (saved.name, checkpoint.verify(saved)) == ("step-00000004", [])
+
+
+def test_a_training_that_must_save_and_cannot_is_one_sentence(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str, _: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    begin_to_fail(monkeypatch, 2, lambda: monkeypatch.setattr("tensor3d.files._not_through_links", refuse))
+    sizes = ["--vocab-size", "67", "--length", "32", "--batch", "8", "--steps", "2"]
+    places = ["--source", str(recipe.parent / "text.txt"), "--corpus", str(recipe.parent / "gpt-corpus")]
+    assert gpt.main(["train", *sizes, *places, "--output", str(tmp_path / "run")]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"tools\.gpt: rank 0: No space left on device: .*checkpoints/step-00000002.*", last)
+
+
+def test_a_second_starter_of_any_training_is_told_who_has_the_folder(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    text = ["--source", str(recipe.parent / "text.txt"), "--vocab-size", "67", "--steps", "2"]
+    trainings: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
+        "tools.pretrain": (pretrain.main, arguments(recipe, Path(run))),
+        "tools.gpt": (gpt.main, ["train", *text, "--corpus", str(recipe.parent / "gpt-corpus"), "--output", run]),
+        "tools.finetune": (finetune.main, ["classify", *CLASSIFY, "--output", run]),
+    }
+    with lock_folder(tmp_path / "run"):
+        for name, (main, call) in trainings.items():
+            assert main(call) == 2
+            told = f"{name}: {run} is in use by process {os.getpid()} on {socket.gethostname()} since "
+            assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shlex
 import signal
@@ -143,7 +144,8 @@ def run_main(
     name: str, action: Callable[[], int], *, verbose: bool = False, refused: tuple[type[Exception], ...] = ()
 ) -> int:
     """The exit status of `action`; 2 for bad input or a file that cannot be read or written, 1 where another rank died
-    (one message on standard error each), 130 after Ctrl-C.
+    (one message on standard error each), 130 after Ctrl-C. Where the reader of standard output has gone, as `head`
+    does, the command ends quietly with 0.
 
     Args:
         name: of the command, such as "tools.gpt".
@@ -154,19 +156,28 @@ def run_main(
     rank = 0
     with suppress(ValueError):  # which whoever connects the ranks will tell
         rank = own.rank if (own := place()) else 0
+    log.open_streams()
     log.start_logging(verbose=verbose, rank=rank)
     try:
-        return action()
+        with log.naming_stdout():
+            return action()
+    except log.StdoutError as problem:
+        gone = problem.errno == errno.EPIPE  # whoever read it has seen enough
+        return 0 if gone else _end(name, f"standard output cannot be written: {problem.strerror}.", 2)
     except mendable as problem:
-        _log.error("%s: %s", name, format_error(problem))
-        return 2
+        return _end(name, format_error(problem), 2)
     except PeerError as problem:
-        _log.error("%s: %s", name, problem)
-        return 1
+        return _end(name, str(problem), 1)
     except dist.DistError as problem:
-        _log.error("%s: %s", name, str(problem).splitlines()[0])
-        return 1
+        return _end(name, str(problem).splitlines()[0], 1)
     except KeyboardInterrupt:
         # torchrun passes on the Ctrl-C that has reached this process already.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 130
+
+
+def _end(name: str, told: str, status: int) -> int:
+    """Says why a command ends, where that can be said; its exit status."""
+    with suppress(OSError):
+        _log.error("%s: %s", name, told)
+    return status

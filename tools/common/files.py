@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         create,
         draft,
         make_folder,
+        naming,
         nearest,
         open_regular,
         read_file,
@@ -53,6 +54,7 @@ else:
     _files = _alone("tensor3d.files")
     append, beside, create, draft, remove = _files.append, _files.beside, _files.create, _files.draft, _files.remove
     check_folder, make_folder, nearest = _files.check_folder, _files.make_folder, _files.nearest
+    naming = _files.naming
     open_regular, read_file, sweep_drafts = _files.open_regular, _files.read_file, _files.sweep_drafts
 
 _log = logging.getLogger(__name__)
@@ -296,7 +298,7 @@ def _put(path: Path, content: bytes) -> bool:
     """Makes the lock, whole from the beginning. False: there is one."""
     temporary = beside(path)
     try:
-        with create(temporary) as file:
+        with naming(path), create(temporary) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -313,7 +315,8 @@ def _put(path: Path, content: bytes) -> bool:
     except FileExistsError:
         return False
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # which would hide what has happened
+            temporary.unlink(missing_ok=True)
 
 
 def _take_away(path: Path, seen: _Seen) -> None:
@@ -351,6 +354,8 @@ def _renew(path: Path, content: bytes, ended: threading.Event) -> None:
             seen = _look(path)
             if seen is not None and seen.content == content:
                 os.utime(path, follow_symlinks=False)
+            elif seen is None:  # somebody has removed it, or the folder around it, which the run makes again
+                _put(path, content)
             elif seen is not None and seen.owner is not None:
                 _log.error("%s, having heard nothing of this run: it ends here.", _in_words(path.parent, seen))
                 os.kill(os.getpid(), signal.SIGINT)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -40,6 +43,104 @@ def start_logging(*, verbose: bool = False, rank: int = 0) -> None:
     tools.handlers[:] = [handler]
     tools.setLevel(logging.DEBUG if verbose else logging.INFO)
     tools.propagate = False
+
+
+# --- Standard streams that are closed, or cannot be written any more --------------------------------------------------
+
+_STREAMS = ("stdin", "stdout", "stderr")  # by the number of their file
+
+
+def open_streams() -> None:
+    """Makes /dev/null of the standard streams that were closed before the start (`>&-`). Else the next file that is
+    opened would have their number, and what a library writes to standard error would go into a checkpoint. And what an
+    encoding of the locale lacks is shown escaped."""
+    for number in range(len(_STREAMS)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this
+    for number, name in enumerate(_STREAMS):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115  # to the end
+        elif number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class StdoutError(OSError):
+    """Standard output cannot be written."""
+
+
+@contextmanager
+def naming_stdout() -> Iterator[None]:
+    """Inside the block, and at its end, a standard output that cannot be written raises StdoutError."""
+
+    def fail(problem: OSError) -> None:
+        raise StdoutError(problem.errno, problem.strerror) from None
+
+    stream = sys.stdout
+    sys.stdout = _Watched(stream, fail)  # what a text stream has, it has
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        sys.stdout = stream
+        _end(stream)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[None]:
+    """Inside the block standard output and error raise nothing when they cannot be written (a full disk, a pipe that
+    nobody reads): weeks of training do not end for want of a line. The other one of the two is told, once."""
+    streams, lost = (sys.stdout, sys.stderr), set[str]()
+
+    def go_on(name: str, problem: OSError, other: TextIO) -> None:
+        if name not in lost:
+            lost.add(name)
+            told = f"standard {name} cannot be written ({problem.strerror}): the run goes on, lines are missing."
+            with suppress(OSError):
+                print(told, file=other, flush=True)
+
+    sys.stdout = _Watched(streams[0], lambda problem: go_on("output", problem, streams[1]))
+    sys.stderr = _Watched(streams[1], lambda problem: go_on("error", problem, streams[0]))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        for stream in streams:
+            _end(stream)
+
+
+class _Watched:
+    """A text stream whose errors go to a function."""
+
+    def __init__(self, stream: TextIO, failed: Callable[[OSError], None]) -> None:
+        self._stream, self._failed = stream, failed
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as problem:
+            self._failed(problem)
+
+
+def _end(stream: TextIO) -> None:
+    """Puts /dev/null in the place of a stream that cannot be written: the interpreter's last flush would fail again."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # --- How far the work is ----------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -70,6 +69,7 @@ STEPS: Mapping[str, Entry] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 2 for what the user can mend, said in one line; 130 after an interrupt."""
     words, verbose = log.take_verbose(arguments)
+    log.open_streams()
     log.start_logging(verbose=verbose)
     if not words or words[0] in ("-h", "--help"):
         print(usage())
@@ -139,14 +139,12 @@ def _told(do: Callable[[], T], show: Callable[[T], int], speaks: bool = True) ->
 
 def _show(text: str) -> int:
     try:
-        print(text, flush=True)
-    except OSError as error:
-        # The interpreter's last flush would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return 0  # whoever read it has seen enough
-        _log.error("error: the work is done, but cannot be shown: %s", error)
-        return 2
+        with log.naming_stdout():
+            print(text)
+    except log.StdoutError as error:
+        if error.errno != errno.EPIPE:  # else whoever read it has seen enough
+            _log.error("error: the work is done, but cannot be shown: %s", error)
+            return 2
     return 0
 
 

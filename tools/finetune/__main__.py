@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from tools.common.cli import check_started, cube_of, recipe_among, run_main
+from tools.common.log import lasting_streams
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
 from tools.finetune.job import FinetuneCommand
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = parse(arguments)
         command.check()
         check_started(command.shape, "tools.finetune", arguments)
-        with cube_of(command.shape) as cube:
+        with lasting_streams(), cube_of(command.shape) as cube:
             finetune(command, cube)
         return 0
 

@@ -30,6 +30,7 @@ from tensor3d.packing import StreamPacker
 from tools.common.bounds import LANGUAGE, AtLeast, check_bounds
 from tools.common.cli import cube_of, run_folder
 from tools.common.files import parsed_json, write_file
+from tools.common.log import lasting_streams
 from tools.common.machine import write_json
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
 from tools.corpus.quick.prepare import prepare
@@ -311,7 +312,7 @@ class TrainCommand:
 
     def run(self) -> int:
         """Trains, on every rank. The exit status."""
-        with cube_of(self.shape) as cube, run_folder(self.output, cube):
+        with lasting_streams(), cube_of(self.shape) as cube, run_folder(self.output, cube):
             corpus = _corpus(self, cube)
             run_on_rank0(cube, lambda: _begin(self, corpus))
             _train(self, cube, corpus)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,9 +141,6 @@ class PredictCommand(CubeCommand):
             run_on_rank0(cube, finish)
             if cube.rank == 0:
                 _log.info("tools.predict: %s", tally.in_words())
-            if written.is_closed:
-                # Python would come upon the closed pipe once more at its end.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
     def _outcomes(self, predictor: Predictor[Any], block: Block) -> Iterator[list[Outcome]]:

@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with draft(path) as file:
             yield file
     except OSError as problem:
-        if problem.filename is not None:
+        if problem.filename not in (None, str(path)):
             raise
         raise ValueError(
             f"{path} cannot be written: {problem.strerror}. What there was of it has been removed. Make room, or write "

@@ -153,6 +153,27 @@ MUTATIONS = (
         tests=("tests/tools/training/metrics/test_metrics.py::test_best_follows_a_curve",),
     ),
     Mutation(
+        "journal-that-was-removed-is-written-on",
+        "tools/training/metrics/run_log.py",
+        old="if self._journal.is_gone:",
+        new="if False:",
+        tests=("tests/tools/training/metrics/test_jsonl.py",),
+    ),
+    Mutation(
+        "tensorboard-goes-by-the-clock-alone",
+        "tools/training/metrics/tensorboard.py",
+        old="*(second + 1 for second in there)",
+        new="*there[:0]",
+        tests=("tests/tools/training/metrics/test_jsonl.py",),
+    ),
+    Mutation(
+        "closed-streams-stay-closed",
+        "tools/common/log.py",
+        old="for number in range(len(_STREAMS)):",
+        new="for number in range(0):",
+        tests=("tests/tools/common/test_log.py",),
+    ),
+    Mutation(
         "evaluation-of-the-last-batch",
         "tools/training/pretraining.py",
         old="sums += output.sums.double().cpu()",

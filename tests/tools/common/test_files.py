@@ -199,6 +199,19 @@ def test_whoever_was_taken_for_dead_is_interrupted(tmp_path: Path, monkeypatch: 
     assert json.loads((tmp_path / "run.lock").read_bytes())["process"] == 4711, "the other one's stays"
 
 
+def test_a_lock_that_somebody_removes_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BEAT", 0.01)
+    with lock_folder(tmp_path):
+        (tmp_path / "run.lock").unlink()
+        end = time.monotonic() + 60
+        while not (tmp_path / "run.lock").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        monkeypatch.setattr(files, "BEAT", 5.0)
+        with pytest.raises(FolderInUseError, match=f"process {os.getpid()}"), lock_folder(tmp_path):
+            pass
+
+
 def test_a_kernel_lock_that_somebody_keeps_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_PATIENCE", 0.02)
     with files._one_at_a_time(tmp_path) as alone, lock_folder(tmp_path):
@@ -312,6 +325,18 @@ def test_a_path_that_is_not_utf8_is_refused_and_nothing_is_made(tmp_path: Path, 
     with pytest.raises(ValueError, match="is not UTF-8"), lock_folder(path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_the_locale_cannot_read_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    code = "import sys; from tools.common.files import nearest; from pathlib import Path; nearest(Path(sys.argv[1]))"
+    path = f"{tmp_path}/Z\xfcrich"
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for more in ({}, {"PYTHONUTF8": "1"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], env=plain | more, capture_output=True, encoding="utf-8", check=False
+        )
+        refused = "is read in ascii, the encoding of this locale, and not in UTF-8. Set LC_ALL=C.UTF-8" in done.stderr
+        assert (done.returncode, refused) == ((0, False) if more else (1, True))
 
 
 def test_a_link_to_nothing_is_no_place_to_write_to(tmp_path: Path) -> None:

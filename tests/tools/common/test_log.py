@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +16,7 @@ from tqdm import tqdm
 
 from tools.common import log
 from tools.common.cli import run_main
-from tools.common.log import INTERVAL, Lines, progress, start_logging, take_verbose
+from tools.common.log import INTERVAL, Lines, lasting_streams, progress, start_logging, take_verbose
 
 
 def test_verbose_stands_anywhere_before_the_end_of_the_options() -> None:
@@ -95,3 +97,84 @@ def test_all_tools_show_their_progress_in_one_way() -> None:
         if re.search(r"\b(tqdm|trange)\(", line) and file != Path(log.__file__)
     ]
     assert own == []
+
+
+# --- standard streams that are closed, or cannot be written -----------------------------------------------------------
+
+ROOT = Path(log.__file__).parents[2]
+KINDS = {"a closed pipe": "Broken pipe", "a full disk": "No space left on device"}
+
+
+def open_failing(kind: str) -> io.TextIOWrapper:
+    """A stream that cannot be written, but for what it buffers."""
+    if kind == "a full disk":
+        return open("/dev/full", "w", encoding="utf-8")
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w", encoding="utf-8")
+
+
+def test_what_was_closed_before_the_start_is_nobodys_file(tmp_path: Path) -> None:
+    """Else a library's words to standard error would lie in the midst of a checkpoint."""
+    code = (
+        "import os, sys; from tools.common.log import open_streams; open_streams(); file = open(sys.argv[1], 'wb');"
+        "os.write(1, b'noise'), os.write(2, b'noise'), print('noise', flush=True), print('noise', file=sys.stderr);"
+        "assert os.read(0, 1) == b''; assert sys.stdin.read() == ''; file.write(b'weights')"
+    )
+    command = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", sys.executable, "-c", code, str(tmp_path / "file")]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    assert (tmp_path / "file").read_bytes() == b"weights"
+
+
+def test_what_the_locale_cannot_show_is_shown_escaped() -> None:
+    code = "from tools.common.log import open_streams; open_streams(); print('Z\\xfcrich \\u6771')"
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=plain, capture_output=True, check=True)
+    assert done.stdout == b"Z\\xfcrich \\u6771\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_training_outlives_its_streams_and_tells_the_other_one_once(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "standard output" if name == "stdout" else "standard error"
+    with open_failing(kind) as stream:
+        monkeypatch.setattr(sys, name, stream)
+        with lasting_streams():
+            for _ in range(3):
+                print("lost" * 5000, file=getattr(sys, name), flush=True)
+            print("lost", file=getattr(sys, name))
+        assert getattr(sys, name) is stream
+        stream.flush()  # as the interpreter does at its end
+    monkeypatch.undo()
+    shown = capsys.readouterr()
+    assert shown.out + shown.err == f"{told} cannot be written ({KINDS[kind]}): the run goes on, lines are missing.\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_reads_a_result_any_more_or_it_cannot_be_written(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def result(size: int) -> int:
+        print("x" * size)  # of a small one the buffer takes all
+        return 0
+
+    for size in (10, 100_000):
+        with open_failing(kind) as stream:
+            monkeypatch.setattr(sys, "stdout", stream)
+            status = run_main("tools.this", lambda size=size: result(size))
+        monkeypatch.undo()
+        told = "" if kind == "a closed pipe" else f"tools.this: standard output cannot be written: {KINDS[kind]}.\n"
+        assert (status, capsys.readouterr().err) == (0 if kind == "a closed pipe" else 2, told)
+
+
+def test_an_error_that_cannot_be_told_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise ValueError("no such thing")
+
+    with open_failing("a closed pipe") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert run_main("tools.this", fail) == 2
+        log._end(stream)
+    monkeypatch.undo()

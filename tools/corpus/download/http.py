@@ -63,6 +63,9 @@ class Retries(Retry):
             time.sleep(min(left, 1.0))
 
 
+_LARGEST_TEXT = 64 << 20  # bytes: the sums of the largest dump have 0.1 MB
+
+
 def connect(retries: Retry) -> requests.Session:
     """A session that names this tool, as Wikimedia asks for, and asks again where no answer or a passing error comes.
     A body that is cut is resumed by whoever reads it."""
@@ -79,17 +82,22 @@ def read_text(session: requests.Session, url: str, patience: Patience) -> str | 
     """A small text; None where there is no such file.
 
     Raises:
-        ValueError: the server cannot be reached, or answers with an error.
+        ValueError: the server cannot be reached, answers with an error, or sends more than 64 MiB, also unpacked.
     """
+    content = bytearray()
     try:
-        answer = session.get(url, timeout=patience.timeout)
+        with session.get(url, timeout=patience.timeout, stream=True) as answer:
+            if answer.status_code == 404:
+                return None
+            if answer.status_code != 200:
+                raise ValueError(f"{url} cannot be fetched: the server says {status_of(answer)}.")
+            for piece in answer.iter_content(1 << 16):
+                content += piece
+                if len(content) > _LARGEST_TEXT:
+                    raise ValueError(f"{url} is no list of files: it has more than {_LARGEST_TEXT >> 20} MiB.")
     except requests.RequestException as error:
         raise ValueError(f"{url} cannot be fetched: {describe(error)}. Check the network and the URL.") from error
-    if answer.status_code == 404:
-        return None
-    if answer.status_code != 200:
-        raise ValueError(f"{url} cannot be fetched: the server says {status_of(answer)}.")
-    return answer.content.decode("utf-8", errors="replace")
+    return content.decode("utf-8", errors="replace")
 
 
 def ask_size(session: requests.Session, url: str, patience: Patience) -> int:

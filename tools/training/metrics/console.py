@@ -126,11 +126,15 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
     memories: list[MemoryMetrics] = field(default_factory=list)
 
     def __enter__(self) -> ConsoleLogger:
-        super().__enter__()
         self._board: TensorBoardLogger | None = None
-        if self.shown:
-            self._board = TensorBoardLogger(self.directory / "tensorboard", first_step=self.first_step, say=self.say)
+        super().__enter__()
         return self
+
+    def open_files(self) -> None:
+        super().open_files()
+        if self._board is not None:
+            self._board.close()
+        self._board = TensorBoardLogger(self.directory / "tensorboard", first_step=self._done, say=self.say)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -197,10 +201,8 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
                 {"checkpoint/write_seconds": outcome.seconds, "checkpoint/bytes": float(outcome.bytes)}, outcome.step
             )
         else:
-            self.say(
-                f"step {outcome.step}: NO CHECKPOINT: {outcome.error} Weights and the checkpoints before stay as they "
-                "are."
-            )
+            why = (outcome.error or "").rstrip(".")
+            self.say(f"step {outcome.step}: NO CHECKPOINT: {why}. Weights and the checkpoints before stay as they are.")
 
     def flush(self) -> None:
         if self._board is not None:

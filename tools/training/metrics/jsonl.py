@@ -57,6 +57,11 @@ class JsonlLogger:
         """Waits until all lines are on disk. Raises OSError."""
         os.fsync(self._file.fileno())
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed the file, or the folder around it."""
+        return not os.path.lexists(self._file.name)
+
     def close(self) -> None:
         self._file.close()
 

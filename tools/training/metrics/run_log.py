@@ -3,7 +3,7 @@ its evaluations, with when to stop waiting for a better one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,15 +77,21 @@ class RunLog(Generic[S, E]):
     shown: bool
     stream: TextIO | None = None
     """For what is said. Default: standard output."""
+    restore: Callable[[], object] = lambda: None
+    """Writes what else belongs into the folder, where somebody has removed that while the run goes on."""
 
     def __enter__(self: R) -> R:
         self._done, self._failing = self.first_step, False
         self._journal: JsonlLogger | None = None
         if self.shown:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._journal = JsonlLogger(self.directory / JOURNAL, first_step=self.first_step)
+            self.open_files()
         self._bar = self.bar()
         return self
+
+    def open_files(self) -> None:
+        """Those in the folder, which is made if it is not there. Raises OSError."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._journal = JsonlLogger(self.directory / JOURNAL, first_step=self._done)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -141,6 +147,11 @@ class RunLog(Generic[S, E]):
         if self._journal is not None:
             try:
                 self._journal.sync()
+                if self._journal.is_gone:
+                    self._journal.close()
+                    self.say(f"{self.directory / JOURNAL} was removed: it begins anew after step {self._done}.")
+                    self.open_files()
+                    self.restore()
             except OSError as problem:
                 self._complain(problem)
 

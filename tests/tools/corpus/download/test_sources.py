@@ -47,6 +47,13 @@ def fetch_dump(output: Path, web: Web, language: str = "simple", date: str = "la
     return download(options, ThreadTeam(2))
 
 
+def test_a_list_without_end_is_refused(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.corpus.download.http._LARGEST_TEXT", 1 << 20)
+    web.add(f"/enwiki/20261101/enwiki-20261101-{SUMS}", b"0" * (1 << 21))
+    with pytest.raises(ValueError, match=r"sums\.txt is no list of files: it has more than 1 MiB\."):
+        find_files(dump_of(), web.url(""), HASTY)
+
+
 # --- URLs and lists ------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,21 @@ def check(tmp_path: Path, path: Path, message: str, stay: list[str], places: lis
     assert texts(manifest) == stay
     assert [at for at, _ in left_out(manifest.folder)] == places
     assert manifest.left_out == len(places)
+
+
+@pytest.mark.parametrize("packing", ["gz", pytest.param("bz2", marks=pytest.mark.slow)])
+def test_what_unpacks_without_end_is_refused_in_little_memory(tmp_path: Path, packing: str) -> None:
+    path = tmp_path / f"bomb.txt.{packing}"
+    with gzip.open(path, "wb", 1) if packing == "gz" else bz2.open(path, "wb") as file:
+        for _ in range(128):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match="has more than 1000000 bytes"):
+            run(tmp_path / "out", path, largest_document=1.0)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("unit", [1.0, 0.00001])

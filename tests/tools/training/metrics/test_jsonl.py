@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_what_is_not_finite_is_valid_json_and_can_be_read_back(tmp_path: Path) -
 def test_a_run_resumed_within_a_second_hides_no_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as earlier:
         # TensorBoard reads the files of one second in the order of their processes' numbers, which begin again.
-        earlier.setattr("tensorboard.summary.writer.event_file_writer.os.getpid", lambda: 9999999)
+        earlier.setattr("tools.training.metrics.tensorboard.os.getpid", lambda: 9999999)
         with show(tmp_path) as shown:
             for number in (1, 2, 3):
                 shown.step(step(number))
@@ -88,6 +89,19 @@ def test_a_run_resumed_within_a_second_hides_no_point(tmp_path: Path, monkeypatc
         for number in (4, 5, 6):
             shown.step(step(number))
     assert list(board(tmp_path, "loss/total")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_resumed_when_the_clock_was_set_back_hides_no_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with show(tmp_path) as shown:
+        shown.step(step(1))
+    now = time.time()
+    monkeypatch.setattr("tools.training.metrics.tensorboard.time.time", lambda: now - 3600)
+    with show(tmp_path, first_step=1) as shown:
+        shown.step(step(2))
+    assert list(board(tmp_path, "loss/total")) == [1, 2]
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
 def test_resuming_cuts_off_later_steps_and_keeps_events(tmp_path: Path) -> None:
@@ -165,10 +179,9 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, capsys: py
     with show(tmp_path) as shown:
         assert shown._journal is not None
         assert shown._board is not None
-        assert shown._board._writer is not None
         written, shown._journal._file = shown._journal._file, Full(0)  # type: ignore[assignment]
         with pytest.MonkeyPatch.context() as full:
-            full.setattr(shown._board._writer, "add_scalar", lambda *_: Full(0).write(b"x"))
+            full.setattr(shown._board._records, "_writer", Full(0))
             for number in (1, 2, 3):
                 shown.step(step(number))
         shown._journal._file = written
@@ -178,6 +191,36 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, capsys: py
     assert told.count("TensorBoard's files cannot be written any more") == 1
     assert "No space left on device" in told
     assert [record["step"] for record in read_journal(tmp_path / "metrics.jsonl")] == [4]
+
+
+def test_a_folder_that_is_removed_is_made_again_before_the_next_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with show(run) as shown:
+        shown.restore = (run / "run.json").touch
+        for number in range(1, 5):
+            shown.step(step(number))
+            shown.flush()
+            if number == 2:
+                shutil.rmtree(run)
+    assert capsys.readouterr().out.count(f"{run / 'metrics.jsonl'} was removed: it begins anew after step 3.") == 1
+    assert [line["step"] for line in lines(run)] == [4]
+    assert list(board(run, "loss/total")) == [4]
+    assert (run / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "metrics.jsonl"])
+def test_a_file_that_cannot_be_made_is_told(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name == "tensorboard":
+        (tmp_path / name).touch()
+        with show(tmp_path) as shown:
+            shown.step(step(1))
+        assert "TensorBoard's files cannot be written any more" in capsys.readouterr().out
+    else:
+        (tmp_path / name).mkdir()
+        with pytest.raises(OSError, match=r"metrics\.jsonl"):
+            show(tmp_path).__enter__()
 
 
 def test_a_failed_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
