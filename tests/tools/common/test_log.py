@@ -119,7 +119,8 @@ def test_what_was_closed_before_the_start_is_nobodys_file(tmp_path: Path) -> Non
     code = (
         "import os, sys; from tools.common.log import open_streams; open_streams(); file = open(sys.argv[1], 'wb');"
         "os.write(1, b'noise'), os.write(2, b'noise'), print('noise', flush=True), print('noise', file=sys.stderr);"
-        "assert os.read(0, 1) == b''; assert sys.stdin.read() == ''; file.write(b'weights')"
+        "assert os.read(0, 1) == b''; assert sys.stdin.read() == ''; assert all(map(os.get_inheritable, range(3)));"
+        "file.write(b'weights')"
     )
     command = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", sys.executable, "-c", code, str(tmp_path / "file")]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
