@@ -76,7 +76,7 @@ class CommModel:
         whole = self.summed(axes, elements, self.gradient)
         if self.unit == "bytes":
             return whole
-        buckets = -(-elements // bucket_elements(self.members(axes), self.parameter))
+        buckets = -(-elements // bucket_elements(self.members(axes), self.parameter, elements))
         return Counter(dict.fromkeys(whole, buckets))
 
     def exchanged(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:

@@ -3,7 +3,8 @@
     all_gather      shard (m, ...) -> (n*m, ...)      dual: reduce_scatter
     reduce_scatter  (n*m, ...) -> sum's shard (m, ...) dual: all_gather
     all_reduce      (m, ...) -> sum (m, ...)          dual: itself, for partial sums that become copies; the identity
-                                                      where those copies are used alike (see `all_reduce_replicated`)
+                                                      where those copies are used alike (see `all_reduce_replicated`);
+                                                      `all_reduce_coalesced`: of several tensors in one call
     all_to_all      flat blocks -> flat blocks        dual: itself with the sizes swapped
 
 Each returns a `CommHandle`: issue early, `wait()` at the use. On an axis of one member nothing is sent or copied.
@@ -59,13 +60,13 @@ class Axis:
 class CommHandle:
     """A collective's result on its way. `wait` returns it; a second `wait` returns it again."""
 
-    __slots__ = ("_dtype", "_inputs", "_place", "_result", "_rows", "_traffic", "_work")
+    __slots__ = ("_dtype", "_inputs", "_place", "_result", "_rows", "_traffic", "_work", "travels")
 
     def __init__(
         self,
         result: Tensor,
         work: Any = None,
-        inputs: Tensor | None = None,
+        inputs: Tensor | Sequence[Tensor] | None = None,
         *,
         traffic: CommCounter | None = None,
         place: Place | None = None,
@@ -74,6 +75,8 @@ class CommHandle:
         self._rows: int | None = None
         self._dtype = result.dtype
         self._work = work
+        self.travels = work is not None
+        """Whether anything was sent for it; also when it has arrived."""
         self._inputs = inputs  # must outlive the transfer
         self._traffic, self._place = traffic, place
 
@@ -142,11 +145,28 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     if axis.size == 1:
         return CommHandle(part)
     part = part.contiguous()
-    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part, axis))
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part.numel(), part.element_size(), axis))
     if axis.traffic.is_dry:
         return CommHandle(part)
     work = dist.all_reduce(part, group=open_group(axis), async_op=True)
     return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
+
+
+def all_reduce_coalesced(parts: Sequence[Tensor], axis: Axis) -> CommHandle:
+    """Sums each of several tensors of one type, contiguous ones, in place, in one collective: as if they lay end to
+    end. `wait` returns the first."""
+    if axis.size == 1:
+        return CommHandle(parts[0])
+    elements = sum(part.numel() for part in parts)
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(elements, parts[0].element_size(), axis))
+    if axis.traffic.is_dry:
+        return CommHandle(parts[0])
+    group = open_group(axis)
+    if group is None or "fake" in dist.get_backend(group):  # which knows sums of one tensor alone
+        work = dist.all_reduce(parts[0].new_empty(elements), group=group, async_op=True)
+    else:
+        work = group.allreduce_coalesced(list(parts))  # dist.all_reduce_coalesced calls it, and warns of itself
+    return _issued(CommHandle(parts[0], work, parts, traffic=axis.traffic, place=place), axis)
 
 
 def all_equal(number: int, axis: Axis) -> bool:
@@ -155,7 +175,7 @@ def all_equal(number: int, axis: Axis) -> bool:
         return True
     with _disable_current_modes():  # a run with tensors that have no values looks at these
         bounds = torch.tensor([number, -number], device="cpu")
-    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(bounds, axis))
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(2, bounds.element_size(), axis))
     if axis.traffic.is_dry:
         return True
     group = open_group(axis)
@@ -194,9 +214,9 @@ def open_group(axis: Axis) -> dist.ProcessGroup | None:
     return axis.group
 
 
-def _received_of_sum(part: Tensor, axis: Axis) -> int:
-    received = 2 * (axis.size - 1) * -(-part.numel() // axis.size)
-    return received * part.element_size()
+def _received_of_sum(elements: int, size: int, axis: Axis) -> int:
+    received = 2 * (axis.size - 1) * -(-elements // axis.size)
+    return received * size
 
 
 def _bytes(tensor: Tensor) -> int:

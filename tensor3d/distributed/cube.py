@@ -258,7 +258,8 @@ class Cube:
         if self.shape.ranks == 1:
             return None
         everyone = self.over(*AXES)
-        if "nccl" in dist.get_backend():  # hosts speak to one another: no device is waited for
+        # Hosts speak to one another: no device is waited for. And on no group of buckets that travel in a pass.
+        if "nccl" in dist.get_backend() or self.shape.data == self.shape.ranks:
             hosts = dist.new_group(backend="gloo", group_desc="parameters in use")
             everyone = replace(everyone, group=hosts)
             self._groups.add(hosts)

@@ -2,8 +2,12 @@
 
 A reduce-scatter that still runs cannot be returned from `backward` (autograd may read it at once), and a gradient that
 has to be summed over ranks should not be summed alone. So every function that uses a parameter hands its local gradient
-in here, with its pending work, and returns None. The first hand-in of a backward pass queues one engine callback; it
-waits, adds up the uses of each parameter, sums over ranks what has to be summed (in buckets), and adds to `.grad`.
+in here, with its pending work, and returns None. The uses of a parameter are added up. The first hand-in of a backward
+pass queues one engine callback; it waits, sums over ranks what has to be summed, and adds to `.grad`.
+
+Sums over `data` do not wait for it: what came in which order is written down, and in the next passes a bucket leaves as
+soon as its last gradient is there (distributed/grad_buckets.py). An order counts when all ranks know of it, which costs
+nothing: a rank that has a new one says so in the comparison that ends every pass. The first pass sends all at its end.
 
 Sums are by parameter: the ranks compare what each of them has used, and where that differs, a parameter counts as zero
 on those that have not used it (`UseAgreement`).
@@ -17,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakSet, finalize, ref
@@ -29,15 +33,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optim
 from torch.utils.hooks import RemovableHandle
 
-from tensor3d.distributed.collectives import Axis, CommHandle, all_equal, all_reduce, open_group
-from tensor3d.distributed.comm_stats import bucket_elements
+from tensor3d.distributed.collectives import Axis, CommHandle, all_equal, open_group
 from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
-from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of
+from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, GradSlot
+from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of, number_of
 
 T = TypeVar("T")
 _MOST_NAMED = 6  # parameters in a message
-_NOT_STORED = ("_relatives", "_hooks", "_guard")
+_NOT_STORED = ("_relatives", "_hooks", "_guard", "_passes", "_early")
 
 
 @dataclass(kw_only=True)
@@ -49,13 +53,53 @@ class _PendingGrad:
     over: Axis
     owned: bool  # whether `gradient` is a tensor of the ledger's own, so that it may be added to in place
 
+    def add(self, gradient: Tensor) -> None:
+        self.gradient = self.gradient.add_(gradient) if self.owned else self.gradient + gradient
+        self.owned = True
+
+    def to_send(self) -> Tensor:
+        """The gradient, as a contiguous tensor of the ledger's own, which a sum may overwrite."""
+        if not self.owned or not self.gradient.is_contiguous():
+            self.gradient, self.owned = self.gradient.clone(memory_format=torch.contiguous_format), True
+        return self.gradient
+
 
 @dataclass(kw_only=True)
 class _BackwardPass:
     """What one backward pass has handed in so far."""
 
-    handed: list[tuple[nn.Parameter, Tensor | CommHandle, Axis]] = field(default_factory=list)
-    travelling: CommHandle | None = None
+    entries: dict[int, _PendingGrad] = field(default_factory=dict)
+    uses: dict[int, int] = field(default_factory=dict)
+    """How many of each parameter, in the order of the last ones."""
+    travelling: tuple[nn.Parameter, CommHandle, Axis] | None = None
+    buckets: GradBuckets | None = None
+    """Of sums that travel while the pass runs."""
+    sent: dict[Number, _PendingGrad] = field(default_factory=dict)
+    """What is in them."""
+    inner: bool = False
+    """Whether it began within another one. Sums of the two do not mix: its own wait for its end, before which those of
+    the other one are finished."""
+    interrupted: bool = False
+    """Whether another one ended within it."""
+
+
+Record = tuple[tuple[Number, int], ...]
+"""What a pass has handed in to be summed over `data`, and how often, in the order in which it was complete."""
+
+
+@dataclass(kw_only=True)
+class _EarlySums:
+    """What is known of passes before."""
+
+    plan: BucketPlan | None = None
+    agreed: Record = ()
+    """This rank's, when the ranks agreed on the plan."""
+    last: Record = ()
+
+    def is_new(self, record: Record) -> bool:
+        """Whether the ranks should make a plan of it: of a first pass, or of one that was made twice alike."""
+        last, self.last = self.last, record
+        return record != self.agreed and (self.plan is None or record == last)
 
 
 class GradReducer:
@@ -82,6 +126,7 @@ class GradReducer:
         self._holding = False
         self._hooks: dict[int, _HeldHooks] = {}
         self._guard: finalize[..., GradReducer] | None = None  # ends it when it is called
+        self._early = _EarlySums()
 
     def __getstate__(self) -> dict[str, Any]:
         # A model that is stored takes its cube along; weak references cannot be stored, and relatives are not its part.
@@ -90,6 +135,7 @@ class GradReducer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._relatives, self._hooks, self._guard = WeakSet([self]), {}, None
+        self._passes, self._early = {}, _EarlySums()
         self._guard_steps()
 
     def accumulate_grad(self, parameter: nn.Parameter, gradient: Tensor | CommHandle, over: Axis) -> None:
@@ -100,22 +146,70 @@ class GradReducer:
         task = torch._C._current_graph_task_id()
         assert task != -1, "accumulate_grad outside of a backward pass"
         if task not in self._passes:
-            self._passes[task] = _BackwardPass()
+            self._passes[task] = self._begun()
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._close, task))
         current = self._passes[task]
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             self._hooks.setdefault(id(parameter), _HeldHooks(parameter)).passes.add(task)
-        current.handed.append((parameter, gradient, over))
-        if isinstance(gradient, CommHandle):
+        if isinstance(gradient, CommHandle) and gradient.travels:
             # One weight's gradient travels under the next layer's products. Were all to travel until the end of the
             # pass, the gradients of whole slabs, x times this rank's share, would stay in memory for it.
-            if current.travelling is not None:
-                current.travelling.wait()
-            current.travelling = gradient
+            before, current.travelling = current.travelling, (parameter, gradient, over)
+            if before is not None:
+                self._receive(current, *before)
+        else:
+            self._receive(current, parameter, gradient, over)
+
+    def _begun(self) -> _BackwardPass:
+        plan, aside = self._early.plan, [other for other in self._relatives if other is not self and other._passes]
+        current = _BackwardPass(inner=bool(self._passes))
+        if plan is not None and not self._holding and not current.inner:
+            # Of two cubes in one pass, neither knows when the other sends.
+            current.buckets = GradBuckets(plan, early=not aside)
+        for other in aside:
+            for running in other._passes.values():
+                if running.buckets is not None:
+                    running.buckets.early = False
+        return current
+
+    @torch.no_grad()
+    def _receive(
+        self, current: _BackwardPass, parameter: nn.Parameter, gradient: Tensor | CommHandle, over: Axis
+    ) -> None:
+        """A use's gradient is there. That of a parameter which is complete leaves."""
+        key = id(parameter)
+        _add(current.entries, parameter, gradient, over)
+        if not current.inner and not current.interrupted:
+            current.uses[key] = current.uses.pop(key, 0) + 1  # now the last
+        if current.buckets is not None:
+            self._put(current, parameter, current.uses.get(key))
+
+    def _put(self, current: _BackwardPass, parameter: nn.Parameter, uses: int | None) -> None:
+        """Into the buckets, if it is complete, with what micro-batches before have held back, which stays there in case
+        this pass fails. `uses`: so far; None: all."""
+        assert current.buckets is not None
+        key, number = id(parameter), number_of(parameter)
+        slot = None if number is None else current.buckets.plan.slots.get(number)
+        if number is None or slot is None or uses not in (None, slot.uses):
+            return
+        entry, held = current.entries.get(key), self._held.get(key)
+        whole = entry or held
+        assert whole is not None
+        if not current.buckets.takes(number, whole.gradient, whole.over):
+            return
+        if held is not None:
+            gradient = held.gradient.clone() if entry is None else held.gradient + entry.gradient
+            whole = replace(held, gradient=gradient, owned=True)
+        current.entries.pop(key, None)
+        current.sent[number] = whole
+        current.buckets.put(number, whole.to_send())
 
     def forget_failed_passes(self) -> None:
         """Drops what passes that failed left behind. Called in every forward; mostly it tests one dict."""
         if self._passes and torch._C._current_graph_task_id() == -1:
+            for failed in self._passes.values():
+                if failed.buckets is not None:  # of which another rank may have sent more
+                    failed.buckets.finish()
             self._passes.clear()
             for hooks in self._hooks.values():
                 hooks.put_back()
@@ -152,34 +246,86 @@ class GradReducer:
         finally:
             self._holding = before
 
+    @torch.no_grad()
     def _close(self, task: int) -> None:
         """The end of one backward pass."""
         hooks = self._hooks_of(task)
         if self._at_end is not None:
             self._at_end()
-        entries: dict[int, _PendingGrad] = dict(self._held)
-        local: dict[int, _PendingGrad] = {}
-        _add_all(self._passes.pop(task).handed, entries, local)
+        current = self._passes[task]
+        if current.travelling is not None:
+            self._receive(current, *current.travelling)
+        del self._passes[task]
+        for around in self._passes.values():
+            around.interrupted = True
+            if around.buckets is not None:
+                around.buckets.finish()
         if self._holding:
-            entries |= {key: local.pop(key) for key in list(local) if key in hooks}
-        arrived = list(local.values())
-        unsummed = self._unsummed_while_holding | {key: entry.parameter for key, entry in local.items()}
-        if self._holding:
-            self._held, self._unsummed_while_holding = entries, unsummed
+            arrived = self._hold(current, hooks)
         else:
-            self._held, self._unsummed_while_holding = {}, {}
             self._observe("sum")
-            summed = [entry for entry in entries.values() if entry.over.size > 1]
-            arrived += [entry for entry in entries.values() if entry.over.size == 1]
-            unsummed |= {id(entry.parameter): entry.parameter for entry in arrived}
-            if self.agreement is not None:
-                summed = self.agreement.completed(summed, unsummed.values())
-            _sum_over_ranks(summed, self._precision)
+            arrived = self._summed(current)
             self._observe("summed")
-            arrived += summed
         self._guard_steps()
         for entry in arrived:
             _arrive(entry, hooks.get(id(entry.parameter)))
+
+    def _hold(self, current: _BackwardPass, hooks: Mapping[int, _HeldHooks]) -> list[_PendingGrad]:
+        """Adds to what waits for the last micro-batch; returns what need not wait."""
+        arrived = []
+        for key, entry in current.entries.items():
+            if key in self._held:
+                self._held[key].add(entry.gradient)
+            elif entry.over.size > 1 or key in hooks:
+                self._held[key] = entry
+            else:
+                arrived.append(entry)
+                self._unsummed_while_holding[key] = entry.parameter
+        return arrived
+
+    def _summed(self, current: _BackwardPass) -> list[_PendingGrad]:
+        """All gradients of the pass and of the micro-batches before, summed over ranks."""
+        early = self._early
+        for key in list(current.entries | self._held) if current.buckets is not None else ():
+            entry = current.entries.get(key) or self._held[key]
+            self._put(current, entry.parameter, None)
+        held, self._held = self._held, {}
+        unsummed, self._unsummed_while_holding = self._unsummed_while_holding, {}
+        gone = {id(entry.parameter) for entry in current.sent.values()}
+        for key, entry in held.items():
+            if key in current.entries and key not in gone:
+                entry.add(current.entries[key].gradient)
+            if key not in gone:
+                current.entries[key] = entry
+        arrived = [entry for entry in current.entries.values() if entry.over.size == 1]
+        if self.agreement is None:
+            return arrived
+        unsummed |= {id(entry.parameter): entry.parameter for entry in arrived}
+        late = [entry for entry in current.entries.values() if entry.over.size > 1]
+        record = self._record(current, late)
+        own = OwnUses(
+            sent=current.sent,
+            buckets=current.buckets,
+            late=late,
+            unsummed=list(unsummed.values()),
+            record=record,
+            is_new=not current.inner and early.is_new(record),
+        )
+        summed, agreed = self.agreement.completed(own, self._precision)
+        if agreed is not None:
+            axes = {entry.over.name: entry.over for entry in summed.values()}
+            slots = [_slot(number, summed[number], uses) for number, uses in agreed]
+            early.plan, early.agreed = BucketPlan(slots, axes, self._precision), record
+        return arrived + list(summed.values())
+
+    def _record(self, current: _BackwardPass, late: Sequence[_PendingGrad]) -> Record:
+        """What came before another pass has ended within this one; else all, at last what has come before it alone."""
+        assert self.agreement is not None
+        entries = {id(e.parameter): e for e in (*late, *current.sent.values()) if e.over.name == "data"}
+        order = [key for key in current.uses if key in entries]
+        order += [key for key in entries if key not in current.uses and not current.interrupted]
+        numbers = self.agreement.numbers_of([entries[key].parameter for key in order])
+        return tuple((number, current.uses.get(key, 0)) for number, key in zip(numbers, order, strict=True))
 
     def _hooks_of(self, task: int) -> dict[int, _HeldHooks]:
         """Of the parameters of a pass that has come to its end, back in their places."""
@@ -258,17 +404,6 @@ def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:
         ) from None
 
 
-def _add_all(
-    handed: list[tuple[nn.Parameter, Tensor | CommHandle, Axis]],
-    entries: dict[int, _PendingGrad],
-    local: dict[int, _PendingGrad],
-) -> None:
-    """Into `local` what is summed over no ranks. A function of its own: the last gradient, such as that of a table, is
-    then gone before the sums take memory."""
-    for parameter, gradient, over in handed:
-        _add(entries if over.size > 1 or id(parameter) in entries else local, parameter, gradient, over)
-
-
 def _add(entries: dict[int, _PendingGrad], parameter: nn.Parameter, handed: Tensor | CommHandle, over: Axis) -> None:
     owned = isinstance(handed, CommHandle)
     gradient = handed.wait() if isinstance(handed, CommHandle) else handed
@@ -277,8 +412,12 @@ def _add(entries: dict[int, _PendingGrad], parameter: nn.Parameter, handed: Tens
         entries[id(parameter)] = _PendingGrad(parameter=parameter, gradient=gradient, over=over, owned=owned)
         return
     assert entry.over.ranks == over.ranks, f"uses of one parameter name {entry.over.name} and {over.name} for its sum"
-    entry.gradient = entry.gradient.add_(gradient) if entry.owned else entry.gradient + gradient
-    entry.owned = True
+    entry.add(gradient)
+
+
+def _slot(number: Number, entry: _PendingGrad, uses: int = 0) -> GradSlot:
+    gradient = entry.gradient
+    return GradSlot(number, entry.over.name, gradient.dtype, gradient.device.type, gradient.numel(), uses)
 
 
 # --- Ranks that use different parameters ------------------------------------------------------------------------------
@@ -292,6 +431,36 @@ class _Use(NamedTuple):
     """Of the logical tensor."""
     dtype: torch.dtype
     """Of the gradient."""
+    early: bool = False
+    """Whether its gradient is in the buckets of the plan."""
+    late: bool = False
+    """Whether there is some of it beside them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnUses:
+    """What a rank has used in a pass."""
+
+    sent: dict[Number, _PendingGrad]
+    """Its gradients in `buckets`, of which some may travel."""
+    buckets: GradBuckets | None
+    late: Sequence[_PendingGrad]
+    """Those that are to be summed, too."""
+    unsummed: Sequence[nn.Parameter]
+    """What else it has used."""
+    record: Record
+    is_new: bool
+    """Whether the ranks are to make a plan of the record."""
+
+
+class _Told(NamedTuple):
+    """What a rank tells of a pass."""
+
+    uses: dict[Number, _Use]
+    has_sent: bool
+    """Whether a bucket has left."""
+    is_new: bool
+    record: Record
 
 
 class UseAgreement:
@@ -301,8 +470,12 @@ class UseAgreement:
     that is all. Else the ranks tell one another, and those that have not used a parameter count as zero; whoever has
     not used it looks it up once among the objects of its process, and holds it from then on.
 
+    Of buckets that travel while a pass runs, a rank may have sent more than another when they compare. Where any has
+    sent one, all send all of them, with zeros for what they do not have. Where none has, as in a pass through another
+    model, what is in them is summed with the rest.
+
     Args:
-        everyone: all ranks of the cube, on a group through which hosts can speak.
+        everyone: all ranks of the cube, on a group through which hosts can speak, and on which no bucket travels.
         axes: the cube's, by the names of those taken together.
     """
 
@@ -328,46 +501,91 @@ class UseAgreement:
         except ValueError:  # on all ranks; only now are names worth looking for
             check_copies(zip(names_of(parameters), parameters, strict=True), self._shape, self._told)
 
-    def completed(self, summed: Sequence[_PendingGrad], unsummed: Iterable[nn.Parameter]) -> list[_PendingGrad]:
-        """The gradients to be summed, the same parameters in the same order on all ranks.
-
-        Args:
-            summed: those of this rank. unsummed: what else it has used.
+    def completed(
+        self, own: OwnUses, precision: MixedPrecisionPolicy
+    ) -> tuple[dict[Number, _PendingGrad], Record | None]:
+        """The gradients summed, the same parameters in the same order on all ranks; and what the next passes are to go
+        by, if that changes.
 
         Raises:
             ValueError: ranks that work on one parameter together have not all used it, or copies of one that is used
                 for the first time differ; on every rank.
         """
-        entries = self._by_number(summed, lambda entry: entry.parameter)
-        parameters = self._by_number(unsummed, lambda parameter: parameter)
+        sent, buckets = own.sent, own.buckets
+        entries = self._by_number(own.late, lambda entry: entry.parameter, sent)
         uses = {
-            number: _Use(entry.over.name, tuple(entry.parameter.shape), entry.gradient.dtype)
-            for number, entry in entries.items()
+            number: _Use(
+                entry.over.name, tuple(entry.parameter.shape), entry.gradient.dtype, number in sent, number in entries
+            )
+            for number, entry in (sent | entries).items()
         }
+        parameters = self._by_number(own.unsummed, lambda parameter: parameter)
         for number, parameter in parameters.items():
             uses[number] = _Use("none", tuple(parameter.shape), parameter.dtype)
-        known = repr(sorted((number, use.over) for number, use in uses.items()))
-        if not all_equal(_hashed(known), self._everyone):
-            self._add_unused(entries, uses)
-        fresh = {number: each for number, each in parameters.items() if number not in self._compared}
-        fresh |= {number: entry.parameter for number, entry in entries.items() if number not in self._compared}
+        mine = _Told(uses, buckets is not None and buckets.has_sent, own.is_new, own.record)
+        known = sorted((number, use.over, use.early, use.late) for number, use in uses.items())
+        alike = all_equal(_hashed(repr((known, mine.has_sent, own.is_new and own.record))), self._everyone)
+        by_rank: list[_Told] = [mine] if alike else self._told(mine)
+        if buckets is not None and any(each.has_sent for each in by_rank):
+            buckets.finish()
+        else:
+            for number, entry in sent.items():
+                if number in entries:
+                    entry.add(entries[number].gradient)
+            entries, sent, buckets = entries | sent, {}, None
+        if not alike:
+            self._add_unused(entries, sent, buckets, [each.uses for each in by_rank])
+        used = parameters | {number: entry.parameter for number, entry in (sent | entries).items()}
+        fresh = {number: parameter for number, parameter in used.items() if number not in self._compared}
         if fresh and not self._is_dry:
             self._compared |= fresh.keys()
             self._check_copies_of([fresh[number] for number in sorted(fresh)])
-        return [entries[number] for number in sorted(entries)]
+        _sum_over_ranks(entries, precision)
+        for number, entry in sent.items():
+            if number in entries:
+                entry.add(entries[number].gradient)
+        summed = entries | sent
+        agreed: dict[Number, int] = {}
+        for number, times in (item for each in by_rank for item in each.record):
+            agreed.setdefault(number, times)
+        is_new = any(each.is_new for each in by_rank)
+        return {number: summed[number] for number in sorted(summed)}, tuple(agreed.items()) if is_new else None
 
-    def _by_number(self, items: Iterable[T], parameter: Callable[[T], nn.Parameter]) -> dict[Number, T]:
+    def numbers_of(self, parameters: Sequence[nn.Parameter]) -> list[Number]:
+        return list(self._by_number(parameters, lambda parameter: parameter))
+
+    def _by_number(
+        self,
+        items: Iterable[T],
+        parameter: Callable[[T], nn.Parameter],
+        sent: Mapping[Number, _PendingGrad] = {},  # never written to
+    ) -> dict[Number, T]:
         found: dict[Number, T] = {}
         listed = list(items)
         for item, number in zip(listed, self._numbers.of([parameter(item) for item in listed]), strict=True):
-            while number in found:  # a parameter that was read from a file twice
-                number = (*number, -1)
+            known = number
+            while number in found or (number in sent and sent[number].parameter is not parameter(item)):
+                number = (*number, -1)  # a parameter that was read from a file twice
+            if number != known:
+                self._numbers.keep(parameter(item), number)
             found[number] = item
         return found
 
-    def _add_unused(self, entries: dict[Number, _PendingGrad], uses: dict[Number, _Use]) -> None:
-        by_rank: list[dict[Number, _Use]] = self._told(uses)
-        everywhere = {number: use for each in by_rank for number, use in each.items()}
+    def _add_unused(
+        self,
+        entries: dict[Number, _PendingGrad],
+        sent: dict[Number, _PendingGrad],
+        buckets: GradBuckets | None,
+        by_rank: Sequence[dict[Number, _Use]],
+    ) -> None:
+        """Adds what other ranks have used: to `sent` with its sum, to `entries` as zeros. `buckets`: None if nothing
+        was sent."""
+        everywhere: dict[Number, _Use] = {}
+        for number, use in ((number, use) for each in by_rank for number, use in each.items()):
+            before = everywhere.get(number, use)
+            early, late = before.early or use.early, before.late or use.late
+            everywhere[number] = use._replace(early=early and buckets is not None, late=late or buckets is None)
+        uses = by_rank[self._everyone.index]
         users = {number: [number in each for each in by_rank] for number in everywhere}
         refused = [number for number in everywhere if not self._may_differ(number, users[number], by_rank)]
         if refused:
@@ -392,23 +610,29 @@ class UseAgreement:
                 "others do not have them. Make the same parameters on every rank in the same order, with "
                 "tensor3d.normal, constant or distribute, whether it uses them or not."
             )
-        for number in unused:
-            parameter, use = self._found[number], everywhere[number]
-            entries[number] = _PendingGrad(
-                parameter=parameter,
-                gradient=torch.zeros_like(_local(parameter), dtype=use.dtype, requires_grad=False),
-                over=self._axes[_names(use.over)],
-                owned=True,
-            )
+        for number, use in everywhere.items():
+            known = sent.get(number) or entries.get(number)
+            parameter = known.parameter if known is not None else self._found.get(number)
+            if use.over == "none" or parameter is None:  # on all ranks alike, as was checked above
+                continue
+            axis = known.over if known is not None else self._axes[_names(use.over)]
+            if use.late and number not in entries:
+                zeros = torch.zeros_like(_local(parameter), dtype=use.dtype, requires_grad=False)
+                entries[number] = _PendingGrad(parameter=parameter, gradient=zeros, over=axis, owned=True)
+            if use.early and number not in sent:
+                assert buckets is not None, "what nobody has sent is late"
+                sums = buckets.unused[number].view(_local(parameter).shape)
+                sent[number] = _PendingGrad(parameter=parameter, gradient=sums, over=axis, owned=True)
 
-    def _may_differ(self, number: Number, used: list[bool], by_rank: list[dict[Number, _Use]]) -> bool:
+    def _may_differ(self, number: Number, used: list[bool], by_rank: Sequence[dict[Number, _Use]]) -> bool:
         """Whether the ranks that have used it differ from the others along the axes of its sum alone. Along others they
         hold parts of one weight, which travelled in one product, or copies whose gradients are equal."""
-        told = {each[number] for each in by_rank if number in each}
+        told = {(use.over, use.shape, use.dtype) for each in by_rank if (use := each.get(number)) is not None}
         if len(told) > 1:
             return False
+        ((over, _, _),) = told
         places = [self._shape.coordinate(rank) for rank in range(len(used))]
-        summed = [tuple(place[axis] for axis in _names(next(iter(told)).over)) for place in places]
+        summed = [tuple(place[axis] for axis in _names(over)) for place in places]
         using = {place for place, uses in zip(summed, used, strict=True) if uses}
         return all(uses == (place in using) for place, uses in zip(summed, used, strict=True))
 
@@ -445,34 +669,14 @@ def _listed(ranks: Sequence[int]) -> str:
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
 
-def _sum_over_ranks(entries: Iterable[_PendingGrad], precision: MixedPrecisionPolicy) -> None:
-    """Sums each entry over its ranks: flat buckets, all in flight at once, in the same order on every rank."""
-    together = [(group, torch.cat([entry.gradient.reshape(-1) for entry in group])) for group in _grouped(entries)]
-    sums = [
-        (bucket, all_reduce(bucket.to(precision.reduced(bucket.dtype)), group[0].over))
-        for group, flat in together
-        for bucket in flat.split(bucket_elements(group[0].over.size, flat.element_size()))
-    ]
-    for bucket, pending in sums:
-        summed = pending.wait()
-        if summed is not bucket:  # it has travelled in another type
-            bucket.copy_(summed)
-    for group, flat in together:
-        parts = flat.split([entry.gradient.numel() for entry in group])
-        for entry, part in zip(group, parts, strict=True):
-            entry.gradient = part.view(entry.gradient.shape)
-            # A part is cloned before it becomes a `.grad`: it would keep all of them alive, and a DTensor that begins
-            # inside a storage cannot be deep-copied.
-            entry.owned = len(group) == 1
-
-
-def _grouped(entries: Iterable[_PendingGrad]) -> list[list[_PendingGrad]]:
-    """Entries of one axis, type and device together."""
-    groups: dict[tuple[str, str, str], list[_PendingGrad]] = {}
-    for entry in entries:
-        key = entry.over.name, str(entry.gradient.dtype), entry.gradient.device.type
-        groups.setdefault(key, []).append(entry)
-    return [groups[key] for key in sorted(groups)]
+def _sum_over_ranks(entries: Mapping[Number, _PendingGrad], precision: MixedPrecisionPolicy) -> None:
+    """Sums each entry over its ranks: all buckets in flight at once, in the same order on every rank."""
+    slots = [_slot(number, entries[number]) for number in sorted(entries)]
+    axes = {entry.over.name: entry.over for entry in entries.values()}
+    buckets = GradBuckets(BucketPlan(slots, axes, precision))
+    for slot in slots:
+        buckets.put(slot.number, entries[slot.number].to_send())
+    buckets.finish()
 
 
 def _local(tensor: Tensor) -> Tensor:

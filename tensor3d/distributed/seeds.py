@@ -42,6 +42,14 @@ class _Mark:
         return tuple, (self.number,)  # in a file there is no class of ours
 
 
+def number_of(parameter: Tensor) -> Number | None:
+    """The number that is kept on it. None: it has got none yet."""
+    mark = vars(parameter).get(_KEPT_AS)
+    if isinstance(mark, tuple):  # as it comes out of a file
+        mark = vars(parameter)[_KEPT_AS] = _Mark(mark)
+    return mark.number if isinstance(mark, _Mark) else None
+
+
 class ParamNumbers:
     """Numbers the parameters of one cube, so that ranks can speak of the same one: names are the model's alone, and
     positions in a pass differ where ranks use different parameters.
@@ -54,15 +62,15 @@ class ParamNumbers:
 
     def add(self, parameter: Tensor) -> None:
         """Numbers a parameter that has just been made."""
-        self._keep(parameter, (self._made,))
+        self.keep(parameter, (self._made,))
         self._made += 1
 
     def of(self, parameters: Sequence[Tensor]) -> list[Number]:
         """Their numbers. One that was made past the cube, or whose content was exchanged (`.double()` and the like take
         along what was kept on it), gets one by its name among the modules of the process: never by its address, which
         a dead parameter may have had before."""
-        self._by_name([each for each in parameters if self._known(each) is None])
-        return [number for each in parameters if (number := self._known(each)) is not None]
+        self._by_name([each for each in parameters if number_of(each) is None])
+        return [number for each in parameters if (number := number_of(each)) is not None]
 
     def find(self, numbers: Iterable[Number]) -> dict[Number, nn.Parameter]:
         """The parameters of these numbers that there are in this process. Looks at every object: not for each step."""
@@ -77,7 +85,7 @@ class ParamNumbers:
 
     def _find(self, wanted: set[Number]) -> dict[Number, nn.Parameter]:
         known = [
-            (self._known(each), each)
+            (number_of(each), each)
             for each in objects_of(DTensor, subclasses=True)
             if vars(each).get("_is_param", False)
         ]
@@ -85,20 +93,14 @@ class ParamNumbers:
         known += zip(self._by_name(unknown), unknown, strict=True)
         return {number: each for number, each in known if number in wanted}
 
-    def _known(self, parameter: Tensor) -> Number | None:
-        mark = vars(parameter).get(_KEPT_AS)
-        if isinstance(mark, tuple):  # as it comes out of a file
-            self._keep(parameter, mark)
-            return mark
-        return mark.number if isinstance(mark, _Mark) else None
-
     def _by_name(self, parameters: Sequence[Tensor]) -> list[Number]:
         numbers = [(-1, *name.encode()) for name in names_of(parameters)] if parameters else []
         for parameter, number in zip(parameters, numbers, strict=True):
-            self._keep(parameter, number)
+            self.keep(parameter, number)
         return numbers
 
-    def _keep(self, parameter: Tensor, number: Number) -> None:
+    def keep(self, parameter: Tensor, number: Number) -> None:
+        """Gives a parameter that number."""
         vars(parameter)[_KEPT_AS] = _Mark(number)
 
 

@@ -18,6 +18,7 @@ from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, distribute, 
 from tensor3d.sharding.param_layout import vector
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
+from tests.small_buckets import small_buckets
 from tests.tied_weight_model import HIDDEN, Tied, Trial, truth
 
 Shape = tuple[int, int, int, int]
@@ -154,6 +155,7 @@ SCENARIOS: tuple[Callable[[Trial], float], ...] = (
 )
 
 
+@small_buckets()
 def _scenarios(shape: Shape) -> dict[str, float]:
     trial = Trial(shape)
     return {scenario.__name__: scenario(trial) for scenario in SCENARIOS}
@@ -170,6 +172,7 @@ def test_gradients_equal_plain_torchs(shape: Shape) -> None:
 # --- models --------------------------------------------------------------------------------------------------------
 
 
+@small_buckets()
 def _checkpointed(shape: Shape) -> list[bool]:
     """Two layers with dropout of everything: gradients of input and parameters, recomputed or not, to the bit."""
     cube = Cube(*shape)

@@ -14,6 +14,7 @@ from tensor3d import Cube, local
 from tensor3d.optim import AdamW, Lamb
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
+from tests.small_buckets import small_buckets
 from tests.tied_weight_model import Tied, Trial, truth
 
 Shape = tuple[int, int, int, int]
@@ -125,6 +126,7 @@ def test_hooks_on_parameters_are_called_when_the_sum_is_there(shape: Shape) -> N
         assert max(errors.values()) <= 1e-9, errors
 
 
+@small_buckets()
 def _in_backward(shape: Shape) -> list[list[float]]:
     """Losses of steps after, and in, backward: each parameter has an optimiser of its own."""
     torch.set_default_dtype(torch.float64)

@@ -112,16 +112,39 @@ MUTATIONS = (
     Mutation(
         "ledger-sums-inside-accumulation",
         "tensor3d/distributed/grad_reducer.py",
-        old="        if self._holding:\n            self._held, self._unsummed",
-        new="        if False:\n            self._held, self._unsummed",
+        old="        if self._holding:\n            arrived",
+        new="        if False:\n            arrived",
         tests=("tests/distributed/test_grad_reducer.py::test_accumulation_sends_no_more_sums_than_one_pass",),
     ),
     Mutation(
         "ledger-ranks-are-taken-for-alike",
         "tensor3d/distributed/grad_reducer.py",
-        old="        if not all_equal(_hashed(known), self._everyone):",
+        old="        if not alike:",
         new="        if False:",
         tests=("tests/distributed/test_different_parameters.py",),
+    ),
+    Mutation(
+        "buckets-wait-for-the-end",
+        "tensor3d/distributed/grad_buckets.py",
+        old="        if self.early:",
+        new="        if False:",
+        tests=(
+            "tests/distributed/test_grad_buckets.py::test_the_first_bucket_leaves_before_the_last_gradient_is_there",
+        ),
+    ),
+    Mutation(
+        "buckets-hold-what-came-in-its-own-order",
+        "tensor3d/distributed/grad_buckets.py",
+        old="for place in sorted(by_place)]",
+        new="for place in by_place]",
+        tests=("tests/distributed/test_different_parameters.py",),
+    ),
+    Mutation(
+        "buckets-forget-what-was-held-back",
+        "tensor3d/distributed/grad_reducer.py",
+        old="held.gradient + entry.gradient",
+        new="entry.gradient + 0",
+        tests=("tests/distributed/test_grad_buckets.py::test_gradients_are_those_of_one_device",),
     ),
     Mutation(
         "ledger-steps-are-not-guarded",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from tensor3d import CubeShape
 from tools.bench.harness.benchmark import Benchmark, Count, Report, listed
 from tools.bench.harness.figures import (
     Column,
@@ -23,7 +22,7 @@ from tools.bench.harness.figures import (
     times,
 )
 from tools.bench.harness.processes import is_shown, start, take_case_turns
-from tools.bench.vs_pytorch.trial import RIVALS, RankFacts, RivalsTrial, Sizes, What, Work
+from tools.bench.vs_pytorch.trial import RIVALS, RankFacts, RivalsTrial, Sizes, What, Work, copied_cube
 from tools.common.bounds import AtLeast
 
 # --- The figures of `bench rivals`, made of what all ranks noted in all rounds ----------------------------------------
@@ -134,7 +133,7 @@ class RivalsCommand(Sizes, Benchmark[list[str]]):
     """
 
     cubes: str = "2x2x2,1x8x1,8x1x1"
-    """Ours, as XxYxZ,XxYxZ,...; ratios are to the first."""
+    """Ours, as XxYxZ,XxYxZ,...; ratios are to the first. One of fewer ranks is copied over data until all have work."""
     rivals: str = ",".join(RIVALS)
     """PyTorch's, some of tp, fsdp2, tp+fsdp2 and ddp."""
     what: What = "step"
@@ -153,24 +152,19 @@ class RivalsCommand(Sizes, Benchmark[list[str]]):
     def plan(self) -> list[str]:
         """All contenders, our first cube first."""
         work = self.work
-        shapes = [CubeShape.parse(text) for text in dict.fromkeys(self.cubes.split(","))]
-        for shape in shapes:
-            if shape.ranks != self.processes:
-                raise ValueError(
-                    f"cube {shape} has {shape.ranks} ranks, and --processes is {self.processes}. Name cubes of that "
-                    "size, or other --processes."
-                )
-            work.check_cube(shape)
+        cubes = list(dict.fromkeys(self.cubes.split(",")))
+        for text in cubes:
+            work.check_cube(copied_cube(text, self.processes))
         rivals = listed("--rivals", self.rivals, RIVALS)
         for rival in rivals:
             check_rival(rival, work, self.processes, self.tensor_parallel)
-        return [*map(str, shapes), *rivals]
+        return [*cubes, *rivals]
 
     def measure(self, plan: list[str]) -> Report:
         counts, work = deal(self.steps, self.rounds), self.work
         make = partial(RivalsTrial, work=work, names=plan, tensor_size=self.tensor_parallel, warmup=self.warmup)
         with ExitStack() as stack:
-            (part,) = start([CubeShape.parse(plan[0])], make, stack)
+            (part,) = start([copied_cube(plan[0], self.processes)], make, stack)
             shown = is_shown()
             turns = take_case_turns(part, {name: (name,) for name in plan}, counts, shown=shown)
             facts = part.call(RivalsTrial.get_facts)

@@ -122,9 +122,14 @@ def _wholes(name: str) -> Callable[[Mapping[str, Any], int], int]:
 
 
 def _sums(name: str) -> Callable[[Mapping[str, Any], int], int]:
-    return lambda given, members: sum(
-        2 * (members - 1) * -(-tensor.numel() // members) * tensor.element_size() for tensor in _tensors(given[name])
-    )
+    """Of tensors of one type, as if they lay end to end."""
+
+    def received(given: Mapping[str, Any], members: int) -> int:
+        tensors = _tensors(given[name])
+        elements = sum(tensor.numel() for tensor in tensors)
+        return 2 * (members - 1) * -(-elements // members) * tensors[0].element_size()
+
+    return received
 
 
 def _exchanged(given: Mapping[str, Any], members: int) -> int:

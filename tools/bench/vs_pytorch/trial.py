@@ -429,5 +429,20 @@ def resting_bytes(contender: Implementation) -> int:
 
 
 def _cube(name: str, device: torch.device) -> Cube:
-    shape = CubeShape.parse(name)
-    return Cube(shape.x, shape.y, shape.z, device=device)
+    shape = copied_cube(name, dist.get_world_size())
+    return Cube(shape.x, shape.y, shape.z, shape.data, device=device)
+
+
+def copied_cube(text: str, processes: int) -> CubeShape:
+    """A cube written XxYxZ, as often as there are processes for it.
+
+    Raises:
+        ValueError: they do not divide by its ranks.
+    """
+    ranks = CubeShape.parse(text).ranks
+    if processes % ranks:
+        raise ValueError(
+            f"cube {text} has {ranks} ranks, and --processes is {processes}. Name cubes of that size or a divisor of "
+            "it, or other --processes."
+        )
+    return CubeShape.parse(text, processes // ranks)
