@@ -8,6 +8,6 @@ from unittest.mock import patch
 from tensor3d.distributed import comm_stats
 
 
-def small_buckets() -> Any:
-    """Inside, or in a function that it decorates, a bucket has 64 bytes."""
-    return patch.multiple(comm_stats, _LEAST_BYTES=64, _MOST_BYTES=64)
+def small_buckets(size: int = 64) -> Any:
+    """Inside, or in a function that it decorates, a bucket has `size` bytes."""
+    return patch.multiple(comm_stats, _LEAST_BYTES=size, _MOST_BYTES=size)

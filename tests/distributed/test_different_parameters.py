@@ -89,7 +89,7 @@ def _place(cube: Cube, shape: Shape) -> int:
     return cube.coordinate["data" if shape[3] > 1 else "x"]
 
 
-@small_buckets()
+@small_buckets(96)  # 12 elements: most hold parts of two parameters
 def _summed(shape: Shape) -> dict[str, float]:
     """Of all trials of a shape, one after another with one model: the worst error."""
     torch.set_default_dtype(torch.float64)
