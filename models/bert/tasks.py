@@ -24,6 +24,7 @@ from tensor3d.data.packed_batch import IGNORED, PackedBatch
 from tensor3d.distributed.collectives import all_gather, all_reduce
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.heads import vocab_topk
+from tensor3d.layers.loss import cross_entropy
 from tensor3d.sharding.activation_layout import gather_plane
 
 
@@ -228,17 +229,42 @@ def likely_pieces(model: BertForPreTraining, texts: Sequence[EncodedText], k: in
         ValueError: no place is masked, or k is below 1 or above the vocabulary.
     """
     cube, vocab = model.cube, model.config.vocab
-    if not any(len(text.masked) for text in texts):
-        raise ValueError("no text has a masked place. Got none in the whole batch.")
+    _check_masked(texts)
     laid = collate_texts(texts, cube)
     with _looking(model):
-        h = model.bert(laid.batch)
-        logits = model.masked_lm(h, model.bert.rows_of_heads(laid.batch)[0], model.bert.embeddings.tokens.weight)
-        ids, log_probabilities = vocab_topk(logits, k, vocab, cube)
-        z = cube.axis("z")
-        whole = (all_gather(part, z).wait() for part in (ids, log_probabilities.exp()))
-        pieces, probabilities = (laid.of_masked(part) for part in whole)
-    return pieces, probabilities
+        ids, log_probabilities = vocab_topk(_piece_logits(model, laid), k, vocab, cube)
+        return _of_places(laid, ids, log_probabilities.exp())
+
+
+def piece_losses(model: BertForPreTraining, texts: Sequence[EncodedText]) -> tuple[Tensor, Tensor]:
+    """Of each masked place, text by text: the negative log-likelihood of the piece that stood there (`hidden` of the
+    text), in nats, fp32 at least; and the likeliest piece. Both (places,).
+
+    Raises:
+        ValueError: no place is masked.
+    """
+    _check_masked(texts)
+    laid = collate_texts(texts, model.cube)
+    with _looking(model):
+        labels = local_rows(laid.batch.masked_labels, model.cube)
+        return _of_places(laid, *cross_entropy(_piece_logits(model, laid), labels, model.config.vocab, model.cube))
+
+
+def _check_masked(texts: Sequence[EncodedText]) -> None:
+    if not any(len(text.masked) for text in texts):
+        raise ValueError("no text has a masked place. Got none in the whole batch.")
+
+
+def _piece_logits(model: BertForPreTraining, laid: TextBatch) -> Tensor:
+    """(R/xz, V/y): on face y, of the plane's masked places."""
+    h = model.bert(laid.batch)
+    return model.masked_lm(h, model.bert.rows_of_heads(laid.batch)[0], model.bert.embeddings.tokens.weight)
+
+
+def _of_places(laid: TextBatch, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two values for each of this rank's slots of masked places, as those of all places, text by text."""
+    z = laid.cube.axis("z")
+    return laid.of_masked(all_gather(first, z).wait()), laid.of_masked(all_gather(second, z).wait())
 
 
 def sentence_vectors(model: BertModel, texts: Sequence[EncodedText], pooling: Pooling = "mean") -> Tensor:

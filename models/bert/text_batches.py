@@ -36,6 +36,8 @@ class EncodedText:
     """int64 (tokens,): 0 for the first text of a pair, 1 for the second."""
     masked: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """int64 (masked,): places in the sequence whose pieces are asked for, ascending."""
+    hidden: NDArray[np.int64] | None = None
+    """int64 (masked,): what stood there, where that is to be compared."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -212,6 +214,8 @@ def _pack(texts: Sequence[EncodedText]) -> Pack:
         types=np.concatenate([text.types for text in texts]).astype(np.int64),
         lengths=lengths,
         masked=together,
-        masked_labels=np.zeros_like(together),
+        masked_labels=np.concatenate(
+            [np.zeros_like(text.masked) if text.hidden is None else text.hidden for text in texts]
+        ).astype(np.int64),
         next_labels=np.zeros_like(lengths),
     )

@@ -30,7 +30,7 @@ from tools.predict.outputs import (
     ResultWriter,
 )
 from tools.predict.predictor import OnError, Predictor, StopError, load
-from tools.predict.results import Tagged
+from tools.predict.results import Scored, Tagged
 from tools.predict.stream import IDLE, Block, ListInput, Source, StreamInput, StreamStats, blocks_of
 from tools.predict.tasks import TaskName
 from tools.predict.text_encoder import TooLong
@@ -212,6 +212,32 @@ class FillMaskCommand(PredictCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoreCommand(PredictCommand):
+    """How likely a text is to a masked language model: each of its pieces is hidden in turn (pseudo-log-likelihood).
+
+    {"text": ...} to {"score", "tokens", "perplexity", "accuracy"}; over all texts on standard error
+    """
+
+    task = "score"
+    masked_share: float | None = None
+    """Hide this share of a text's pieces at once instead, as in pre-training: one pass a text, the masked-LM loss."""
+    seed: int = 0
+    """Of the draw of places with --masked-share."""
+    pieces: bool = False
+    """JSON has each hidden piece with its log-probability, too."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"masked_share": self.masked_share, "seed": self.seed}
+
+    def _output(self, files: ExitStack, predictor: Predictor[Any]) -> ResultWriter:
+        if not self.pieces or (self.texts and not self.json and self.output is None):
+            return super()._output(files, predictor)
+        file = sys.stdout.buffer if self.output is None else files.enter_context(draft(self.output))
+        return JsonOutput(file, Scored.with_pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassifyCommand(PredictCommand):
     """The class of a text or a pair, or its number, by a fine-tuned model.
 
@@ -309,7 +335,7 @@ class EmbedCommand(PredictCommand):
         return super()._output(files, predictor)
 
 
-# --- `python -m tools.predict fill-mask|classify|answer|tag|embed MODEL [TEXT ...] [OPTIONS]` -------------------------
+# --- `python -m tools.predict fill-mask|score|classify|answer|tag|embed MODEL [TEXT ...] [OPTIONS]` -------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -319,13 +345,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tools.predict",
         {
             "fill-mask": FillMaskCommand,
+            "score": ScoreCommand,
             "classify": ClassifyCommand,
             "answer": AnswerCommand,
             "tag": TagCommand,
             "embed": EmbedCommand,
         },
         arguments,
-        "Ask a trained model: pieces for masks, classes, answers, tags, vectors.",
+        "Ask a trained model: pieces for masks, scores of texts, classes, answers, tags, vectors.",
     )
 
 

@@ -23,7 +23,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.corpus.tokenizers.base import InTexts
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.predict.inputs import InputProblem, Query, query_of
-from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Tagged, Valued
+from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Scored, Tagged, Valued
 from tools.predict.sentence_folder import sentence_settings
 from tools.predict.tasks import Classify, ClassProblem, Embed, FillMask, PredictTask, Ready, TaskName, names_of
 from tools.predict.text_encoder import TextEncoder, TooLong, check_types
@@ -166,6 +166,7 @@ def _even(tokens: Sequence[int], most: int) -> list[tuple[int, int]]:
 
 _HEADS: dict[str, tuple[str, ...]] = {
     "fill-mask": ("masked_lm",),
+    "score": ("masked_lm",),
     "classify": ("pooler", "classifier"),
     "answer": ("answers",),
     "tag": ("tags",),
@@ -179,8 +180,10 @@ _READ = frozenset(
     )
 )
 """Classes of the transformers library whose heads are read."""
+_LANGUAGE = "python -m tools.pretrain RECIPE.toml --output DIR; or take a Hugging Face folder of BertForMaskedLM"
 _MAKERS = {
-    "fill-mask": "python -m tools.pretrain RECIPE.toml --output DIR; or take a Hugging Face folder of BertForMaskedLM",
+    "fill-mask": _LANGUAGE,
+    "score": _LANGUAGE,
     "classify": "python -m tools.finetune classify RECIPE.toml (or regress)",
     "answer": "python -m tools.finetune answer RECIPE.toml",
     "tag": "python -m tools.finetune tag RECIPE.toml; or take a Hugging Face folder of BertForTokenClassification",
@@ -201,6 +204,19 @@ def load(
     special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Filled]: ...
+@overload
+def load(
+    folder: Path | str,
+    task: Literal["score"],
+    *,
+    cube: Cube | None = None,
+    masked_share: float | None = None,
+    seed: int = 0,
+    max_length: int | None = None,
+    too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
+    batch_tokens: int | None = None,
+) -> Predictor[Scored]: ...
 @overload
 def load(
     folder: Path | str,
@@ -255,6 +271,8 @@ def load(
     *,
     cube: Cube | None = None,
     k: int = 5,
+    masked_share: float | None = None,
+    seed: int = 0,
     pooling: Pooling | None = None,
     normalize: bool = False,
     max_length: int | None = None,
@@ -268,6 +286,8 @@ def load(
     *,
     cube: Cube | None = None,
     k: int = 5,
+    masked_share: float | None = None,
+    seed: int = 0,
     pooling: Pooling | None = None,
     normalize: bool = False,
     max_length: int | None = None,
@@ -279,10 +299,12 @@ def load(
 
     Args:
         folder: a model folder, a run of `tools.pretrain` or one of its checkpoints, or a Hugging Face folder.
-        task: "fill-mask", "classify" (also for models that give several labels, or a number), "answer", "tag" or
-            "embed".
+        task: "fill-mask", "score", "classify" (also for models that give several labels, or a number), "answer", "tag"
+            or "embed".
         cube: where the model is to lie. Default: this process alone.
         k: of fill-mask, pieces for a mask; of answer, answers to a question.
+        masked_share: of score, the share of a text's pieces that is hidden at once, drawn by `seed`. Default: each is
+            hidden in turn.
         pooling: of embed, "mean" over tokens, "cls", "max" or "mean_sqrt_len". Default: as the folder's modules.json
             (sentence-transformers) has it, else "mean".
         normalize: of embed: whether vectors have length 1, also where the folder does not ask for it.
@@ -351,11 +373,17 @@ def load(
         weights.fill(tags, cube)
         return Predictor(Tag(tags, tokenizer, names, of_tags, batch_tokens, too_long), batch_tokens)
     reader = TextEncoder(tokenizer, length, too_long)
-    if task == "fill-mask":
+    if task in ("fill-mask", "score"):
+        # Imported here: it builds on this package's other tasks.
+        from tools.predict.score import Score
+
         with cube.skip_init():
             language = BertForPreTraining(config, cube)
         weights.fill(language, cube)
-        made = FillMask(language, reader, k)
+        if task == "score":
+            made = Score(language, reader, batch_tokens, masked_share, seed)
+        else:
+            made = FillMask(language, reader, k)
     elif task == "classify":
         problem = run_on_all_ranks(cube, lambda: _problem(weights))
         assert weights.outputs is not None, "there is a classifier"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+_MOST_NATS = 700.0
+"""Above it the exponential is no number any more."""
 _DIGITS = 8
 """Decimals of a vector's numbers in JSON: an fp32 number near 1 has 7."""
 
@@ -41,6 +44,61 @@ class Filled:
             lines += [f"  mask {number}:"] if len(self.masks) > 1 else []
             lines += [f"  {found.probability:7.2%}  {found.piece}" for found in pieces]
         return lines
+
+
+def perplexity_of(loss: float) -> float:
+    """Of the mean loss of a piece, in nats."""
+    return math.exp(min(loss, _MOST_NATS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredPiece:
+    """A piece of a text that was hidden from the model."""
+
+    piece: str
+    """As the vocabulary has it."""
+    log_probability: float
+    """nats"""
+    likeliest: bool
+    """Whether the model would have guessed it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """How likely a text is to a model that sees it with pieces hidden (Salazar et al. 2020)."""
+
+    pieces: tuple[ScoredPiece, ...]
+    """Those that were hidden, in their order."""
+
+    @property
+    def score(self) -> float:
+        """The sum of the log-probabilities, in nats: the pseudo-log-likelihood where every piece was hidden in turn."""
+        return math.fsum(piece.log_probability for piece in self.pieces)
+
+    @property
+    def perplexity(self) -> float:
+        return perplexity_of(-self.score / len(self.pieces))
+
+    @property
+    def accuracy(self) -> float:
+        """The share of the pieces that the model would have guessed."""
+        return sum(piece.likeliest for piece in self.pieces) / len(self.pieces)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "score": self.score,
+            "tokens": len(self.pieces),
+            "perplexity": self.perplexity,
+            "accuracy": self.accuracy,
+        }
+
+    def with_pieces(self) -> dict[str, Any]:
+        return {**self.as_json(), "pieces": [asdict(piece) for piece in self.pieces]}
+
+    def in_words(self) -> list[str]:
+        head = f"{self.score:.3f} nats, perplexity {self.perplexity:,.2f}, {self.accuracy:.1%} guessed"
+        shown = [f"  {math.exp(each.log_probability):7.2%}  {each.piece}" for each in self.pieces]
+        return [head, *shown]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,4 +233,4 @@ class Embedded:
         return [" ".join(f"{value:.4f}" for value in self.vector.tolist())]
 
 
-Result = Filled | Classified | Labelled | Valued | Answered | Tagged | Embedded
+Result = Filled | Scored | Classified | Labelled | Valued | Answered | Tagged | Embedded

@@ -43,7 +43,7 @@ class StreamStats:
             f"{texts}, {self._predictor.truncated:,} truncated, {self._skipped:,} skipped, "
             + (f"{named:,} with the name of a special token (--special-tokens), " if named else "")
             + f"{seconds:.2f} s, {self._texts / seconds:,.1f} texts/s, "
-            f"{self._predictor.tokens / seconds:,.0f} tokens/s"
+            f"{self._predictor.tokens / seconds:,.0f} tokens/s{self._predictor.task.findings}"
         )
 
 

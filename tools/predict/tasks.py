@@ -49,7 +49,7 @@ from tools.squad.windows import parts_of
 from tools.tagging.schemes import OUTSIDE, entities
 from tools.tagging.windows import Pieces, TagSettings, WordTags, WordText, cut, tag_texts
 
-TaskName = Literal["fill-mask", "classify", "answer", "tag", "embed"]
+TaskName = Literal["fill-mask", "score", "classify", "answer", "tag", "embed"]
 ClassProblem = Literal["classify", "labels", "regress"]
 P = TypeVar("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -74,6 +74,11 @@ class PredictTask(ABC, Generic[P, R_co]):
     """Texts so far of which a part was left out."""
     named: int = 0
     """Texts so far with the name of a special token in them."""
+
+    @property
+    def findings(self) -> str:
+        """What is to be told at the end of all texts, behind what else is."""
+        return ""
 
     @abstractmethod
     def ready(self, queries: Sequence[Query]) -> list[Ready[P] | InputProblem]:

@@ -5,6 +5,7 @@ The twins are written here in plain PyTorch, on each text alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from models.bert.tasks import (
     BertForTokenClassification,
     class_logits,
     likely_pieces,
+    piece_losses,
     sentence_vectors,
     span_logits,
     tag_logits,
@@ -164,7 +166,15 @@ def said_errors(shape: Shape) -> dict[str, float]:
             logits.append(found.detach())
     best = torch.cat(logits).softmax(1).topk(40)
     assert torch.equal(ids, best.indices)
-    return vectors | {"probabilities": error(probabilities, best.values)}
+    told = torch.cat(logits).log_softmax(1)
+    # Every other place is to hold what the model guesses there.
+    hidden = torch.where(torch.arange(len(told)) % 2 == 0, told.argmax(1), torch.arange(len(told)) % VOCAB)
+    ends = np.cumsum([len(text.masked) for text in texts])[:-1]
+    parts = np.split(hidden.numpy(), ends)
+    losses, guessed = piece_losses(model, [replace(text, hidden=part) for text, part in zip(texts, parts, strict=True)])
+    assert torch.equal(guessed, told.argmax(1))
+    wanted = -told[torch.arange(len(told)), hidden]
+    return vectors | {"probabilities": error(probabilities, best.values), "losses": error(losses, wanted)}
 
 
 def all_errors(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
@@ -230,6 +240,8 @@ def test_asking_for_pieces_where_nothing_is_masked_is_refused() -> None:
     model = BertForPreTraining(CONFIG, cube)
     with pytest.raises(ValueError, match="masked place"):
         likely_pieces(model, some_texts(1), 5)
+    with pytest.raises(ValueError, match="no text has a masked place"):
+        piece_losses(model, some_texts(1))
     masked = [text for text in some_texts(6) if len(text.masked)]
     for k in (0, VOCAB + 1):
         with pytest.raises(ValueError, match="k must lie between 1 and the vocabulary of 67"):

@@ -172,4 +172,18 @@ MUTATIONS = (
         new="float(odds[order[place - 2]]) if place else 0.0",
         tests=(SQUAD,),
     ),
+    Mutation(
+        "score-hides-the-end-too",
+        "tools/predict/score.py",
+        old="np.arange(1, len(text.ids) - 1)",
+        new="np.arange(1, len(text.ids))",
+        tests=("tests/tools/predict/test_score.py",),
+    ),
+    Mutation(
+        "score-perplexity-of-the-sum",
+        "tools/predict/score.py",
+        old="loss = math.fsum(self._losses) / self._pieces",
+        new="loss = math.fsum(self._losses)",
+        tests=("tests/tools/predict/test_score.py",),
+    ),
 )
