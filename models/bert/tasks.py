@@ -66,21 +66,41 @@ class BertForSequenceClassification(PretrainedClassifier):
         """(C/xz, c), fp32 at least: those of this rank's slots on face y, the same on all members of y."""
         return self.classifier(self.dropout(self.pooler(self.bert(batch), batch.first)))
 
-    def forward(self, batch: PackedBatch, labels: Tensor, texts: int) -> Tensor:
+    def forward(
+        self,
+        batch: PackedBatch,
+        labels: Tensor,
+        texts: float,
+        *,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         """The loss of one micro-batch as its part of a step, the same on every rank.
 
         Args:
-            labels: (C,) of the plane's slots. Whole numbers are classes, -100 where unused, and the loss is
-                cross-entropy; others are what is to be met, nan where unused, and the loss is the square of the error.
-            texts: of the whole step, all planes and micro-batches.
+            labels: of the plane's slots. (C,) whole numbers are classes, -100 where unused, and the loss is
+                cross-entropy; (C,) others are what is to be met, nan where unused, and the loss is the square of the
+                error; (C, c) say of each class whether it holds, 1 or 0, nan where unused, and the loss is the mean of
+                the binary cross-entropies.
+            texts: of the whole step, all planes and micro-batches; with weights of classes the sum of those of their
+                classes.
+            weights: (c,) of classes, or, for labels (C, c), of those that hold (`pos_weight`).
+            smoothing: share of a label that is spread evenly over the classes, or over holding and not.
         """
         logits = self.logits(batch)
         labels = local_rows(labels, self.cube)
-        if labels.is_floating_point():
+        if labels.dim() == 2:
+            used = ~labels.isnan()
+            smooth = labels.nan_to_num() * (1 - smoothing) + smoothing / 2
+            each = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=weights, reduction="none")
+            losses = torch.where(used, each, 0.0).sum() / self.outputs
+        elif labels.is_floating_point():
             errors = torch.where(labels.isnan(), 0.0, logits[:, 0] - labels.nan_to_num())
             losses = errors.square().sum()
         else:
-            losses = F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+            losses = F.cross_entropy(
+                logits, labels, weights, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
+            )
         return all_reduce_replicated(losses / texts, self.cube.over("data", "x", "z"))
 
 

@@ -14,11 +14,12 @@ from tools.common.log import lasting_streams
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
 from tools.finetune.job import FinetuneCommand
+from tools.finetune.labels_task import classify_task
 from tools.finetune.qa_task import AnswerData, AnswerTask
 from tools.finetune.seed_sweep import finetune
 from tools.finetune.tag_data import TagData
 from tools.finetune.tag_task import TagTask
-from tools.finetune.tasks import ClassifyTask, RegressTask
+from tools.finetune.tasks import RegressTask
 from tools.training.config import with_new_names
 
 # --- `classify` and `regress` as commands -----------------------------------------------------------------------------
@@ -40,9 +41,9 @@ class _TextCommand(FinetuneCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyCommand(_TextCommand):
-    """Learn classes of texts or pairs."""
+    """Learn classes of texts or pairs, one each or (data.multi_label) any number."""
 
-    task, task_class = "classify", ClassifyTask
+    task, task_class = "classify", staticmethod(classify_task)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ def read_rows(
     header: bool = True,
     quotes: Quotes = "auto",
     skip: bool = False,
+    separator: str | None = None,
 ) -> Iterator[Row]:
     """The rows of a UTF-8 file. Empty lines at its end are passed over; any other one would be a row of nothing.
 
@@ -57,6 +58,7 @@ def read_rows(
         header: whether the first line of TSV or CSV names the columns.
         quotes: whether a value in double quotes may hold separators and line ends. "auto": in CSV, but not in TSV.
         skip: leave out rows with more or fewer columns than the first.
+        separator: what joins the texts of a JSON list. None: a list is refused.
 
     Raises:
         ValueError: of the file, naming it and the line: it does not exist, is not UTF-8, a column is missing or there
@@ -68,10 +70,10 @@ def read_rows(
     if kind is None:
         raise ValueError(f'{path} does not say by its suffix what it is. Set data.format to "tsv", "csv" or "jsonl".')
     if kind == "jsonl":
-        return _objects(path, columns)
+        return _objects(path, columns, separator)
     quoted = kind == "csv" if quotes == "auto" else quotes == "yes"
-    separator = "\t" if kind == "tsv" else ","
-    lines = _quoted(path, separator) if quoted else _plain(path, separator)
+    mark = "\t" if kind == "tsv" else ","
+    lines = _quoted(path, mark) if quoted else _plain(path, mark)
     return _table(path, columns, _without_end(lines, [""]), header, skip)
 
 
@@ -141,7 +143,7 @@ def _place(path: Path, column: Column, names: Sequence[str], width: int) -> int:
     return names.index(column)
 
 
-def _objects(path: Path, columns: Sequence[Column]) -> Iterator[Row]:
+def _objects(path: Path, columns: Sequence[Column], separator: str | None) -> Iterator[Row]:
     lines = ((number, line.strip()) for number, line in enumerate(read_lines(path), start=1))
     for number, (place, line) in enumerate(_without_end(lines, "")):
         where = f"{path} line {place}"
@@ -154,13 +156,19 @@ def _objects(path: Path, columns: Sequence[Column]) -> Iterator[Row]:
         missing = next((column for column in columns if column not in row), None)
         if missing is not None:
             raise ValueError(f"{where}: it has no key {missing!r}. It has {', '.join(map(repr, row))}.")
-        yield Row(
-            where=where, number=number, values={column: _text_of(row[column], where, column) for column in columns}
-        )
+        values = {column: _text_of(row[column], where, column, separator) for column in columns}
+        yield Row(where=where, number=number, values=values)
 
 
-def _text_of(value: Any, where: str, column: Column) -> str | None:
+def _text_of(value: Any, where: str, column: Column, separator: str | None) -> str | None:
     """Labels are often numbers or truth values in JSON."""
+    if isinstance(value, list) and separator is not None:
+        parts = [_text_of(part, where, column, None) or "" for part in value]
+        if wrong := next((part for part in parts if separator in part or not part.strip()), None):
+            raise ValueError(f"{where}: a label has data.separator, {separator!r}, in it. Set another. Got {wrong!r}.")
+        if "" in (part.strip() for part in parts):
+            raise ValueError(f"{where}: {column!r} has an empty label. Got {value!r}.")
+        return separator.join(parts)
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool | int | float):
@@ -174,6 +182,8 @@ def _text_of(value: Any, where: str, column: Column) -> str | None:
 # classes, and the model sees what comes after them. Everybody with the same Python has the same task.
 
 FIRST_WORDS = ("If", "Return", "The", "This")
+INNER_WORDS = ("be", "for", "is", "not")
+"""Of the task with several labels: which of these words have been taken out of a sentence?"""
 _DEV_EVERY = 10  # one document in so many
 _WORDS = range(6, 25)
 _prose = re.compile(r"[A-Z][A-Za-z' ,-]*[.]").fullmatch
@@ -188,12 +198,18 @@ def embedded_sentences(part: str) -> Iterator[str]:
                     yield sentence
 
 
-def embedded_rows(part: str) -> Iterator[tuple[str, str, str]]:
-    """Where a row comes from, a sentence without its first word, and that word."""
+def embedded_rows(part: str, separator: str | None = None) -> Iterator[tuple[str, str, str]]:
+    """Where a row comes from, a sentence without its first word, and that word. With a separator: a sentence without
+    those of INNER_WORDS, and those that it had."""
     for number, sentence in enumerate(embedded_sentences(part)):
+        where = f"embedded {part}, sentence {number}"
         first, rest = sentence.split(maxsplit=1)
-        if first in FIRST_WORDS:
-            yield f"embedded {part}, sentence {number}", rest, first
+        if separator is not None:
+            words = sentence.split()
+            left = [word for word in words if word not in INNER_WORDS]
+            yield where, " ".join(left), separator.join(word for word in INNER_WORDS if word in words)
+        elif first in FIRST_WORDS:
+            yield where, rest, first
 
 
 # --- The section `data` of classification and regression --------------------------------------------------------------
@@ -249,6 +265,14 @@ class TextData:
     special_tokens: InTexts = "text"
     """What the name of a special token in a text is, such as [SEP] or [E1]: text, or that token, as the transformers
     library has it. Predictions do the same."""
+    multi_label: bool = False
+    """Several labels may hold for a text, or none: `classify` learns a probability for each, and a threshold on dev."""
+    separator: str = ","
+    """Between the labels of a text, with multi_label; JSON may have a list."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """"balanced": classes count more the fewer texts of the training file have them."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread evenly over the classes while learning, at least 0 and below 1."""
     bad: Literal["refuse", "skip"] = "refuse"
     """What becomes of a row of train or dev with too many or too few columns, no text or no label: an error, or it is
     left out and counted."""
@@ -262,6 +286,13 @@ class TextData:
         check_bounds(self, "data")
         if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
             raise ValueError(f"data.labels must be different, at least two. Got {list(self.labels)}.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"data.label_smoothing must be at least 0 and below 1. Got {self.label_smoothing}.")
+        if self.multi_label and (not self.separator.strip() or any(self.separator in label for label in self.labels)):
+            raise ValueError(
+                "data.separator must be a mark that is no space and that no label has in it. Got "
+                f"{self.separator!r} and the labels {list(self.labels)}."
+            )
         if any(mark in label for label in self.labels for mark in "\t\r\n"):
             raise ValueError(f"data.labels must have no tab and no line end. Got {list(self.labels)}.")
 
@@ -302,7 +333,8 @@ def read_part(data: TextData, part: str, tokenizer: Tokenizer) -> Labelled:
     columns = _columns(data, part)
     skip = data.bad == "skip" and part != "test"
     found = list(_rows(data, part, columns, skip=skip))
-    rows = [row for row in found if _filled(row, columns)] if skip else found
+    needed = [columns[name] for name in ("text", "text_b", *(() if data.multi_label else ("label",)))]
+    rows = [row for row in found if _filled(row, needed)] if skip else found
     if not rows:
         raise ValueError(f"{getattr(data, part)} has no row. Give a file with at least one.")
     pairs = columns["text_b"] is not None
@@ -337,9 +369,8 @@ def _columns(data: TextData, part: str) -> dict[str, Column | None]:
     return columns
 
 
-def _filled(row: Row, columns: dict[str, Column | None]) -> bool:
+def _filled(row: Row, needed: Sequence[Column | None]) -> bool:
     """Whether the row has its texts and its label."""
-    needed = (columns[name] for name in ("text", "text_b", "label"))
     return all((row.values[column] or "").strip() for column in needed if column is not None)
 
 
@@ -361,11 +392,13 @@ def _rows(data: TextData, part: str, columns: dict[str, Column | None], *, skip:
         names = [column for column in (columns["text"], columns["label"]) if column is not None]
         return (
             Row(where=where, number=number, values=dict(zip(names, values, strict=True)))
-            for number, (where, *values) in enumerate(embedded_rows(part))
+            for number, (where, *values) in enumerate(embedded_rows(part, data.separator if data.multi_label else None))
         )
     header = data.header if part != "test" or data.test_header is None else data.test_header
     needed = [column for column in columns.values() if column is not None]
-    return read_rows(Path(name), needed, format=data.format, header=header, quotes=data.quotes, skip=skip)
+    lists = data.separator if data.multi_label else None
+    how: dict[str, Any] = {"format": data.format, "quotes": data.quotes, "skip": skip, "separator": lists}
+    return read_rows(Path(name), needed, header=header, **how)
 
 
 def _encoded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,8 +35,8 @@ class FinetuneCommand:
 
     task: ClassVar[str]
     """Its name on the command line."""
-    task_class: ClassVar[type[Any]]
-    """A `FinetuneTask`, made of the section `data`, the recipe, a tokenizer and a cube."""
+    task_class: ClassVar[Callable[..., Any]]
+    """Makes a `FinetuneTask` of the section `data`, the recipe, a tokenizer and a cube."""
     recipe_class: ClassVar[type[FinetuneConfig]]
 
     recipe: tyro.conf.Positional[Path]
@@ -136,7 +136,7 @@ def keep_settings(command: FinetuneCommand) -> str | None:
         drop_settings(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
-    elif different := _differences(_read(path), settings):
+    elif different := _differences(_with_defaults(_read(path), command.recipe_class()), settings):
         raise ValueError(
             f"{folder} holds results of other settings: {different[0]}. Choose another --output, or remove the folder."
         )
@@ -184,15 +184,19 @@ def _chosen(folder: Path) -> Path:
 
 def _settings(command: FinetuneCommand, source: Path | None) -> dict[str, Any]:
     """What decides a seed's result. Not the cube, which changes rounding alone, and not which seeds there are."""
-    sections = command.settings.to_dict()
-    for name in ("seeds", "tokens_per_rank"):
-        del sections["run"][name]
     return {
         "task": command.task,
-        **sections,
+        **_sections(command.settings),
         "files": {str(path): _hash(path) for path in command.inputs()},
         "weights": _hash_of_vocab(command.settings.model) if source is None else _hashes_of_model(source),
     }
+
+
+def _sections(recipe: FinetuneConfig) -> dict[str, Any]:
+    sections = recipe.to_dict()
+    for name in ("seeds", "tokens_per_rank"):
+        del sections["run"][name]
+    return sections
 
 
 def _hashes_of_model(source: Path) -> dict[str, str]:
@@ -232,6 +236,15 @@ def _read(path: Path) -> Any:
         return settings
     except ValueError as problem:
         raise ValueError(f"{path} is damaged: {problem}. Choose another --output, or remove the folder.") from None
+
+
+def _with_defaults(there: Any, recipe: FinetuneConfig) -> Any:
+    """With the settings that did not exist when the folder was made, as they are where nobody names them."""
+    if not isinstance(there, dict):
+        return there
+    defaults: Mapping[str, Any] = json.loads(json.dumps(_sections(recipe)))
+    filled = {name: defaults[name] | value for name, value in there.items() if name in defaults and type(value) is dict}
+    return there | filled
 
 
 def _differences(there: Any, here: Any, name: str = "") -> list[str]:

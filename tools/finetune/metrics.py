@@ -7,10 +7,13 @@ mean, as in scikit-learn.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
+Numbers = NDArray[np.generic]
 Classes = NDArray[np.integer]
 
 
@@ -57,6 +60,66 @@ def number_metrics(predicted: Floats, targets: Floats) -> dict[str, float]:
 CLASS_METRICS = ("accuracy", "f1", "accuracy_f1", "matthews")
 """By which a model can be chosen; the first is the default."""
 NUMBER_METRICS = ("pearson_spearman", "pearson", "spearman")
+
+
+LABEL_METRICS = ("micro_f1", "macro_f1", "auc", "average_precision", "accuracy")
+"""The same where several labels may hold."""
+
+
+def label_metrics(probabilities: Floats, targets: Numbers, thresholds: Floats) -> dict[str, float]:
+    """Of N texts with c labels, of which each may hold, (N, c), by scikit-learn. A label holds from its threshold on.
+
+    micro_f1, macro_f1  of all decisions together, and the mean over the labels that hold somewhere or are said to
+    auc                 area under the receiver's curve, the mean over the labels that hold for some texts, not for all
+    average_precision   the mean over the labels that hold somewhere (mAP)
+    accuracy            share of texts all of whose labels are right
+    """
+    rows = of_labels(probabilities, targets, thresholds)
+    means = {name: [row[name] for row in rows if np.isfinite(row[name])] for name in ("f1", "auc", "average_precision")}
+    macro_f1, auc, average = (float(np.mean(values)) if values else 0.0 for values in means.values())
+    said = probabilities >= thresholds
+    micro = _sklearn().f1_score(targets, said, average="micro", zero_division=0)
+    values = (float(micro), macro_f1, auc, average, float((said == targets).all(1).mean()))
+    return dict(zip(LABEL_METRICS, values, strict=True))
+
+
+def of_labels(probabilities: Floats, targets: Numbers, thresholds: Floats) -> list[dict[str, float]]:
+    """Of each label precision, recall, f1, auc, average_precision, and the number of texts that have it; nan where one
+    is not defined."""
+    metrics, rows = _sklearn(), []
+    for chance, holds, least in zip(probabilities.T, targets.T.astype(bool), thresholds, strict=True):
+        precision, recall, f1, _ = metrics.precision_recall_fscore_support(
+            holds, chance >= least, average="binary", zero_division=np.nan
+        )
+        row = {"precision": precision, "recall": recall, "f1": f1, "auc": np.nan, "average_precision": np.nan}
+        if holds.any():
+            row["average_precision"] = metrics.average_precision_score(holds, chance)
+            row["auc"] = np.nan if holds.all() else metrics.roc_auc_score(holds, chance)
+        rows.append({name: float(value) for name, value in row.items()} | {"texts": float(holds.sum())})
+    return rows
+
+
+def fitted_thresholds(probabilities: Floats, targets: Numbers) -> Floats:
+    """(c,): by which each label has its best F1 on these texts, halfway to the next lower probability; of several the
+    highest. A half for a label that no text has."""
+    found = np.full(probabilities.shape[1], 0.5)
+    for label, (chance, holds) in enumerate(zip(probabilities.T.astype(np.float64), targets.T, strict=True)):
+        order = np.argsort(-chance, kind="stable")
+        chance, right = chance[order], np.cumsum(holds[order])
+        ends = np.append(chance[1:] < chance[:-1], True)  # equal ones are on the same side
+        f1 = np.where(ends, 2 * right / (np.arange(1, len(chance) + 1) + right[-1]), 0)
+        if right[-1]:
+            best = int(f1.argmax())
+            found[label] = (chance[best] + (chance[best + 1] if best + 1 < len(chance) else 0.0)) / 2
+    return found
+
+
+def _sklearn() -> Any:
+    try:
+        from sklearn import metrics
+    except ImportError:
+        raise ValueError("data.multi_label needs scikit-learn for its metrics: pip install scikit-learn.") from None
+    return metrics
 
 
 def summary(values: list[float]) -> tuple[float, float | None]:

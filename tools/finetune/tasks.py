@@ -38,8 +38,9 @@ class Example:
     text: EncodedText
     target: Any
     """What the task wants to hear of it."""
-    targets: int = 1
-    """Those that the loss is the mean of: one of a text, or one of each word that has a tag."""
+    targets: float = 1
+    """Those that the loss is the mean of: one of a text, or the weight of its class, or one of each word that has a
+    tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class TaskFacts:
     """What the folder of a fine-tuned model says of its task."""
 
     problem: str
-    """"classify", "regress", "answer" or "tag"."""
+    """"classify", "labels", "regress", "answer" or "tag"."""
     labels: tuple[str, ...] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON: max_length and whatever else predictions need."""
@@ -106,7 +107,7 @@ class FinetuneTask(Protocol):
         """The model, with its head, not yet filled with pre-trained weights."""
         ...
 
-    def loss(self, model: Any, laid: TextBatch, examples: Sequence[Example], targets: int) -> Tensor:
+    def loss(self, model: Any, laid: TextBatch, examples: Sequence[Example], targets: float) -> Tensor:
         """The loss of a micro-batch as its part of a step, the same on every rank.
 
         Args:
@@ -148,8 +149,8 @@ class _Part:
     targets: NDArray[np.generic] | None
 
 
-class _TextTask(ABC):
-    """What both have in common: files, a model with one answer a text, predictions in GLUE's format.
+class TextsTask(ABC):
+    """What they have in common: files, a model with one answer a text, predictions in GLUE's format.
 
     Args:
         metric: by which the best evaluation is known. "": the first of `metrics`.
@@ -162,6 +163,8 @@ class _TextTask(ABC):
     name: str
     unit = "texts"
     metrics: tuple[str, ...]
+    weights: Tensor | None = None
+    """(columns,): of the classes; None: they count alike."""
 
     def __init__(self, data: TextData, recipe: FinetuneConfig, tokenizer: Tokenizer, cube: Cube) -> None:
         metric = recipe.run.metric or self.metrics[0]
@@ -184,7 +187,12 @@ class _TextTask(ABC):
             self.notes += (f"{named:,} texts have the names of special tokens in them, which {how}",)
         self._learn_labels(train)
         targets = self._targets(train)
-        self.train = [Example(text=text, target=target) for text, target in zip(train.texts, targets, strict=True)]
+        counted = self._weigh(targets)
+        """Of each example: how much it counts."""
+        self.train = [
+            Example(text=text, target=target, targets=float(count))
+            for text, target, count in zip(train.texts, targets, counted, strict=True)
+        ]
         self._parts = {"dev": _Part(texts=dev.texts, ids=dev.ids, targets=self._targets(dev))}
         if test is not None:
             known = self._targets(test) if data.test_labels else None
@@ -203,6 +211,10 @@ class _TextTask(ABC):
     @abstractmethod
     def _targets(self, part: Labelled) -> NDArray[Any]:
         """(N,): raises ValueError for a label that is none, naming the line."""
+
+    def _weigh(self, targets: NDArray[Any]) -> NDArray[Any]:
+        """(N,): how much each text to train on counts. Sets `weights`."""
+        return np.ones(len(targets))
 
     @abstractmethod
     def _predicted(self, logits: Tensor) -> NDArray[Any]:
@@ -226,11 +238,13 @@ class _TextTask(ABC):
         )
 
     def loss(
-        self, model: BertForSequenceClassification, laid: TextBatch, examples: Sequence[Example], texts: int
+        self, model: BertForSequenceClassification, laid: TextBatch, examples: Sequence[Example], texts: float
     ) -> Tensor:
         targets = torch.tensor(np.array([example.target for example in examples]))
         fill = torch.nan if targets.is_floating_point() else IGNORED
-        loss: Tensor = model(laid.batch, laid.spread(targets, fill), texts)
+        weights = None if self.weights is None else self.weights.to(self._cube.device)
+        smoothing = self.data.label_smoothing
+        loss: Tensor = model(laid.batch, laid.spread(targets, fill), texts, weights=weights, smoothing=smoothing)
         return loss
 
     @property
@@ -253,7 +267,7 @@ class _TextTask(ABC):
             said = zip(part.ids, best.outputs[name], strict=True)
             lines = [f"{row}\t{self._in_words(value)}" for row, value in said]
             written.append(folder / f"{name}.tsv")
-            run_on_rank0(self._cube, partial(_write, written[-1], lines))
+            run_on_rank0(self._cube, partial(write_table, written[-1], "index\tprediction", lines))
         return written
 
     def outputs(self, model: BertForSequenceClassification, part: str) -> NDArray[Any]:
@@ -263,7 +277,7 @@ class _TextTask(ABC):
         return self._predicted(torch.cat([class_logits(model, texts[some]) for some in parts]))
 
 
-class ClassifyTask(_TextTask):
+class ClassifyTask(TextsTask):
     """One of several classes for each text or pair."""
 
     name, metrics = "classify", CLASS_METRICS
@@ -292,6 +306,16 @@ class ClassifyTask(_TextTask):
                 raise ValueError(f"{where}: the label {label!r} is none of those that are learnt: {known}.")
         return np.array([numbers[label] for label in part.labels if label is not None], dtype=np.int64)
 
+    def _weigh(self, targets: NDArray[Any]) -> NDArray[Any]:
+        """By scikit-learn's rule of "balanced"."""
+        if self.data.class_weights == "none":
+            return super()._weigh(targets)
+        counts = np.bincount(targets, minlength=self.columns)
+        weights = len(targets) / (self.columns * np.maximum(counts, 1))
+        self.weights = torch.tensor(weights, dtype=torch.float32)
+        of_texts: NDArray[Any] = self.weights.numpy()[targets]
+        return of_texts
+
     def _predicted(self, logits: Tensor) -> NDArray[np.int64]:
         classes: NDArray[np.int64] = logits.argmax(1).numpy()
         return classes
@@ -303,7 +327,7 @@ class ClassifyTask(_TextTask):
         return self.labels[predicted]
 
     def facts(self) -> TaskFacts:
-        return TaskFacts(problem="classify", labels=self.labels, more=_settings(self.data))
+        return TaskFacts(problem="classify", labels=self.labels, more=settings_of(self.data))
 
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
@@ -320,7 +344,7 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda label: (natural[label], label)))
 
 
-class RegressTask(_TextTask):
+class RegressTask(TextsTask):
     """A number for each text or pair."""
 
     name, metrics = "regress", NUMBER_METRICS
@@ -329,6 +353,10 @@ class RegressTask(_TextTask):
     def _learn_labels(self, train: Labelled) -> None:
         if self.data.labels:
             raise ValueError(f"data.labels are those of classes, and regression has none. Got {self.data.labels}.")
+        if self.data.multi_label or self.data.class_weights != "none" or self.data.label_smoothing:
+            raise ValueError(
+                "data.multi_label, class_weights and label_smoothing are for classes, and regression has none."
+            )
 
     def _targets(self, part: Labelled) -> NDArray[np.float32]:
         return np.array([_number(*pair) for pair in zip(part.labels, part.where, strict=True)], dtype=np.float32)
@@ -344,10 +372,10 @@ class RegressTask(_TextTask):
         return f"{predicted:.4f}"
 
     def facts(self) -> TaskFacts:
-        return TaskFacts(problem="regress", more=_settings(self.data))
+        return TaskFacts(problem="regress", more=settings_of(self.data))
 
 
-def _settings(data: TextData) -> dict[str, Any]:
+def settings_of(data: TextData) -> dict[str, Any]:
     read = {} if data.special_tokens == "text" else {"special_tokens": data.special_tokens}
     return {"max_length": data.max_length, "pairs": data.text_b is not None, **read}
 
@@ -364,5 +392,5 @@ def _number(text: str | None, where: str) -> float:
     return number
 
 
-def _write(path: Path, lines: Sequence[str]) -> None:
-    write_file(path, "\n".join(["index\tprediction", *lines, ""]))
+def write_table(path: Path, head: str, lines: Sequence[str]) -> None:
+    write_file(path, "\n".join([head, *lines, ""]))

@@ -391,7 +391,8 @@ def load(
             classes = BertForSequenceClassification(config, weights.outputs, cube)
         weights.fill(classes, cube)
         labels = None if problem == "regress" else names_of(weights.labels, weights.outputs)
-        made = Classify(classes, reader, problem, labels, weights.facts.get("pairs"))
+        thresholds = run_on_all_ranks(cube, lambda: _thresholds(weights)) if problem == "labels" else None
+        made = Classify(classes, reader, problem, labels, weights.facts.get("pairs"), thresholds)
     else:
         with cube.skip_init():
             encoder = BertModel(config, cube)
@@ -416,13 +417,24 @@ def _problem(weights: WeightSource) -> ClassProblem:
             )
         return "regress"
     told = (weights.settings or {}).get("problem_type")
-    if told == "multi_label_classification":
+    # Folders that were converted before model.json said it have it in the config.json alone.
+    if weights.problem == "labels" or told == "multi_label_classification":
         return "labels"
     raise ValueError(
         f"{weights.folder} does not tell what its classifier is for: its problem is {weights.problem!r}, and the "
         f"problem_type of its config.json {told!r}. Known there are single_label_classification, "
         "multi_label_classification and regression."
     )
+
+
+def _thresholds(weights: WeightSource) -> tuple[float, ...] | None:
+    """Those that fine-tuning has found on dev."""
+    told = weights.facts.get("thresholds")
+    if told is None:
+        return None
+    if not isinstance(told, list) or len(told) != weights.outputs or not all(type(each) is float for each in told):
+        raise ValueError(f"model.json: facts.thresholds must be {weights.outputs} numbers. Got {told!r:.80}.")
+    return tuple(told)
 
 
 def _with_heads(weights: WeightSource, task: str) -> WeightSource:

@@ -124,14 +124,21 @@ class Labelled:
 
     probabilities: dict[str, float]
     """By label, in the model's order; each between 0 and 1, whatever the others are."""
+    thresholds: dict[str, float] | None = None
+    """By label, as fine-tuning has found them."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Those that are likelier than not, in the model's order."""
-        return tuple(label for label, probability in self.probabilities.items() if probability > 0.5)
+        """Those that reach their thresholds, or are likelier than not where there are none, in the model's order."""
+        least = self.thresholds
+        return tuple(
+            label
+            for label, probability in self.probabilities.items()
+            if (probability > 0.5 if least is None else probability >= least[label])
+        )
 
     def as_json(self) -> dict[str, Any]:
-        return {"labels": list(self.labels), **asdict(self)}
+        return {"labels": list(self.labels), "probabilities": self.probabilities}
 
     def in_words(self) -> list[str]:
         others = sorted(self.probabilities.items(), key=lambda item: -item[1])

@@ -142,6 +142,7 @@ class Classify(TextTask[Classified | Labelled | Valued]):
         problem: what the head is for; "labels": several classes may hold at once, each with a probability of its own.
         labels: names of the classes; None for a model that gives a number.
         pairs: whether the model was fine-tuned on pairs; None: nobody knows, and both are read.
+        thresholds: of "labels": a label holds from this probability on. None: above a half.
 
     Raises:
         ValueError: another number of labels than the model has classes.
@@ -156,11 +157,13 @@ class Classify(TextTask[Classified | Labelled | Valued]):
         problem: ClassProblem,
         labels: Sequence[str] | None,
         pairs: bool | None = None,
+        thresholds: Sequence[float] | None = None,
     ) -> None:
         super().__init__(model, reader)
         if len(labels or ("value",)) != model.outputs:
             raise ValueError(f"a label for each of the model's {model.outputs} outputs is needed. Got {labels}.")
         self.model, self.problem, self.labels = model, problem, tuple(labels or ())
+        self.thresholds = None if thresholds is None else dict(zip(self.labels, thresholds, strict=True))
         if pairs is not None:
             kind = "pairs" if pairs else "single texts"
             self.fields = Fields(
@@ -176,7 +179,7 @@ class Classify(TextTask[Classified | Labelled | Valued]):
         chances = logits.sigmoid() if self.problem == "labels" else logits.softmax(1)
         by_label = [dict(zip(self.labels, of_text, strict=True)) for of_text in chances.tolist()]
         if self.problem == "labels":
-            return [Labelled(probabilities=probabilities) for probabilities in by_label]
+            return [Labelled(probabilities=probabilities, thresholds=self.thresholds) for probabilities in by_label]
         best = logits.argmax(1).tolist()
         return [
             Classified(label=self.labels[number], probabilities=probabilities)

@@ -50,7 +50,11 @@ _FIXED = {
 }
 _TYPES = 2  # of tokens, where a config.json does not say: the library's default
 _OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout")
-_PROBLEMS = {"single_label_classification": "classify", "regression": "regress"}
+_PROBLEMS = {
+    "single_label_classification": "classify",
+    "multi_label_classification": "labels",
+    "regression": "regress",
+}
 
 
 def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
@@ -120,7 +124,7 @@ def architectures_from(settings: Mapping[str, Any], where: Path) -> tuple[str, .
 
 
 def problem_from(settings: Mapping[str, Any], outputs: int, where: Path) -> str | None:
-    """What a classifier is for: "classify", "regress", or None for what is neither (several labels at once)."""
+    """What a classifier is for: "classify", "labels" (any number may hold), "regress", or None for anything else."""
     told = settings.get("problem_type")
     if told is None:
         return "regress" if outputs == 1 else "classify"

@@ -65,12 +65,14 @@ def alone(text: EncodedText) -> TextBatch:
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def classified(model: Any, texts: list[EncodedText], labels: Tensor, fill: float, micro: int) -> Tensor:
+def classified(
+    model: Any, texts: list[EncodedText], labels: Tensor, fill: float, micro: int, counted: float = 0.0, **more: Any
+) -> Tensor:
     """The loss of a step of two micro-batches, the second of which is smaller."""
     parts = []
     for first, last in ((0, micro), (micro, len(texts))):
         laid = collate_texts(texts[first:last], model.cube)
-        parts.append(model(laid.batch, laid.spread(labels[first:last], fill), len(texts)))
+        parts.append(model(laid.batch, laid.spread(labels[first:last], fill), counted or len(texts), **more))
         parts[-1].backward()
     return torch.stack(parts).sum().detach()
 
@@ -88,6 +90,25 @@ def classification_errors(shape: Shape, regression: bool) -> dict[str, float]:
     wanted.backward()
     outputs_error = error(class_logits(model, texts), logits)
     return {"loss": error(loss, wanted), "logits": outputs_error} | gradient_errors(model, twin)
+
+
+def weighted_errors(shape: Shape, several: bool) -> dict[str, float]:
+    """With classes that count differently and labels that are smoothed; or several labels of each text."""
+    _, model, _, twin = make_twins(lambda cube: BertForSequenceClassification(CONFIG, 3, cube), shape)
+    texts, weights, share = some_texts(19), torch.tensor([0.5, 2.0, 1.25]), 0.1
+    logits = torch.cat([twin.logits(alone(text).batch)[:1] for text in texts])
+    classes = torch.arange(len(texts)) % 3
+    if several:
+        labels = (torch.arange(len(texts)).unsqueeze(1) % torch.tensor([2, 3, 5]) == 0).to(weights.dtype)
+        loss = classified(model, texts, labels, torch.nan, 13, weights=weights, smoothing=share)
+        smooth = labels * (1 - share) + share / 2
+        wanted = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=weights)
+    else:
+        counted = float(weights[classes].sum())
+        loss = classified(model, texts, classes, -100, 13, counted, weights=weights, smoothing=share)
+        wanted = F.cross_entropy(logits, classes, weights, label_smoothing=share)
+    wanted.backward()
+    return {"loss": error(loss, wanted)} | gradient_errors(model, twin)
 
 
 def answered(model: Any, texts: list[EncodedText], spans: Tensor, micro: int) -> Tensor:
@@ -182,6 +203,8 @@ def all_errors(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     found = {
         "classes": classification_errors(shape, regression=False),
         "numbers": classification_errors(shape, regression=True),
+        "weighted": weighted_errors(shape, several=False),
+        "labels": weighted_errors(shape, several=True),
         "answers": answering_errors(shape),
         "tags": tagging_errors(shape),
         "said": said_errors(shape),

@@ -186,4 +186,18 @@ MUTATIONS = (
         new="loss = math.fsum(self._losses)",
         tests=("tests/tools/predict/test_score.py",),
     ),
+    Mutation(
+        "labels-threshold-of-the-worst",
+        "tools/finetune/metrics.py",
+        old="best = int(f1.argmax())",
+        new="best = int(f1.argmin())",
+        tests=("tests/tools/finetune/test_labels.py",),
+    ),
+    Mutation(
+        "labels-balanced-by-themselves",
+        "tools/finetune/labels_task.py",
+        old="(len(targets) - holds) / np.maximum(holds, 1)",
+        new="len(targets) / np.maximum(holds, 1)",
+        tests=("tests/tools/finetune/test_labels.py",),
+    ),
 )

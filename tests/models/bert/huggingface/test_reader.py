@@ -166,9 +166,10 @@ def test_regression_has_one_output_and_no_labels(tmp_path: Path) -> None:
     assert loaded(tmp_path, BertForSequenceClassification).outputs == 1
 
 
-def test_several_labels_at_once_are_no_problem_of_ours(tmp_path: Path) -> None:
-    saved(tmp_path, "BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification")
-    assert open_weights(tmp_path).problem is None
+@pytest.mark.parametrize(("told", "problem"), [("multi_label_classification", "labels"), ("ranking", None)])
+def test_what_a_classifier_is_for(tmp_path: Path, told: str, problem: str | None) -> None:
+    saved(tmp_path, "BertForSequenceClassification", num_labels=3, problem_type=told)
+    assert open_weights(tmp_path).problem == problem
 
 
 def test_a_new_classifier_on_a_pretrained_encoder(model: Any, wanted: Tensors, tmp_path: Path) -> None:
