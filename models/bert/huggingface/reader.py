@@ -310,6 +310,13 @@ class HFWeights(WeightSource):
         """The masked-LM head has the embedding's own weight: where the file has another, it must be the same."""
         if "masked_lm.projection.bias" not in used:
             return
+        tied = (self.settings or {}).get("tie_word_embeddings", True)
+        if not tied and param_names.DECODER_WEIGHT not in self._names:
+            raise ValueError(
+                f"{self.folder}: {CONFIG} says that the masked-LM head has a weight of its own (tie_word_embeddings = "
+                f"false), and {param_names.DECODER_WEIGHT} is missing. Get a complete model, leave the head masked_lm "
+                "out (--heads of `python -m tools.convert from-hf`, or Weights.only), or correct the setting."
+            )
         embedding = used["bert.embeddings.tokens.weight"]
         pairs = (
             (param_names.DECODER_WEIGHT, param_names.EMBEDDING, local_slices(embedding, cube)),

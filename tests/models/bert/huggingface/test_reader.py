@@ -262,6 +262,17 @@ def test_an_untied_decoder_that_is_equal(model: Any, wanted: Tensors, tmp_path: 
     assert same(values(loaded(write(tmp_path, with_buffers_and_decoder(tensors_of(model)), settings))), wanted)
 
 
+def test_an_untied_decoder_that_is_missing(model: Any, wanted: Tensors, tmp_path: Path) -> None:
+    """The library draws a new one, and says so."""
+    write(tmp_path, tensors_of(model), {**settings_of(model), "tie_word_embeddings": False})
+    with pytest.raises(ValueError, match=r"decoder\.weight is missing.*leave the head masked_lm out"):
+        loaded(tmp_path)
+    weights, cube = open_weights(tmp_path), Cube.single()
+    encoder = BertModel(weights.config, cube)
+    weights.fill(encoder, cube)
+    assert same(values(encoder), {name[5:]: value for name, value in wanted.items() if name.startswith("bert.")})
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_thirds_of_any_rows_of_qkv(seed: int) -> None:
     random = np.random.default_rng(seed)
