@@ -40,6 +40,8 @@ class ModelSection:
     """What the backward pass computes again instead of keeping it."""
     reshard_after_forward: bool = True
     """Gather inputs and weights again in the backward pass; false keeps them: less traffic, more memory."""
+    frozen_layers: Annotated[int, AtLeast(0)] = 0
+    """Layers, from the first one, that stay as they are, and the embeddings with them. 0: everything is trained."""
 
     def __post_init__(self) -> None:
         if (self.start_from is None) == (self.vocab is None):
@@ -47,6 +49,7 @@ class ModelSection:
                 "model.start_from names a folder with weights and a tokenizer, model.vocab the tokenizer of a model "
                 f"with random weights: give one of them. Got {self.start_from!r} and {self.vocab!r}."
             )
+        check_bounds(self, "model")
         self.changed(PRESETS[self.preset])  # checks the probabilities
 
     def changed(self, config: BertConfig) -> BertConfig:
@@ -61,6 +64,13 @@ class OptimizerSection(OptimizerConfig):
 
     lr: Annotated[float, Positive()] = 5e-5
     """Peak learning rate."""
+    layer_decay: float = 1.0
+    """Factor from each layer's learning rate to that of the one below it: the head has `lr`, the last layer the factor
+    times that, the embeddings least. 1: all have the same."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"optimizer.layer_decay must be above 0 and at most 1. Got {self.layer_decay}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -19,8 +20,9 @@ from tensor3d import Cube, check_parameters
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
 from tensor3d.distributed.seeds import mix
+from tensor3d.optim import AdamW, Lamb
 from tools.common.workers import split
-from tools.finetune.config import FinetuneConfig
+from tools.finetune.config import FinetuneConfig, OptimizerSection
 from tools.finetune.tasks import Evaluation, Example, FinetuneTask
 from tools.training.factory import learning_rate, make_optimizer, make_scaler
 from tools.training.step import PendingStep, StepScalars
@@ -156,11 +158,12 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
         self.model: nn.Module = task.make_model(config, cube)
         self.filled: LoadReport | None = None if weights is None else _for_task(weights, task).fill(self.model, cube)
         """What of the model came from the weights."""
+        _freeze(self.model, config.layers, recipe.model.frozen_layers)
         check_parameters(self.model.parameters(), cube)
         slots, padded = recipe.run.tokens_per_rank * cube.shape.ranks, recipe.run.padding == "padded"
         super().__init__(
             self.model,
-            make_optimizer(self.model, recipe.optimizer, cube, (recipe.optimizer.beta1, recipe.optimizer.beta2)),
+            _make_optimizer(self.model, recipe.optimizer, cube, config.layers),
             make_scaler(recipe, cube),
             cube,
             TextObjective(task, self.model, cube, slots=slots, padded=padded),
@@ -218,6 +221,39 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
         weights_alone = make_optimizer(self.model, self.recipe.optimizer, self.cube, (0.0, 0.0))
         progress = {"seed": self.seed, "metrics": self.best.metrics}
         checkpoints.save(self.state.step, self.model, weights_alone, progress, wait=wait)
+
+
+def depth_of(name: str, layers: int) -> int:
+    """Of a parameter of a model with heads: 0 in the embeddings, 1 in the first layer, and so on; heads come last."""
+    if name.startswith("bert.embeddings."):
+        return 0
+    found = re.match(r"bert\.layers\.(\d+)\.", name)
+    return int(found[1]) + 1 if found else layers + 1
+
+
+def _make_optimizer(model: nn.Module, recipe: OptimizerSection, cube: Cube, layers: int) -> AdamW | Lamb:
+    """With the groups of `make_optimizer` by depth, each of which has a share of the learning rate (`layer_decay`)."""
+    made = make_optimizer(model, recipe, cube, (recipe.beta1, recipe.beta2))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    if recipe.layer_decay == 1:
+        return made
+    groups, made.param_groups[:] = list(made.param_groups), []
+    for group in groups:
+        by_depth: dict[int, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_depth.setdefault(depth_of(names[id(parameter)], layers), []).append(parameter)
+        for depth, some in sorted(by_depth.items()):
+            scale = recipe.layer_decay ** (layers + 1 - depth)
+            made.param_groups.append({**group, "params": some, "lr_scale": scale})
+    return made
+
+
+def _freeze(model: nn.Module, layers: int, frozen: int) -> None:
+    if frozen > layers:
+        raise ValueError(f"model.frozen_layers must be at most {layers}, the model's layers. Got {frozen}.")
+    for name, parameter in model.named_parameters():
+        if frozen and depth_of(name, layers) <= frozen:
+            parameter.requires_grad_(False)
 
 
 def _for_task(weights: WeightSource, task: FinetuneTask) -> WeightSource:

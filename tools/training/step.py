@@ -141,7 +141,7 @@ class TrainingStep(Generic[B]):
     def take(self, step: B, learning_rate: float, stall: float) -> PendingStep[B]:
         """Does a step; its stopwatch has begun before, where the data was waited for."""
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get("lr_scale", 1.0)
         with self._cube.traffic.counting() as traffic:
             sums = self._forward_backward(step)
             self._at(step, "optimizer")

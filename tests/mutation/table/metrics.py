@@ -200,4 +200,11 @@ MUTATIONS = (
         new="len(targets) / np.maximum(holds, 1)",
         tests=("tests/tools/finetune/test_labels.py",),
     ),
+    Mutation(
+        "layer-decay-from-the-bottom",
+        "tools/finetune/trainer.py",
+        old="recipe.layer_decay ** (layers + 1 - depth)",
+        new="recipe.layer_decay**depth",
+        tests=("tests/tools/finetune/test_main.py",),
+    ),
 )

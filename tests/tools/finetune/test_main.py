@@ -15,13 +15,15 @@ import pytest
 import torch
 
 from models.bert.huggingface import open_weights
+from models.bert.tasks import BertForSequenceClassification
+from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.finetune import seed_sweep
 from tools.finetune.__main__ import main
 from tools.finetune.tasks import RegressTask
-from tools.finetune.trainer import epoch_order, steps_of
+from tools.finetune.trainer import depth_of, epoch_order, steps_of
 from tools.training.metrics import run_log
 
 WORDS = ["film", "actor", "plot", "scene", "music", "ending", "the", "a", "very", "was"]
@@ -220,6 +222,51 @@ def test_patience_ends_a_seed(recipe: Path, tmp_path: Path) -> None:
     seed = tmp_path / "run/seed-0"
     assert [record["best"] for record in lines(seed, "evaluation")] == [True, False]
     assert json.loads((seed / "result.json").read_text())["best_step"] == 4
+
+
+def weights_in(seed: Path) -> dict[str, torch.Tensor]:
+    """Of the checkpoint of a seed."""
+    source, cube = open_weights(seed), Cube.single()
+    model = BertForSequenceClassification(source.config, 2, cube)
+    source.fill(model, cube)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+ONE_STEP = ("--run.epochs", "1", "--run.batch", "500", "--optimizer.weight-decay", "0", "--optimizer.clip", "1e9")
+
+
+def test_lower_layers_learn_less_and_frozen_ones_nothing(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Adam's first step is the learning rate, whatever the gradient is."""
+    still = ("--optimizer.lr", "1e-30")
+    assert run(recipe, tmp_path / "still", *ONE_STEP, *still) == 0
+    assert run(recipe, tmp_path / "decay", *ONE_STEP, "--optimizer.layer-decay", "0.5") == 0
+    assert run(recipe, tmp_path / "frozen", *ONE_STEP, "--model.frozen-layers", "1") == 0
+    before, decay, frozen = (weights_in(tmp_path / name / "seed-0") for name in ("still", "decay", "frozen"))
+    layers = open_weights(tmp_path / "still/seed-0").config.layers
+    seen = set()
+    for name, start in before.items():
+        depth = depth_of(name, layers)
+        moved, held = ((other[name] - start).abs().max() for other in (decay, frozen))
+        if moved > 1e-20:  # the bias of keys has no gradient but rounding
+            assert float(moved) == pytest.approx(2e-3 * 0.5 ** (layers + 1 - depth), rel=0.05), name
+            seen.add(depth)
+        assert (held < 1e-20) == (depth <= 1 or moved < 1e-20), name
+    assert seen == set(range(layers + 2))
+    capsys.readouterr()
+    assert run(recipe, tmp_path / "all", "--model.frozen-layers", "3") == 2
+    assert "model.frozen_layers must be at most 2, the model's layers. Got 3" in capsys.readouterr().err
+    assert run(recipe, tmp_path / "all", "--optimizer.layer-decay", "1.5") == 2
+    assert "layer_decay must be above 0 and at most 1. Got 1.5" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_frozen_layers_on_a_cube(recipe: Path, tmp_path: Path) -> None:
+    more = ("--model.frozen-layers", "1", "--optimizer.layer-decay", "0.7")
+    assert run(recipe, tmp_path / "one", *more) == 0
+    assert run_ranks(4, trained, (2, 1, 2, 1), recipe, tmp_path / "cube", *more) == [0] * 4
+    assert losses(tmp_path / "cube/seed-0") == pytest.approx(losses(tmp_path / "one/seed-0"), abs=2e-4)
 
 
 def test_numbers_are_learnt_and_weights_go_on(
