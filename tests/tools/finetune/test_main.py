@@ -257,8 +257,6 @@ def test_lower_layers_learn_less_and_frozen_ones_nothing(
     capsys.readouterr()
     assert run(recipe, tmp_path / "all", "--model.frozen-layers", "3") == 2
     assert "model.frozen_layers must be at most 2, the model's layers. Got 3" in capsys.readouterr().err
-    assert run(recipe, tmp_path / "all", "--optimizer.layer-decay", "1.5") == 2
-    assert "layer_decay must be above 0 and at most 1. Got 1.5" in capsys.readouterr().err
 
 
 @pytest.mark.slow
