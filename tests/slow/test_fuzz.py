@@ -24,11 +24,13 @@ from tensor3d.data import IndexedDataset, IndexedWriter
 from tests.checkpoint.subject import make, step
 from tests.tools.asked import write_models
 from tests.tools.corpus.pipeline_steps import steps, write_input
+from tests.tools.finetune.tables import save_dataset, write_parquet
 from tools.corpus.__main__ import main as corpus
 from tools.corpus.inspect.command import inspect
 from tools.corpus.inspect.report import InspectOptions
 from tools.corpus.tokenizers.export import write_tokenizer
 from tools.corpus.training_corpus import open_corpus
+from tools.finetune.rows import read_rows
 from tools.finetune.tag_data import TagData, Told, checked, read_sentences, scheme_of
 from tools.packing.histogram import read_histogram
 from tools.predict import load
@@ -261,10 +263,24 @@ def of_single_files(folder: Path) -> dict[str, Target]:
     }
 
 
+def of_tables(folder: Path) -> dict[str, Target]:
+    path, saved = write_parquet(folder / "rows.parquet"), save_dataset(folder / "dataset")
+    columns = ("text", "label", "tags")
+
+    def rows(of: Path) -> list[object]:
+        return list(read_rows(of, columns, separator=","))
+
+    files = {"data": "data-00000-of-00002.arrow", "state": "state.json", "info": "dataset_info.json"}
+    return {
+        "parquet": Target(path=path, read=lambda: rows(path)),
+        **{f"dataset {name}": Target(path=saved / file, read=lambda: rows(saved)) for name, file in files.items()},
+    }
+
+
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     found: dict[str, Target] = {}
-    for make_targets in (of_checkpoint, of_models, of_corpus, of_single_files):
+    for make_targets in (of_checkpoint, of_models, of_corpus, of_single_files, of_tables):
         found |= make_targets(tmp_path_factory.mktemp(make_targets.__name__))
     return found
 
@@ -279,8 +295,8 @@ DAMAGE: dict[str, Callable[[Random, bytes], bytes]] = {
     **dict.fromkeys((f"{name} step.json" for name in ("documents", "tokenizer", "ids", "samples")), of_json),
     **dict.fromkeys((f"training {name}.json" for name in ("step", "plan", "histogram")), of_json),
     **dict.fromkeys(("rank-00000.safetensors", "library weights"), of_safetensors),
-    **dict.fromkeys(("tags", "spans"), of_json),
-    **dict.fromkeys(("index", "tag columns", "tag rows"), damaged),
+    **dict.fromkeys(("tags", "spans", "dataset state", "dataset info"), of_json),
+    **dict.fromkeys(("index", "tag columns", "tag rows", "parquet", "dataset data"), damaged),
     "recipe": of_toml,
 }
 

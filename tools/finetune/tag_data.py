@@ -14,7 +14,8 @@ import numpy as np
 from tools.common.files import parsed_json
 from tools.corpus.quick.text_sources import read_lines
 from tools.corpus.tokenizers.base import InTexts
-from tools.finetune.data import EMBEDDED, Column, embedded_sentences, read_rows
+from tools.finetune.data import EMBEDDED, embedded_sentences
+from tools.finetune.rows import Column, read_rows
 from tools.predict.inputs import check_words, is_unicode
 from tools.tagging.schemes import OUTSIDE, Entity, Scheme, detect_scheme, entities, has_prefix, repaired, tags_of
 from tools.tagging.windows import TagSettings, WordText

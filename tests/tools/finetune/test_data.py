@@ -13,7 +13,8 @@ from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import RunSection
-from tools.finetune.data import Column, TextData, read_part, read_rows
+from tools.finetune.data import TextData, read_part
+from tools.finetune.rows import Column, read_rows
 from tools.finetune.tasks import ClassifyTask, RegressTask, in_order
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", '"', "the"]

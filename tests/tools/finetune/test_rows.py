@@ -1,0 +1,83 @@
+"""Parquet files and saved datasets as input of fine-tuning, and what is refused of them."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools.finetune.tables import ROWS, save_dataset, write_parquet
+from tools.finetune.data import TextData
+from tools.finetune.rows import read_rows
+
+
+def read(path: Path, *columns: str, **options: Any) -> list[list[str | None]]:
+    return [[row.values[column] for column in columns] for row in read_rows(path, columns, **options)]
+
+
+def test_write_parquet(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet")
+    assert read(path, "text", "label") == [["good film", "1"], [None, "0"], ["bad", "-1"]]
+    assert read(path, "tags", separator="|") == [["a|b"], [""], ["c"]]
+    assert [(row.where, row.number) for row in read_rows(path, ["text"])][2] == (f"{path} row 2", 2)
+    assert read(path.rename(tmp_path / "b"), "label", format="parquet") == [["1"], ["0"], ["-1"]]
+
+
+def test_a_saved_dataset_with_the_names_of_its_classes(tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path / "train")
+    assert read(folder, "text", "label") == [["good film", "pos"], [None, "neg"], ["bad", None]]
+    (folder / "dataset_info.json").unlink()
+    assert read(folder, "label") == [["1"], ["0"], ["-1"]]
+    data = TextData(train=str(folder), dev=str(write_parquet(tmp_path / "dev.parquet")))
+    assert [path.name for path in data.files()] == [
+        *("data-00000-of-00002.arrow", "data-00001-of-00002.arrow", "state.json", "dev.parquet"),
+    ]
+
+
+def test_what_cannot_be_read_of_write_parquet(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", day=[date(2020, 1, 1)] * 3)
+    for columns, message in (
+        (["words"], r"a\.parquet has no column 'words'\. It has 'text', 'label', 'tags', 'day'"),
+        ([1], "has no column 1"),
+        (["day"], r"a\.parquet row 0: 'day' must be a text or a number"),
+        (["tags"], r"row 0: 'tags' must be a text or a number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(read_rows(path, columns))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"a\.parquet is damaged, or not what it should be"):
+        read(path, "text")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"_indices_data_files": [{"filename": "indices.arrow"}]}, r"selection.*flatten_indices"),
+        ({"_data_files": None}, r"state\.json names no files of data"),
+        ({"_data_files": [{"filename": "gone.arrow"}]}, r"train is damaged, or not.*gone\.arrow"),
+    ],
+)
+def test_what_no_dataset_is(tmp_path: Path, state: dict[str, Any], message: str) -> None:
+    folder = save_dataset(tmp_path / "train", **state)
+    with pytest.raises(ValueError, match=message):
+        read(folder, "text")
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a folder without state\.json"):
+        read(tmp_path, "text")
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(ValueError, match=rf"Give one of them: {tmp_path}/train, {tmp_path}/test"):
+        read(tmp_path, "text")
+    (tmp_path / "dataset_dict.json").write_text("[")
+    with pytest.raises(ValueError, match=r"dataset_dict\.json is no JSON"):
+        read(tmp_path, "text")
+    with pytest.raises(ValueError, match=r"row 0: classes have numbers below 2.*Got 7"):
+        read(save_dataset(tmp_path / "odd", {**ROWS, "label": [7, 0, 1]}), "label")
+    damaged = save_dataset(tmp_path / "damaged")
+    file = damaged / "data-00001-of-00002.arrow"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match="damaged is damaged, or not what it should be"):
+        read(damaged, "text")

@@ -1,0 +1,303 @@
+"""Rows of files: TSV, CSV, JSON lines, Parquet and saved datasets, with the place of each for messages."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from tools.common.files import parsed_json, read_file
+from tools.corpus.quick.text_sources import read_lines
+
+T = TypeVar("T")
+Format = Literal["auto", "tsv", "csv", "jsonl", "parquet"]
+Quotes = Literal["auto", "yes", "no"]
+Column = int | str
+"""By its name in the header, or by its number, from 1."""
+_FORMATS: Mapping[str, Format] = {
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of a file."""
+
+    where: str
+    """File and line, as messages name it."""
+    number: int
+    """Rows of the file before it, those that are left out included."""
+    values: Mapping[Column, str | None]
+    """Those of the columns that were asked for. None: JSON's null."""
+
+
+def read_rows(
+    path: Path,
+    columns: Sequence[Column],
+    *,
+    format: Format = "auto",
+    header: bool = True,
+    quotes: Quotes = "auto",
+    skip: bool = False,
+    separator: str | None = None,
+) -> Iterator[Row]:
+    """The rows of a UTF-8 file, or of a folder that the library datasets has saved (`save_to_disk`). Empty lines at a
+    file's end are passed over; any other one would be a row of nothing.
+
+    Args:
+        columns: those that are needed; by number alone where there is no header, by name alone but in TSV and CSV.
+        format: "auto": by the file's suffix.
+        header: whether the first line of TSV or CSV names the columns.
+        quotes: whether a value in double quotes may hold separators and line ends. "auto": in CSV, but not in TSV.
+        skip: leave out rows with more or fewer columns than the first.
+        separator: what joins the texts of a JSON list. None: a list is refused.
+
+    Raises:
+        ValueError: of the file, naming it and the line: it does not exist, is not UTF-8, a column is missing or there
+            twice, a row has more or fewer columns than the first, a quote is not closed, or a line is no JSON object.
+    """
+    if path.is_dir():
+        return _dataset(path, columns, separator)
+    if not path.is_file():
+        raise ValueError(f"{path} is no file. Give the path of one, with columns in TSV, CSV, JSON lines or Parquet.")
+    kind = _FORMATS.get(path.suffix.lower()) if format == "auto" else format
+    if kind is None:
+        raise ValueError(
+            f'{path} does not say by its suffix what it is. Set data.format to "tsv", "csv", "jsonl" or "parquet".'
+        )
+    if kind == "parquet":
+        return _parquet(path, columns, separator)
+    if kind == "jsonl":
+        return _objects(path, columns, separator)
+    quoted = kind == "csv" if quotes == "auto" else quotes == "yes"
+    mark = "\t" if kind == "tsv" else ","
+    lines = _quoted(path, mark) if quoted else _plain(path, mark)
+    return _table(path, columns, _without_end(lines, [""]), header, skip)
+
+
+def _plain(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(read_lines(path), start=1):
+        yield number, line.split(separator)
+
+
+def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader((line + "\n" for line in read_lines(path)), delimiter=separator, strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as problem:
+            raise ValueError(
+                f'{path} line {number}: {problem}. Close the quotes of that row, or set data.quotes to "no".'
+            ) from None
+        yield number, values or [""]
+
+
+def _without_end(lines: Iterator[tuple[int, T]], empty: T) -> Iterator[tuple[int, T]]:
+    """Without the empty ones at the end."""
+    held: list[tuple[int, T]] = []
+    for line in lines:
+        held.append(line)
+        if line[1] != empty:
+            yield from held
+            held.clear()
+
+
+def _table(
+    path: Path, columns: Sequence[Column], lines: Iterator[tuple[int, list[str]]], header: bool, skip: bool
+) -> Iterator[Row]:
+    names: list[str] = []
+    if header:
+        _, names = next(lines, (0, []))
+    width = len(names)
+    for number, (line, values) in enumerate(lines):
+        width = width or len(values)
+        places = {column: _place(path, column, names, width) for column in columns}
+        where = f"{path} line {line}"
+        if len(values) != width and skip:
+            continue
+        if len(values) != width:
+            raise ValueError(
+                f"{where}: it has {len(values)} columns, and the first line has {width}. Correct the line, or see "
+                "data.format, data.quotes and data.bad."
+            )
+        yield Row(where=where, number=number, values={column: values[place] for column, place in places.items()})
+
+
+def _place(path: Path, column: Column, names: Sequence[str], width: int) -> int:
+    if isinstance(column, int):
+        if not 1 <= column <= width:
+            raise ValueError(f"{path} has the columns 1 to {width}. Got {column}.")
+        return column - 1
+    if column not in names:
+        known = f"It has {', '.join(map(repr, names))}" if names else "It has no header (data.header): give numbers"
+        raise ValueError(f"{path} has no column {column!r}. {known}.")
+    if names.count(column) > 1:
+        raise ValueError(
+            f"{path} has {names.count(column)} columns {column!r}. Give the number of the one that is meant."
+        )
+    return names.index(column)
+
+
+def _objects(path: Path, columns: Sequence[Column], separator: str | None) -> Iterator[Row]:
+    lines = ((number, line.strip()) for number, line in enumerate(read_lines(path), start=1))
+    for number, (place, line) in enumerate(_without_end(lines, "")):
+        where = f"{path} line {place}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as problem:
+            raise ValueError(f"{where}: it is not valid JSON: {problem}. Write one object a line.") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: it must be a JSON object. Got {line[:60]!r}.")
+        missing = next((column for column in columns if column not in row), None)
+        if missing is not None:
+            raise ValueError(f"{where}: it has no key {missing!r}. It has {', '.join(map(repr, row))}.")
+        values = {column: _text_of(row[column], where, column, separator) for column in columns}
+        yield Row(where=where, number=number, values=values)
+
+
+def _text_of(value: Any, where: str, column: Column, separator: str | None) -> str | None:
+    """Labels are often numbers or truth values in JSON."""
+    if isinstance(value, list) and separator is not None:
+        parts = [_text_of(part, where, column, None) or "" for part in value]
+        if wrong := next((part for part in parts if separator in part or not part.strip()), None):
+            raise ValueError(f"{where}: a label has data.separator, {separator!r}, in it. Set another. Got {wrong!r}.")
+        if "" in (part.strip() for part in parts):
+            raise ValueError(f"{where}: {column!r} has an empty label. Got {value!r}.")
+        return separator.join(parts)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise ValueError(f"{where}: {column!r} must be a text or a number. Got {value!r}.")
+
+
+# --- Parquet, and the Arrow files of a dataset that was saved ---------------------------------------------------------
+
+_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+Names = Mapping[Column, Sequence[str]]
+"""Of columns whose values are numbers of classes (`ClassLabel`): the names of these."""
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file, or those of a folder."""
+    inside = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
+    return inside or [path]
+
+
+def _parquet(path: Path, columns: Sequence[Column], separator: str | None) -> Iterator[Row]:
+    parquet = _pyarrow("parquet")
+    with _naming(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        _check_columns(path, columns, file.schema_arrow.names)
+        yield from _arrow_rows(path, file.iter_batches(columns=list(columns)), columns, {}, separator)
+
+
+def _dataset(path: Path, columns: Sequence[Column], separator: str | None) -> Iterator[Row]:
+    if (path / _SPLITS).is_file():
+        splits = ", ".join(str(path / name) for name in _object(path / _SPLITS).get("splits", ()))
+        raise ValueError(f"{path} holds several datasets. Give one of them: {splits}.")
+    if not (path / _STATE).is_file():
+        raise ValueError(f"{path} is a folder without {_STATE}, and no dataset that was saved. Give a file, or one.")
+    state = _object(path / _STATE)
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise ValueError(f"{path} is a selection of rows of another dataset. Save it with flatten_indices().")
+    ipc, memory_map = _pyarrow("ipc"), _pyarrow("lib").memory_map
+    try:
+        files = [path / Path(each["filename"]).name for each in state["_data_files"]]
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path / _STATE} names no files of data (_data_files). Save the dataset again.") from None
+    features = _object(path / _INFO).get("features") if (path / _INFO).is_file() else None
+    names: dict[Column, Sequence[str]] = {
+        name: told["names"]
+        for name, told in (features.items() if isinstance(features, dict) else ())
+        if isinstance(told, dict) and told.get("_type") == "ClassLabel" and isinstance(told.get("names"), list)
+    }
+
+    def batches() -> Iterator[Any]:
+        for file in files:
+            # Mapped, a length that is damaged takes no memory.
+            with memory_map(str(file)) as opened, ipc.open_stream(opened) as stream:
+                _check_columns(path, columns, stream.schema.names)
+                for batch in stream:
+                    batch.validate(full=True)  # what a damaged one points to may lie anywhere
+                    yield batch.select([str(column) for column in columns])
+
+    with _naming(path):
+        yield from _arrow_rows(path, batches(), columns, names, separator)
+
+
+def _arrow_rows(
+    path: Path, batches: Iterable[Any], columns: Sequence[Column], names: Names, separator: str | None
+) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        try:
+            found = batch.to_pylist()
+        except UnicodeDecodeError as problem:
+            raise ValueError(f"{path} is not UTF-8 behind row {number}: {problem}.") from None
+        for row in found:
+            where = f"{path} row {number}"
+            values = {
+                column: _text_of(_named(row[column], names.get(column), where), where, column, separator)
+                for column in columns
+            }
+            yield Row(where=where, number=number, values=values)
+            number += 1
+
+
+def _named(value: Any, names: Sequence[str] | None, where: str) -> Any:
+    """The name of a class; -1 is none, as in test sets without labels."""
+    if names is None or value is None:
+        return value
+    if isinstance(value, list):
+        return [_named(each, names, where) for each in value]
+    if type(value) is not int or not -1 <= value < len(names):
+        raise ValueError(f"{where}: classes have numbers below {len(names)}, by {_INFO}. Got {value!r}.")
+    return None if value == -1 else names[value]
+
+
+def _check_columns(path: Path, columns: Sequence[Column], there: Sequence[str]) -> None:
+    missing = next((column for column in columns if column not in there), None)
+    if missing is not None:
+        raise ValueError(f"{path} has no column {missing!r}. It has {', '.join(map(repr, there))}.")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = parsed_json(read_file(path))
+    except ValueError as problem:
+        raise ValueError(f"{path} is no JSON: {problem}.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must be a JSON object. Got {found!r:.60}.")
+    return found
+
+
+def _pyarrow(module: str) -> Any:
+    try:
+        return importlib.import_module(f"pyarrow.{module}")
+    except ImportError as error:
+        raise ValueError(f"Parquet files and datasets need pyarrow ({error}): pip install pyarrow.") from error
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What pyarrow raises on damage says nothing of the file."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, MemoryError) as problem:
+        told = str(problem).partition("\n")[0].rstrip(".")
+        raise ValueError(f"{path} is damaged, or not what it should be: {told}. Get it again.") from None
