@@ -7,6 +7,7 @@ tokenizer/          its tokenizer
 checkpoints/        the weights of the best evaluation, for any cube
 metrics.jsonl       every step and every evaluation
 predictions/        what the best weights say of dev and test
+README.md           a model card
 result.json         written last: the metrics of the best weights
 """
 
@@ -15,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,14 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.files import make_folder, read_file, remove
 from tools.common.cli import run_folder
-from tools.common.files import parsed_json
+from tools.common.files import parsed_json, write_file
 from tools.common.log import progress
 from tools.common.machine import write_json
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS
 from tools.finetune.init_model import InitModel, open_start
-from tools.finetune.job import FinetuneCommand, drop_settings, keep_settings
+from tools.finetune.job import SETTINGS, FinetuneCommand, drop_settings, keep_settings
 from tools.finetune.metrics import summary
+from tools.finetune.model_card import CARD, model_card, predicted_by
 from tools.finetune.tasks import Evaluation, FinetuneTask
 from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics, count_steps
 from tools.training.factory import precision, set_matmul_precision
@@ -79,9 +82,13 @@ class SeedRun:
     Args:
         trainer: as made, no step taken.
         folder: of the seed, made anew.
+        card: makes README.md of what result.json will say.
     """
 
-    def __init__(self, trainer: FinetuneTrainer, start: InitModel, folder: Path) -> None:
+    def __init__(
+        self, trainer: FinetuneTrainer, start: InitModel, folder: Path, card: Callable[[dict[str, Any]], str]
+    ) -> None:
+        self._card = card
         self._trainer, self._start, self._seed, self._folder = trainer, start, trainer.seed, folder
         self._cube, self._task = trainer.cube, trainer.task
 
@@ -108,7 +115,12 @@ class SeedRun:
             "tokens_per_second": round(log.tokens / trainer.seconds, 1),
             "predictions": [str(path.relative_to(self._folder)) for path in files],
         }
-        run_on_rank0(self._cube, lambda: write_json(self._folder / RESULT, result))
+
+        def end() -> None:
+            write_file(self._folder / CARD, self._card(result))
+            write_json(self._folder / RESULT, result)
+
+        run_on_rank0(self._cube, end)
         return result
 
     def _begin(self) -> None:
@@ -238,7 +250,8 @@ def _seed_result(
     trainer = FinetuneTrainer(task, recipe, cube, start.config, start.weights, seed=seed, steps=steps)
     if cube.rank == 0:
         _announce(task, trainer, first=seed == recipe.run.seeds[0])
-    return SeedRun(trainer, start, folder).result()
+    settings: dict[str, Any] = run_on_rank0(cube, lambda: parsed_json(read_file(command.folder / SETTINGS)))
+    return SeedRun(trainer, start, folder, partial(model_card, command, task, settings)).result()
 
 
 def _tell(task: FinetuneTask) -> None:
@@ -261,12 +274,7 @@ def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> N
 
 def _next(task: FinetuneTask, folder: Path) -> str:
     """A command that asks the model."""
-    name, more = task.name if task.name in ("answer", "tag") else "classify", '"TEXT"'
-    if name == "answer":
-        more = '"QUESTION" "CONTEXT"'
-    elif task.facts().more.get("pairs"):
-        more = '"TEXT" "TEXT_B"'
-    return f"python -m tools.predict {name} {shlex.quote(str(folder))} {more}"
+    return f"python -m tools.predict {predicted_by(task, shlex.quote(str(folder)))}"
 
 
 def _together(results: list[dict[str, Any]], best: str) -> dict[str, Any]:

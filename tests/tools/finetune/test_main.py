@@ -115,6 +115,18 @@ def test_it_learns_and_leaves_a_model(done: Path, recipe: Path) -> None:
     assert (weights.labels, weights.problem) == (("blame", "praise"), "classify")
     assert weights.facts["max_length"] == 32
     assert tokenizer_of(seed).vocab_size == weights.config.vocab
+    card = (seed / "README.md").read_text()
+    assert card.startswith('---\nlibrary_name: tensor3d\ntags: [bert, classify]\nmetrics: ["accuracy", ')
+    for line in (
+        f"# small, seed {seed.name[5:]}",
+        "| task | classify: blame, praise |",
+        "| begun with | random weights, preset tiny |",
+        "| trained on | 120 texts, 4 epochs in batches of 16 |",
+        f"| accuracy | {found['mean']['accuracy']:.4f} |",
+        '    python -m tools.predict classify FOLDER "TEXT"',
+    ):
+        assert line in card.splitlines()
+    assert f"| {recipe.parent}/train.tsv | " in card
     for name, count in (("dev", 40), ("test", 10)):
         rows = [line.split("\t") for line in (seed / "predictions" / f"{name}.tsv").read_text().splitlines()]
         assert rows[0] == ["index", "prediction"]
