@@ -1,0 +1,24 @@
+"""What `tools.corpus` says of errors of the system."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from tools.corpus.__main__ import in_words
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a/b"), "no space left on the disk (a/b). Free some and "),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "no space left on the disk. Free some"),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS), "a/b"), "a/b: Read-only file system. What is done is kept."),
+        (PermissionError(errno.EACCES, "Permission denied", b"a/\xff"), "a/\udcff: Permission denied."),
+        (ValueError("a sentence."), "a sentence."),
+    ],
+)
+def test_errors_of_the_system_in_words(error: Exception, told: str) -> None:
+    assert in_words(error).startswith(told)
