@@ -125,7 +125,8 @@ class TextData:
                 f"train={self.train!r} and dev={self.dev!r}."
             )
         check_bounds(self, "data")
-        if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
+        is_alone = len(self.labels) == 1 and not self.multi_label
+        if len(set(self.labels)) < len(self.labels) or is_alone:
             raise ValueError(f"data.labels must be different, at least two. Got {list(self.labels)}.")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"data.label_smoothing must be at least 0 and below 1. Got {self.label_smoothing}.")
@@ -197,7 +198,7 @@ def read_part(data: TextData, part: str, tokenizer: Tokenizer) -> Labelled:
         where=[row.where for row in rows],
         truncated=reader.truncated,
         named=reader.named,
-        skipped=found[-1].number + 1 - len(rows),
+        skipped=len(found) - len(rows),
     )
 
 

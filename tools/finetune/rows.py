@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Row:
     where: str
     """File and line, as messages name it."""
     number: int
-    """Rows of the file before it, those that are left out included."""
+    """Rows of the file before it."""
     values: Mapping[Column, str | None]
     """Those of the columns that were asked for. None: JSON's null."""
 
@@ -59,7 +60,7 @@ def read_rows(
         format: "auto": by the file's suffix.
         header: whether the first line of TSV or CSV names the columns.
         quotes: whether a value in double quotes may hold separators and line ends. "auto": in CSV, but not in TSV.
-        skip: leave out rows with more or fewer columns than the first.
+        skip: give rows with more or fewer columns than the first as rows of None.
         separator: what joins the texts of a JSON list. None: a list is refused.
 
     Raises:
@@ -127,6 +128,7 @@ def _table(
         places = {column: _place(path, column, names, width) for column in columns}
         where = f"{path} line {line}"
         if len(values) != width and skip:
+            yield Row(where=where, number=number, values=dict.fromkeys(columns))
             continue
         if len(values) != width:
             raise ValueError(
@@ -172,13 +174,15 @@ def _text_of(value: Any, where: str, column: Column, separator: str | None) -> s
     """Labels are often numbers or truth values in JSON."""
     if isinstance(value, list) and separator is not None:
         parts = [_text_of(part, where, column, None) or "" for part in value]
-        if wrong := next((part for part in parts if separator in part or not part.strip()), None):
+        if wrong := next((part for part in parts if separator in part), None):
             raise ValueError(f"{where}: a label has data.separator, {separator!r}, in it. Set another. Got {wrong!r}.")
         if "" in (part.strip() for part in parts):
             raise ValueError(f"{where}: {column!r} has an empty label. Got {value!r}.")
         return separator.join(parts)
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, float) and math.isnan(value):
+        return None  # as pandas writes what is missing
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     raise ValueError(f"{where}: {column!r} must be a text or a number. Got {value!r}.")
@@ -201,7 +205,8 @@ def _parquet(path: Path, columns: Sequence[Column], separator: str | None) -> It
     parquet = _pyarrow("parquet")
     with _naming(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
         _check_columns(path, columns, file.schema_arrow.names)
-        yield from _arrow_rows(path, file.iter_batches(columns=list(columns)), columns, {}, separator)
+        names = _class_names(_features_among(file.schema_arrow.metadata or {}))
+        yield from _arrow_rows(path, file.iter_batches(columns=list(columns)), columns, names, separator)
 
 
 def _dataset(path: Path, columns: Sequence[Column], separator: str | None) -> Iterator[Row]:
@@ -219,11 +224,7 @@ def _dataset(path: Path, columns: Sequence[Column], separator: str | None) -> It
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"{path / _STATE} names no files of data (_data_files). Save the dataset again.") from None
     features = _object(path / _INFO).get("features") if (path / _INFO).is_file() else None
-    names: dict[Column, Sequence[str]] = {
-        name: told["names"]
-        for name, told in (features.items() if isinstance(features, dict) else ())
-        if isinstance(told, dict) and told.get("_type") == "ClassLabel" and isinstance(told.get("names"), list)
-    }
+    names = _class_names(features)
 
     def batches() -> Iterator[Any]:
         for file in files:
@@ -257,6 +258,25 @@ def _arrow_rows(
             number += 1
 
 
+def _features_among(metadata: Mapping[bytes, bytes]) -> Any:
+    """Those that the library datasets writes into a Parquet file too."""
+    try:
+        return json.loads(metadata[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _class_names(features: Any) -> Names:
+    """Of columns of classes and of lists of them."""
+    names: dict[Column, Sequence[str]] = {}
+    for column, told in features.items() if isinstance(features, dict) else ():
+        inner = told[0] if isinstance(told, list) and told else told
+        inner = inner.get("feature", inner) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" and isinstance(inner.get("names"), list):
+            names[column] = inner["names"]
+    return names
+
+
 def _named(value: Any, names: Sequence[str] | None, where: str) -> Any:
     """The name of a class; -1 is none, as in test sets without labels."""
     if names is None or value is None:
@@ -264,14 +284,19 @@ def _named(value: Any, names: Sequence[str] | None, where: str) -> Any:
     if isinstance(value, list):
         return [_named(each, names, where) for each in value]
     if type(value) is not int or not -1 <= value < len(names):
-        raise ValueError(f"{where}: classes have numbers below {len(names)}, by {_INFO}. Got {value!r}.")
+        raise ValueError(
+            f"{where}: classes have numbers below {len(names)}, by the names of its features. Got {value!r}."
+        )
     return None if value == -1 else names[value]
 
 
-def _check_columns(path: Path, columns: Sequence[Column], there: Sequence[str]) -> None:
-    missing = next((column for column in columns if column not in there), None)
-    if missing is not None:
-        raise ValueError(f"{path} has no column {missing!r}. It has {', '.join(map(repr, there))}.")
+def _check_columns(path: Path, columns: Sequence[Column], there: list[Column]) -> None:
+    for column in columns:
+        if there.count(column) != 1:
+            found = f"{there.count(column)} columns" if column in there else "no column"
+            raise ValueError(
+                f"{path} has {found} {column!r}, and one is needed, by its name. It has {', '.join(map(repr, there))}."
+            )
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -11,9 +11,13 @@ import pyarrow.parquet as pq
 
 ROWS: dict[str, list[Any]] = {"text": ["good film", None, "bad"], "label": [1, 0, -1], "tags": [["a", "b"], [], ["c"]]}
 
+OF_LABEL = {"names": ["neg", "pos"], "_type": "ClassLabel"}
 
-def write_parquet(path: Path, **columns: Any) -> Path:
-    pq.write_table(pa.table({**ROWS, **columns}), path, row_group_size=2)
+
+def write_parquet(path: Path, features: dict[str, Any] | None = None, **columns: Any) -> Path:
+    """With `features` as the library datasets leaves it."""
+    told = None if features is None else {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.table({**ROWS, **columns}).replace_schema_metadata(told), path, row_group_size=2)
     return path
 
 
@@ -26,7 +30,6 @@ def save_dataset(folder: Path, rows: dict[str, list[Any]] = ROWS, **state: Any) 
             stream.write_table(part)
     told = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "0", "_split": "train", **state}
     (folder / "state.json").write_text(json.dumps(told))
-    of_label = {"names": ["neg", "pos"], "_type": "ClassLabel"}
-    features = {"text": {"dtype": "string", "_type": "Value"}, "label": of_label}
+    features = {"text": {"dtype": "string", "_type": "Value"}, "label": OF_LABEL}
     (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
     return folder

@@ -191,11 +191,11 @@ def test_a_text_of_nothing_moves_no_prediction(tmp_path: Path, tokenizer: Tokeni
 
 
 def test_bad_rows_are_left_out_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    text = "sentence\tlabel\ngood\t1\nbad\n\t1\nfilm\t\nbad\t0\n"
+    text = "sentence\tlabel\ngood\t1\nbad\n\t1\nfilm\t\nbad\t0\nlast\n"
     of = data(tmp_path, text, text, bad="skip")
     part = read_part(of, "dev", tokenizer)
-    assert (part.ids, part.labels, part.skipped) == (["0", "4"], ["1", "0"], 3)
-    assert task(ClassifyTask, of, tokenizer).notes[0] == "train: 3 rows are left out (data.bad)"
+    assert (part.ids, part.labels, part.skipped) == (["0", "4"], ["1", "0"], 4)
+    assert task(ClassifyTask, of, tokenizer).notes[0] == "train: 4 rows are left out (data.bad)"
 
 
 def test_names_of_special_tokens_are_counted_and_read_as_asked(tmp_path: Path) -> None:

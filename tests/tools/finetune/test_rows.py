@@ -6,9 +6,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tests.tools.finetune.tables import ROWS, save_dataset, write_parquet
+from tests.tools.finetune.tables import OF_LABEL, ROWS, save_dataset, write_parquet
 from tools.finetune.data import TextData
 from tools.finetune.rows import read_rows
 
@@ -36,10 +38,35 @@ def test_a_saved_dataset_with_the_names_of_its_classes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("of_list", [[OF_LABEL], {"feature": OF_LABEL, "length": -1, "_type": "Sequence"}])
+def test_names_of_classes_in_lists_and_in_parquet(tmp_path: Path, of_list: Any) -> None:
+    features = {"label": OF_LABEL, "tags": of_list, "text": None}
+    path = write_parquet(tmp_path / "a.parquet", features, tags=[[0, 1], [], [1]])
+    assert read(path, "text", "label", "tags", separator="|") == [
+        ["good film", "pos", "neg|pos"],
+        [None, "neg", ""],
+        ["bad", None, "pos"],
+    ]
+
+
+def test_no_number_is_no_label_and_two_columns_are_not_one(tmp_path: Path) -> None:
+    assert read(write_parquet(tmp_path / "a.parquet", score=[0.5, float("nan"), None]), "score") == [
+        ["0.5"],
+        [None],
+        [None],
+    ]
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b\.parquet has 2 columns 'text', and one is needed"):
+        read(tmp_path / "b.parquet", "text")
+
+
 def test_what_cannot_be_read_of_write_parquet(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", day=[date(2020, 1, 1)] * 3)
     for columns, message in (
-        (["words"], r"a\.parquet has no column 'words'\. It has 'text', 'label', 'tags', 'day'"),
+        (
+            ["words"],
+            r"a\.parquet has no column 'words', and one is needed, by its name\. It has 'text', 'label', 'tags', 'day'",
+        ),
         ([1], "has no column 1"),
         (["day"], r"a\.parquet row 0: 'day' must be a text or a number"),
         (["tags"], r"row 0: 'tags' must be a text or a number"),
