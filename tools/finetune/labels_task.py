@@ -18,7 +18,7 @@ from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import Labelled, TextData
-from tools.finetune.metrics import LABEL_METRICS, fitted_thresholds, label_metrics, of_labels
+from tools.finetune.metrics import LABEL_METRICS, fitted_thresholds, label_metrics, of_labels, scikit_metrics
 from tools.finetune.tasks import (
     TEST,
     ClassifyTask,
@@ -47,6 +47,7 @@ class LabelsTask(TextsTask):
         return len(self.labels)
 
     def _learn_labels(self, train: Labelled) -> None:
+        scikit_metrics()  # better now than after an epoch
         sets = self._sets(train)
         self.labels = self.data.labels or in_order({label for some in sets for label in some})
         if not self.labels:
@@ -73,14 +74,19 @@ class LabelsTask(TextsTask):
         return targets
 
     def _weigh(self, targets: NDArray[Any]) -> NDArray[Any]:
-        """Texts count alike; where a label holds, it counts as often more as it holds more seldom than not."""
+        """Texts count alike; where a label holds, it counts as often more as it holds more seldom than not. One that
+        all texts have, or none, is not weighed: by its own rule it would be forgotten, or what smoothing adds of it
+        would outweigh all."""
         if self.data.class_weights == "balanced":
             holds = targets.sum(0)
-            self.weights = torch.tensor((len(targets) - holds) / np.maximum(holds, 1), dtype=torch.float32)
+            ratio = (len(targets) - holds) / np.maximum(holds, 1)
+            self.weights = torch.tensor(np.where(ratio * holds, ratio, 1), dtype=torch.float32)
         return super()._weigh(targets)
 
     def _predicted(self, logits: Tensor) -> NDArray[np.float32]:
         """(N, columns): probabilities."""
+        if not logits.isfinite().all():
+            raise FloatingPointError("the model's scores of labels are not finite. Lower optimizer.lr.")
         chances: NDArray[np.float32] = logits.float().sigmoid().numpy()
         return chances
 

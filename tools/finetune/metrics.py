@@ -78,7 +78,8 @@ def label_metrics(probabilities: Floats, targets: Numbers, thresholds: Floats) -
     means = {name: [row[name] for row in rows if np.isfinite(row[name])] for name in ("f1", "auc", "average_precision")}
     macro_f1, auc, average = (float(np.mean(values)) if values else 0.0 for values in means.values())
     said = probabilities >= thresholds
-    micro = _sklearn().f1_score(targets, said, average="micro", zero_division=0)
+    # Of a single column "micro" would count what does not hold as a class too.
+    micro = scikit_metrics().f1_score(targets.astype(bool).ravel(), said.ravel(), zero_division=0)
     values = (float(micro), macro_f1, auc, average, float((said == targets).all(1).mean()))
     return dict(zip(LABEL_METRICS, values, strict=True))
 
@@ -86,7 +87,7 @@ def label_metrics(probabilities: Floats, targets: Numbers, thresholds: Floats) -
 def of_labels(probabilities: Floats, targets: Numbers, thresholds: Floats) -> list[dict[str, float]]:
     """Of each label precision, recall, f1, auc, average_precision, and the number of texts that have it; nan where one
     is not defined."""
-    metrics, rows = _sklearn(), []
+    metrics, rows = scikit_metrics(), []
     for chance, holds, least in zip(probabilities.T, targets.T.astype(bool), thresholds, strict=True):
         precision, recall, f1, _ = metrics.precision_recall_fscore_support(
             holds, chance >= least, average="binary", zero_division=np.nan
@@ -114,7 +115,8 @@ def fitted_thresholds(probabilities: Floats, targets: Numbers) -> Floats:
     return found
 
 
-def _sklearn() -> Any:
+def scikit_metrics() -> Any:
+    """Raises ValueError where scikit-learn is missing."""
     try:
         from sklearn import metrics
     except ImportError:

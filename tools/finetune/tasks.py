@@ -307,11 +307,11 @@ class ClassifyTask(TextsTask):
         return np.array([numbers[label] for label in part.labels if label is not None], dtype=np.int64)
 
     def _weigh(self, targets: NDArray[Any]) -> NDArray[Any]:
-        """By scikit-learn's rule of "balanced"."""
+        """By scikit-learn's rule of "balanced"; a class that no text has counts nothing, also where smoothing has it."""
         if self.data.class_weights == "none":
             return super()._weigh(targets)
         counts = np.bincount(targets, minlength=self.columns)
-        weights = len(targets) / (self.columns * np.maximum(counts, 1))
+        weights = np.where(counts, len(targets) / (np.count_nonzero(counts) * np.maximum(counts, 1)), 0)
         self.weights = torch.tensor(weights, dtype=torch.float32)
         of_texts: NDArray[Any] = self.weights.numpy()[targets]
         return of_texts

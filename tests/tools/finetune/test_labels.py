@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,15 @@ def test_thresholds_have_the_best_f1_there_is(seed: int) -> None:
         best = max(metrics.f1_score(holds, own >= least) for least in np.unique(own))
         assert metrics.f1_score(holds, own >= found[label]) == pytest.approx(best)
         assert not np.any(np.isclose(own, found[label], atol=1e-4)), "between two of them"
+
+
+def test_one_label_has_the_f1_of_what_holds() -> None:
+    chances, targets = drawn(0)
+    said = chances[:, 1] >= 0.4
+    found = label_metrics(chances[:, 1:2], targets[:, 1:2], np.array([0.4]))
+    wanted = metrics.f1_score(targets[:, 1], said)
+    assert wanted != pytest.approx(metrics.accuracy_score(targets[:, 1], said))
+    assert (found["micro_f1"], found["macro_f1"]) == pytest.approx((wanted, wanted))
 
 
 def test_nothing_right_is_no_nan() -> None:
@@ -145,6 +155,23 @@ def test_lists_of_json(tmp_path: Path, tokenizer: Tokenizer) -> None:
         task_of(tmp_path / "a.jsonl", tokenizer, multi_label=False)
 
 
+def test_one_label_and_scores_that_are_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\nfilm\tfun\nplot\t\n")
+    task = task_of(tmp_path / "a.tsv", tokenizer, labels=("fun",))
+    assert (task.labels, [example.target.tolist() for example in task.train]) == (("fun",), [[1], [0]])
+    with pytest.raises(FloatingPointError, match=r"labels are not finite\. Lower optimizer\.lr"):
+        task._predicted(torch.tensor([[0.0], [torch.nan]]))
+
+
+def test_metrics_that_are_missing_are_missed_before_training(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\nfilm\tfun\n")
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ValueError, match="needs scikit-learn"):
+        task_of(tmp_path / "a.tsv", tokenizer)
+
+
 def test_balanced_classes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.tsv").write_text("sentence\tlabel\nfilm\ta\nplot\tb\nscene\tb\nactor\tb\n")
     single = task_of(tmp_path / "a.tsv", tokenizer, multi_label=False, class_weights="balanced")
@@ -154,6 +181,12 @@ def test_balanced_classes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert [example.targets for example in single.train] == pytest.approx([2.0, 2 / 3, 2 / 3, 2 / 3])
     several = task_of(tmp_path / "a.tsv", tokenizer, class_weights="balanced")
     assert several.weights.tolist() == pytest.approx([3.0, 1 / 3])
+    named = ("a", "b", "never")
+    single = task_of(tmp_path / "a.tsv", tokenizer, multi_label=False, class_weights="balanced", labels=named)
+    assert single.weights.tolist() == pytest.approx([2.0, 2 / 3, 0.0]), "smoothing teaches no class without a text"
+    (tmp_path / "b.tsv").write_text("sentence\tlabel\nfilm\ta,all\nplot\tall\nscene\tall\n")
+    several = task_of(tmp_path / "b.tsv", tokenizer, class_weights="balanced", labels=("a", "all", "never"))
+    assert several.weights.tolist() == pytest.approx([2.0, 1.0, 1.0])
     for changes in ({"multi_label": True}, {"class_weights": "balanced"}, {"label_smoothing": 0.1}):
         data = TextData(train=str(tmp_path / "a.tsv"), dev=str(tmp_path / "a.tsv"), **changes)
         with pytest.raises(ValueError, match="are for classes, and regression has none"):
