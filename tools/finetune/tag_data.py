@@ -193,16 +193,19 @@ def _of_columns(path: Path, data: TagData, told: Told, *, tagged: bool) -> Itera
             needed = "a word and a tag are needed" if len(values) == width else f"the first line has {width}"
             raise ValueError(f"{place}: it has {len(values)} columns, and {needed}. Got {line[:60]!r}.")
         word, tag = (
-            values[_place(path, column, otherwise, width)] for column, otherwise in ((data.word, 0), (data.tag, -1))
+            values[_place(path, data, column, otherwise, width)] for column, otherwise in (("word", 0), ("tag", -1))
         )
         lines.append((place, word, tag if tagged else None))
     if lines:
         yield _sentence(lines)
 
 
-def _place(path: Path, column: Column, otherwise: int, width: int) -> int:
-    if not isinstance(column, int):
+def _place(path: Path, data: TagData, name: str, otherwise: int, width: int) -> int:
+    column = getattr(data, name)
+    if column == name:  # as where nobody says otherwise
         return otherwise
+    if not isinstance(column, int):
+        raise ValueError(f"{path} has columns without names: data.{name} must be a number, from 1. Got {column!r}.")
     if not 1 <= column <= width:
         raise ValueError(f"{path} has the columns 1 to {width}. Got {column}.")
     return column - 1

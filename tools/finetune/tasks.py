@@ -307,7 +307,7 @@ class ClassifyTask(TextsTask):
         return np.array([numbers[label] for label in part.labels if label is not None], dtype=np.int64)
 
     def _weigh(self, targets: NDArray[Any]) -> NDArray[Any]:
-        """By scikit-learn's rule of "balanced"; a class that no text has counts nothing, also where smoothing has it."""
+        """By scikit-learn's rule of "balanced". A class that no text has counts nothing: smoothing would teach it."""
         if self.data.class_weights == "none":
             return super()._weigh(targets)
         counts = np.bincount(targets, minlength=self.columns)

@@ -21,7 +21,7 @@ from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.base import is_of_word
 from tools.squad.windows import most_context, parts_of
-from tools.tagging.schemes import SCHEMES, Scheme, detect_scheme
+from tools.tagging.schemes import SCHEMES, Scheme, detect_scheme, has_prefix
 
 FACTS = "tag"
 """Where `facts` of a model.json keep these settings."""
@@ -57,8 +57,14 @@ class TagSettings:
         labels tell the scheme, and windows overlap by half.
 
         Raises:
-            ValueError: what stands there is no such settings.
+            ValueError: what stands there is no such settings, or the labels are of another scheme (BILOU, BMES).
         """
+        unread = [label for label in labels if label.startswith(("U-", "L-", "M-"))]
+        if FACTS not in facts and unread and any(map(has_prefix, labels)):
+            raise ValueError(
+                f"{unread[0]!r} is a label of a scheme that is not read here (BILOU or BMES), and would be lost. "
+                "Rename the labels in config.json: S- for U-, E- for L-, I- for M-."
+            )
         half = max(1, (length - 2) // 2)
         told = facts.get(FACTS, {"scheme": detect_scheme([labels]), "stride": half})
         try:

@@ -103,6 +103,8 @@ def test_columns_can_be_chosen(tmp_path: Path) -> None:
     assert (found[0].text.words, found[0].tags) == (["Ada"], ["B-P"])
     with pytest.raises(ValueError, match=r"columns 1 to 2. Got 3"):
         read(tmp_path, "a.txt", "Ada O\n", tag=3)
+    with pytest.raises(ValueError, match=r"columns without names: data\.tag must be a number, from 1\. Got 'ner'"):
+        read(tmp_path, "a.txt", "Ada B-PER x\n", tag="ner")
 
 
 THREE = lines({"tokens": ["x", "y"], "tags": ["B-PER", "I-LOC"]}, *[{"tokens": ["x"], "tags": ["B-P"]}] * 2)

@@ -117,5 +117,8 @@ def test_settings_of_folders() -> None:
     for facts in ({"tag": {"stride": 3}}, {"tag": [1]}, {"tag": {"scheme": "iob2", "stride": "x"}}):
         with pytest.raises(ValueError, match=r"facts\.tag are no settings of tags"):
             TagSettings.from_facts(facts, labels, 12)
+    with pytest.raises(ValueError, match=r"'U-X' is a label of a scheme that is not read here.*S- for U-"):
+        TagSettings.from_facts({}, ("O", "B-X", "I-X", "U-X"), 12)
+    assert TagSettings.from_facts({}, ("M-phase", "other"), 12).scheme == "plain"
     with pytest.raises(ValueError, match="scheme must be one of"):
         TagSettings.from_facts({"tag": {"scheme": "bilou", "stride": 3}}, labels, 12)
