@@ -367,6 +367,10 @@ class ToHuggingFace(CubeCommand):
         if cube.rank == 0:
             rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]
             rows += [("note", written.note)] if written.note else []
+            if told := weights.facts.get("thresholds"):
+                rows.append(
+                    ("note", f"thresholds of the labels stay here, as the library has no place for them: {told}")
+                )
             print("\n".join(table([*rows, ("written", str(self.output))])))
 
 

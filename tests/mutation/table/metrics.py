@@ -201,6 +201,13 @@ MUTATIONS = (
         tests=("tests/tools/finetune/test_labels.py",),
     ),
     Mutation(
+        "labels-that-no-text-has-weighed",
+        "tools/finetune/labels_task.py",
+        old="np.where(ratio * holds, ratio, 1)",
+        new="ratio",
+        tests=("tests/tools/finetune/test_labels.py",),
+    ),
+    Mutation(
         "layer-decay-from-the-bottom",
         "tools/finetune/trainer.py",
         old="recipe.layer_decay ** (layers + 1 - depth)",

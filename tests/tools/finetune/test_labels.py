@@ -287,6 +287,10 @@ def test_labels_are_learnt_and_predicted(tmp_path: Path, capsys: pytest.CaptureF
 
     # The library reads it as what it is.
     assert convert(["to-hf", str(seed), str(tmp_path / "hf")]) == 0
+    assert (
+        f"thresholds of the labels stay here, as the library has no place for them: {told['facts']['thresholds']}"
+        in (capsys.readouterr().out)
+    )
     config = json.loads((tmp_path / "hf/config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
     told["facts"]["thresholds"] = [0.5]
