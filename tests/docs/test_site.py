@@ -1,0 +1,50 @@
+"""The site has every page of docs/, and its reference every public name; `make docs` builds it, strictly."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_of_the_site", ROOT / "docs" / "site" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pages_of(nav: list[Any]) -> list[str]:
+    leaves = [leaf for entry in nav for leaf in entry.values()]
+    return [page for leaf in leaves for page in (pages_of(leaf) if isinstance(leaf, list) else [leaf])]
+
+
+def test_every_page_has_its_place(build: ModuleType) -> None:
+    nav = yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text())["nav"]
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
+    references = [f"reference/{module}.md" for module in build.public_names()]
+    assert sorted(pages_of(nav)) == sorted(["index.md", "pages.md", *pages, *references])
+
+
+def test_every_public_name_is_in_the_reference(build: ModuleType) -> None:
+    found = build.public_names()
+    assert {"tensor3d", "tensor3d.optim", "models.bert", "tools.predict"} <= set(found)
+    for module, names in found.items():
+        assert names == list(importlib.import_module(module).__all__)
+        assert set(names) <= set(re.findall(r"\w+", build.reference(module, names)))
+
+
+def test_links_lead_to_pages(build: ModuleType) -> None:
+    text = "[a](../README.md), [b](README.md#x), [c](../tensor3d/a.py), [d](data.md#y), ![e](packing.png)"
+    assert build.as_page(text) == "[a](index.md), [b](pages.md#x), c, [d](data.md#y), ![e](packing.png)"
