@@ -36,6 +36,7 @@ setup(
             "tyro",
         ],
         "corpus": [
+            "charset-normalizer>=3",
             "matplotlib",
             "mwparserfromhell>=0.6",
             "pyarrow",

@@ -122,8 +122,8 @@ MUTATIONS = (
     Mutation(
         "code-begins-later",
         "tools/corpus/sentences.py",
-        old='visible.startswith(">>>") or',
-        new='visible.startswith(">>>>") or',
+        old='.startswith(">>>")',
+        new='.startswith(">>>>")',
         tests=("tests/tools/corpus/test_sentences.py", "tests/tools/corpus/quick/test_text_sources.py"),
     ),
     Mutation(

@@ -35,6 +35,7 @@ from tools.corpus.extract.wikitext.names import (
 )
 from tools.corpus.extract.wikitext.strip import BREAK, HOLE, Page, cut, cut_tags, drop_quotes, link_text, normalize
 from tools.corpus.extract.wikitext.templates import templates_of
+from tools.corpus.sentences import has_word
 
 # --- Text for readers of several scripts: `-{zh-hans:计算机;zh-hant:電腦}-` ---------------------------------
 
@@ -198,9 +199,9 @@ def choose_variants(text: str, converter: Converter, counts: Counter[str]) -> st
 
 
 _PREFIX = re.compile(r"[*#:;]+")
-_SENTENCE_END = re.compile(r"[.!?…。！？؟।][\"'”’»)\]」』]*$")
+_SENTENCE_END = re.compile(r"[.!?…。！？؟।॥۔։።፧။។៕།༎᠃꧉｡][\"'”’»)\]」』]*$")
 _FEWEST_WORDS = 4
-_UNSPACED = re.compile(r"[。！？]")
+_UNSPACED = re.compile(r"[。！？｡။។៕།༎꧉]")
 
 
 def paragraphs(text: str, counts: Counter[str]) -> Iterator[tuple[str, bool]]:
@@ -356,7 +357,6 @@ MOST_PARSED = 1 << 20
 for a page is 2 MiB, of which a few per cent are left for the parser."""
 
 ENGLISH = Site(language="en")
-_LETTERS = re.compile(r"[^\W\d_]{2}")
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 _OWN_NAME = re.compile(r"\{\{\s*(?:FULL|BASE|SUB)?PAGENAME\s*\}\}")
 
@@ -398,7 +398,7 @@ def clean_page(
             paragraph = parsed(paragraph, page) if budget >= 0 else unparsed(paragraph, page)
         for part in _PARAGRAPH_END.split(drop_quotes(paragraph)):
             text = normalize(part, page.counts)
-            if _LETTERS.search(text) is None:
+            if not has_word(text):
                 page.counts["paragraphs_without_words"] += bool(text)
             elif listed and not is_prose(text):
                 page.counts["list_items_dropped"] += 1

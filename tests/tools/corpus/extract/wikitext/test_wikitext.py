@@ -131,6 +131,8 @@ def test_gaps_are_closed(wikitext: str, text: str) -> None:
         ("Of\n* tin\n* It is of iron.\n# Is it so, too?\n** No.\nEnd", "Of\n\nIt is of iron.\n\nIs it so, too?\n\nEnd"),
         ("* 東京は日本の首都である。\n* 東京", "東京は日本の首都である。"),
         ("One.\n:'''Art. 1.''' Law is law.\n; Term\n: It is a word.", "One.\n\nArt. 1. Law is law.\n\nIt is a word."),
+        ("ក្រុង។\n* ဒါက ပထမ ဝါကျ ဖြစ်သည်။\n* នេះជាប្រយោគ។\n* مثلا ایک شہر کا۔",
+            "ក្រុង។\n\nဒါက ပထမ ဝါကျ ဖြစ်သည်။\n\nនេះជាប្រយោគ។\n\nمثلا ایک شہر کا۔"),
         ("<ul><li>This is one good item.</li><li>two</li></ul>", "This is one good item."),
         ("{{never closed\n| a = b\n| c\nThe article begins.", "The article begins."),
         ("A [[never closed one. Then {{ another.", "A never closed one. Then"),
@@ -201,6 +203,7 @@ GERMAN = Site(language="de", namespaces=((6, "Datei"), (6, "Datei_alt")))
         (Site(language="el", namespaces=((6, "Αρχείο"),)), "[[ΑΡΧΕΊΟ:a|b]][[Εικόνα:a|b]]Μια πόλη.", "Μια πόλη."),
         (Site(language="xx", namespaces=((100, "tip"),)), "A [[tip:of a day]] here.[[fr:Un]]", "A tip:of a day here."),
         (Site(), "[[Datei:a|b]][[চিত্র:a|b]] One.", "b One."),  # no siteinfo: what is known here
+        (Site(language="tr", namespaces=((6, "İmge"),)), "[[imge:a|b]][[İMGE:a|b]]Bir şehir.", "Bir şehir."),
         (ENGLISH, "Hear [[Media:a.ogg|the song]] so.[[Media:a.ogg]]", "Hear the song so."),
         (ENGLISH, "In [[w:Rome|Rome]] and [[commons:Rome]], [[:fr:Rome|Rome]].", "In Rome and Rome, Rome."),
     ],
