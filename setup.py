@@ -43,6 +43,7 @@ setup(
             "tyro",
         ],
         "corpus": [
+            "charset-normalizer>=3",
             "matplotlib",
             "mwparserfromhell>=0.6",
             "pyarrow",

@@ -3,8 +3,7 @@
 Whoever may write into a folder may put a link, a FIFO or a device there. So what is written is new (`draft`), what is
 read is a regular file (`open_regular`), and what is removed is the link, not what it names (`remove`).
 
-It needs the standard library alone: what prepares text loads it without the package around it, whose import brings
-torch (`tools.common.files`).
+It needs the standard library alone.
 """
 
 from __future__ import annotations

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.epochs import Epoch, Epochs, LengthBuckets, PackingRules
 from tensor3d.data.masking import MASKED_SHARE, SpecialTokens, mask_tokens, masked_count
-from tensor3d.data.packed_batch import Pack
 from tensor3d.data.segments import Segments
 from tensor3d.data.sources import SampleSource, sequences_of
 from tensor3d.packing import PackingPlan
+
+if TYPE_CHECKING:
+    from tensor3d.data.packed_batch import Pack
 
 PADDED = "padded"
 """The method of one sequence a pack."""
@@ -143,6 +146,8 @@ class PretrainingData:
                 epoch=drawn.number,
                 continuations=self._continuations,
             )
+
+        from tensor3d.data.packed_batch import Pack  # brings torch, which planning needs not
 
         last_sequence = np.cumsum(drawn.sequences[np.asarray(indices, dtype=np.int64)])
         last_token = np.cumsum(lengths)[last_sequence - 1]

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from tensor3d.data.array_utils import ranges
 from tensor3d.data.masking import masked_counts
 from tensor3d.data.sources import EpochSamples, SampleSource
-from tensor3d.distributed.seeds import mix
 from tensor3d.files import make_folder
+from tensor3d.ops.seeds import mix
 from tensor3d.packing import (
     PLANNERS,
     Limits,

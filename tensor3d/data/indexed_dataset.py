@@ -220,6 +220,11 @@ def _read_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     """Type of the ids, number of items, and number of document boundaries, which the file has room for."""
     with open_regular(path) as file:
         header = file.read(HEADER.size)
+    if header.startswith(b"TNTIDX"):
+        raise ValueError(
+            f"{path} is an index of the older format TNTIDX, of fairseq and of Megatron's `--dataset-impl lazy` or "
+            "`cached`, which is not read here. Prepare the data again with `--dataset-impl mmap`."
+        )
     if len(header) < HEADER.size or header[: len(MAGIC)] != MAGIC:
         raise ValueError(f"{path} is no index of an indexed dataset: it does not begin with {MAGIC!r} and a header.")
     _, version, code, items, boundaries = HEADER.unpack(header)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.array_utils import first_rows, random_bits, ranges
-from tensor3d.distributed.seeds import mix
+from tensor3d.ops.seeds import mix
 
 
 @dataclass(frozen=True, kw_only=True)

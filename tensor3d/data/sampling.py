@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data.array_utils import ranges
 from tensor3d.data.segments import NO_LABEL, SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE, Segments, full_lengths
-from tensor3d.distributed.seeds import mix
+from tensor3d.ops.seeds import mix
 
 IS_NEXT, IS_RANDOM = 0, 1
 _PAIR_STREAM = 1

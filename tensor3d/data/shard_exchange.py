@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.segments import Segments, encoded_sizes
 from tensor3d.data.sources import ConcatSamples, PairSampler, Sampler, in_order
-from tensor3d.distributed.host_all_to_all import HostAllToAll
+
+if TYPE_CHECKING:
+    from tensor3d.distributed.host_all_to_all import HostAllToAll
 
 
 class RemoteSource:

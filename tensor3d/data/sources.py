@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.sampling import Pairs, sample_pairs
 from tensor3d.data.segments import Segments
-from tensor3d.distributed.seeds import mix
+from tensor3d.ops.seeds import mix
 from tensor3d.packing import PackAssignment
 
 _STREAM = 5

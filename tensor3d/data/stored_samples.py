@@ -11,6 +11,7 @@ import errno
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,9 @@ from tensor3d.data.masking import StoredMasks, masked_counts
 from tensor3d.data.segments import NO_LABEL, Segments, full_lengths
 from tensor3d.data.shard_exchange import RemoteSource
 from tensor3d.data.sources import LocalSource, Sampler
-from tensor3d.distributed.host_all_to_all import HostAllToAll
+
+if TYPE_CHECKING:
+    from tensor3d.distributed.host_all_to_all import HostAllToAll
 
 LABELS, MASKS = "labels.npy", "masks"
 """Ends of the names of the files beside the ids."""

@@ -20,9 +20,10 @@ from tensor3d.distributed.comm_stats import CommCounter
 from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
 from tensor3d.distributed.grad_reducer import GradReducer, UseAgreement
-from tensor3d.distributed.seeds import ParamNumbers, mix
+from tensor3d.distributed.seeds import ParamNumbers
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
 from tensor3d.ops.compiled_regions import CompiledRegions
+from tensor3d.ops.seeds import mix
 
 # Sums of gradients on either face, and the plane.
 _TOGETHER: tuple[tuple[AxisName, ...], ...] = (("data", "x", "y"), ("data", "x", "z"), ("y", "z"))

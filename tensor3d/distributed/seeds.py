@@ -7,19 +7,12 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape
 from tensor3d.distributed.process_group import objects_of
-
-
-def mix(*numbers: int) -> int:
-    """A seed below 2**63 that depends on every one of `numbers` (whole numbers of at least 0) and on their order."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
 
 # --- Which parameter is which -----------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, check_axes
 from tensor3d.distributed.grad_reducer import asked_for
-from tensor3d.distributed.seeds import mix
+from tensor3d.ops.seeds import mix
 from tensor3d.sharding.activation_layout import Face, other
 
 

@@ -20,7 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PRELOAD = ("torch", "torch.distributed.tensor", "torch._dynamo", "numpy", "tensor3d", "tensor3d.testing")
+PRELOAD = (
+    *("torch", "torch.distributed.tensor", "torch._dynamo", "numpy", "tensor3d.testing"),
+    *("tensor3d.batches.padded", "tensor3d.explain", "tensor3d.layers.transformer", "tensor3d.parallelize"),
+)
 """What the forkserver imports once, so that no rank has to. The first DTensor of a process imports torch._dynamo."""
 
 

@@ -162,7 +162,8 @@ def test_modes_of_items_are_ignored_with_a_word(tmp_path: Path) -> None:
     [
         (lambda index: b"", "set.idx is no index"),
         (lambda index: index[:20], "set.idx is no index"),
-        (patch(0, b"TNTIDX"), "set.idx is no index"),
+        (patch(0, b"TNTIDX"), "set.idx is an index of the older format TNTIDX.*--dataset-impl mmap"),
+        (patch(0, b"MMAPIDX"), "set.idx is no index"),
         (patch(9, struct.pack("<Q", 2)), "set.idx has version 2"),
         (patch(17, b"\x07"), r"set.idx.*\b7"),
         (lambda index: index[:-1], "set.idx.*93 bytes.*94.*cut short"),

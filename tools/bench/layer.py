@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, Sequences, TransformerLayer3D, matmul, normal, shard
 from tensor3d.cost_model.comm_volume import Bytes, CommModel, product, replicated_gradients, transformer_layer
-from tensor3d.distributed.seeds import mix
 from tensor3d.layers.attention import Recompute
+from tensor3d.ops.seeds import mix
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.param_layout import local, matrix, owns_for_norm
 from tools.bench.harness.benchmark import Benchmark, Count, Report, cubes_of

@@ -1,12 +1,15 @@
-"""`bench tokenize`: the step `tokenize` from end to end, beside the tokenizers library alone on the same sentences."""
+"""`bench tokenize`: our encoder and the tokenizers library on one core, and the step `tokenize` from end to end."""
 
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -35,13 +38,15 @@ HEADER = ("", "seconds", "fastest", "MB/s", "ratio")
 class Encoder(Protocol):
     """What is measured of the tokenizers library."""
 
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> Any: ...
+
     def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeCommand(Benchmark[tuple[Encoder, list[str]]]):
-    """Time the step `tokenize`, with and without the start of Python, and `encode_batch_fast` of the tokenizers library
-    on the sentences that it finds, by turns; check that both give the same ids."""
+    """Time, by turns, our encoder and `encode_batch` of the tokenizers library on one core, then `encode_batch_fast` on
+    all, and the step `tokenize` with and without the start of Python; check that library and step give the same ids."""
 
     docs: Path
     """Output of the step extract."""
@@ -66,9 +71,12 @@ class TokenizeCommand(Benchmark[tuple[Encoder, list[str]]]):
         ratios = {
             "step_ratio": figures.ratio(figures.step_seconds),
             "whole_ratio": figures.ratio(figures.whole_seconds),
+            "encoder_ratio": figures.encoder_ratio,
+            "step_share": figures.share(figures.step_seconds),
+            "whole_share": figures.share(figures.whole_seconds),
         }
         return Report(
-            lines=format_table(HEADER, rows(figures)),
+            lines=[*format_table(HEADER, rows(figures)), "", *in_words(figures)],
             content={"figures": {**dataclasses.asdict(figures), **ratios}},
             faults=[] if figures.ids_equal else ["the step writes other ids than the library gives"],
         )
@@ -87,7 +95,22 @@ class TokenizeFigures:
     counted."""
     whole_seconds: tuple[float, ...]
     """Of the command, by round: from starting Python to the finished folder."""
+    library_seconds: tuple[float, ...]
+    """Of the processor, of the library's `encode_batch` on one core, by round."""
+    own_seconds: tuple[float, ...]
+    """The same of our encoder, which knows no word at the beginning of a round."""
+    cores: int
+    """That the step's workers have."""
     ids_equal: bool
+
+    @property
+    def encoder_ratio(self) -> float:
+        """Our rate on one core over that of the library's `encode_batch`."""
+        return statistics.median(self.library_seconds) / statistics.median(self.own_seconds)
+
+    def share(self, seconds: Sequence[float]) -> float:
+        """Their rate over that of our encoder on as many cores, if it did nothing else."""
+        return statistics.median(self.own_seconds) / (self.cores * statistics.median(seconds))
 
     def ratio(self, seconds: Sequence[float]) -> float:
         """Their rate over that of the library: above 1, they are faster."""
@@ -97,6 +120,8 @@ class TokenizeFigures:
 def rows(figures: TokenizeFigures) -> list[tuple[str, ...]]:
     """The table under `HEADER`."""
     cases = (
+        ("encode_batch, one core", figures.library_seconds),
+        ("our encoder, one core", figures.own_seconds),
         ("encode_batch_fast alone", figures.raw_seconds),
         ("the step tokenize", figures.step_seconds),
         ("with the start of Python", figures.whole_seconds),
@@ -110,6 +135,15 @@ def rows(figures: TokenizeFigures) -> list[tuple[str, ...]]:
             f"{figures.ratio(seconds):.2f}",
         )
         for name, seconds in cases
+    ]
+
+
+def in_words(figures: TokenizeFigures) -> list[str]:
+    step, whole = figures.share(figures.step_seconds), figures.share(figures.whole_seconds)
+    return [
+        f"our encoder on one core: {figures.encoder_ratio:.2f} times as fast as encode_batch",
+        f"the step on {figures.cores} cores: {step:.2f} of what our encoder alone would do there, {whole:.2f} with the "
+        "start of Python",
     ]
 
 
@@ -141,6 +175,7 @@ def measure(command: TokenizeCommand, library: Encoder, sentences: Sequence[str]
     Args:
         size: bytes of the sentences.
     """
+    one_core: dict[bool, list[float]] = {False: [], True: []}
     raw, step, whole = [], [], []
     slices = [list(sentences[start : start + _SLICE]) for start in range(0, len(sentences), _SLICE)]
     with tempfile.TemporaryDirectory() as folder:
@@ -148,6 +183,8 @@ def measure(command: TokenizeCommand, library: Encoder, sentences: Sequence[str]
         run_step(command, output)  # the disk's cache and the library's threads are warm in every round
         is_same = _is_same(library, slices, IndexedDataset(output / "documents"))
         for number in range(1, command.rounds + 1):
+            for own, seconds in one_core.items():
+                seconds.append(on_one_core(command.tokenizer, sentences, own))
             start = time.perf_counter()
             for part in slices:
                 library.encode_batch_fast(part, add_special_tokens=False)
@@ -163,8 +200,31 @@ def measure(command: TokenizeCommand, library: Encoder, sentences: Sequence[str]
         raw_seconds=tuple(raw),
         step_seconds=tuple(step),
         whole_seconds=tuple(whole),
+        library_seconds=tuple(one_core[False]),
+        own_seconds=tuple(one_core[True]),
+        cores=usable_cores(),
         ids_equal=is_same,
     )
+
+
+def on_one_core(tokenizer: Path, sentences: Sequence[str], own: bool) -> float:
+    """Seconds of the processor in a process of its own on one core, where the library's threads are begun too."""
+    core = min(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=os.sched_setaffinity, initargs=(0, {core})) as pool:
+        return pool.submit(_encode, tokenizer, list(sentences), own).result()
+
+
+def _encode(tokenizer: Path, sentences: list[str], own: bool) -> float:
+    encoder, library = load_tokenizer(tokenizer), open_library(tokenizer)
+    start = time.process_time()
+    for first in range(0, len(sentences), _SLICE):
+        part = sentences[first : first + _SLICE]
+        if own:
+            encoder.encode_flat(part)
+        else:
+            library.encode_batch(part, add_special_tokens=False)
+    return time.process_time() - start
 
 
 def step_options(command: TokenizeCommand, output: Path) -> TokenizeOptions:

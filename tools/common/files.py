@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -12,7 +11,6 @@ import secrets
 import signal
 import socket
 import stat
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,42 +18,25 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+from tensor3d.files import (  # noqa: F401 - whoever works with files finds all about them here
+    append,
+    beside,
+    check_folder,
+    create,
+    draft,
+    make_folder,
+    naming,
+    nearest,
+    open_regular,
+    read_file,
+    remove,
+    sweep_drafts,
+)
 
 if TYPE_CHECKING:
     from tensor3d.distributed.rank_status import ProcessId
-    from tensor3d.files import (
-        append,
-        beside,
-        check_folder,
-        create,
-        draft,
-        make_folder,
-        naming,
-        nearest,
-        open_regular,
-        read_file,
-        remove,
-        sweep_drafts,
-    )
-else:
-
-    def _alone(name: str) -> ModuleType:
-        """A module of tensor3d without the package around it, whose import brings torch, which text does not need."""
-        if name not in sys.modules:
-            package, _, own = name.partition(".")
-            path = Path(importlib.util.find_spec(package).origin).with_name(f"{own}.py")
-            spec = importlib.util.spec_from_file_location(name, path)
-            sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[name])
-        return sys.modules[name]
-
-    _files = _alone("tensor3d.files")
-    append, beside, create, draft, remove = _files.append, _files.beside, _files.create, _files.draft, _files.remove
-    check_folder, make_folder, nearest = _files.check_folder, _files.make_folder, _files.nearest
-    naming = _files.naming
-    open_regular, read_file, sweep_drafts = _files.open_regular, _files.read_file, _files.sweep_drafts
 
 _log = logging.getLogger(__name__)
 

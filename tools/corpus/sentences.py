@@ -14,7 +14,9 @@ from html.entities import html5
 from tools.common.bounds import LANGUAGE
 
 _ASCII_LETTERS = string.ascii_letters.encode()
-_foreign = re.compile(r"[^\x00-\x7f]+").findall
+_ASCII_SPACES = bytes(byte for byte in range(128) if chr(byte).isspace())
+_two_letters = re.compile(r"[^\W\d_]{2}").search
+_ASCII = bytes(range(128))
 # First bytes, in UTF-8, of spaces that Python's `bytes.strip` does not know: U+001C to U+001F, U+0085, U+00A0, U+1680,
 # U+2000 and those after it, U+3000.
 _OTHER_SPACES = frozenset((0x1C, 0x1D, 0x1E, 0x1F, 0xC2, 0xE1, 0xE2, 0xE3))
@@ -26,12 +28,25 @@ def is_blank(line: bytes) -> bool:
     return not rest or (rest[0] in _OTHER_SPACES and not rest.decode("utf-8", "replace").strip())
 
 
+_TELLING = 32, 4096
+"""Bytes that are needed to tell an encoding, and those that are looked at."""
+
+
 def likely_encoding(data: bytes) -> str:
-    """What bytes with NULs among them are, which are valid UTF-8 and no text: in words."""
+    """What bytes are that are no UTF-8, or have NULs among them, in words; "" where nothing tells."""
     even, odd = data[::2].count(0), data[1::2].count(0)
-    if max(even, odd) < 4 * min(even, odd) or max(even, odd) * 8 < len(data):
-        return "binary data"
-    return "UTF-16 (little-endian, UTF-16LE)" if odd > even else "UTF-16 (big-endian, UTF-16BE)"
+    if max(even, odd) > 4 * min(even, odd) and max(even, odd) * 8 >= len(data):
+        return "UTF-16 (little-endian, UTF-16LE)" if odd > even else "UTF-16 (big-endian, UTF-16BE)"
+    try:
+        from charset_normalizer import from_bytes  # here alone: who reads UTF-8 need not have it
+    except ImportError:
+        return "binary data" if even + odd else ""
+    found = from_bytes(data[: _TELLING[1]]).best() if len(data) >= _TELLING[0] else None
+    if found is None or (even + odd and not found.encoding.startswith(("utf_16", "utf_32"))):
+        return "binary data" if even + odd else ""
+    if not even + odd and max(str(found)) < "\u0250":  # what is above ASCII is guessed there
+        return "an encoding of one byte a letter, such as ISO 8859-1 (Latin-1) or Windows-1252"
+    return found.encoding.replace("_", "-").upper()
 
 
 ENTITY = re.compile(r"&(?:#0{0,20}[0-9]{1,7}|#[xX]0{0,20}[0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
@@ -57,18 +72,40 @@ def decode_entities(text: str, counts: Counter[str]) -> str:
 
 def count_letters(text: str) -> int:
     """How many characters are what words are made of: letters of ASCII; of all other scripts letters, marks (vowel
-    signs, points, accents) and digits, the categories L, M and N of Unicode.
+    signs, points, accents) and digits, the categories L, M and N of Unicode, and what joins or parts the syllables and
+    words of scripts that do it otherwise than by spaces (`IN_WORDS`).
 
     Letters of ASCII are most of them, and are counted all at once. Digits of ASCII do not count: tables and code are
     made of them.
     """
+    return count_letters_and_visible(text)[0]
+
+
+IN_WORDS = "\u0f0b\u0f0c\u1361\u200c\u200d"
+"""Marks between syllables (Tibetan) and words (Ethiopic), and joiners."""
+
+
+def count_letters_and_visible(text: str) -> tuple[int, int]:
+    """The same, and how many characters are no spaces."""
     plain = text.encode("ascii", "ignore")
     letters = len(plain) - len(plain.translate(None, _ASCII_LETTERS))
+    visible = len(plain.translate(None, _ASCII_SPACES))
     if len(plain) < len(text):
-        foreign = "".join(_foreign(text))
+        foreign = text.encode("utf-8", "surrogatepass").translate(None, _ASCII).decode("utf-8", "surrogatepass")
         others = [character for character in foreign if not character.isalpha()]
-        letters += len(foreign) - len(others) + sum(unicodedata.category(character)[0] in "MN" for character in others)
-    return letters
+        letters += len(foreign) - len(others)
+        letters += sum(unicodedata.category(character)[0] in "MN" or character in IN_WORDS for character in others)
+        visible += len(foreign) - sum(map(str.isspace, others))
+    return letters, visible
+
+
+def has_word(text: str) -> bool:
+    """Whether two letters stand side by side, whatever marks are between them."""
+    if _two_letters(text) is not None:
+        return True
+    if text.isascii():
+        return False
+    return _two_letters("".join(part for part in text if unicodedata.category(part)[0] != "M")) is not None
 
 
 # --- Sentences --------------------------------------------------------------------------------------------------------
@@ -77,13 +114,17 @@ def count_letters(text: str) -> int:
 LEAST_LETTERS = 0.8
 """Share of letters (`count_letters`) among the visible characters; prose has more, tables, grammars and code have
 fewer."""
+LOOKED_AT = 1 << 16
+"""Characters of a paragraph that tell whether it is code: its words, one by one, would take many times its memory."""
 MOST_WORDS = 100
 """A longer sentence is a list, or text without full stops."""
 BLOCK = 8192
 """Characters that `sentencex` is given at a time: its time grows with the square of the sentences in one text."""
-LOOKED_AT = 1 << 16
-"""Characters of a paragraph that tell whether it is code: its words, one by one, would take many times its memory."""
 _has_letter_or_digit = re.compile(r"[^\W_]").search
+_paragraphs = re.compile(r"\n\s*\n").split
+OTHER_MARKS = "\u17d4\u17d5\u0f0d\u0f0e"
+"""Of Khmer and Tibetan: of all that end a sentence in Unicode, those that `sentencex` does not know."""
+_other_ends = re.compile(rf"(?<=[{OTHER_MARKS}])(?=\s+[^\s{OTHER_MARKS}])").split
 
 
 LEFT_OUT = ("sentences_left_out", "characters_left_out")
@@ -101,8 +142,12 @@ def split_sentences(document: str, language: str = "en", left_out: dict[str, int
         language: ISO 639-1 code.
         left_out: the counts `LEFT_OUT`, which what is left out here is added to.
     """
-    parts = (part for paragraph in re.split(r"\n\s*\n", document) for part in _parts(paragraph, language))
-    sentences = [" ".join(part.split()) for part in parts]
+    sentences: list[str] = []
+    for paragraph in _paragraphs(document):
+        parts = _parts(paragraph, language)
+        # Nearly all paragraphs have single spaces and no others.
+        is_plain = paragraph.isprintable() and "  " not in paragraph
+        sentences += map(str.strip, parts) if is_plain else [" ".join(part.split()) for part in parts]
     kept = [sentence for sentence in sentences if _has_letter_or_digit(sentence)]
     if left_out is not None and len(kept) < len(sentences):
         count_left_out((sentence for sentence in sentences if not _has_letter_or_digit(sentence)), left_out)
@@ -122,16 +167,20 @@ def check_language(language: str) -> None:
         raise ValueError(f"--language must be {needed}. Got {language!r}.")
 
 
-def _parts(paragraph: str, language: str) -> Iterator[str]:
+def _parts(paragraph: str, language: str) -> list[str]:
     if _is_code(paragraph):
-        yield from paragraph.split("\n")
-        return
-    for sentence in _segment(paragraph, language):
-        # Words have two characters at least, with the space after them.
-        if len(sentence) > 2 * MOST_WORDS and len(sentence.split()) > MOST_WORDS:
-            yield from sentence.split("\n")
-        else:
-            yield sentence
+        return paragraph.split("\n")
+    sentences = list(_segment(paragraph, language))
+    if not paragraph.isascii() and any(mark in paragraph for mark in OTHER_MARKS):
+        sentences = [part for sentence in sentences for part in _other_ends(sentence)]
+    # Words have two characters at least, with the space after them.
+    if all(len(sentence) <= 2 * MOST_WORDS or len(sentence.split()) <= MOST_WORDS for sentence in sentences):
+        return sentences
+    return [
+        part
+        for sentence in sentences
+        for part in (sentence.split("\n") if len(sentence.split()) > MOST_WORDS else [sentence])
+    ]
 
 
 def _segment(paragraph: str, language: str) -> Iterator[str]:
@@ -149,5 +198,6 @@ def _segment(paragraph: str, language: str) -> Iterator[str]:
 
 
 def _is_code(paragraph: str) -> bool:
-    visible = "".join(paragraph[:LOOKED_AT].split())
-    return visible.startswith(">>>") or count_letters(visible) < LEAST_LETTERS * len(visible)
+    text = paragraph[:LOOKED_AT]
+    letters, visible = count_letters_and_visible(text)
+    return letters < LEAST_LETTERS * visible or (">>>" in text and "".join(text.split()).startswith(">>>"))

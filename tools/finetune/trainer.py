@@ -19,7 +19,7 @@ from models.bert.text_batches import collate_texts
 from tensor3d import Cube, check_parameters
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
-from tensor3d.distributed.seeds import mix
+from tensor3d.ops.seeds import mix
 from tensor3d.optim import AdamW, Lamb
 from tools.common.workers import split
 from tools.finetune.config import FinetuneConfig, OptimizerSection

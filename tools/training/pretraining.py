@@ -19,8 +19,8 @@ from tensor3d.data import Loader, PretrainingData, TrainBatch, evaluation_batche
 from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.distributed.object_collectives import check_same_on_all_ranks, run_on_all_ranks, run_on_rank0
-from tensor3d.distributed.seeds import mix
 from tensor3d.distributed.watchdog import Watchdog
+from tensor3d.ops.seeds import mix
 from tools.corpus.training_corpus import TrainingCorpus
 from tools.training.config import TrainConfig
 from tools.training.data import TrainData, held_out_data

@@ -155,7 +155,7 @@ MUTATIONS = (
     ),
     Mutation(
         "seeds-mix-forgets-the-order",
-        "tensor3d/distributed/seeds.py",
+        "tensor3d/ops/seeds.py",
         old="np.random.SeedSequence(numbers)",
         new="np.random.SeedSequence(sorted(numbers))",
         tests=(

@@ -92,6 +92,20 @@ MUTATIONS = (
         tests=(f"{WIKITEXT}::test_what_is_cut_or_written_out_is_counted",),
     ),
     Mutation(
+        "calls-with-other-names",
+        "tools/corpus/extract/wikitext/calls.py",
+        old="and call.named.keys() <= self.names",
+        new="",
+        tests=(f"{WIKITEXT}::test_kind_4_calls_of_another_signature_are_holes",),
+    ),
+    Mutation(
+        "holes-are-no-arguments",
+        "tools/corpus/extract/wikitext/__init__.py",
+        old="if not value and HOLE in text:",
+        new="if False:",
+        tests=(f"{WIKITEXT}::test_kind_4_calls_of_another_signature_are_holes",),
+    ),
+    Mutation(
         "another-variant-stands-in",
         "tools/corpus/extract/wikitext/__init__.py",
         old="given if self.variant in _FIRST_OF_ANY else None",
@@ -108,8 +122,8 @@ MUTATIONS = (
     Mutation(
         "code-begins-later",
         "tools/corpus/sentences.py",
-        old='visible.startswith(">>>") or',
-        new='visible.startswith(">>>>") or',
+        old='.startswith(">>>")',
+        new='.startswith(">>>>")',
         tests=("tests/tools/corpus/test_sentences.py", "tests/tools/corpus/quick/test_text_sources.py"),
     ),
     Mutation(

@@ -32,6 +32,9 @@ def test_both_are_timed_and_give_the_same_ids(tmp_path: Path, capsys: pytest.Cap
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
     assert figures["ids_equal"] is True
     assert figures["bytes"] == sum(len(sentence) for sentence in read_sentences(tmp_path / "docs", "en"))
+    assert f"our encoder on one core: {figures['encoder_ratio']:.2f} times as fast as encode_batch" in text
+    assert f"{figures['step_share']:.2f} of what our encoder alone would do" in text
+    assert len(figures["own_seconds"]) == len(figures["library_seconds"]) == 1
     assert len(figures["raw_seconds"]) == len(figures["step_seconds"]) == len(figures["whole_seconds"]) == 1
 
 
@@ -51,11 +54,18 @@ def test_the_ratio_is_of_rates() -> None:
         raw_seconds=(2.0, 9.0, 3.0),
         step_seconds=(4.0, 1.0, 2.0),
         whole_seconds=(4.0, 6.0, 7.0),
+        library_seconds=(8.0, 9.0, 7.0),
+        own_seconds=(2.0, 2.5, 1.0),
+        cores=4,
         ids_equal=True,
     )
+    assert figures.encoder_ratio == 4
+    assert figures.share(figures.step_seconds) == 0.25
     assert figures.ratio(figures.step_seconds) == 1.5
     assert figures.ratio(figures.whole_seconds) == 0.5
     assert rows(figures) == [
+        ("encode_batch, one core", "8.00", "7.00", "1.50", "0.38"),
+        ("our encoder, one core", "2.00", "1.00", "6.00", "1.50"),
         ("encode_batch_fast alone", "3.00", "2.00", "4.00", "1.00"),
         ("the step tokenize", "2.00", "1.00", "6.00", "1.50"),
         ("with the start of Python", "6.00", "4.00", "2.00", "0.50"),

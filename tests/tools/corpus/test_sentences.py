@@ -14,6 +14,7 @@ from tools.corpus.sentences import (
     _segment,
     check_language,
     count_letters,
+    has_word,
     is_blank,
     likely_encoding,
     split_sentences,
@@ -67,6 +68,7 @@ def test_a_session_of_python_is_code_whatever_it_says() -> None:
 
 
 # Two sentences each, in scripts whose vowels are signs beside the letters, or whose letters have points.
+# ruff: noqa: RUF001
 TWO = {
     "hi": "यह पहला वाक्य है। यह दूसरा वाक्य है।",
     "bn": "এটি প্রথম বাক্য। এটি দ্বিতীয় বাক্য।",
@@ -77,6 +79,11 @@ TWO = {
     "kn": "ಇದು ಮೊದಲ ವಾಕ್ಯ. ಇದು ಎರಡನೇ ವಾಕ್ಯ.",
     "ml": "ഇത് ആദ്യ വാക്യം. ഇത് രണ്ടാം വാക്യം.",
     "gu": "આ પહેલું વાક્ય છે. આ બીજું વાક્ય છે.",
+    "km": "នេះជាប្រយោគទីមួយ។ នេះជាប្រយោគទីពីរ៕",
+    "bo": "འདི་ནི་ཚིག་དང་པོ་ཡིན། འདི་ནི་ཚིག་གཉིས་པ་ཡིན།།",
+    "ti": "እዚ፡ቀዳማይ፡እዩ። እዚ፡ካልኣይ፡እዩ።",
+    "si": "මෙය පළමු වාක්‍යයයි. මෙය දෙවන වාක්‍යයයි.",
+    "hy": "Սա առաջին նախադասությունն է։ Սա երկրորդն է։",
     "pa": "ਇਹ ਪਹਿਲਾ ਵਾਕ ਹੈ। ਇਹ ਦੂਜਾ ਵਾਕ ਹੈ।",
     "ar": "هٰذِهِ جُمْلَةٌ أُولَى. وَهٰذِهِ جُمْلَةٌ ثَانِيَةٌ.",
 }
@@ -86,6 +93,11 @@ TWO = {
 def test_prose_is_prose_in_scripts_with_marks(language: str) -> None:
     assert not _is_code(TWO[language])
     assert len(split_sentences(TWO[language], language)) == 2
+
+
+def test_kind_2_words_are_seen_in_scripts_with_marks() -> None:
+    assert all(map(has_word, ("ក្រុង", "ហ៊ុន", "दिन", "ab", "汉字", "שָׁלוֹם")))
+    assert not any(map(has_word, ("", "a 1", "1 2", "दी", "x = y", "१२", "a\u0301 b")))
 
 
 def test_thai_is_prose() -> None:
@@ -109,4 +121,5 @@ def test_what_bytes_with_nuls_are() -> None:
     assert "UTF-16LE" in likely_encoding(text.encode("utf-16-le"))
     assert "UTF-16BE" in likely_encoding(text.encode("utf-16-be"))
     assert likely_encoding(text.encode() + b"\0") == "binary data"
-    assert likely_encoding(text.encode("utf-32-le")) == "binary data"
+    assert likely_encoding(text.encode("utf-32-le")) == "UTF-32-LE"
+    assert likely_encoding(b"\xff few") == "", "too little to tell"

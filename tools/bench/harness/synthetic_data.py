@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from tensor3d.data import SpecialTokens
 from tensor3d.data.segments import SPECIAL_TOKENS, Segments
-from tensor3d.distributed.seeds import mix
+from tensor3d.ops.seeds import mix
 from tensor3d.packing import LowerBound, PackingPlan
 from tools.common.log import progress
 from tools.packing.histogram import read_histogram

@@ -106,12 +106,9 @@ def read_jsonl(reading: ReadContext) -> Iterator[Document]:
             yield document
 
 
-_WIKIEXTRACTOR = {"id", "revid", "url", "title", "text"}
-
-
 def _is_wikiextractor(row: dict[str, Any]) -> bool:
     """Whether WikiExtractor has written it, under --json: with entities and a paragraph a line, as its other form."""
-    return row.keys() <= _WIKIEXTRACTOR and "curid=" in str(row.get("url")) and isinstance(row.get("text"), str)
+    return "id" in row and "curid=" in str(row.get("url")) and isinstance(row.get("text"), str)
 
 
 def _wikiextractor_text(text: str, title: str, counts: Counter[str]) -> str:

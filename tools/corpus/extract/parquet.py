@@ -49,10 +49,10 @@ def read_parquet(reading: ReadContext) -> Iterator[Document]:
         reading.report("at its end", f"the Parquet file is damaged or cut off: {_first_line(error)}", _REMEDY)
         return
     with file:
-        names = file.schema_arrow.names
-        fields = reading.fields
-        if fields.text not in names and fields.text.partition(".")[0] not in names:
-            reason = f"there is no {fields.text!r} in {', '.join(names)}"
+        names, fields = file.schema_arrow.names, reading.fields
+        paths = [file.schema.column(number).path for number in range(file.metadata.num_columns)]
+        if not any(f"{path}.".startswith(f"{fields.text}.") for path in paths):
+            reason = f"there is no {fields.text!r} in {', '.join(paths)}"
             reading.report("its columns", reason, "Name one by --text-field")
             return
         wanted = dict.fromkeys((fields.text, fields.title, fields.id))

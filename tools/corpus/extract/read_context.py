@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -260,7 +261,10 @@ class ReadContext:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self.report(place.after(error.start), f"this is not UTF-8 ({error.reason})", _UTF8)
+            # Of a corpus that is all so, the guesses would take longer than the rest.
+            likely = "" if self.context.skip_bad else likely_encoding(data)
+            seems = f" but, as it seems, {likely}" if likely else ""
+            self.report(place.after(error.start), f"this is not UTF-8 ({error.reason}){seems}", _UTF8)
             return None
         if "\0" in text:
             reason = f"there are NUL characters, as of {likely_encoding(data)}"
@@ -299,7 +303,7 @@ def row_document(row: dict[str, Any], place: Place | str, reading: ReadContext) 
     """The document in a row; None where there is none, which is reported. A text that is null is an empty one."""
     fields = reading.fields
     if (found_text := reach(row, fields.text)) is MISSING:
-        found = ", ".join(map(repr, list(row)[:10])) or "none"
+        found = ", ".join(itertools.islice(_paths(row), 10)) or "none"
         reading.report(place, f"the row has no field {fields.text!r} but {found}", "Name the field by --text-field")
         return None
     text = "" if found_text is None else found_text
@@ -332,9 +336,23 @@ MISSING = object()
 
 
 def reach(row: dict[str, Any], name: str) -> Any:
-    """The value of a field, or of one inside of others whose names are joined by dots; MISSING where there is none."""
+    """The value of a field, or of one inside of others whose names are joined by dots; None where one of those is null;
+    MISSING where there is none."""
     if name in row:
         return row[name]
-    first, dot, rest = name.partition(".")
-    inner = row.get(first) if dot else None
-    return reach(inner, rest) if isinstance(inner, dict) else MISSING
+    for dot in (place for place, character in enumerate(name) if character == "."):
+        inner = row.get(name[:dot], MISSING)  # names may have dots of their own
+        if inner is None:
+            return None
+        if isinstance(inner, dict) and (found := reach(inner, name[dot + 1 :])) is not MISSING:
+            return found
+    return MISSING
+
+
+def _paths(row: dict[str, Any], above: str = "") -> Iterator[str]:
+    """What could be named: the fields of a row, and those inside of others; what holds no text with its type."""
+    for name, value in row.items():
+        if isinstance(value, dict) and above.count(".") < 3:
+            yield from _paths(value, f"{above}{name}.")
+        else:
+            yield repr(f"{above}{name}") + (" (a list)" if isinstance(value, list) else "")

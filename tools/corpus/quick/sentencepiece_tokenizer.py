@@ -23,6 +23,8 @@ LONGEST = 4192
 RESERVED = "\u2585"
 """A character that sentencepiece uses by itself; it passes over each sentence that has one."""
 _JOINERS = "\u200c\u200d"
+_LETTERS_BEHIND = "\u0e33\u0eb3\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+"""Vowels of Thai and Lao, and colours of skin, which by their category are no marks."""
 
 
 def train_tokenizer(
@@ -91,7 +93,7 @@ def _readable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
         text = sentence.replace(RESERVED, " ")
         parts = list(cut_at_characters(text, LONGEST))
         counts["sentences_cut"] += len(parts) > 1
-        yield from parts
+        yield from filter(str.strip, parts)
 
 
 def cut_at_characters(text: str, longest: int) -> Iterator[str]:
@@ -124,7 +126,7 @@ def cut_at_characters(text: str, longest: int) -> Iterator[str]:
 
 
 def _belongs_to_the_last(character: str) -> bool:
-    return character in _JOINERS or unicodedata.category(character)[0] == "M"
+    return character in _JOINERS or character in _LETTERS_BEHIND or unicodedata.category(character)[0] == "M"
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:

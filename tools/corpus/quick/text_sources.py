@@ -94,7 +94,8 @@ def read_lines(file: Path) -> Iterator[str]:
                 # The first line may begin with a byte order mark.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                reason = f"{file} is not UTF-8 in line {number}: {error.reason}"
+                likely = likely_encoding(line)
+                reason = f"{file} is not UTF-8 in line {number}: {error.reason}{likely and f', as of {likely}'}"
                 raise ValueError(f"{reason}. Convert the file to UTF-8 first.") from error
             if "\0" in text:
                 reason = f"{file} has NUL characters in line {number}, as of {likely_encoding(line)}"

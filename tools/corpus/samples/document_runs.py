@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tensor3d.data import IndexedDataset, SpecialTokens
 from tensor3d.data.array_utils import first_rows, random_bits, ranges
 from tensor3d.data.indexed_dataset import HEADER, TYPES
-from tensor3d.distributed.seeds import mix
+from tensor3d.ops.seeds import mix
 from tools.corpus.pipeline import BadInput, Context, fingerprint_file, read_manifest
 
 # --- Runs of documents of an indexed dataset, read without the rest of it ---------------------------------------------

@@ -14,7 +14,7 @@ from tensor3d.data import Pairs, SpecialTokens, mask_tokens, sample_pairs, sampl
 from tensor3d.data.array_utils import first_rows, ranges
 from tensor3d.data.masking import StoredMasks, masked_counts
 from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE, Segments, full_lengths
-from tensor3d.distributed.seeds import mix
+from tensor3d.ops.seeds import mix
 from tools.corpus.pipeline import Context, Unit, draft
 from tools.corpus.samples.document_runs import Choice, DocumentRun, IndexView, cut_long
 from tools.corpus.tokenizers.base import smallest

@@ -1,13 +1,11 @@
-"""Ranges of documents, and what a worker makes of one: ids, or sentences to train a tokenizer on.
-
-What the workers import brings no torch, so that they are there at once and small.
-"""
+"""Ranges of documents, and what a worker makes of one: ids, or sentences to train a tokenizer on."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +21,8 @@ from tools.corpus.tokenizers.base import smallest
 
 RANGE = 16 << 20
 """Bytes of a file that are one unit of work."""
+SMALLEST, SHARE = 1 << 20, 64
+"""Of a corpus that is small, a unit has the SHARE-th part, and at least so many bytes: the work must come out even."""
 _REMEDY = "Run `python -m tools.corpus extract` again"
 
 
@@ -58,16 +58,22 @@ def fingerprint_documents(files: Sequence[Path]) -> str:
     return hashlib.blake2b("".join(map(fingerprint_file, files)).encode(), digest_size=16).hexdigest()
 
 
-def ranges_of(files: Sequence[Path]) -> list[DocumentRange]:
-    """The units of the files, in order; how they are cut depends on the sizes alone."""
+def ranges_of(files: Sequence[Path], *, evenly: bool = False) -> list[DocumentRange]:
+    """The units of the files, in order; how they are cut depends on the sizes alone.
+
+    Args:
+        evenly: of a small corpus many small ones.
+    """
+    sizes = [file.stat().st_size for file in files]
+    step = min(RANGE, max(SMALLEST, sum(sizes) // SHARE)) if evenly else RANGE
     bounds = [
-        (file, start, min(start + RANGE, size))
-        for file in files
-        for size in (file.stat().st_size,)
-        for start in range(0, size, RANGE)
+        (file, start, min(start + step, size))
+        for file, size in zip(files, sizes, strict=True)
+        for start in range(0, size, step)
     ]
+    of = f"-of-{len(bounds)}" if evenly else ""  # marks of another cut are none of these units
     return [
-        DocumentRange(name=f"{number:07d}", size=end - start, file=file, start=start, end=end)
+        DocumentRange(name=f"{number:07d}{of}", size=end - start, file=file, start=start, end=end)
         for number, (file, start, end) in enumerate(bounds)
     ]
 
@@ -131,15 +137,28 @@ COUNTS = (
 )
 
 
+@lru_cache(maxsize=1)
+def _opened(folder: Path, fingerprint: str) -> Tokenizer:
+    """A worker's tokenizer, which remembers words from one unit to the next. The fingerprint makes it another one where
+    the folder holds another."""
+    return load_tokenizer(folder)
+
+
 def write_part(
-    unit: DocumentRange, context: Context, *, tokenizer: Path, language: str, most_unknown: float
+    unit: DocumentRange,
+    context: Context,
+    *,
+    tokenizer: Path,
+    fingerprint: str,
+    language: str,
+    most_unknown: float,
 ) -> dict[str, int]:
     """Writes the ids of a range to three files in the scratch folder; returns the `COUNTS`.
 
     NAME.ids holds all ids, NAME.lengths (int32) the ids of each sentence, NAME.items (int64) the sentences of each
     document.
     """
-    made = load_tokenizer(tokenizer)
+    made = _opened(tokenizer, fingerprint)
     counts = dict.fromkeys(COUNTS, 0)
     parts = [
         encode_documents([split_sentences(text, language, counts) for text in texts], made, counts)

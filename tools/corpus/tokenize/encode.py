@@ -37,7 +37,7 @@ class TokenizeOptions(Options):
     language: str = "en"
     """ISO 639-1 code: its rules say where a sentence ends."""
     most_unknown: float = 0.2
-    """Share of unknown tokens, in 16 MiB of documents, above which the tokenizer is taken for a wrong one."""
+    """Share of unknown tokens, in 1 to 16 MiB of documents, above which the tokenizer is taken for a wrong one."""
 
 
 def tokenize(options: TokenizeOptions, team: Team) -> Manifest:
@@ -63,10 +63,11 @@ def tokenize(options: TokenizeOptions, team: Team) -> Manifest:
         work = partial(
             write_part,
             tokenizer=options.tokenizer.absolute(),
+            fingerprint=made.fingerprint,
             language=options.language,
             most_unknown=options.most_unknown,
         )
-        units = ranges_of(files)
+        units = ranges_of(files, evenly=True)
         results = step.run("ids", units, work)
         counts = {name: sum(result[name] for result in results) for name in COUNTS}
         if not counts["documents"]:

@@ -12,16 +12,13 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tensor3d.data.masking import ENDS, GOES_ON, SpecialTokens
 from tools.common.files import read_file
-
-if TYPE_CHECKING:
-    from tensor3d.data.masking import SpecialTokens
-
 
 # --- The makes of tokenizers, their files, and what is kept beside them -----------------------------------------------
 
@@ -118,9 +115,6 @@ class Tokenizer(ABC):
 
     @cached_property
     def special(self) -> SpecialTokens:
-        # Imported here: see above.
-        from tensor3d.data.masking import SpecialTokens
-
         return SpecialTokens(vocab_size=self.vocab_size, **self.special_ids)
 
     @abstractmethod
@@ -219,7 +213,6 @@ def word_flags(texts: Iterable[str | None], *, behind: bool = False, ends: bool 
         behind: marks stand behind words, so that a mark by itself ends one.
         ends: False where no piece need end a word: what follows a mark or an ideograph never goes on a word.
     """
-    from tensor3d.data.masking import ENDS, GOES_ON  # imported here: workers need no torch
 
     def flags(text: str | None) -> int:
         if not text:

@@ -163,7 +163,7 @@ def read_vocabulary(content: bytes, file: Path) -> list[str]:
         ValueError: not UTF-8, an empty line, or a piece twice.
     """
     try:
-        lines = content.decode("utf-8").split("\n")
+        lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 at byte {error.start}; a vocab.txt has one piece a line.") from error
     pieces = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]

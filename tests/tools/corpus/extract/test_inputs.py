@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import re
 from pathlib import Path
 
 import pyarrow
@@ -153,8 +154,47 @@ def test_dotted_names_reach_fields_inside_of_others(tmp_path: Path) -> None:
         ("7", "A", "One."),
         ("", "", "Named so."),
     ]
-    with pytest.raises(BadInput, match=r"no field 'data\.body' but 'data'"):
+    with pytest.raises(BadInput, match=r"no field 'data\.body' but 'data\.text', 'data\.meta\.id'"):
         run(tmp_path / "again", path, text_field="data.body")
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "found"),
+    [
+        ({"a.b": {"c": "One."}}, "a.b.c", "One."),
+        ({"a": {"b.c": "One."}}, "a.b.c", "One."),
+        ({"a": {"x": 1}, "a.b": {"c": "One."}}, "a.b.c", "One."),
+        ({"a": {"b": None}, "t": 1}, "a.b.c", None),
+        ({"a": None}, "a.b", None),
+        ({"a": [{"b": "One."}]}, "a.b", "no field 'a.b' but 'a' (a list)"),
+        ({"a": {"c": {"d": "One."}}, "e": 1}, "a.b", "no field 'a.b' but 'a.c.d', 'e'"),
+        ({"a": "One."}, "a.b", "no field 'a.b' but 'a'"),
+    ],
+)
+def test_kind_13_names_reach_fields_whatever_their_shape(
+    row: dict[str, object], name: str, found: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n" + json.dumps({name: "Two."}) + "\n")
+    if found is not None and found.startswith("no field"):
+        with pytest.raises(BadInput, match=re.escape(found)):
+            run(tmp_path / "out", path, text_field=name)
+        return
+    manifest = run(tmp_path / "out", path, text_field=name)
+    assert texts(manifest) == ([] if found is None else [found]) + ["Two."]
+    assert manifest.counts["empty"] == (found is None)
+
+
+def test_kind_13_columns_of_structures_may_be_null_or_have_dots(tmp_path: Path) -> None:
+    structures = pyarrow.table({"data": pyarrow.array([{"text": "One."}, {"text": None}, None])})
+    dotted = pyarrow.table({"data.text": ["One."], "data": [{"text": "Two."}]})
+    for name, table, empty in (("structures", structures, 2), ("dotted", dotted, 0)):
+        path = tmp_path / f"{name}.parquet"
+        pyarrow.parquet.write_table(table, path)
+        manifest = run(tmp_path / name, path, text_field="data.text")
+        assert (texts(manifest), manifest.counts["empty"]) == (["One."], empty)
+        with pytest.raises(BadInput, match=r"no 'data\.body' in data\.text"):
+            run(tmp_path / f"{name}-again", path, text_field="data.body")
 
 
 def test_dotted_names_reach_columns_of_structures(tmp_path: Path) -> None:
@@ -163,7 +203,7 @@ def test_dotted_names_reach_columns_of_structures(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, path)
     found = documents(run(tmp_path / "out", path, text_field="data.text"))
     assert [(each["id"], each["text"]) for each in found] == [("a", "One."), ("b", "Two.")]
-    with pytest.raises(BadInput, match=r"no field 'data\.body'|no 'other\.text' in data, id"):
+    with pytest.raises(BadInput, match=r"no 'other\.text' in data\.text, data\.n, id"):
         run(tmp_path / "again", path, text_field="other.text")
 
 
@@ -178,6 +218,9 @@ def test_both_forms_of_wikiextractor_give_one_text(tmp_path: Path) -> None:
     one, other = (documents(run(tmp_path / f"out-{form}", tmp_path / form)) for form in ("doc", "json"))
     assert [one[0][name] for name in ("id", "title", "text")] == ["12", "R&D", 'About 1 < 2\n\nIt is "so".']
     assert one == other
+    # Further fields, as other versions and forks write them, change nothing.
+    (tmp_path / "json" / "wiki_00").write_text(json.dumps({**row, "language": "en", "length": 5}) + "\n")
+    assert documents(run(tmp_path / "kind-6", tmp_path / "json")) == one
     # Elsewhere an entity is what somebody has written.
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"text": "Write &amp; for an ampersand."}) + "\n")
@@ -205,3 +248,26 @@ def test_text_of_another_encoding_is_refused_by_its_likely_name(encoding: str, t
     rows.write_text('{"text": "a\\u0000b"}\n')
     with pytest.raises(BadInput, match="NUL character"):
         run(tmp_path / "again", rows)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "said"),
+    [
+        ("utf-16-le", "孩子们去学校读书。今天的天气很好。你喜欢喝茶吗", "UTF-16-LE"),
+        ("utf-16-be", "孩子们去学校读书。今天的天气很好。你喜欢喝茶吗", "UTF-16-BE"),
+        ("utf-16", "Some words of plain English, with a mark.", "UTF-16"),
+        ("utf-32-le", "Some words of plain English, without a mark.", "UTF-32-LE"),
+        ("utf-32-be", "Some words of plain English, without a mark.", "UTF-32-BE"),
+        ("cp1251", "Маленький ёж идёт домой. Где твой зелёный чай?", "CP1251"),
+        ("gb18030", "孩子们去学校读书。今天的天气很好。你喜欢喝茶吗", "GB18030"),
+        ("shift_jis", "子どもたちは学校へ行きます。今日はとても天気がいい。", "CP932"),
+        ("latin-1", "Le café est fermé, déjà vu à l'hôtel. Élève très âgé.", r"ISO 8859-1 \(Latin-1\)"),
+    ],
+)
+def test_kind_12_text_of_other_encodings_is_refused_by_its_likely_name(
+    encoding: str, text: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(BadInput, match=rf"(not UTF-8 .* but, as it seems,|NUL characters, as of).* {said}"):
+        run(tmp_path / "out", path, format="text")

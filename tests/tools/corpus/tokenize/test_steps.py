@@ -240,6 +240,8 @@ def test_kind_8_no_part_ends_inside_of_a_character_and_nothing_is_lost() -> None
     assert list(cut_at_characters("aaaa bbb cc", 6)) == ["aaaa ", "bbb cc"]
     assert list(cut_at_characters("漢字漢字", 7)) == ["漢字", "漢字"]
     assert list(cut_at_characters("\u0301" * 5, 4)) == ["\u0301\u0301", "\u0301\u0301", "\u0301"]
+    assert list(cut_at_characters("กำกำ", 9)) == ["กำ", "กำ"], "kind 8: a vowel that is no mark in Unicode"
+    assert list(cut_at_characters("👍🏽👍🏽", 12)) == ["👍🏽", "👍🏽"], "kind 8: a colour of skin"
     assert list(cut_at_characters("", 4)) == [""]
 
 

@@ -92,6 +92,8 @@ def test_only_line_feeds_end_the_lines_of_a_vocabulary(tmp_path: Path) -> None:
         file.write_bytes(end.join([*PIECES, *odd, ""]).encode())
         assert read_vocabulary(file.read_bytes(), file) == [*PIECES, *odd]
         assert WordPieceTokenizer(file, lowercase=True).vocab_size == len(PIECES) + len(odd)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_vocabulary(file.read_bytes(), file) == [*PIECES, *odd], "a byte order mark is of no piece"
 
 
 @pytest.mark.parametrize(

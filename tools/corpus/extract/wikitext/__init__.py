@@ -23,6 +23,7 @@ from mwparserfromhell.parser import ParserError
 from mwparserfromhell.wikicode import Wikicode
 
 from tools.corpus.extract.read_context import Site
+from tools.corpus.extract.wikitext.calls import Call
 from tools.corpus.extract.wikitext.names import (
     END_MATTER,
     is_disambiguation_template,
@@ -32,8 +33,9 @@ from tools.corpus.extract.wikitext.names import (
     plain_name,
     template_key,
 )
-from tools.corpus.extract.wikitext.strip import BREAK, Page, cut, cut_tags, drop_quotes, link_text, normalize
-from tools.corpus.extract.wikitext.templates import Call, templates_of
+from tools.corpus.extract.wikitext.strip import BREAK, HOLE, Page, cut, cut_tags, drop_quotes, link_text, normalize
+from tools.corpus.extract.wikitext.templates import templates_of
+from tools.corpus.sentences import has_word
 
 # --- Text for readers of several scripts: `-{zh-hans:计算机;zh-hant:電腦}-` ---------------------------------
 
@@ -197,9 +199,9 @@ def choose_variants(text: str, converter: Converter, counts: Counter[str]) -> st
 
 
 _PREFIX = re.compile(r"[*#:;]+")
-_SENTENCE_END = re.compile(r"[.!?…。！？؟।][\"'”’»)\]」』]*$")
+_SENTENCE_END = re.compile(r"[.!?…。！？؟।॥۔։።፧။។៕།༎᠃꧉｡][\"'”’»)\]」』]*$")
 _FEWEST_WORDS = 4
-_UNSPACED = re.compile(r"[。！？]")
+_UNSPACED = re.compile(r"[。！？｡။។៕།༎꧉]")
 
 
 def paragraphs(text: str, counts: Counter[str]) -> Iterator[tuple[str, bool]]:
@@ -267,7 +269,8 @@ def needs_parser(line: str) -> bool:
 def parsed(line: str, page: Page) -> str:
     """A line that `cut` has been over, without links and templates. Quotes and entities are still in it."""
     try:
-        return _text(mwparserfromhell.parse(line, skip_style_tags=True), page).replace(BREAK, "\n")
+        text = _text(mwparserfromhell.parse(line, skip_style_tags=True), page)
+        return text.replace(BREAK, "\n").replace(HOLE, "")
     except (ParserError, RecursionError):
         # Never seen on what `cut` leaves.
         return unparsed(line, page)
@@ -281,7 +284,7 @@ def unparsed(line: str, page: Page) -> str:
         page.drop_template(plain_name(found[1], page.namespaces))
         return ""
 
-    return _TARGET.sub("", _TEMPLATE.sub(left_out, line)).replace(BREAK, "\n")
+    return _TARGET.sub("", _TEMPLATE.sub(left_out, line)).replace(BREAK, "\n").replace(HOLE, "")
 
 
 def _text(code: Wikicode, page: Page) -> str:
@@ -309,27 +312,32 @@ def _node(node: Node, page: Page) -> str:
 
 
 def _template(node: Template, page: Page) -> str:
-    name = plain_name(str(node.name), page.namespaces)
-    shown = page.templates.shown(_call(node, name, page), name)
+    name = plain_name(str(node.name).replace(BREAK, " "), page.namespaces)
+    call = _call(node, name, page)
+    shown = None if call is None else page.templates.shown(call, name)
     if shown is None:
         page.drop_template(name)
-        return ""
+        return HOLE
     page.counts["templates_written"] += 1
     return shown
 
 
-def _call(node: Template, name: str, page: Page) -> Call:
+def _call(node: Template, name: str, page: Page) -> Call | None:
+    """None where nothing is left of an argument but the hole of a template in it."""
     positions: dict[int, str] = {}
     named: dict[str, str] = {}
     for parameter in node.params:
-        key = str(parameter.name).strip()
-        value = _text(parameter.value, page).replace(BREAK, "\n").strip()
+        key = str(parameter.name).replace(BREAK, " ").strip()
+        text = _text(parameter.value, page).replace(BREAK, "\n")
+        value = text.replace(HOLE, "").strip()
         # More arguments than these no rule reads, and a number may be of any size.
         if key.isascii() and key.isdecimal() and len(key) < 4:
+            if not value and HOLE in text:
+                return None
             positions[int(key)] = value
-        else:
+        elif value:
             named[key] = value
-    last = max(positions, default=0)
+    last = max((number for number, value in positions.items() if value), default=0)
     return Call(
         name=template_key(name),
         positions=tuple(positions.get(number, "") for number in range(1, last + 1)),
@@ -341,7 +349,7 @@ def _call(node: Template, name: str, page: Page) -> Call:
 
 __all__ = ["PARSER_VERSION", "clean_page", "is_redirect", "namespaces_of"]
 
-PARSER_VERSION = 3
+PARSER_VERSION = 4
 """Goes up with every change of these rules that changes a text."""
 
 MOST_PARSED = 1 << 20
@@ -349,7 +357,6 @@ MOST_PARSED = 1 << 20
 for a page is 2 MiB, of which a few per cent are left for the parser."""
 
 ENGLISH = Site(language="en")
-_LETTERS = re.compile(r"[^\W\d_]{2}")
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 _OWN_NAME = re.compile(r"\{\{\s*(?:FULL|BASE|SUB)?PAGENAME\s*\}\}")
 
@@ -391,7 +398,7 @@ def clean_page(
             paragraph = parsed(paragraph, page) if budget >= 0 else unparsed(paragraph, page)
         for part in _PARAGRAPH_END.split(drop_quotes(paragraph)):
             text = normalize(part, page.counts)
-            if _LETTERS.search(text) is None:
+            if not has_word(text):
                 page.counts["paragraphs_without_words"] += bool(text)
             elif listed and not is_prose(text):
                 page.counts["list_items_dropped"] += 1

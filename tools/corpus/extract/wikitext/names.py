@@ -85,7 +85,8 @@ def normal_space(name: str) -> str:
         name = ENTITY.sub(lambda entity: entity_text(entity[0]), name)
     if not name.isascii():
         name = unicodedata.normalize("NFC", _DIRECTION.sub("", name))
-    return " ".join(name.replace("_", " ").split()).casefold()
+    # A Turkish "i" is written "İ" where it is a capital, which without its point is the same letter.
+    return " ".join(name.replace("_", " ").split()).casefold().replace("i\u0307", "i")
 
 
 @dataclass(frozen=True, kw_only=True)

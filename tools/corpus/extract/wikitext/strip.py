@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
+from tools.corpus.extract.wikitext.calls import RAISED
 from tools.corpus.extract.wikitext.names import (
     BREAKING_TAGS,
     HIDDEN_TAGS,
@@ -30,6 +31,8 @@ LOST = "\ufdd1"
 """Stands for a `{{` or `{|` that nothing closes."""
 LONE = "\ufdd2"
 """Stands for a `[` that belongs to no other."""
+HOLE = "\ufdd3"
+"""Stands, inside of a template or a link, for a template that has been left out."""
 MOST_NESTED = 20
 """Brackets around brackets: what lies deeper is cut. Articles have up to ten."""
 
@@ -82,7 +85,6 @@ def cut_tags(wikitext: str, page: Page) -> str:
 # Tags
 
 _TAG = re.compile(r"<(?:!--|(/?)([A-Za-z][A-Za-z0-9-]*)((?:[\s/][^<>]*)?)>)")
-_RAISED = str.maketrans("0123456789+-−=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿ")
 _SUPERSCRIPT = re.compile(r"<sup>\s*([0-9+\-−=()n]{1,12})\s*</sup>", re.IGNORECASE)
 _PLAIN_FORMULA = re.compile(r"(?:[^\W_]|[\s+\-−=>(),.!/*|]|<(?![A-Za-z/])){1,60}")
 _ESCAPES = str.maketrans({character: f"&#{ord(character)};" for character in "[]{}|<>=*:'_~!\n"})
@@ -92,7 +94,7 @@ def strip_tags(text: str, page: Page) -> str:
     """Comments and tags: hidden ones with their content, literal ones escaped, the others alone."""
     if "<" not in text:
         return text
-    text = _SUPERSCRIPT.sub(lambda found: found[1].translate(_RAISED), text)
+    text = _SUPERSCRIPT.sub(lambda found: found[1].translate(RAISED), text)
     parts: list[str] = []
     unclosed: set[str] = set()
     end = 0
@@ -220,7 +222,7 @@ def cut_brackets(text: str, page: Page) -> str:
             number = partner  # over all that is inside
         elif partner >= 0:
             depth += 1 if partner > number else -1
-        parts.append(shown)
+        parts.append("" if shown == HOLE and not depth else shown)
         end = starts[number] + 2
         number += 1
     parts.append(text[end:])
@@ -303,7 +305,7 @@ def _shown_template(text: str, start: int, end: int, page: Page) -> tuple[str, b
     if page.templates.has_rule(name, key):
         return "{{", True
     page.drop_template(name)
-    return "", False
+    return HOLE, False
 
 
 # --- Cleaning up ------------------------------------------------------------------------------------------------------

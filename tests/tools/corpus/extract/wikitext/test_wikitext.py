@@ -131,6 +131,8 @@ def test_gaps_are_closed(wikitext: str, text: str) -> None:
         ("Of\n* tin\n* It is of iron.\n# Is it so, too?\n** No.\nEnd", "Of\n\nIt is of iron.\n\nIs it so, too?\n\nEnd"),
         ("* 東京は日本の首都である。\n* 東京", "東京は日本の首都である。"),
         ("One.\n:'''Art. 1.''' Law is law.\n; Term\n: It is a word.", "One.\n\nArt. 1. Law is law.\n\nIt is a word."),
+        ("ក្រុង។\n* ဒါက ပထမ ဝါကျ ဖြစ်သည်။\n* នេះជាប្រយោគ។\n* مثلا ایک شہر کا۔",
+            "ក្រុង។\n\nဒါက ပထမ ဝါကျ ဖြစ်သည်။\n\nនេះជាប្រយោគ។\n\nمثلا ایک شہر کا۔"),
         ("<ul><li>This is one good item.</li><li>two</li></ul>", "This is one good item."),
         ("{{never closed\n| a = b\n| c\nThe article begins.", "The article begins."),
         ("A [[never closed one. Then {{ another.", "A never closed one. Then"),
@@ -201,6 +203,7 @@ GERMAN = Site(language="de", namespaces=((6, "Datei"), (6, "Datei_alt")))
         (Site(language="el", namespaces=((6, "Αρχείο"),)), "[[ΑΡΧΕΊΟ:a|b]][[Εικόνα:a|b]]Μια πόλη.", "Μια πόλη."),
         (Site(language="xx", namespaces=((100, "tip"),)), "A [[tip:of a day]] here.[[fr:Un]]", "A tip:of a day here."),
         (Site(), "[[Datei:a|b]][[চিত্র:a|b]] One.", "b One."),  # no siteinfo: what is known here
+        (Site(language="tr", namespaces=((6, "İmge"),)), "[[imge:a|b]][[İMGE:a|b]]Bir şehir.", "Bir şehir."),
         (ENGLISH, "Hear [[Media:a.ogg|the song]] so.[[Media:a.ogg]]", "Hear the song so."),
         (ENGLISH, "In [[w:Rome|Rome]] and [[commons:Rome]], [[:fr:Rome|Rome]].", "In Rome and Rome, Rome."),
     ],
@@ -284,6 +287,48 @@ def test_redirects_are_known_in_any_language(text: str, redirects: bool) -> None
     ],
 )  # fmt: skip
 def test_a_template_is_the_right_text_or_a_hole(language: str, wikitext: str, text: str) -> None:
+    assert read_in(language, wikitext) == text
+
+
+@pytest.mark.parametrize(
+    ("language", "wikitext", "text"),
+    [
+        # positions: too few, too many, none, an empty one
+        ("en", "{{USD|5|2010}} {{ordinal|2|d}} {{nowrap|a|b}} {{color|red}} {{langx|fr}} {{birth date|1990|}} so.",
+            "1990 so."),
+        ("en", "{{not a typo|a|b}} {{nowrap|}} {{music|time|3|4}} {{start date|2000|1|2|10|30}} {{frac|1||2}} so.",
+            "so."),
+        ("en", "{{convert|5|km|mi|2|x|y}} {{lit|a||b}} {{circa|1|2|3}} {{OldStyleDate|2 May|1905|}} {{flag}} so.",
+            "so."),
+        ("fr", "{{unité|10|m|2}} {{s|XIX|e|av. J.-C.}} {{citation|mot|auteur}} {{date|32|mai|2017}} {{heure}} un.",
+            "un."),
+        ("de", "{{enS|town|Stadt}} {{\"|Wort|Autor}} {{enS}} {{lang|fr|mot|x}} Ort.", "Ort."),
+        ("ru", "{{lang-en|word|перевод}} {{iw}} {{lang-fr|}} Он.", "Он."),
+        ("es", "{{siglo|XIX|a|s}} {{esd|a|b}} {{unidad|1|2|m}} {{siglo}} Es.", "Es."),
+        ("ja", "{{読み仮名|漢字}} {{読み仮名|漢字|かんじ|他}} {{仮リンク|家}} {{ルビ|字}} です。", "です。"),
+        ("zh", "{{le|房屋}} {{tsl|en|House}} {{lang-en|x}} 文字。", "文字。"),
+        ("it", "{{TA|a|b}} {{TA}} {{citazione}} Uno.", "Uno."),
+        ("pt", "{{quote}} {{lang|en}} {{nowrap|a|b|c}} Um.", "Um."),
+        # names
+        ("en", "{{nowrap|a|foo=b}} {{convert|5|km|spell=in}} {{USD|5|round=y}} {{flag|France|name=Gaul}} so.", "so."),
+        ("en", "{{convert|5|km|disp=unit}} {{frac|1|2|x=y}} {{as of|2010|url=x}} {{nowrap|a|foo=}} so.", "a so."),
+        ("fr", "{{unité|10|à=20|m}} {{lang|en|word|trad=mot}} {{date|1|mai|2017|x=y}} un.", "un."),
+        # templates in templates
+        ("en", "{{frac|1|{{x}}}} {{nihongo|{{x}}|言葉|kotoba}} {{circa|{{x}}}} {{as of|2010|{{x}}}} so.", "so."),
+        ("en", "{{frac|1|{{convert|x|km}}}} {{small|{{nowrap|{{x}}}}}} {{nowrap|5{{x}} {{frac|1|2}}}} so.",
+            "5 1/2 so."),
+        ("ru", "{{iw|{{x}}|дома}} {{nowrap|{{lang-en|{{x}}}}}} Он.", "Он."),
+        ("en", "{{quote\n| text = One {{x}}two.\n| author = {{x}}\n}}\nThree {{nowrap\n|four\n}}.",
+            "One two.\n\nThree four."),
+        # values
+        ("en", "{{key press|Left}} {{key press|Ctrl|C}} {{flag|USSR}} {{flag|Georgia (country)}} so.", "Ctrl+C so."),
+        ("en", "{{convert|1|mile}}, {{convert|1/2|acre}}, {{convert|3|knot}}, a {{convert|5|mile|adj=on}} run.",
+            "1 mile, 1/2 acre, 3 knots, a 5-mile run."),
+        ("en", "{{OldStyleDate|x|1905|y}} {{val|1e6}} {{convert|1e6|km}} {{date|x}} {{sic|?}} so.", "so."),
+        ("fr", "{{unité|0,123456|m}} {{s|I|e}} {{heure|8|5}} {{date|1|May|2017}} {{lien|A|en|B|le c}} un.", "le c un."),
+    ],
+)  # fmt: skip
+def test_kind_4_calls_of_another_signature_are_holes(language: str, wikitext: str, text: str) -> None:
     assert read_in(language, wikitext) == text
 
 
