@@ -264,7 +264,7 @@ def _tell(task: FinetuneTask) -> None:
 
 def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> None:
     if first:
-        tokens = sum(len(example.text.ids) for example in task.train)
+        tokens = sum(sum(example.lengths) for example in task.train)
         print(
             f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {trainer.total_steps} steps", file=sys.stderr
         )

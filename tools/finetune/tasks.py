@@ -33,7 +33,7 @@ from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics,
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Example:
-    """A text to train on."""
+    """A text to train on, or a few that are learnt together, and are not torn apart."""
 
     text: EncodedText
     target: Any
@@ -41,6 +41,17 @@ class Example:
     targets: float = 1
     """Those that the loss is the mean of: one of a text, or the weight of its class, or one of each word that has a
     tag."""
+    more: Sequence[EncodedText] = ()
+    """The texts behind the first, such as the passages of one query."""
+
+    @property
+    def texts(self) -> Sequence[EncodedText]:
+        return (self.text, *self.more)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each."""
+        return [len(text.ids) for text in self.texts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +122,7 @@ class FinetuneTask(Protocol):
         """The loss of a micro-batch as its part of a step, the same on every rank.
 
         Args:
-            laid: the texts of `examples`, in their order.
+            laid: the texts of `examples`, in their order, all of one before those of the next.
             targets: of all examples of the whole step.
         """
         ...

@@ -21,7 +21,7 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
 from tensor3d.distributed.seeds import mix
 from tensor3d.optim import AdamW, Lamb
-from tools.common.workers import split
+from tools.common.workers import split_groups
 from tools.finetune.config import FinetuneConfig, OptimizerSection
 from tools.finetune.tasks import Evaluation, Example, FinetuneTask
 from tools.training.factory import learning_rate, make_optimizer, make_scaler
@@ -80,11 +80,11 @@ class TextObjective:
         self._task, self._model, self._cube, self._slots, self._padded = task, model, cube, slots, padded
 
     def parts(self, batch: TextStep) -> list[slice]:
-        return split([len(example.text.ids) for example in batch.examples], self._slots, padded=self._padded)
+        return split_groups([example.lengths for example in batch.examples], self._slots, padded=self._padded)
 
     def loss(self, batch: TextStep, part: slice) -> tuple[Tensor, Tensor]:
         own = batch.examples[part]
-        laid = collate_texts([example.text for example in own], self._cube, alone=self._padded)
+        laid = collate_texts([text for example in own for text in example.texts], self._cube, alone=self._padded)
         loss = self._task.loss(self._model, laid, own, sum(example.targets for example in batch.examples))
         return loss, loss.detach().reshape(1)
 
@@ -197,7 +197,7 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
             gradient_norm=numbers.gradient_norm,
             learning_rate=taken.learning_rate,
             texts=taken.step.sequences,
-            tokens=sum(len(example.text.ids) for example in taken.step.examples),
+            tokens=sum(sum(example.lengths) for example in taken.step.examples),
             seconds=self.seconds,
         )
 
