@@ -59,7 +59,7 @@ class TaskFacts:
     """What the folder of a fine-tuned model says of its task."""
 
     problem: str
-    """"classify", "labels", "regress", "answer" or "tag"."""
+    """"classify", "labels", "regress", "rank", "answer" or "tag"."""
     labels: tuple[str, ...] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON: max_length and whatever else predictions need."""

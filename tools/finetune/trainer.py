@@ -261,6 +261,9 @@ def _for_task(weights: WeightSource, task: FinetuneTask) -> WeightSource:
     facts = task.facts()
     if (weights.problem, weights.labels) == (facts.problem, facts.labels):
         return weights
+    # A cross-encoder of a Hugging Face folder says that it is for regression.
+    if facts.problem == "rank" and weights.problem == "regress" and weights.outputs == 1:
+        return weights
     fitting = copy.copy(weights)
     fitting.heads = tuple(head for head in weights.heads if head not in ("classifier", "answers", "tags"))
     return fitting
