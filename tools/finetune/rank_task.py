@@ -71,10 +71,10 @@ class RankTask:
             scale = 1 / highest
             told.append(f"train: grades are learnt as shares of the highest one, {highest:g} (data.loss)")
         examples = [
-            Example(text=texts[0], more=texts[1:], target=grades * scale, targets=terms(grades, self._data.loss))
+            Example(text=texts[0], others=texts[1:], target=grades * scale, targets=terms(grades, self._data.loss))
             for texts, grades in zip(part.texts, part.grades, strict=True)
         ]
-        if large := sum(sum(example.lengths) > self._slots for example in examples):
+        if large := sum(example.tokens > self._slots for example in examples):
             told.append(
                 f"train: {large:,} queries have more tokens than a micro-batch of {self._slots:,}, and are one each "
                 "(run.tokens_per_rank, data.max_passages)"

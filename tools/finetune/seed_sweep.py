@@ -264,7 +264,7 @@ def _tell(task: FinetuneTask) -> None:
 
 def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> None:
     if first:
-        tokens = sum(sum(example.lengths) for example in task.train)
+        tokens = sum(example.tokens for example in task.train)
         print(
             f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {trainer.total_steps} steps", file=sys.stderr
         )

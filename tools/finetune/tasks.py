@@ -33,25 +33,29 @@ from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics,
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Example:
-    """A text to train on, or a few that are learnt together, and are not torn apart."""
+    """A text to train on, or several that are learnt together, and are not torn apart."""
 
     text: EncodedText
     target: Any
     """What the task wants to hear of it."""
+    others: Sequence[EncodedText] = ()
+    """Further texts, such as the other passages of a query."""
     targets: float = 1
     """Those that the loss is the mean of: one of a text, or the weight of its class, or one of each word that has a
     tag."""
-    more: Sequence[EncodedText] = ()
-    """The texts behind the first, such as the passages of one query."""
 
     @property
     def texts(self) -> Sequence[EncodedText]:
-        return (self.text, *self.more)
+        return (self.text, *self.others)
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each."""
         return [len(text.ids) for text in self.texts]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +126,7 @@ class FinetuneTask(Protocol):
         """The loss of a micro-batch as its part of a step, the same on every rank.
 
         Args:
-            laid: the texts of `examples`, in their order, all of one before those of the next.
+            laid: the texts of `examples`, in their order, those of one behind another.
             targets: of all examples of the whole step.
         """
         ...

@@ -197,7 +197,7 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
             gradient_norm=numbers.gradient_norm,
             learning_rate=taken.learning_rate,
             texts=taken.step.sequences,
-            tokens=sum(sum(example.lengths) for example in taken.step.examples),
+            tokens=sum(example.tokens for example in taken.step.examples),
             seconds=self.seconds,
         )
 
