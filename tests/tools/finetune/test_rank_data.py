@@ -165,12 +165,3 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         RankData(margin=0.0)
     with pytest.raises(ValueError, match=r"data\.max_passages must be at least 2"):
         RankData(max_passages=1, loss="softmax")
-
-
-@pytest.mark.slow
-def test_the_embedded_task_has_one_relevant_passage_a_query() -> None:
-    found = read_candidates(RankData(), "dev")
-    assert len(found) > 50
-    for each in found:
-        assert each.grades == [1, 0, 0, 0]
-        assert each.query not in each.passages[0].split()[:1]
