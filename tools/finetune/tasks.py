@@ -26,7 +26,8 @@ from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import Labelled, TextData, read_part
-from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics, number_metrics
+from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics, confusion, number_metrics
+from tools.finetune.pictures import draw_confusion
 
 # --- What the fine-tuning loop needs to know of a task ----------------------------------------------------------------
 
@@ -340,6 +341,23 @@ class ClassifyTask(TextsTask):
 
     def _in_words(self, predicted: Any) -> str:
         return self.labels[predicted]
+
+    def write_predictions(self, best: Evaluation, folder: Path) -> list[Path]:
+        """Also NAME-confusion.tsv, with a picture: how many texts of each label are predicted as which."""
+        written = super().write_predictions(best, folder)
+        for name, part in self._parts.items():
+            if part.targets is not None:
+                table = confusion(best.outputs[name], part.targets, self.columns)
+                path = folder / f"{name}-confusion.tsv"
+                written += run_on_rank0(self._cube, partial(self._write_confusion, path, table))
+        return written
+
+    def _write_confusion(self, path: Path, table: NDArray[np.int64]) -> list[Path]:
+        rows = zip(self.labels, table.tolist(), strict=True)
+        lines = ["\t".join([label, *map(str, counts)]) for label, counts in rows]
+        write_table(path, "\t".join(["label", *self.labels]), lines)
+        picture = path.with_suffix(".png")
+        return [path, *([picture] if draw_confusion(picture, self.labels, table) else [])]
 
     def facts(self) -> TaskFacts:
         return TaskFacts(problem="classify", labels=self.labels, more=settings_of(self.data))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +80,20 @@ def task_of(folder: Path, cube: Cube, tokens: int = 64, **data: Any) -> RankTask
     return RankTask(section, settings, small_tokenizer(folder), cube)
 
 
-def test_it_learns_and_what_it_writes_can_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "out"
-    assert main(["rank", str(recipe(tmp_path)), "--output", str(output)]) == 0
-    told = capsys.readouterr()
-    assert "dev: 13 queries with 43 passages; 1 without a relevant passage, which no metric counts\n" in told.err
-    assert f'next      python -m tools.predict rank {output}/seed-0 "QUERY" "PASSAGE" "PASSAGE"' in told.out
-    seed = output / "seed-0"
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The folder of a whole run, with what it told."""
+    folder = tmp_path_factory.mktemp("rank")
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        assert main(["rank", str(recipe(folder)), "--output", str(folder / "out")]) == 0
+    return folder, out.getvalue(), err.getvalue()
+
+
+def test_it_learns_and_what_it_writes_can_be_asked(done: tuple[Path, str, str]) -> None:
+    folder, out, err = done
+    assert "dev: 13 queries with 43 passages; 1 without a relevant passage, which no metric counts\n" in err
+    seed = folder / "out/seed-0"
+    assert f'next      python -m tools.predict rank {seed} "QUERY" "PASSAGE" "PASSAGE"' in out
     result = json.loads((seed / "result.json").read_text())
     assert (result["metric"], result["metrics"]["ndcg@10"] > 0.9) == ("ndcg@10", True)
     assert result["metrics"]["test_mrr@10"] == result["metrics"]["mrr@10"], "of the same file"
@@ -99,20 +108,23 @@ def test_it_learns_and_what_it_writes_can_be_asked(tmp_path: Path, capsys: pytes
 
     facts = json.loads((seed / "model.json").read_text())
     assert (facts["problem"], facts["heads"], facts["labels"]) == ("rank", ["pooler", "classifier"], None)
-    queries = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    queries = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]
     answers = load(seed, "rank").predict(queries)
     said = {(str(query), str(each.index)): each.score for query, one in enumerate(answers) for each in one.passages}
     assert said == pytest.approx({(row[0], row[1]): float(row[3]) for row in table[1:]}, abs=1e-4)
-    # The library's folder, and a start with the head that is there.
-    assert convert(["to-hf", str(seed), str(tmp_path / "hf")]) == 0
-    assert load(tmp_path / "hf", "rank", max_length=24).predict(queries)[0].passages[0].score == pytest.approx(
-        answers[0].passages[0].score, abs=1e-5
-    )
+
+
+@pytest.mark.slow
+def test_a_start_from_an_exported_folder_takes_its_head(done: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder, *_ = done
+    assert convert(["to-hf", str(folder / "out/seed-0"), str(tmp_path / "hf")]) == 0
     more = ["--model.start-from", str(tmp_path / "hf"), "--model.vocab", "None", "--run.epochs", "1"]
-    more += ["--optimizer.lr", "1e-9", "--output", str(tmp_path / "more")]
-    assert main(["rank", str(tmp_path / "small.toml"), *more]) == 0
-    again = json.loads((tmp_path / "more/seed-0/result.json").read_text())["metrics"]
-    assert again["ndcg@10"] == pytest.approx(result["metrics"]["ndcg@10"], abs=1e-6), "its classifier was taken too"
+    more += ["--run.batch", "100", "--optimizer.lr", "1e-9", "--output", str(tmp_path / "more")]
+    assert main(["rank", str(folder / "small.toml"), *more]) == 0
+    before, after = (
+        json.loads((each / "seed-0/result.json").read_text())["metrics"] for each in (folder / "out", tmp_path / "more")
+    )
+    assert after == pytest.approx(before, abs=1e-6)
     assert open_weights(tmp_path / "more/seed-0").problem == "rank"
 
 
