@@ -66,6 +66,16 @@ class BertForSequenceClassification(PretrainedClassifier):
         """(C/xz, c), fp32 at least: those of this rank's slots on face y, the same on all members of y."""
         return self.classifier(self.dropout(self.pooler(self.bert(batch), batch.first)))
 
+    def logits_of_texts(self, laid: TextBatch) -> Tensor:
+        """(N, c): those of all texts of the batch, in their order and with their graph, the same on every rank: for a
+        loss that compares texts. Every rank computes that loss of all of them, and passes back what is its own."""
+        own = self.logits(laid.batch)
+        slots = local_rows(torch.from_numpy(laid.texts).to(own.device), self.cube)
+        places = torch.where(slots < 0, len(laid.lengths), slots)
+        # Of each text one rank has a value, and the others 0, so that the sum is exact.
+        placed = own.new_zeros(len(laid.lengths) + 1, self.outputs).index_add(0, places, own)
+        return all_reduce_replicated(placed[:-1], self.cube.over("data", "x", "z"))
+
     def forward(
         self,
         batch: PackedBatch,

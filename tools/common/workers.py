@@ -16,21 +16,31 @@ from multiprocessing import connection
 
 
 def split(lengths: Sequence[int], slots: int, *, padded: bool = False) -> list[slice]:
-    """Consecutive texts in parts of about `slots` token slots each, at most, and at least a text.
+    """Consecutive texts in parts of about `slots` token slots each, at most, and at least a text: see `split_groups`.
 
     Args:
         lengths: tokens of each text.
+    """
+    return split_groups([[length] for length in lengths], slots, padded=padded)
+
+
+def split_groups(groups: Sequence[Sequence[int]], slots: int, *, padded: bool = False) -> list[slice]:
+    """Consecutive groups of texts in parts of about `slots` token slots each, at most, and at least a group.
+
+    Args:
+        groups: tokens of the texts of each.
         padded: every text counts with the length of its part's longest.
     """
     parts: list[slice] = []
-    start, total, longest = 0, 0, 0
-    for place, length in enumerate(lengths):
-        total, longest = total + length, max(longest, length)
-        needed = longest * (place + 1 - start) if padded else total
+    start, total, longest, texts = 0, 0, 0, 0
+    for place, lengths in enumerate(groups):
+        size, most = sum(lengths), max(lengths)
+        total, longest, texts = total + size, max(longest, most), texts + len(lengths)
+        needed = longest * texts if padded else total
         if needed > slots and place > start:
             parts.append(slice(start, place))
-            start, total, longest = place, length, length
-    return [*parts, slice(start, len(lengths))]
+            start, total, longest, texts = place, size, most, len(lengths)
+    return [*parts, slice(start, len(groups))]
 
 
 def deal(sizes: Sequence[int], parts: int) -> list[int]:

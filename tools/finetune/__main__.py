@@ -1,4 +1,4 @@
-"""`python -m tools.finetune classify|regress|answer|tag RECIPE.toml [--cube XxYxZ] [--output DIR] [--section.key V]`"""
+"""`python -m tools.finetune TASK RECIPE.toml [--cube XxYxZ] [--output DIR] [--section.key VALUE]`"""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tools.finetune.data import TextData
 from tools.finetune.job import FinetuneCommand
 from tools.finetune.labels_task import classify_task
 from tools.finetune.qa_task import AnswerData, AnswerTask
+from tools.finetune.rank_data import RankData
+from tools.finetune.rank_task import RankTask
 from tools.finetune.seed_sweep import finetune
 from tools.finetune.tag_data import TagData
 from tools.finetune.tag_task import TagTask
@@ -96,11 +98,32 @@ class TagCommand(FinetuneCommand):
     """The recipe's values, each of which can be given here."""
 
 
+# --- `rank` as a command ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConfig(FinetuneConfig):
+    """A recipe of ranking."""
+
+    data: RankData = field(default_factory=RankData)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCommand(FinetuneCommand):
+    """Learn a score for each passage of a query, by which they are put in order (a cross-encoder)."""
+
+    task, task_class = "rank", RankTask
+    recipe_class = RankConfig
+
+    settings: Annotated[RankConfig, tyro.conf.arg(name="")] = field(default_factory=RankConfig)
+    """The recipe's values, each of which can be given here."""
+
+
 # --- The command ------------------------------------------------------------------------------------------------------
 
 _PROG = "python -m tools.finetune"
 COMMANDS: Mapping[str, type[FinetuneCommand]] = {
-    kind.task: kind for kind in (ClassifyCommand, RegressCommand, AnswerCommand, TagCommand)
+    kind.task: kind for kind in (ClassifyCommand, RegressCommand, AnswerCommand, TagCommand, RankCommand)
 }
 
 
@@ -131,7 +154,9 @@ def parse(arguments: Sequence[str]) -> FinetuneCommand:
     else:
         kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
         union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
-        description = "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers, answers or tags."
+        description = (
+            "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers, answers, tags or ranks."
+        )
         command = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description=description)
     if command.recipe != recipe_among(arguments):
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")

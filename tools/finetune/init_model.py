@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from models.bert import PRESETS, BertConfig
 from models.bert.huggingface import WeightSource, open_weights
+from models.bert.huggingface.config import CROSS_ENCODER
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tools.common.machine import write_json
@@ -24,7 +25,10 @@ from tools.predict.text_encoder import check_types
 
 _EMBEDDED_PIECES = 2048
 # Of config.json: of a head that was there before. Left in, other classes would be read into the new one.
-_OF_A_HEAD = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout")
+_OF_A_HEAD = (
+    *("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout", CROSS_ENCODER),
+    "sbert_ce_default_activation_function",
+)
 _log = logging.getLogger(__name__)
 _KINDS: dict[str, Kind] = {".txt": "wordpiece", ".json": "json", ".model": "sentencepiece"}
 

@@ -30,12 +30,18 @@ def class_metrics(predicted: Classes, labels: Classes, classes: int) -> dict[str
     """
     _check(predicted, labels)
     accuracy = float((predicted == labels).mean())
-    table = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(table, (labels, predicted), 1)
+    table = confusion(predicted, labels, classes)
     per_class = _f1(table)
     named = table.any(0) | table.any(1)
     f1 = float(per_class[-1] if classes == 2 else per_class[named].mean())
     return {"accuracy": accuracy, "f1": f1, "accuracy_f1": (accuracy + f1) / 2, "matthews": _matthews(table)}
+
+
+def confusion(predicted: NDArray[Any], labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    """(classes, classes): how many texts of each class (rows) are predicted as which (columns)."""
+    table = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(table, (labels, predicted), 1)
+    return table
 
 
 def number_metrics(predicted: Floats, targets: Floats) -> dict[str, float]:

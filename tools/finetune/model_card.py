@@ -73,9 +73,11 @@ def model_card(
 
 def predicted_by(task: FinetuneTask, folder: str = "FOLDER") -> str:
     """The words of a command that asks the model."""
-    name, more = task.name if task.name in ("answer", "tag") else "classify", '"TEXT"'
+    name, more = task.name if task.name in ("answer", "tag", "rank") else "classify", '"TEXT"'
     if name == "answer":
         more = '"QUESTION" "CONTEXT"'
+    elif name == "rank":
+        more = '"QUERY" "PASSAGE" "PASSAGE"'
     elif task.facts().more.get("pairs"):
         more = '"TEXT" "TEXT_B"'
     return f"{name} {folder} {more}"

@@ -42,6 +42,16 @@ class Row:
     """Those of the columns that were asked for. None: JSON's null."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One row of JSON lines, Parquet or a saved dataset, with lists and objects as they are."""
+
+    where: str
+    number: int
+    values: Mapping[Column, Any]
+    """Those of the columns that were asked for, without those that may be missing and are."""
+
+
 def read_rows(
     path: Path,
     columns: Sequence[Column],
@@ -67,8 +77,42 @@ def read_rows(
         ValueError: of the file, naming it and the line: it does not exist, is not UTF-8, a column is missing or there
             twice, a row has more or fewer columns than the first, a quote is not closed, or a line is no JSON object.
     """
+    kind = kind_of(path, format)
+    if kind not in ("tsv", "csv"):
+        return (_in_text(record, columns, separator) for record in read_records(path, columns, format=format))
+    quoted = kind == "csv" if quotes == "auto" else quotes == "yes"
+    mark = "\t" if kind == "tsv" else ","
+    lines = _quoted(path, mark) if quoted else _plain(path, mark)
+    return _table(path, columns, _without_end(lines, [""]), header, skip)
+
+
+def read_records(
+    path: Path, columns: Sequence[Column], *, optional: Sequence[Column] = (), format: Format = "auto"
+) -> Iterator[Record]:
+    """The rows of JSON lines, Parquet or a saved dataset with their values as they are: lists stay lists, and numbers
+    numbers. Classes have their names.
+
+    Args:
+        columns, optional: those that are needed, and those that may be missing, by name.
+        format: as in `read_rows`.
+
+    Raises:
+        ValueError: as `read_rows`; a format of text alone.
+    """
+    kind = kind_of(path, format)
+    if kind == "dataset":
+        return _dataset(path, columns, optional)
+    if kind == "parquet":
+        return _parquet(path, columns, optional)
+    if kind == "jsonl":
+        return _objects(path, columns, optional)
+    raise ValueError(f"{path} must be a file of JSON lines or Parquet, or a saved dataset. Got {kind}.")
+
+
+def kind_of(path: Path, format: Format) -> str:
+    """ "tsv", "csv", "jsonl", "parquet" or "dataset". Raises ValueError where that cannot be known."""
     if path.is_dir():
-        return _dataset(path, columns, separator)
+        return "dataset"
     if not path.is_file():
         raise ValueError(f"{path} is no file. Give the path of one, with columns in TSV, CSV, JSON lines or Parquet.")
     kind = _FORMATS.get(path.suffix.lower()) if format == "auto" else format
@@ -76,14 +120,13 @@ def read_rows(
         raise ValueError(
             f'{path} does not say by its suffix what it is. Set data.format to "tsv", "csv", "jsonl" or "parquet".'
         )
-    if kind == "parquet":
-        return _parquet(path, columns, separator)
-    if kind == "jsonl":
-        return _objects(path, columns, separator)
-    quoted = kind == "csv" if quotes == "auto" else quotes == "yes"
-    mark = "\t" if kind == "tsv" else ","
-    lines = _quoted(path, mark) if quoted else _plain(path, mark)
-    return _table(path, columns, _without_end(lines, [""]), header, skip)
+    return kind
+
+
+def _in_text(record: Record, columns: Sequence[Column], separator: str | None) -> Row:
+    where = record.where
+    values = {column: _text_of(record.values[column], where, column, separator) for column in columns}
+    return Row(where=where, number=record.number, values=values)
 
 
 def _plain(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
@@ -153,7 +196,7 @@ def _place(path: Path, column: Column, names: Sequence[str], width: int) -> int:
     return names.index(column)
 
 
-def _objects(path: Path, columns: Sequence[Column], separator: str | None) -> Iterator[Row]:
+def _objects(path: Path, columns: Sequence[Column], optional: Sequence[Column]) -> Iterator[Record]:
     lines = ((number, line.strip()) for number, line in enumerate(read_lines(path), start=1))
     for number, (place, line) in enumerate(_without_end(lines, "")):
         where = f"{path} line {place}"
@@ -166,8 +209,8 @@ def _objects(path: Path, columns: Sequence[Column], separator: str | None) -> It
         missing = next((column for column in columns if column not in row), None)
         if missing is not None:
             raise ValueError(f"{where}: it has no key {missing!r}. It has {', '.join(map(repr, row))}.")
-        values = {column: _text_of(row[column], where, column, separator) for column in columns}
-        yield Row(where=where, number=number, values=values)
+        values = {column: row[column] for column in (*columns, *optional) if column in row}
+        yield Record(where=where, number=number, values=values)
 
 
 def _text_of(value: Any, where: str, column: Column, separator: str | None) -> str | None:
@@ -201,15 +244,15 @@ def files_of(path: Path) -> list[Path]:
     return inside or [path]
 
 
-def _parquet(path: Path, columns: Sequence[Column], separator: str | None) -> Iterator[Row]:
+def _parquet(path: Path, columns: Sequence[Column], optional: Sequence[Column]) -> Iterator[Record]:
     parquet = _pyarrow("parquet")
     with _naming(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        _check_columns(path, columns, file.schema_arrow.names)
+        there = _columns_of(path, columns, optional, file.schema_arrow.names)
         names = _class_names(_features_among(file.schema_arrow.metadata or {}))
-        yield from _arrow_rows(path, file.iter_batches(columns=list(columns)), columns, names, separator)
+        yield from _arrow_rows(path, file.iter_batches(columns=there), names)
 
 
-def _dataset(path: Path, columns: Sequence[Column], separator: str | None) -> Iterator[Row]:
+def _dataset(path: Path, columns: Sequence[Column], optional: Sequence[Column]) -> Iterator[Record]:
     if (path / _SPLITS).is_file():
         splits = ", ".join(str(path / name) for name in _object(path / _SPLITS).get("splits", ()))
         raise ValueError(f"{path} holds several datasets. Give one of them: {splits}.")
@@ -230,18 +273,16 @@ def _dataset(path: Path, columns: Sequence[Column], separator: str | None) -> It
         for file in files:
             # Mapped, a length that is damaged takes no memory.
             with memory_map(str(file)) as opened, ipc.open_stream(opened) as stream:
-                _check_columns(path, columns, stream.schema.names)
+                there = _columns_of(path, columns, optional, stream.schema.names)
                 for batch in stream:
                     batch.validate(full=True)  # what a damaged one points to may lie anywhere
-                    yield batch.select([str(column) for column in columns])
+                    yield batch.select(there)
 
     with _naming(path):
-        yield from _arrow_rows(path, batches(), columns, names, separator)
+        yield from _arrow_rows(path, batches(), names)
 
 
-def _arrow_rows(
-    path: Path, batches: Iterable[Any], columns: Sequence[Column], names: Names, separator: str | None
-) -> Iterator[Row]:
+def _arrow_rows(path: Path, batches: Iterable[Any], names: Names) -> Iterator[Record]:
     number = 0
     for batch in batches:
         try:
@@ -250,11 +291,8 @@ def _arrow_rows(
             raise ValueError(f"{path} is not UTF-8 behind row {number}: {problem}.") from None
         for row in found:
             where = f"{path} row {number}"
-            values = {
-                column: _text_of(_named(row[column], names.get(column), where), where, column, separator)
-                for column in columns
-            }
-            yield Row(where=where, number=number, values=values)
+            values = {column: _named(value, names.get(column), where) for column, value in row.items()}
+            yield Record(where=where, number=number, values=values)
             number += 1
 
 
@@ -290,13 +328,16 @@ def _named(value: Any, names: Sequence[str] | None, where: str) -> Any:
     return None if value == -1 else names[value]
 
 
-def _check_columns(path: Path, columns: Sequence[Column], there: list[Column]) -> None:
-    for column in columns:
+def _columns_of(path: Path, columns: Sequence[Column], optional: Sequence[Column], there: list[Column]) -> list[str]:
+    """Those that are read."""
+    wanted = [*columns, *(column for column in optional if column in there)]
+    for column in wanted:
         if there.count(column) != 1:
             found = f"{there.count(column)} columns" if column in there else "no column"
             raise ValueError(
                 f"{path} has {found} {column!r}, and one is needed, by its name. It has {', '.join(map(repr, there))}."
             )
+    return [str(column) for column in wanted]
 
 
 def _object(path: Path) -> dict[str, Any]:

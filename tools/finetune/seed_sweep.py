@@ -6,6 +6,7 @@ model.json          what the model is, for `tools.predict` and for more fine-tun
 tokenizer/          its tokenizer
 checkpoints/        the weights of the best evaluation, for any cube
 metrics.jsonl       every step and every evaluation
+curves.png          the same as a picture, where matplotlib is installed
 predictions/        what the best weights say of dev and test
 README.md           a model card
 result.json         written last: the metrics of the best weights
@@ -39,6 +40,7 @@ from tools.finetune.init_model import InitModel, open_start
 from tools.finetune.job import SETTINGS, FinetuneCommand, drop_settings, keep_settings
 from tools.finetune.metrics import summary
 from tools.finetune.model_card import CARD, model_card, predicted_by
+from tools.finetune.pictures import draw_curves
 from tools.finetune.tasks import Evaluation, FinetuneTask
 from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics, count_steps
 from tools.training.factory import precision, set_matmul_precision
@@ -118,6 +120,7 @@ class SeedRun:
 
         def end() -> None:
             write_file(self._folder / CARD, self._card(result))
+            draw_curves(self._folder, self._task.best)
             write_json(self._folder / RESULT, result)
 
         run_on_rank0(self._cube, end)
@@ -264,7 +267,7 @@ def _tell(task: FinetuneTask) -> None:
 
 def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> None:
     if first:
-        tokens = sum(len(example.text.ids) for example in task.train)
+        tokens = sum(example.tokens for example in task.train)
         print(
             f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {trainer.total_steps} steps", file=sys.stderr
         )

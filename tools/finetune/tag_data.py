@@ -1,4 +1,4 @@
-"""The section `data` of tagging, and the sentences that it names: columns of CoNLL, JSON lines, CSV."""
+"""The section `data` of tagging, and the sentences that it names: columns of CoNLL, JSON lines, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from tools.common.files import parsed_json
 from tools.corpus.quick.text_sources import read_lines
 from tools.corpus.tokenizers.base import InTexts
 from tools.finetune.data import EMBEDDED, embedded_sentences
-from tools.finetune.rows import Column, read_rows
+from tools.finetune.rows import Column, files_of, read_records, read_rows
 from tools.predict.inputs import check_words, is_unicode
 from tools.tagging.schemes import OUTSIDE, Entity, Scheme, detect_scheme, entities, has_prefix, repaired, tags_of
 from tools.tagging.windows import TagSettings, WordText
 
 # --- The section `data` of tagging ------------------------------------------------------------------------------------
 
-Format = Literal["auto", "conll", "jsonl", "csv"]
+Format = Literal["auto", "conll", "jsonl", "csv", "parquet"]
 _FORMATS: dict[str, Format] = {
     **dict.fromkeys((".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2", ".iobes"), "conll"),
     **dict.fromkeys((".jsonl", ".json", ".ndjson"), "jsonl"),
     ".csv": "csv",
+    ".parquet": "parquet",
 }
 
 
@@ -47,14 +48,17 @@ class TagData:
     test_tags: bool = True
     """Whether the test file has tags: its metrics are told too."""
     format: Format = "auto"
-    """"auto": by the suffix. "conll": .conll, .txt, .tsv, .bio, .iob, .iob2, .iobes; "jsonl"; "csv"."""
+    """"auto": by the suffix. "conll": .conll, .txt, .tsv, .bio, .iob, .iob2, .iobes; "jsonl"; "csv"; "parquet". A
+    folder is one that the library datasets has saved."""
     sentence: Column = "sentence"
     """Of CSV: the column that is the same in all rows of a sentence, by name or number from 1. Where it is empty the
     sentence goes on."""
     word: Column = "word"
-    """Of CSV: the column of the word. Of CoNLL a number; default there: the first."""
+    """Of CSV: the column of the word. Of CoNLL a number; default there: the first. Of Parquet and datasets the column
+    of the list of words; default there: tokens."""
     tag: Column = "tag"
-    """Of CSV: the column of the tag. Of CoNLL a number; default there: the last."""
+    """Of CSV: the column of the tag. Of CoNLL a number; default there: the last. Of Parquet and datasets the column
+    of the list of tags; default there: tags."""
     scheme: Literal["auto", "iob1", "iob2", "iobes", "plain"] = "auto"
     """How tags spell entities. "auto": as most sentences of the training file have it; spans become iob2."""
     repair: bool = False
@@ -89,7 +93,8 @@ class TagData:
         return TagSettings(scheme=scheme, max_length=self.max_length, stride=self.stride)
 
     def files(self) -> list[Path]:
-        return [Path(name) for name in (self.train, self.dev, self.test) if name is not None and name != EMBEDDED]
+        named = [Path(name) for name in (self.train, self.dev, self.test) if name is not None and name != EMBEDDED]
+        return [file for path in named for file in files_of(path)]
 
 
 # --- Sentences of files, with the place of each word for messages -----------------------------------------------------
@@ -143,10 +148,14 @@ def read_sentences(data: TagData, part: str, told: Told) -> list[Sentence]:
         return list(_embedded(part))
     path = Path(name)
     kind = _FORMATS.get(path.suffix.lower()) if data.format == "auto" else data.format
-    if kind is None:
-        raise ValueError(f'{path} does not say by its suffix what it is. Set data.format to "conll", "jsonl" or "csv".')
-    if kind == "jsonl":
-        found = list(_of_objects(path, data, told, tagged=tagged))
+    if path.is_dir() or kind == "parquet":
+        found = list(_of_objects(_of_records(path, data), data, told, tagged=tagged))
+    elif kind is None:
+        raise ValueError(
+            f'{path} does not say by its suffix what it is. Set data.format to "conll", "jsonl", "csv" or "parquet".'
+        )
+    elif kind == "jsonl":
+        found = list(_of_objects(_of_lines(path), data, told, tagged=tagged))
     elif kind == "csv":
         found = list(_of_rows(path, data, tagged=tagged))
     else:
@@ -230,15 +239,28 @@ def _of_rows(path: Path, data: TagData, *, tagged: bool) -> Iterator[Sentence]:
         yield _sentence([(row.where, row.values[data.word] or "", row.values.get(data.tag)) for row in rows])
 
 
-def _of_objects(path: Path, data: TagData, told: Told, *, tagged: bool) -> Iterator[Sentence]:
+def _of_lines(path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path} line {number}"
         if not line.strip():
             continue
         try:
-            row = parsed_json(line)
+            yield where, parsed_json(line)
         except ValueError as problem:
             raise ValueError(f"{where}: it is not valid JSON: {problem}. Write one object a line.") from None
+
+
+def _of_records(path: Path, data: TagData) -> Iterator[tuple[str, Any]]:
+    """Rows of Parquet and of datasets, by the names that JSON has. What is null there is missing here."""
+    words = "tokens" if data.word == "word" else data.word
+    tags = "tags" if data.tag == "tag" else data.tag
+    names = {words: "tokens", tags: "tags", "text": "text", "spans": "spans"}
+    for record in read_records(path, (), optional=list(names), format="parquet"):
+        yield record.where, {names[key]: value for key, value in record.values.items() if value is not None}
+
+
+def _of_objects(rows: Iterator[tuple[str, Any]], data: TagData, told: Told, *, tagged: bool) -> Iterator[Sentence]:
+    for where, row in rows:
         keys = {"tokens", "text"} & row.keys() if isinstance(row, dict) else set()
         if len(keys) != 1:
             raise ValueError(f'{where}: an object with "tokens" and "tags", or "text" and "spans", is needed.')

@@ -26,21 +26,37 @@ from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import Labelled, TextData, read_part
-from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics, number_metrics
+from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics, confusion, number_metrics
+from tools.finetune.pictures import draw_confusion
 
 # --- What the fine-tuning loop needs to know of a task ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Example:
-    """A text to train on."""
+    """A text to train on, or several that are learnt together, and are not torn apart."""
 
     text: EncodedText
     target: Any
     """What the task wants to hear of it."""
+    others: Sequence[EncodedText] = ()
+    """Further texts, such as the other passages of a query."""
     targets: float = 1
     """Those that the loss is the mean of: one of a text, or the weight of its class, or one of each word that has a
     tag."""
+
+    @property
+    def texts(self) -> Sequence[EncodedText]:
+        return (self.text, *self.others)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each."""
+        return [len(text.ids) for text in self.texts]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +64,7 @@ class TaskFacts:
     """What the folder of a fine-tuned model says of its task."""
 
     problem: str
-    """"classify", "labels", "regress", "answer" or "tag"."""
+    """"classify", "labels", "regress", "rank", "answer" or "tag"."""
     labels: tuple[str, ...] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON: max_length and whatever else predictions need."""
@@ -111,7 +127,7 @@ class FinetuneTask(Protocol):
         """The loss of a micro-batch as its part of a step, the same on every rank.
 
         Args:
-            laid: the texts of `examples`, in their order.
+            laid: the texts of `examples`, in their order, those of one behind another.
             targets: of all examples of the whole step.
         """
         ...
@@ -325,6 +341,23 @@ class ClassifyTask(TextsTask):
 
     def _in_words(self, predicted: Any) -> str:
         return self.labels[predicted]
+
+    def write_predictions(self, best: Evaluation, folder: Path) -> list[Path]:
+        """Also NAME-confusion.tsv, with a picture: how many texts of each label are predicted as which."""
+        written = super().write_predictions(best, folder)
+        for name, part in self._parts.items():
+            if part.targets is not None:
+                table = confusion(best.outputs[name], part.targets, self.columns)
+                path = folder / f"{name}-confusion.tsv"
+                written += run_on_rank0(self._cube, partial(self._write_confusion, path, table))
+        return written
+
+    def _write_confusion(self, path: Path, table: NDArray[np.int64]) -> list[Path]:
+        rows = zip(self.labels, table.tolist(), strict=True)
+        lines = ["\t".join([label, *map(str, counts)]) for label, counts in rows]
+        write_table(path, "\t".join(["label", *self.labels]), lines)
+        picture = path.with_suffix(".png")
+        return [path, *([picture] if draw_confusion(picture, self.labels, table) else [])]
 
     def facts(self) -> TaskFacts:
         return TaskFacts(problem="classify", labels=self.labels, more=settings_of(self.data))

@@ -21,7 +21,7 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
 from tensor3d.ops.seeds import mix
 from tensor3d.optim import AdamW, Lamb
-from tools.common.workers import split
+from tools.common.workers import split_groups
 from tools.finetune.config import FinetuneConfig, OptimizerSection
 from tools.finetune.tasks import Evaluation, Example, FinetuneTask
 from tools.training.factory import learning_rate, make_optimizer, make_scaler
@@ -80,11 +80,11 @@ class TextObjective:
         self._task, self._model, self._cube, self._slots, self._padded = task, model, cube, slots, padded
 
     def parts(self, batch: TextStep) -> list[slice]:
-        return split([len(example.text.ids) for example in batch.examples], self._slots, padded=self._padded)
+        return split_groups([example.lengths for example in batch.examples], self._slots, padded=self._padded)
 
     def loss(self, batch: TextStep, part: slice) -> tuple[Tensor, Tensor]:
         own = batch.examples[part]
-        laid = collate_texts([example.text for example in own], self._cube, alone=self._padded)
+        laid = collate_texts([text for example in own for text in example.texts], self._cube, alone=self._padded)
         loss = self._task.loss(self._model, laid, own, sum(example.targets for example in batch.examples))
         return loss, loss.detach().reshape(1)
 
@@ -197,7 +197,7 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
             gradient_norm=numbers.gradient_norm,
             learning_rate=taken.learning_rate,
             texts=taken.step.sequences,
-            tokens=sum(len(example.text.ids) for example in taken.step.examples),
+            tokens=sum(example.tokens for example in taken.step.examples),
             seconds=self.seconds,
         )
 
@@ -260,6 +260,9 @@ def _for_task(weights: WeightSource, task: FinetuneTask) -> WeightSource:
     """Without the head of another task: one that knows other classes is of no use, and may have another size."""
     facts = task.facts()
     if (weights.problem, weights.labels) == (facts.problem, facts.labels):
+        return weights
+    # A cross-encoder of a Hugging Face folder says that it is for regression.
+    if facts.problem == "rank" and weights.problem == "regress" and weights.outputs == 1:
         return weights
     fitting = copy.copy(weights)
     fitting.heads = tuple(head for head in weights.heads if head not in ("classifier", "answers", "tags"))

@@ -1,4 +1,4 @@
-"""Answers of a trained model: pieces for masks, scores of texts, classes, spans, tags, vectors.
+"""Answers of a trained model: pieces for masks, scores of texts, classes, spans, tags, ranks, vectors.
 
 from tools.predict import load
 load("runs/quickstart", "fill-mask").predict(["The [MASK] of a list is counted from zero."])
@@ -12,6 +12,8 @@ from tools.predict.results import (
     Filled,
     Labelled,
     Piece,
+    Ranked,
+    RankedPassage,
     Scored,
     ScoredPiece,
     Span,
@@ -28,6 +30,8 @@ __all__ = [
     "Labelled",
     "Piece",
     "Predictor",
+    "Ranked",
+    "RankedPassage",
     "Scored",
     "ScoredPiece",
     "Span",

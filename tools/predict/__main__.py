@@ -174,7 +174,11 @@ class PredictCommand(CubeCommand):
         return source, self._output(files, predictor)
 
     def _given(self, fields: Fields) -> list[Query | InputProblem]:
-        items: list[str | dict[str, str]] = list(self.texts)
+        items: list[str | dict[str, Any]] = list(self.texts)
+        if fields.candidates is not None:
+            if len(self.texts) < 2:
+                raise ValueError(f"a query and at least one passage are needed. Got {len(self.texts)} text.")
+            items = [{fields.first: self.texts[0], fields.candidates: self.texts[1:]}]
         if self.two_by_two and fields.second is None:
             raise ValueError(f"--pairs: only {fields.in_words} is read. {fields.reason} Leave out --pairs.")
         if (self.two_by_two or fields.needs_second) and fields.second is not None:
@@ -188,7 +192,8 @@ class PredictCommand(CubeCommand):
             return JsonOutput(files.enter_context(draft(self.output)))
         if self.texts and not self.json:
             is_paired = self.two_by_two or predictor.task.fields.needs_second
-            return ReadableOutput(sys.stdout.buffer, with_text=len(self.texts) > 1 + is_paired)
+            is_one = predictor.task.fields.candidates is not None
+            return ReadableOutput(sys.stdout.buffer, with_text=len(self.texts) > 1 + is_paired and not is_one)
         return JsonOutput(sys.stdout.buffer)
 
 
@@ -307,6 +312,25 @@ class TagCommand(PredictCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankCommand(PredictCommand):
+    """The passages of a query in order, by a cross-encoder. Arguments are QUERY PASSAGE PASSAGE ...
+
+    {"query": ..., "passages": [text or {"text", "id"}, ...]} to {"query", "passages": [{"rank", "index", "id", "score",
+    "text"}, ...]}
+    """
+
+    task = "rank"
+    top: int | None = None
+    """Passages of each query that are given, best first. Default: all."""
+    collection: Path | None = None
+    """corpus.jsonl, as BEIR has it ({"_id", "title", "text"} a line), for passages that have an "id" alone."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"top": self.top, "collection": self.collection}
+
+
+@dataclass(frozen=True, kw_only=True)
 class EmbedCommand(PredictCommand):
     """A vector for each text: {"text": ...} to {"vector": [...]}."""
 
@@ -335,7 +359,7 @@ class EmbedCommand(PredictCommand):
         return super()._output(files, predictor)
 
 
-# --- `python -m tools.predict fill-mask|score|classify|answer|tag|embed MODEL [TEXT ...] [OPTIONS]` -------------------
+# --- `python -m tools.predict TASK MODEL [TEXT ...] [OPTIONS]` --------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -349,10 +373,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "classify": ClassifyCommand,
             "answer": AnswerCommand,
             "tag": TagCommand,
+            "rank": RankCommand,
             "embed": EmbedCommand,
         },
         arguments,
-        "Ask a trained model: pieces for masks, scores of texts, classes, answers, tags, vectors.",
+        "Ask a trained model: pieces for masks, scores of texts, classes, answers, tags, ranks, vectors.",
     )
 
 

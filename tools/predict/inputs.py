@@ -107,7 +107,7 @@ class LineReader:
 
 # --- What is asked of a model, text by text ---------------------------------------------------------------------------
 
-_NAMES = ("text", "text_b", "question", "context")
+_NAMES = ("text", "text_b", "question", "context", "query", "passages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +119,9 @@ class Fields:
     needs_second: bool = False
     words: str | None = None
     """What may stand in the place of the first: a list of its words."""
+    candidates: str | None = None
+    """A list of texts that stand beside the first: strings, or objects with "text" or, where a collection is given,
+    with the "id" of one of its texts."""
     reason: str = ""
     """Why it reads these, where the model decides: put behind messages about others."""
 
@@ -127,9 +130,20 @@ class Fields:
         first = f'"{self.first}"'
         if self.words is not None:
             return f'{first} or "{self.words}"'
+        if self.candidates is not None:
+            return f'{first} and "{self.candidates}"'
         if self.second is None:
             return first
         return f'{first} and "{self.second}"' if self.needs_second else f'{first} and, for pairs, "{self.second}"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A text that is to be compared with others."""
+
+    text: str | None
+    """None: it has an id alone."""
+    id: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +158,8 @@ class Query:
     second: str | None = None
     words: tuple[str, ...] | None = None
     """Those of `first`, where the input has them."""
+    candidates: tuple[Candidate, ...] = ()
+    """Those of the input."""
     id: Any = None
     """What the input calls it; None where it has no name. It comes back with the result."""
 
@@ -175,14 +191,14 @@ def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: s
 
     told = f"{fields.reason} " if fields.reason else ""
     if isinstance(item, str):
-        if fields.needs_second:
+        if fields.needs_second or fields.candidates:
             return problem(f"a string alone is not enough. {told}Give an object with {fields.in_words}.")
         item = {fields.first: item}
     elif not isinstance(item, Mapping):
         return problem(f"a string or an object with {fields.in_words} is needed. Got {_short(item)}.")
     name = item.get("id")
     for key in _NAMES:
-        if item.get(key) is not None and key not in (fields.first, fields.second):
+        if item.get(key) is not None and key not in (fields.first, fields.second, fields.candidates):
             return problem(
                 f'"{key}" is not read here, but {fields.in_words}. {told}Leave it out, or ask another task.', name
             )
@@ -204,7 +220,24 @@ def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: s
             )
         if not is_unicode(text):
             return problem(f'"{needed}" is not Unicode text: it has half of a surrogate pair.', name)
-    return Query(where=where, number=number, first=str(first), second=second, id=name)
+    beside = _candidates(item.get(fields.candidates)) if fields.candidates else ()
+    if isinstance(beside, str):
+        return problem(f'"{fields.candidates}" {beside}', name)
+    return Query(where=where, number=number, first=str(first), second=second, candidates=beside, id=name)
+
+
+def _candidates(given: Any) -> tuple[Candidate, ...] | str:
+    """What a list holds, or what is wrong with it."""
+    if not isinstance(given, list | tuple) or not given:
+        return f"must be a list of texts, at least one. Got {_short(given)}."
+    found = []
+    for each in given:
+        text = each.get("text") if isinstance(each, Mapping) else each
+        name = each.get("id") if isinstance(each, Mapping) else None
+        if (text is None and name is None) or (text is not None and not is_unicode(text)):
+            return f'must have strings, or objects with "text" or "id". Got {_short(each)}.'
+        found.append(Candidate(text=text, id=name))
+    return tuple(found)
 
 
 def query_of_line(line: bytes, fields: Fields, number: int, *, is_plain: bool) -> Query | InputProblem:

@@ -23,7 +23,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.corpus.tokenizers.base import InTexts
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.predict.inputs import InputProblem, Query, query_of
-from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Scored, Tagged, Valued
+from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Ranked, Scored, Tagged, Valued
 from tools.predict.sentence_folder import sentence_settings
 from tools.predict.tasks import Classify, ClassProblem, Embed, FillMask, PredictTask, Ready, TaskName, names_of
 from tools.predict.text_encoder import TextEncoder, TooLong, check_types
@@ -170,6 +170,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "classify": ("pooler", "classifier"),
     "answer": ("answers",),
     "tag": ("tags",),
+    "rank": ("pooler", "classifier"),
     "embed": (),
 }
 _READ = frozenset(
@@ -187,6 +188,7 @@ _MAKERS = {
     "classify": "python -m tools.finetune classify RECIPE.toml (or regress)",
     "answer": "python -m tools.finetune answer RECIPE.toml",
     "tag": "python -m tools.finetune tag RECIPE.toml; or take a Hugging Face folder of BertForTokenClassification",
+    "rank": "python -m tools.finetune rank RECIPE.toml; or take a folder of BertForSequenceClassification with 1 label",
 }
 _MOST = 512
 """Tokens, where neither the model nor its folder sets a limit, as with rotary positions."""
@@ -254,6 +256,19 @@ def load(
 @overload
 def load(
     folder: Path | str,
+    task: Literal["rank"],
+    *,
+    cube: Cube | None = None,
+    top: int | None = None,
+    collection: Path | str | Mapping[str, str] | None = None,
+    max_length: int | None = None,
+    too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
+    batch_tokens: int | None = None,
+) -> Predictor[Ranked]: ...
+@overload
+def load(
+    folder: Path | str,
     task: Literal["embed"],
     *,
     cube: Cube | None = None,
@@ -275,6 +290,8 @@ def load(
     seed: int = 0,
     pooling: Pooling | None = None,
     normalize: bool = False,
+    top: int | None = None,
+    collection: Path | str | Mapping[str, str] | None = None,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
     special_tokens: InTexts | None = None,
@@ -290,6 +307,8 @@ def load(
     seed: int = 0,
     pooling: Pooling | None = None,
     normalize: bool = False,
+    top: int | None = None,
+    collection: Path | str | Mapping[str, str] | None = None,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
     special_tokens: InTexts | None = None,
@@ -299,8 +318,8 @@ def load(
 
     Args:
         folder: a model folder, a run of `tools.pretrain` or one of its checkpoints, or a Hugging Face folder.
-        task: "fill-mask", "score", "classify" (also for models that give several labels, or a number), "answer", "tag"
-            or "embed".
+        task: "fill-mask", "score", "classify" (also for models that give several labels, or a number), "answer", "tag",
+            "rank" or "embed".
         cube: where the model is to lie. Default: this process alone.
         k: of fill-mask, pieces for a mask; of answer, answers to a question.
         masked_share: of score, the share of a text's pieces that is hidden at once, drawn by `seed`. Default: each is
@@ -308,6 +327,8 @@ def load(
         pooling: of embed, "mean" over tokens, "cls", "max" or "mean_sqrt_len". Default: as the folder's modules.json
             (sentence-transformers) has it, else "mean".
         normalize: of embed: whether vectors have length 1, also where the folder does not ask for it.
+        top: of rank, passages of each query that are given, best first. Default: all.
+        collection: of rank, texts by their ids, or a corpus.jsonl as BEIR has it, for passages that are given by id.
         max_length: tokens of a sequence, special ones included; of answer and tag, of a window. Default: what the model
             was made with.
         too_long: whether the end of a longer text is left out, and counted, or the text refused. Of `answer` that is
@@ -373,6 +394,19 @@ def load(
         weights.fill(tags, cube)
         return Predictor(Tag(tags, tokenizer, names, of_tags, batch_tokens, too_long), batch_tokens)
     reader = TextEncoder(tokenizer, length, too_long)
+    if task == "rank":
+        # Imported here: no other task needs it.
+        from tools.predict.rank import Rank, is_sigmoid, read_collection
+
+        run_on_all_ranks(cube, lambda: check_types(config, tokenizer, str(folder)))
+        sigmoid = run_on_all_ranks(cube, lambda: is_sigmoid(weights.settings))
+        given = {} if collection is None else collection
+        texts = given if isinstance(given, Mapping) else run_on_all_ranks(cube, lambda: read_collection(Path(given)))
+        with cube.skip_init():
+            scores = BertForSequenceClassification(config, weights.outputs or 1, cube)
+        weights.fill(scores, cube)
+        made = Rank(scores, reader, batch_tokens, top=top, collection=texts, sigmoid=sigmoid)
+        return Predictor(made, batch_tokens)
     if task in ("fill-mask", "score"):
         # Imported here: it builds on this package's other tasks.
         from tools.predict.score import Score
@@ -410,6 +444,8 @@ def _problem(weights: WeightSource) -> ClassProblem:
     """What the classifier is for."""
     if weights.problem == "classify":
         return "classify"
+    if weights.problem == "rank":
+        raise ValueError(f"{weights.folder} gives passages of a query scores. Ask it so: python -m tools.predict rank.")
     if weights.problem == "regress":
         if weights.outputs != 1:
             raise ValueError(

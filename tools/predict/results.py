@@ -191,6 +191,36 @@ class Answered:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankedPassage:
+    """A passage in its place."""
+
+    rank: int
+    """From 1."""
+    index: int
+    """Its place among those that were given, from 0."""
+    id: Any
+    """What the input calls it; None where it has no name."""
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """The passages of a query, best first; of equal scores in the order in which they were given."""
+
+    query: str
+    passages: tuple[RankedPassage, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        told = (asdict(each) for each in self.passages)
+        passages = [{key: value for key, value in each.items() if key != "id" or value is not None} for each in told]
+        return {"query": self.query, "passages": passages}
+
+    def in_words(self) -> list[str]:
+        return [f"  {each.score:9.4f}  {each.text}" for each in self.passages]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaggedSpan:
     """A part of a text that is one thing, such as a name."""
 
@@ -240,4 +270,4 @@ class Embedded:
         return [" ".join(f"{value:.4f}" for value in self.vector.tolist())]
 
 
-Result = Filled | Scored | Classified | Labelled | Valued | Answered | Tagged | Embedded
+Result = Filled | Scored | Classified | Labelled | Valued | Answered | Tagged | Ranked | Embedded

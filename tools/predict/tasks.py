@@ -49,7 +49,7 @@ from tools.squad.windows import parts_of
 from tools.tagging.schemes import OUTSIDE, entities
 from tools.tagging.windows import Pieces, TagSettings, WordTags, WordText, cut, tag_texts
 
-TaskName = Literal["fill-mask", "score", "classify", "answer", "tag", "embed"]
+TaskName = Literal["fill-mask", "score", "classify", "answer", "tag", "rank", "embed"]
 ClassProblem = Literal["classify", "labels", "regress"]
 P = TypeVar("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -48,6 +48,8 @@ _FIXED = {
     "pruned_heads": ({}, "all layers have the same heads here"),
     "quantization_config": (None, "weights are floating-point numbers here"),
 }
+CROSS_ENCODER, IDENTITY = "sentence_transformers", "torch.nn.modules.linear.Identity"
+"""Of the config.json of a cross-encoder of sentence-transformers: {"activation_fn": the score's}."""
 _TYPES = 2  # of tokens, where a config.json does not say: the library's default
 _OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout")
 _PROBLEMS = {
@@ -168,7 +170,10 @@ def settings_of(
         new["label2id"] = {label: number for number, label in enumerate(labels)}
         new["classifier_dropout"] = classifier_dropout
         unsaid = same and "problem_type" not in found and problem == ("regress" if len(labels) == 1 else "classify")
-        if problem is not None and not unsaid:
+        if problem == "rank":
+            # What CrossEncoder of sentence-transformers does with the score; where nothing says so, a sigmoid.
+            new[CROSS_ENCODER] = {**(found.get(CROSS_ENCODER) or {}), "activation_fn": IDENTITY}
+        elif problem is not None and not unsaid:
             new["problem_type"] = {ours: theirs for theirs, ours in _PROBLEMS.items()}[problem]
         found = {name: value for name, value in found.items() if name not in ("num_labels", "_num_labels")}
     # The decoder's weight is not written, so it is tied whatever was found: what was loaded had equal ones.

@@ -77,7 +77,8 @@ def export_huggingface(
         settings: a config.json that was imported: what it says besides is kept.
         labels: names of the outputs of a classifier, of texts or of tokens. Default: those of `settings`, else LABEL_0,
             LABEL_1, ...
-        problem: what the classifier of texts is for, "classify", "labels" (several may hold at once) or "regress".
+        problem: what the classifier of texts is for, "classify", "labels" (several may hold at once), "regress" or
+            "rank" (a score of a query and a passage).
         dtype: of the weights: "fp32", "bf16" or "fp16".
         types: of single tensors that are of another one, by the library's names: `facts["types"]` of a folder that was
             imported. "fp64" is written as fp32, to which it has been rounded on the way in.
@@ -142,9 +143,9 @@ class _Plan:
             return settings_of(self.config, self.architecture, self.dtype, found=found)
         if head == "tags":
             problem = None  # the library asks for none
-        elif problem not in (None, "classify", "labels", "regress"):
+        elif problem not in (None, "classify", "labels", "regress", "rank"):
             raise ValueError(
-                f'problem of a classifier must be "classify", "labels", "regress" or None. Got {problem!r}.'
+                f'problem of a classifier must be "classify", "labels", "regress", "rank" or None. Got {problem!r}.'
             )
         outputs = self.parameters[f"{head}.weight"].shape[0]
         if labels is None:

@@ -13,7 +13,7 @@ from tools.training.config import read_recipe
 def test_shipped_recipes_can_be_read() -> None:
     folder = Path(__file__).parents[3] / "launch/recipes/finetune"
     tasks = {"stsb": "regress", "cola": "classify", "sst2": "classify", "mrpc": "classify", "embedded": "classify"}
-    tasks |= {"embedded-tags": "tag", "embedded-labels": "classify"}
+    tasks |= {"embedded-tags": "tag", "embedded-labels": "classify", "embedded-rank": "rank"}
     for name, task in tasks.items():
         assert parse([task, str(folder / f"{name}.toml")]).settings.run.epochs >= 1
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,8 +20,9 @@ from models.bert.tasks import BertForSequenceClassification
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
+from tools.common import plotting
 from tools.corpus.tokenizers.model_dir import tokenizer_of
-from tools.finetune import seed_sweep
+from tools.finetune import pictures, seed_sweep
 from tools.finetune.__main__ import main
 from tools.finetune.tasks import RegressTask
 from tools.finetune.trainer import depth_of, epoch_order, steps_of
@@ -135,6 +137,34 @@ def test_it_learns_and_leaves_a_model(done: Path, recipe: Path) -> None:
         right = sum(row[1] == label for row, label in zip(rows[1:], labels, strict=True)) / count
         if name == "dev":
             assert right == pytest.approx(found["mean"]["accuracy"]), "of the weights that are kept"
+
+
+def test_the_confusion_and_the_curves_are_there(done: Path, recipe: Path) -> None:
+    folder = done / "seed-0"
+    table = [line.split("\t") for line in (folder / "predictions/dev-confusion.tsv").read_text().splitlines()]
+    assert table[0] == ["label", "blame", "praise"]
+    said = [line.split("\t")[1] for line in (folder / "predictions/dev.tsv").read_text().splitlines()[1:]]
+    labels = [line.split("\t")[1] for line in (recipe.parent / "dev.tsv").read_text().splitlines()[1:]]
+    pairs = list(zip(labels, said, strict=True))
+    for label, *counts in table[1:]:
+        assert counts == [str(pairs.count((label, other))) for other in table[0][1:]]
+    for name in ("curves.png", "predictions/dev-confusion.png"):
+        assert (folder / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n", name
+    files = json.loads((folder / "result.json").read_text())["predictions"]
+    assert files == [
+        f"predictions/{name}" for name in ("dev.tsv", "test.tsv", "dev-confusion.tsv", "dev-confusion.png")
+    ]
+
+
+def test_pictures_are_left_out_with_a_word(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plotting, "find_spec", lambda name: None)
+    assert not pictures.draw_confusion(tmp_path / "a.png", ["x", "y"], np.eye(2, dtype=np.int64))
+    shutil.copy(done / "seed-0/metrics.jsonl", tmp_path)
+    pictures.draw_curves(tmp_path, "accuracy")
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert "no picture is drawn: a picture needs the package matplotlib: pip install matplotlib" in caplog.text
 
 
 def test_the_best_evaluation_is_kept(done: Path) -> None:

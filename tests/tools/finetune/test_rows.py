@@ -12,7 +12,7 @@ import pytest
 
 from tests.tools.finetune.tables import OF_LABEL, ROWS, save_dataset, write_parquet
 from tools.finetune.data import TextData
-from tools.finetune.rows import read_rows
+from tools.finetune.rows import read_records, read_rows
 
 
 def read(path: Path, *columns: str, **options: Any) -> list[list[str | None]]:
@@ -76,6 +76,22 @@ def test_what_cannot_be_read_of_write_parquet(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"a\.parquet is damaged, or not what it should be"):
         read(path, "text")
+
+
+def test_records_have_lists_and_objects_as_they_are(tmp_path: Path) -> None:
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"text": "x", "tags": ["a", 1]}\n{"text": {"deep": null}}\n')
+    found = list(read_records(lines, ["text"], optional=["tags", "score"]))
+    assert [each.values for each in found] == [{"text": "x", "tags": ["a", 1]}, {"text": {"deep": None}}]
+    assert [each.where for each in found] == [f"{lines} line 1", f"{lines} line 2"]
+    for path in (write_parquet(tmp_path / "a.parquet"), save_dataset(tmp_path / "train")):
+        tags = [each.values for each in read_records(path, ["tags"], optional=["score"])]
+        assert tags == [{"tags": ["a", "b"]}, {"tags": []}, {"tags": ["c"]}]
+    (tmp_path / "a.tsv").write_text("text\nx\n")
+    with pytest.raises(
+        ValueError, match=r"a\.tsv must be a file of JSON lines or Parquet, or a saved dataset\. Got tsv"
+    ):
+        read_records(tmp_path / "a.tsv", ["text"])
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.tools.finetune.tables import save_dataset
 from tools.finetune.tag_data import Sentence, TagData, Told, checked, read_sentences, scheme_of
 
 CONLL = """\
@@ -62,6 +65,35 @@ def test_all_forms_are_the_same_sentences(name: str, tmp_path: Path) -> None:
     assert [(each.text.words, list(each.tags or ())) for each in found] == SENTENCES
     assert (told.documents, told.replaced, told.widened) == (2 if name in ("a.conll", "a.tsv") else 0, 0, 0)
     assert [each.text.text[int(each.text.starts[0]) :] for each in found][1] == "London"
+
+
+def test_lists_of_parquet_and_of_datasets(tmp_path: Path) -> None:
+    words, tags = ([row[column] for row in SENTENCES] for column in (0, 1))
+    names = sorted({tag for each in tags for tag in each})
+    of_class = {"names": names, "_type": "ClassLabel"}
+    told = {"huggingface": json.dumps({"info": {"features": {"ner_tags": {"feature": of_class, "_type": "Sequence"}}}})}
+    numbers = [[names.index(tag) for tag in each] for each in tags]
+    table = pa.table({"words": words, "ner_tags": numbers, "id": [0, 1]}).replace_schema_metadata(told)
+    pq.write_table(table, tmp_path / "classes.parquet")
+    pq.write_table(pa.table({"tokens": words, "tags": tags, "text": [None, None]}), tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist(SPANS), tmp_path / "spans.parquet")
+    saved = save_dataset(tmp_path / "saved", {"tokens": words, "tags": tags})
+    for path, more in (
+        (tmp_path / "a.parquet", {}),
+        (tmp_path / "classes.parquet", {"word": "words", "tag": "ner_tags"}),
+        (tmp_path / "spans.parquet", {}),
+        (saved, {}),
+    ):
+        data = TagData(**{"train": str(path), "dev": str(path), **more})
+        found = checked(read_sentences(data, "train", Told()), "iob2", data, Told())
+        assert [(each.text.words, list(each.tags or ())) for each in found] == SENTENCES, path
+    assert len(TagData(train=str(saved), dev=str(saved)).files()) == 8, "each file of the folder"
+    data = TagData(train=str(tmp_path / "classes.parquet"), dev="dev.conll")
+    with pytest.raises(ValueError, match=r'classes\.parquet row 0: an object with "tokens" and "tags"'):
+        read_sentences(data, "train", Told())
+    pq.write_table(pa.table({"tokens": words, "tags": numbers}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet row 0, word 1: a tag must be a name without spaces\. Got 1"):
+        read_sentences(TagData(train=str(tmp_path / "a.parquet"), dev="dev.conll"), "train", Told())
 
 
 def test_spans_are_spelled_in_the_scheme_that_is_asked_for(tmp_path: Path) -> None:
