@@ -141,6 +141,9 @@ class SeedRun:
             problem=facts.problem,
             facts={**facts.more, **found, "source": source, "seed": self._seed},
         )
+        for name, content in facts.files(self._start.config).items():
+            make_folder((self._folder / name).parent)
+            write_json(self._folder / name, content)
 
     def _complete(self) -> Evaluation:
         """The best evaluation, with what its weights say of the parts that were not measured."""
@@ -264,7 +267,7 @@ def _tell(task: FinetuneTask) -> None:
 
 def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> None:
     if first:
-        tokens = sum(len(example.text.ids) for example in task.train)
+        tokens = sum(example.tokens for example in task.train)
         print(
             f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {trainer.total_steps} steps", file=sys.stderr
         )
