@@ -90,7 +90,7 @@ class EmbedData:
     "mean"."""
     normalize: bool | None = None
     """Whether the model is to give vectors of length 1. Default: as model.start_from has it, else true."""
-    max_length: Annotated[int, AtLeast(5)] | None = None
+    max_length: Annotated[int | None, AtLeast(5)] = None
     """Tokens of a text, at most, with the special ones. Default: as model.start_from has it, else 128."""
     too_long: TooLong = "truncate"
     """What becomes of a longer one: its end is left out and counted, or an error."""

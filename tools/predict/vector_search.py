@@ -5,10 +5,12 @@ q queries, n documents, H columns, k asked for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Protocol
+
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 _QUERIES, _DOCUMENTS = 1024, 4096
@@ -17,7 +19,18 @@ _PLACES = 2**32 - 1
 _WORST = -(2**63)
 
 
-def nearest(queries: Tensor, documents: Tensor | NDArray[np.float32], k: int) -> tuple[Tensor, Tensor]:
+class Rows(Protocol):
+    """What can be read in blocks, such as a tensor or an array that is mapped into memory."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Any: ...
+
+
+def nearest(queries: Tensor, documents: Rows, k: int) -> tuple[Tensor, Tensor]:
     """Cosines (q, k') of each query with its nearest documents, nearest first, and which these are (q, k'); of equal
     ones those that come first. k' is k, or n where that is less.
 
@@ -25,7 +38,7 @@ def nearest(queries: Tensor, documents: Tensor | NDArray[np.float32], k: int) ->
 
     Args:
         queries: (q, H)
-        documents: (n, H), fewer than 2^32; an array may be mapped into memory, and is read block by block.
+        documents: (n, H), fewer than 2^32.
 
     Raises:
         ValueError: k below 1, or vectors of other sizes.
@@ -43,11 +56,13 @@ def nearest(queries: Tensor, documents: Tensor | NDArray[np.float32], k: int) ->
     return scores, torch.where(scores > -torch.inf, _PLACES - (keys & _PLACES), -1)
 
 
-def _best(queries: Tensor, documents: Tensor | NDArray[np.float32], k: int) -> Tensor:
+def _best(queries: Tensor, documents: Rows, k: int) -> Tensor:
     """(q, k): keys in the order of the cosines, and of equal ones in that of the places, the first highest."""
     best = torch.full((len(queries), k), _WORST)
     for start in range(0, len(documents), _DOCUMENTS):
-        block = torch.as_tensor(np.array(documents[start : start + _DOCUMENTS], dtype=np.float32))
+        block = documents[start : start + _DOCUMENTS]
+        # What is mapped may not be written to, of which torch would warn.
+        block = block.float() if isinstance(block, Tensor) else torch.from_numpy(np.array(block, dtype=np.float32))
         scores = queries @ F.normalize(block).t() + 0.0  # -0 is 0
         scores = torch.where(scores.isnan(), -torch.inf, scores)
         places = _PLACES - torch.arange(start, start + len(block))
