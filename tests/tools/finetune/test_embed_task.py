@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from tests.models.toy import toy_config
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, gradient_errors, make_twins, ranks_of, worst
 from tests.tools.squad.small import COLORS, DIGITS, PIECES, write_vocab
+from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
-from tools.finetune.__main__ import EmbedConfig
+from tools.finetune.__main__ import EmbedConfig, main
 from tools.finetune.config import ModelSection, RunSection
 from tools.finetune.embed_data import EmbedData
 from tools.finetune.embed_task import EmbedTask, embed_task
 from tools.finetune.gradient_cache import CachedGradients
 from tools.finetune.trainer import TextObjective, TextStep, WholeStepObjective
+from tools.predict import load
+from tools.predict.sentence_folder import sentence_settings
 
 CONFIG = toy_config(len(PIECES), hidden=16, heads=4, inner=32, layers=1)
 Shape = tuple[int, int, int, int]
@@ -204,3 +208,120 @@ def test_the_loss_by_eye() -> None:
     assert float(VectorLoss(temperature=1.0).in_batch(anchors, positives, allowed)) == pytest.approx(
         firsts / 2, abs=1e-6
     )
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+RECIPE = """
+[data]
+train = "{folder}/train.jsonl"
+dev = "{folder}/dev.jsonl"
+test = "{folder}/dev.jsonl"
+eval_score = "score"
+max_length = 16
+sizes = [32]
+pooling = "cls"
+[model]
+{start}
+dropout = 0.1
+frozen_layers = 1
+[optimizer]
+lr = 2e-3
+layer_decay = 0.9
+[run]
+epochs = 4
+batch = 16
+tokens_per_rank = 200
+seeds = [0]
+patience = 5
+evaluate_every = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on pairs with scores for dev, in micro-batches of a few texts."""
+    folder = tmp_path_factory.mktemp("run")
+    write(folder / "train.jsonl", rows(32))
+    write(folder / "dev.jsonl", rows(40)[10:])
+    (folder / "small.toml").write_text(RECIPE.format(folder=folder, start=f'vocab = "{folder}/vocab.txt"'))
+    assert main(["embed", str(folder / "small.toml"), "--output", str(folder / "out")]) == 0
+    return folder
+
+
+def vectors_of(folder: Path, **options: Any) -> Any:
+    texts = [row["positive"] for row in rows(12)]
+    return np.stack([each.vector for each in load(folder, "embed", **options).predict(texts)])
+
+
+def test_it_learns_and_what_it_writes_can_be_asked(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = done / "out/seed-0"
+    result = json.loads((seed / "result.json").read_text())
+    assert result["metric"] == "spearman"
+    assert set(result["metrics"]) >= {"spearman", "pearson", "spearman_32", "test_spearman", "test_pearson_32"}
+    records = [json.loads(line) for line in (seed / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if record["kind"] == "step"]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    found = load(seed, "embed").predict([text for row in rows(40)[10:] for text in (row["anchor"], row["positive"])])
+    cosines = [float(a.vector @ b.vector) for a, b in zip(found[::2], found[1::2], strict=True)]
+    table = [line.split("\t") for line in (seed / "predictions/dev.tsv").read_text().splitlines()]
+    assert table[0] == ["index", "prediction"]
+    assert [float(row[1]) for row in table[1:]] == pytest.approx(cosines, abs=1e-5), "of length 1, by [CLS]"
+    facts = json.loads((seed / "model.json").read_text())
+    assert (facts["problem"], facts["heads"], facts["facts"]["sizes"]) == ("embed", [], [32])
+    card = (seed / "README.md").read_text()
+    assert "tags: [bert, embed]" in card
+    assert '    python -m tools.predict embed FOLDER "TEXT"' in card.splitlines()
+    assert main(["embed", str(done / "small.toml"), "--output", str(done / "out")]) == 0
+    assert "seed 0 is done already" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_interrupted_seed_has_the_same_weights_again(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done / "out", tmp_path / "out")
+    (tmp_path / "out/seed-0/result.json").unlink()
+    assert main(["embed", str(done / "small.toml"), "--output", str(tmp_path / "out")]) == 0
+    np.testing.assert_array_equal(vectors_of(tmp_path / "out/seed-0"), vectors_of(done / "out/seed-0"))
+
+
+def test_a_folder_of_sentence_transformers_goes_out_and_comes_in(done: Path, tmp_path: Path) -> None:
+    seed, exported = done / "out/seed-0", tmp_path / "exported"
+    assert convert(["to-hf", str(seed), str(exported)]) == 0
+    assert [each["type"].rpartition(".")[2] for each in json.loads((exported / "modules.json").read_text())] == [
+        *("Transformer", "Pooling", "Normalize")
+    ]
+    pooling = json.loads((exported / "1_Pooling/config.json").read_text())
+    assert (pooling["word_embedding_dimension"], pooling["pooling_mode_cls_token"]) == (128, True)
+    assert sentence_settings(exported).max_length == 16  # type: ignore[union-attr]
+    np.testing.assert_allclose(vectors_of(exported), vectors_of(seed), atol=1e-5)
+    # A long text is cut as in training.
+    long = " ".join(["red"] * 40)
+    (one,), (other,) = (load(each, "embed").predict([long]) for each in (exported, seed))
+    np.testing.assert_allclose(one.vector, other.vector, atol=1e-5)
+
+    # The start of another one: its pooling, length and normalisation hold, its encoder may lie in a folder of its own.
+    modules = json.loads((exported / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (exported / "0_Transformer").mkdir()
+    for file in [path for path in exported.iterdir() if path.is_file()]:
+        file.rename(exported / "0_Transformer" / file.name)
+    (exported / "modules.json").write_text(json.dumps(modules[:2]))
+    text = RECIPE.format(folder=done, start=f'start_from = "{exported}"').replace('pooling = "cls"\n', "")
+    text = text.replace("max_length = 16\n", "").replace("epochs = 4", "epochs = 1").replace("every = 4", "every = 0")
+    (tmp_path / "next.toml").write_text(text + "\n")
+    assert main(["embed", str(tmp_path / "next.toml"), "--output", str(tmp_path / "next")]) == 0
+    settings = sentence_settings(tmp_path / "next/seed-0")
+    assert settings is not None
+    assert (settings.pooling, settings.max_length, settings.normalize) == ("cls", 16, False)
+    firsts = [(each / "seed-0/metrics.jsonl").read_text().splitlines()[0] for each in (done / "out", tmp_path / "next")]
+    losses = [json.loads(first)["loss"] for first in firsts]
+    assert losses[1] < losses[0], "it goes on from what was learnt"
+
+
+@pytest.mark.slow
+def test_the_shipped_recipe_needs_no_file(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[3] / "launch/recipes/finetune/embedded-pairs.toml"
+    assert main(["embed", str(recipe), "--output", str(tmp_path / "run"), "--run.epochs", "1"]) == 0
+    found = json.loads((tmp_path / "run/results.json").read_text())["mean"]
+    assert found["recall@10"] > 0.1, "it has learnt something: chance has 0.03"
