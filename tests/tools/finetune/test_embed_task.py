@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -325,3 +326,26 @@ def test_the_shipped_recipe_needs_no_file(tmp_path: Path) -> None:
     assert main(["embed", str(recipe), "--output", str(tmp_path / "run"), "--run.epochs", "1"]) == 0
     found = json.loads((tmp_path / "run/results.json").read_text())["mean"]
     assert found["recall@10"] > 0.1, "it has learnt something: chance has 0.03"
+
+
+def losses_of(folder: Path, shape: Shape, output: Path) -> list[float]:
+    """Of the command, here or on a rank whose process group stands."""
+    if torch.distributed.is_initialized():
+        world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK=str(rank))
+    x, y, z, data = shape
+    more = ["--cube", f"{x}x{y}x{z}", "--data-parallel", str(data), "--model.dropout", "0", "--run.epochs", "2"]
+    more += ["--model.attention-dropout", "0", "--run.evaluate-every", "0"]
+    assert main(["embed", str(folder / "small.toml"), "--output", str(output), *more]) == 0
+    records = [json.loads(line) for line in (output / "seed-0/metrics.jsonl").read_text().splitlines()]
+    return [record["loss" if record["kind"] == "step" else "spearman"] for record in records]
+
+
+@pytest.mark.slow
+def test_a_cube_has_the_same_losses_and_metrics(done: Path, tmp_path: Path) -> None:
+    alone = losses_of(done, (1, 1, 1, 1), tmp_path / "alone")
+    assert len(alone) == 6
+    for found in run_ranks(4, losses_of, done, (1, 1, 2, 2), tmp_path / "cube"):
+        assert found == pytest.approx(alone, abs=2e-3)
+    texts = [(tmp_path / name / "seed-0/predictions/test.tsv").read_text().split() for name in ("alone", "cube")]
+    assert [float(each) for each in texts[1][2::2]] == pytest.approx([float(each) for each in texts[0][2::2]], abs=2e-3)
