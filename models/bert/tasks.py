@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
+from models.bert.embedding import Pooling, pooled_vectors
 from models.bert.huggingface.from_pretrained import Pretrained, PretrainedClassifier
 from models.bert.model import BertForPreTraining, BertModel, Pooler
 from models.bert.text_batches import EncodedText, TextBatch, collate_texts
-from tensor3d import Cube, Dropout3D, SmallHead3D, all_reduce_replicated, gather_rows, local_rows, select
+from tensor3d import Cube, Dropout3D, SmallHead3D, all_reduce_replicated, gather_rows, local_rows
 from tensor3d.attention import Backend
 from tensor3d.data.packed_batch import IGNORED, PackedBatch
-from tensor3d.distributed.collectives import all_gather, all_reduce
+from tensor3d.distributed.collectives import all_gather
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.heads import vocab_topk
 from tensor3d.layers.loss import cross_entropy
-from tensor3d.sharding.activation_layout import gather_plane
 
 
 class BertForSequenceClassification(PretrainedClassifier):
@@ -226,8 +225,6 @@ class BertForTokenClassification(PretrainedClassifier):
 #
 # N texts, c outputs, H hidden size, k pieces asked for
 
-Pooling = Literal["cls", "mean", "max", "mean_sqrt_len"]
-
 
 def class_logits(model: BertForSequenceClassification, texts: Sequence[EncodedText]) -> Tensor:
     """(N, c): logits of the classes, or the number that regression gives."""
@@ -298,34 +295,10 @@ def _of_places(laid: TextBatch, first: Tensor, second: Tensor) -> tuple[Tensor, 
 
 
 def sentence_vectors(model: BertModel, texts: Sequence[EncodedText], pooling: Pooling = "mean") -> Tensor:
-    """(N, H): one vector of each text, of the last hidden states of all its tokens, special ones included.
-
-    Args:
-        pooling: "cls": that of [CLS]; "mean"; "max" of each column; "mean_sqrt_len": the sum over the square root of
-            the number of tokens.
-    """
-    cube = model.cube
-    laid = collate_texts(texts, cube)
+    """(N, H): one vector of each text, of the last hidden states of all its tokens, as `pooled_vectors`."""
+    laid = collate_texts(texts, model.cube)
     with _looking(model):
-        h = model(laid.batch)  # (M/xy, H/z) on face z
-        if pooling == "cls":
-            return laid.of_texts(gather_plane(select(h, laid.batch.first, cube), cube, "z"))
-        slots = laid.batch.first.shape[0]
-        h = h.to(torch.promote_types(h.dtype, torch.float32))
-        owner, y, z = local_rows(laid.owner, cube, "z"), cube.axis("y"), cube.axis("z")
-        if pooling == "max":
-            largest = h.new_full((slots + 1, h.shape[1]), -torch.inf)
-            largest.scatter_reduce_(0, owner.unsqueeze(1).expand_as(h), h, "amax")
-            whole = all_gather(largest[:slots], y).wait().view(y.size, slots, -1).amax(0)
-        else:
-            sums = h.new_zeros(slots + 1, h.shape[1])
-            sums.index_add_(0, owner, h)
-            whole = all_reduce(sums[:slots], y).wait()
-        vectors = laid.of_texts(torch.cat(all_gather(whole, z).wait().chunk(z.size), 1))
-        if pooling == "max":
-            return vectors
-        lengths = torch.from_numpy(laid.lengths).unsqueeze(1)
-        return vectors / (lengths.sqrt() if pooling == "mean_sqrt_len" else lengths)
+        return pooled_vectors(model, laid, pooling).cpu()
 
 
 @contextmanager

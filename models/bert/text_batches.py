@@ -99,8 +99,12 @@ class TextBatch:
     def of_texts(self, values: Tensor) -> Tensor:
         """One value for each slot of the plane, (C, ...), the same on all its ranks, as one for each text, (N, ...),
         on the host of every rank."""
+        return self.in_order(self._of_all_planes(values))
+
+    def in_order(self, values: Tensor) -> Tensor:
+        """Those of the slots of all planes, one plane after another, as one for each text, (N, ...). Differentiable."""
         sizes = self._of_planes(np.diff(self.packs.offsets))
-        return restore_order(self.packs, self._used(self._of_all_planes(values), sizes))
+        return restore_order(self.packs, self._used(values, sizes))
 
     def of_tokens(self, values: Tensor) -> list[Tensor]:
         """One value for each row of the plane, (rows, ...), the same on all its ranks, as those of each text's tokens,

@@ -232,14 +232,23 @@ def gather_rows(values: Tensor, cube: Cube, face: Face) -> Tensor:
     Elements received: `(n-1)/n` of the result forward, none backward; n members of the axis that splits the rows.
     """
     check_face(face)
-    return _GatherRows.apply(values, cube.axis(other(face)))
+    return gather_over(values, cube.axis(other(face)))
+
+
+def gather_over(values: Tensor, axis: Axis) -> Tensor:
+    """The members' values, (R', ...) each, one after another, (n*R', ...), on all of them. Differentiable, as copies
+    are: each member computes the same from the result, and takes its own part of the gradient.
+
+    Elements received: `(n-1)/n` of the result forward, none backward.
+    """
+    return _GatherRows.apply(values, axis)
 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
-        ctx.result_face, ctx.made = None, "gather_rows"
+        ctx.result_face, ctx.made = None, "a gather over ranks"
         return all_gather(values, axis).wait() if axis.size > 1 else values.clone()
 
     @staticmethod

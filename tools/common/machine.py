@@ -89,7 +89,7 @@ def heading(arguments: Sequence[str], machine: Machine) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     """A reader sees a whole file or none."""
     write_file(path, json.dumps(content, indent=2) + "\n")
 

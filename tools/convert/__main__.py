@@ -371,6 +371,8 @@ class ToHuggingFace(CubeCommand):
                 rows.append(
                     ("note", f"thresholds of the labels stay here, as the library has no place for them: {told}")
                 )
+            if sizes := weights.facts.get("sizes"):
+                rows.append(("note", f"vectors have learnt to be cut after {sizes} numbers, which stays here, too"))
             print("\n".join(table([*rows, ("written", str(self.output))])))
 
 

@@ -1,10 +1,11 @@
-"""`python -m tools.finetune TASK RECIPE.toml [--cube XxYxZ] [--output DIR] [--section.key VALUE]`"""
+"""`python -m tools.finetune TASK RECIPE.toml [--cube XxYxZ] [--output DIR] [--section.key V]`; tasks are `COMMANDS`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
@@ -13,6 +14,8 @@ from tools.common.cli import check_started, cube_of, recipe_among, run_main
 from tools.common.log import lasting_streams
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
+from tools.finetune.embed_data import MAX_LENGTH, EmbedData, encoder_folder, settings_for, start_files
+from tools.finetune.embed_task import embed_task
 from tools.finetune.job import FinetuneCommand
 from tools.finetune.labels_task import classify_task
 from tools.finetune.qa_task import AnswerData, AnswerTask
@@ -119,11 +122,45 @@ class RankCommand(FinetuneCommand):
     """The recipe's values, each of which can be given here."""
 
 
+# --- `embed` as a command ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig(FinetuneConfig):
+    """A recipe of sentence vectors."""
+
+    data: EmbedData = field(default_factory=EmbedData)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedCommand(FinetuneCommand):
+    """Learn vectors of texts, near to one another where the texts belong together."""
+
+    task, task_class = "embed", staticmethod(embed_task)
+    recipe_class = EmbedConfig
+    pairs = False
+
+    settings: Annotated[EmbedConfig, tyro.conf.arg(name="")] = field(default_factory=EmbedConfig)
+    """The recipe's values, each of which can be given here."""
+
+    @property
+    def max_length(self) -> int:
+        """As the folder to begin with has it, unless the recipe says otherwise."""
+        return settings_for(self.settings.data, self.settings.model).max_length or MAX_LENGTH
+
+    @property
+    def start_folder(self) -> Path | None:
+        return encoder_folder(self.settings.model)
+
+    def inputs(self) -> Sequence[Path]:
+        return [*super().inputs(), *start_files(self.settings.model)]
+
+
 # --- The command ------------------------------------------------------------------------------------------------------
 
 _PROG = "python -m tools.finetune"
 COMMANDS: Mapping[str, type[FinetuneCommand]] = {
-    kind.task: kind for kind in (ClassifyCommand, RegressCommand, AnswerCommand, TagCommand, RankCommand)
+    kind.task: kind for kind in (ClassifyCommand, RegressCommand, AnswerCommand, TagCommand, RankCommand, EmbedCommand)
 }
 
 
@@ -154,9 +191,7 @@ def parse(arguments: Sequence[str]) -> FinetuneCommand:
     else:
         kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
         union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
-        description = (
-            "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers, answers, tags or ranks."
-        )
+        description = "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers, answers, tags or vectors, ..."
         command = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description=description)
     if command.recipe != recipe_among(arguments):
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")

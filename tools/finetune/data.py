@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,11 +33,20 @@ _prose = re.compile(r"[A-Z][A-Za-z' ,-]*[.]").fullmatch
 
 def embedded_sentences(part: str) -> Iterator[str]:
     """Sentences of prose, 6 to 24 words each, of the documents of "train" or of "dev"."""
+    return (sentence for document in _embedded_documents(part) for sentence in document if sentence)
+
+
+def embedded_neighbours(part: str) -> Iterator[tuple[str, str]]:
+    """Two such sentences, of which the second follows the first in its document."""
+    return (pair for document in _embedded_documents(part) for pair in pairwise(document) if all(pair))
+
+
+def _embedded_documents(part: str) -> Iterator[list[str]]:
+    """The sentences of each; where one is not of that kind, nothing."""
     for number, document in enumerate(EmbeddedSource().documents()):
         if (number % _DEV_EVERY == 0) == (part == "dev"):
-            for sentence in split_sentences(document):
-                if len(sentence.split()) in _WORDS and _prose(sentence):
-                    yield sentence
+            sentences = split_sentences(document)
+            yield [each if len(each.split()) in _WORDS and _prose(each) else "" for each in sentences]
 
 
 def embedded_rows(part: str, separator: str | None = None) -> Iterator[tuple[str, str, str]]:

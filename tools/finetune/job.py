@@ -63,6 +63,12 @@ class FinetuneCommand:
         """Whether sequences are of two texts, as a question and its context are."""
         return getattr(self.settings.data, "text_b", True) is not None
 
+    @property
+    def start_folder(self) -> Path | None:
+        """Where the weights to begin with lie."""
+        name = self.settings.model.start_from
+        return None if name is None else Path(name)
+
     def inputs(self) -> Sequence[Path]:
         """The files that the task reads: their content is part of the settings."""
         files: Sequence[Path] = self.settings.data.files()
@@ -130,7 +136,7 @@ def keep_settings(command: FinetuneCommand) -> str | None:
         _check_ours(folder)
     named = [Path(name) for name in (model.start_from, model.vocab) if name is not None and name != EMBEDDED]
     _check_outside(folder, [*named, *command.inputs()])
-    source = None if model.start_from is None else _chosen(Path(model.start_from))
+    source = None if command.start_folder is None else _chosen(command.start_folder)
     settings = json.loads(json.dumps(_settings(command, source)))
     if not _has_seeds(folder):
         drop_settings(folder)

@@ -73,7 +73,7 @@ def model_card(
 
 def predicted_by(task: FinetuneTask, folder: str = "FOLDER") -> str:
     """The words of a command that asks the model."""
-    name, more = task.name if task.name in ("answer", "tag", "rank") else "classify", '"TEXT"'
+    name, more = task.name if task.name in ("answer", "tag", "rank", "embed") else "classify", '"TEXT"'
     if name == "answer":
         more = '"QUESTION" "CONTEXT"'
     elif name == "rank":

@@ -144,6 +144,9 @@ class SeedRun:
             problem=facts.problem,
             facts={**facts.more, **found, "source": source, "seed": self._seed},
         )
+        for name, content in facts.files(self._start.config).items():
+            make_folder((self._folder / name).parent)
+            write_json(self._folder / name, content)
 
     def _complete(self) -> Evaluation:
         """The best evaluation, with what its weights say of the parts that were not measured."""

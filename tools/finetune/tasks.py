@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Example:
     target: Any
     """What the task wants to hear of it."""
     others: Sequence[EncodedText] = ()
-    """Further texts, such as the other passages of a query."""
+    """Further texts, such as the other passages of a query, or the second one of a pair of sentences."""
     targets: float = 1
     """Those that the loss is the mean of: one of a text, or the weight of its class, or one of each word that has a
     tag."""
@@ -64,10 +64,12 @@ class TaskFacts:
     """What the folder of a fine-tuned model says of its task."""
 
     problem: str
-    """"classify", "labels", "regress", "rank", "answer" or "tag"."""
+    """"classify", "labels", "regress", "rank", "answer", "tag" or "embed"."""
     labels: tuple[str, ...] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON: max_length and whatever else predictions need."""
+    files: Callable[[BertConfig], Mapping[str, Any]] = field(default=lambda _: {}, repr=False)
+    """What else lies in the folder of such a model, by name: JSON, too."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,6 +151,22 @@ class FinetuneTask(Protocol):
         ...
 
     def facts(self) -> TaskFacts: ...
+
+
+@runtime_checkable
+class WholeStepTask(FinetuneTask, Protocol):
+    """A task whose loss is one of all vectors of a step, as each text is compared with all others."""
+
+    caches: bool
+    """Whether a step of several micro-batches is done with gradient caching. Else it is one, however large."""
+
+    def vectors(self, model: Any, laid: TextBatch) -> Tensor:
+        """(texts, H), the same on every rank, with a graph where one is kept."""
+        ...
+
+    def step_loss(self, vectors: Tensor, examples: Sequence[Example]) -> Tensor:
+        """Of the vectors of all texts of all examples of a step, computed on every rank alike."""
+        ...
 
 
 # --- Classes of texts -------------------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from models.bert import BertConfig
 from models.bert.huggingface import LoadReport, WeightSource
-from models.bert.text_batches import collate_texts
+from models.bert.text_batches import TextBatch, collate_texts
 from tensor3d import Cube, check_parameters
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
@@ -23,7 +24,8 @@ from tensor3d.ops.seeds import mix
 from tensor3d.optim import AdamW, Lamb
 from tools.common.workers import split_groups
 from tools.finetune.config import FinetuneConfig, OptimizerSection
-from tools.finetune.tasks import Evaluation, Example, FinetuneTask
+from tools.finetune.gradient_cache import CachedGradients
+from tools.finetune.tasks import Evaluation, Example, FinetuneTask, WholeStepTask
 from tools.training.factory import learning_rate, make_optimizer, make_scaler
 from tools.training.step import PendingStep, StepScalars
 from tools.training.trainer import Trainer
@@ -79,14 +81,46 @@ class TextObjective:
     def __init__(self, task: FinetuneTask, model: nn.Module, cube: Cube, *, slots: int, padded: bool) -> None:
         self._task, self._model, self._cube, self._slots, self._padded = task, model, cube, slots, padded
 
-    def parts(self, batch: TextStep) -> list[slice]:
+    def parts(self, batch: TextStep) -> Sequence[slice]:
         return split_groups([example.lengths for example in batch.examples], self._slots, padded=self._padded)
 
     def loss(self, batch: TextStep, part: slice) -> tuple[Tensor, Tensor]:
         own = batch.examples[part]
-        laid = collate_texts([text for example in own for text in example.texts], self._cube, alone=self._padded)
-        loss = self._task.loss(self._model, laid, own, sum(example.targets for example in batch.examples))
+        targets = sum(example.targets for example in batch.examples)
+        loss = self._task.loss(self._model, self._laid(own), own, targets)
         return loss, loss.detach().reshape(1)
+
+    def _laid(self, examples: Sequence[Example]) -> TextBatch:
+        return collate_texts([text for each in examples for text in each.texts], self._cube, alone=self._padded)
+
+
+class WholeStepObjective(TextObjective):
+    """The loss of a task of which each text is compared with all others of its step, in whatever micro-batches.
+
+    It is the same on any cube and for any number of token slots: where they are several, gradients are cached.
+    """
+
+    _task: WholeStepTask
+
+    def parts(self, batch: TextStep) -> Sequence[slice]:
+        self._parts = super().parts(batch) if self._task.caches else [slice(0, len(batch.examples))]
+        self._cached: CachedGradients[slice] | None = None
+        return self._parts
+
+    def loss(self, batch: TextStep, part: slice) -> tuple[Tensor, Tensor]:
+        def vectors(some: slice) -> Tensor:
+            return self._task.vectors(self._model, self._laid(batch.examples[some]))
+
+        def of_step(found: Tensor) -> Tensor:
+            return self._task.step_loss(found, batch.examples)
+
+        if len(self._parts) == 1:
+            loss = of_step(vectors(part))
+            return loss, loss.detach().reshape(1)
+        if self._cached is None:
+            self._cached = CachedGradients.of(self._parts, vectors, of_step, self._cube.device)
+        index, whole = self._parts.index(part), self._cached.loss.reshape(1)
+        return self._cached.surrogate(index, part, vectors), whole if index == 0 else torch.zeros_like(whole)
 
 
 # --- One model on its way through the steps of fine-tuning ------------------------------------------------------------
@@ -161,12 +195,13 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
         _freeze(self.model, config.layers, recipe.model.frozen_layers)
         check_parameters(self.model.parameters(), cube)
         slots, padded = recipe.run.tokens_per_rank * cube.shape.ranks, recipe.run.padding == "padded"
+        objective = WholeStepObjective if isinstance(task, WholeStepTask) else TextObjective
         super().__init__(
             self.model,
             _make_optimizer(self.model, recipe.optimizer, cube, config.layers),
             make_scaler(recipe, cube),
             cube,
-            TextObjective(task, self.model, cube, slots=slots, padded=padded),
+            objective(task, self.model, cube, slots=slots, padded=padded),
             rate=learning_rate(recipe.optimizer, steps),
             clip=recipe.optimizer.clip,
             patience=recipe.run.patience,

@@ -26,13 +26,14 @@ from tools.predict.outputs import (
     JsonOutput,
     Outcome,
     OutputProgress,
+    ParquetOutput,
     ReadableOutput,
     ResultWriter,
 )
 from tools.predict.predictor import OnError, Predictor, StopError, load
 from tools.predict.results import Scored, Tagged
 from tools.predict.stream import IDLE, Block, ListInput, Source, StreamInput, StreamStats, blocks_of
-from tools.predict.tasks import TaskName
+from tools.predict.tasks import Embed, TaskName
 from tools.predict.text_encoder import TooLong
 from tools.training.factory import TYPES
 
@@ -332,7 +333,8 @@ class RankCommand(PredictCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedCommand(PredictCommand):
-    """A vector for each text: {"text": ...} to {"vector": [...]}."""
+    """A vector for each text: {"text": ...} to {"vector": [...]}; or, with --against, the texts whose vectors are
+    nearest: {"hits": [{"index", "score", "id"}, ...]}."""
 
     task = "embed"
     pooling: Pooling | None = None
@@ -340,23 +342,42 @@ class EmbedCommand(PredictCommand):
     column, or the sum over the root of their number. Default: as the folder's modules.json has it, else the mean."""
     normalize: bool = False
     """Vectors of length 1, also where the folder does not ask for it."""
-    output_format: Literal["jsonl", "npy"] = "jsonl"
-    """"npy": an array, float32 (texts, hidden size), in --output; a skipped text is a row of nan."""
+    dimensions: int | None = None
+    """Numbers of a vector, from the first one: those after which it has learnt to be cut (data.sizes of fine-tuning).
+    Lengths of 1 become 1 again. Default: all."""
+    output_format: Literal["jsonl", "npy", "parquet"] = "jsonl"
+    """"npy": an array, float32 (texts, numbers of a vector), in --output; a skipped text is a row of nan. "parquet":
+    columns id, vector and error, in --output."""
+    against: Path | None = None
+    """Vectors that this command has written, of the same model and the same --dimensions: a file .npy, .parquet or
+    .jsonl, or a folder of them. The nearest are given instead of vectors."""
+    top: int | None = None
+    """Of --against, how many for each text, by cosine; of equal ones the first. Default: 5."""
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return {"pooling": self.pooling, "normalize": self.normalize}
+        more = {} if self.against is None else {"against": self.against, "top": self.top}
+        return {"pooling": self.pooling, "normalize": self.normalize, "dimensions": self.dimensions, **more}
 
     def check(self) -> None:
         super().check()
-        if self.output_format == "npy" and self.output is None:
-            raise ValueError("--output-format npy needs a file. Give --output FILE.npy.")
+        if self.output_format != "jsonl" and self.output is None:
+            name = self.output_format
+            raise ValueError(f"--output-format {name} needs a file. Give --output FILE.{name}.")
+        if self.output_format != "jsonl" and self.against is not None:
+            raise ValueError(
+                f"--against gives hits, which {self.output_format} has no place for. Leave one of them out."
+            )
+        if self.top is not None and self.against is None:
+            raise ValueError("--top needs vectors to search in. Give --against FILE, as this command has written it.")
 
     def _output(self, files: ExitStack, predictor: Predictor[Any]) -> ResultWriter:
-        if self.output_format == "npy" and self.output is not None:
-            columns = predictor.task.config.hidden
-            return ArrayOutput(files.enter_context(draft(self.output)), columns)
-        return super()._output(files, predictor)
+        if self.output_format == "jsonl" or self.output is None:
+            return super()._output(files, predictor)
+        if self.output_format == "parquet":
+            return ParquetOutput(files.enter_context(draft(self.output)))
+        assert isinstance(predictor.task, Embed), "vectors are written, and nothing is searched in"
+        return ArrayOutput(files.enter_context(draft(self.output)), predictor.task.columns)
 
 
 # --- `python -m tools.predict TASK MODEL [TEXT ...] [OPTIONS]` --------------------------------------------------------

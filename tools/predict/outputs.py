@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from tools.predict.inputs import InputProblem, Query
 from tools.predict.results import Embedded, Result, Tagged
+from tools.predict.stored_vectors import pyarrow_parquet
 
 Outcome = tuple[Query | InputProblem, Result | InputProblem]
 
@@ -111,6 +113,45 @@ class ArrayOutput(ResultWriter):
         # numpy leaves room for the first axis to grow, so that the header keeps its size.
         shape = (self._rows, self._columns)
         np.lib.format.write_array_header_1_0(self._file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+
+
+_GROUP = 4096  # rows
+
+
+class ParquetOutput(ResultWriter):
+    """A Parquet file: `id` (text, or JSON of another kind), `vector` (a list of float32), `error` of a text without.
+
+    Raises:
+        ValueError: pyarrow is missing.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        parquet, arrow = pyarrow_parquet(), importlib.import_module("pyarrow")
+        kinds = {"id": arrow.string(), "vector": arrow.list_(arrow.float32()), "error": arrow.string()}
+        self._schema, self._arrow = arrow.schema(kinds), arrow
+        self._writer, self._rows = parquet.ParquetWriter(file, self._schema), list[dict[str, Any]]()
+
+    def write(self, batch: Sequence[Outcome]) -> None:
+        for query, result in batch:
+            name = query.id if query.id is None or isinstance(query.id, str) else json.dumps(query.id)
+            vector, error = (result.vector, None) if isinstance(result, Embedded) else (None, _error_of(result))
+            self._rows.append({"id": name, "vector": vector, "error": error})
+        if len(self._rows) >= _GROUP:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._schema))
+            self._rows.clear()
+
+
+def _error_of(result: Result | InputProblem) -> str:
+    assert isinstance(result, InputProblem), "of a task that makes vectors"
+    return result.error
 
 
 class OutputProgress:

@@ -23,9 +23,31 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.corpus.tokenizers.base import InTexts
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.predict.inputs import InputProblem, Query, query_of
-from tools.predict.results import Answered, Classified, Embedded, Filled, Labelled, Ranked, Scored, Tagged, Valued
+from tools.predict.results import (
+    Answered,
+    Classified,
+    Embedded,
+    Filled,
+    Found,
+    Labelled,
+    Ranked,
+    Scored,
+    Tagged,
+    Valued,
+)
 from tools.predict.sentence_folder import sentence_settings
-from tools.predict.tasks import Classify, ClassProblem, Embed, FillMask, PredictTask, Ready, TaskName, names_of
+from tools.predict.stored_vectors import open_vectors
+from tools.predict.tasks import (
+    Classify,
+    ClassProblem,
+    Embed,
+    FillMask,
+    PredictTask,
+    Ready,
+    Search,
+    TaskName,
+    names_of,
+)
 from tools.predict.text_encoder import TextEncoder, TooLong, check_types
 
 if TYPE_CHECKING:
@@ -274,11 +296,29 @@ def load(
     cube: Cube | None = None,
     pooling: Pooling | None = None,
     normalize: bool = False,
+    dimensions: int | None = None,
+    against: None = None,
     max_length: int | None = None,
     too_long: TooLong = "truncate",
     special_tokens: InTexts | None = None,
     batch_tokens: int | None = None,
 ) -> Predictor[Embedded]: ...
+@overload
+def load(
+    folder: Path | str,
+    task: Literal["embed"],
+    *,
+    cube: Cube | None = None,
+    pooling: Pooling | None = None,
+    normalize: bool = False,
+    dimensions: int | None = None,
+    against: Path | str,
+    top: int | None = None,
+    max_length: int | None = None,
+    too_long: TooLong = "truncate",
+    special_tokens: InTexts | None = None,
+    batch_tokens: int | None = None,
+) -> Predictor[Found]: ...
 @overload
 def load(
     folder: Path | str,
@@ -290,6 +330,8 @@ def load(
     seed: int = 0,
     pooling: Pooling | None = None,
     normalize: bool = False,
+    dimensions: int | None = None,
+    against: Path | str | None = None,
     top: int | None = None,
     collection: Path | str | Mapping[str, str] | None = None,
     max_length: int | None = None,
@@ -307,6 +349,8 @@ def load(
     seed: int = 0,
     pooling: Pooling | None = None,
     normalize: bool = False,
+    dimensions: int | None = None,
+    against: Path | str | None = None,
     top: int | None = None,
     collection: Path | str | Mapping[str, str] | None = None,
     max_length: int | None = None,
@@ -327,7 +371,11 @@ def load(
         pooling: of embed, "mean" over tokens, "cls", "max" or "mean_sqrt_len". Default: as the folder's modules.json
             (sentence-transformers) has it, else "mean".
         normalize: of embed: whether vectors have length 1, also where the folder does not ask for it.
-        top: of rank, passages of each query that are given, best first. Default: all.
+        dimensions: of embed: columns that are kept, from the first one; lengths of 1 become 1 again. Default: all.
+        against: of embed: a file or folder of vectors that `tools.predict embed` has written. Results are then the
+            `top` nearest of these.
+        top: of rank, passages of each query that are given, best first (default: all); of embed with `against`, texts
+            that are found (default: 5).
         collection: of rank, texts by their ids, or a corpus.jsonl as BEIR has it, for passages that are given by id.
         max_length: tokens of a sequence, special ones included; of answer and tag, of a window. Default: what the model
             was made with.
@@ -431,12 +479,21 @@ def load(
         with cube.skip_init():
             encoder = BertModel(config, cube)
         weights.fill(encoder, cube)
-        if sentences is None:
-            made = Embed(encoder, reader, pooling or "mean", normalize=normalize)
+        how = pooling or (sentences.pooling if sentences else "mean")
+        options: dict[str, Any] = {
+            "normalize": normalize or (sentences is not None and sentences.normalize),
+            "prepare": None if sentences is None else sentences.prepared,
+            "dimensions": dimensions,
+        }
+        sizes = weights.facts.get("sizes") or ()
+        if dimensions not in (None, config.hidden, *sizes) and cube.rank == 0:
+            learnt = f"after {', '.join(map(str, sizes))}" if sizes else "nowhere"
+            _log.warning("%s has learnt to be cut %s; vectors of %s numbers may be poor", root, learnt, dimensions)
+        if against is None:
+            made = Embed(encoder, reader, how, **options)
         else:
-            of_length_1 = normalize or sentences.normalize
-            how = pooling or sentences.pooling
-            made = Embed(encoder, reader, how, normalize=of_length_1, prepare=sentences.prepared)
+            stored = run_on_all_ranks(cube, lambda: open_vectors(Path(against)))
+            made = Search(encoder, reader, how, stored=stored, top=5 if top is None else top, **options)
     return Predictor(made, batch_tokens)
 
 

@@ -270,4 +270,32 @@ class Embedded:
         return [" ".join(f"{value:.4f}" for value in self.vector.tolist())]
 
 
-Result = Filled | Scored | Classified | Labelled | Valued | Answered | Tagged | Ranked | Embedded
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """A text whose vector was found."""
+
+    index: int
+    """Its place among those that were searched in, from 0."""
+    score: float
+    """Cosine."""
+    id: Any = None
+    """As its file has it; None in an array."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The texts whose vectors are nearest to that of a text."""
+
+    hits: tuple[Hit, ...]
+    """Nearest first; of equal ones the first."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "hits": [{name: value for name, value in asdict(hit).items() if value is not None} for hit in self.hits]
+        }
+
+    def in_words(self) -> list[str]:
+        return [f"  {hit.score:.4f}  {hit.index if hit.id is None else hit.id}" for hit in self.hits]
+
+
+Result = Filled | Scored | Classified | Labelled | Valued | Answered | Tagged | Ranked | Embedded | Found

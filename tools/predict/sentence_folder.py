@@ -113,6 +113,32 @@ def sentence_files(folder: Path) -> list[str]:
     return [name for name in names if (folder / name).is_file()]
 
 
+def sentence_json(settings: SentenceSettings, hidden: int) -> dict[str, Any]:
+    """The files of a folder whose vectors are made so, by their names: what `sentence_settings` reads the same, and
+    sentence-transformers loads once the encoder is there (`tools.convert to-hf`)."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": f"{number}_{kind}" if number else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for number, kind in enumerate(kinds)
+    ]
+    prompts = {"prompts": {"default": settings.prompt}, "default_prompt_name": "default"} if settings.prompt else {}
+    return {
+        MODULES: modules,
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": hidden,
+            **{name: pooling == settings.pooling for name, pooling in _POOLING.items()},
+            "include_prompt": True,
+        },
+        _ENCODER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
+        _PROMPTS: {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine", **prompts},
+    }
+
+
 def _modules(folder: Path) -> list[tuple[str, Path]]:
     """Kind and folder of each module, in their order."""
     path = folder / MODULES

@@ -36,6 +36,8 @@ from tools.predict.results import (
     Classified,
     Embedded,
     Filled,
+    Found,
+    Hit,
     Labelled,
     Piece,
     Span,
@@ -43,7 +45,9 @@ from tools.predict.results import (
     TaggedSpan,
     Valued,
 )
+from tools.predict.stored_vectors import StoredVectors
 from tools.predict.text_encoder import TextEncoder, TooLong
+from tools.predict.vector_search import nearest
 from tools.squad import AnswerSettings, answer_questions
 from tools.squad.windows import parts_of
 from tools.tagging.schemes import OUTSIDE, entities
@@ -187,13 +191,17 @@ class Classify(TextTask[Classified | Labelled | Valued]):
         ]
 
 
-class Embed(TextTask[Embedded]):
-    """The vector of a text.
+class _VectorTask(TextTask[R_co]):
+    """A task for which texts become vectors.
 
     Args:
         pooling: as of `sentence_vectors`.
         normalize: whether vectors have length 1.
         prepare: what becomes of a text before the tokenizer, such as a prompt before it.
+        dimensions: columns that are kept, from the first one, before lengths become 1. None: all.
+
+    Raises:
+        ValueError: an unknown pooling, or dimensions that the model does not have.
     """
 
     fields = Fields()
@@ -206,22 +214,65 @@ class Embed(TextTask[Embedded]):
         *,
         normalize: bool = False,
         prepare: Callable[[str], str] | None = None,
+        dimensions: int | None = None,
     ) -> None:
         super().__init__(model, reader)
         if pooling not in get_args(Pooling):
             raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}. Got {pooling!r}.")
+        if dimensions is not None and not 1 <= dimensions <= model.config.hidden:
+            raise ValueError(f"dimensions must be between 1 and the model's {model.config.hidden}. Got {dimensions}.")
         self.model, self.pooling, self.normalize, self.prepare = model, pooling, normalize, prepare
+        self.columns = dimensions or model.config.hidden
 
     def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
         if self.prepare is not None:
             queries = [dataclasses.replace(query, first=self.prepare(query.first)) for query in queries]
         return super().ready(queries)
 
+    def vectors(self, batch: Sequence[EncodedText]) -> Tensor:
+        """(N, columns) in fp32."""
+        vectors = finite(sentence_vectors(self.model, batch, self.pooling)).float()[:, : self.columns]
+        return F.normalize(vectors, dim=1) if self.normalize else vectors
+
+
+class Embed(_VectorTask[Embedded]):
+    """The vector of a text."""
+
     def results(self, batch: Sequence[EncodedText]) -> list[Embedded]:
-        vectors: Tensor = finite(sentence_vectors(self.model, batch, self.pooling)).float()
-        if self.normalize:
-            vectors = F.normalize(vectors, dim=1)
-        return [Embedded(vector=vector) for vector in vectors.numpy()]
+        return [Embedded(vector=vector) for vector in self.vectors(batch).numpy()]
+
+
+class Search(_VectorTask[Found]):
+    """The nearest of stored vectors to that of a text, by cosine, exactly.
+
+    Args:
+        stored: to search in.
+        top: hits of a text.
+
+    Raises:
+        ValueError: vectors of another size, `top` below 1.
+    """
+
+    def __init__(self, *arguments: Any, stored: StoredVectors, top: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if top < 1:
+            raise ValueError(f"top must be at least 1. Got {top}.")
+        if stored.shape[1] != self.columns:
+            raise ValueError(
+                f"{stored.files[0][0]} has vectors of {stored.shape[1]} numbers, and those of the texts have "
+                f"{self.columns}. Take the model that has made them, and the same --dimensions."
+            )
+        self.stored, self.top = stored, top
+
+    def results(self, batch: Sequence[EncodedText]) -> list[Found]:
+        scores, places = nearest(self.vectors(batch), self.stored, self.top)
+        return [
+            Found(hits=tuple(self._hit(*pair) for pair in zip(*of_text, strict=True) if pair[1] >= 0))
+            for of_text in zip(scores.tolist(), places.tolist(), strict=True)
+        ]
+
+    def _hit(self, score: float, place: int) -> Hit:
+        return Hit(index=place, score=score, id=self.stored.id_of(place))
 
 
 def finite(numbers: Tensor) -> Tensor:

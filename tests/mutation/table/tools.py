@@ -231,4 +231,27 @@ MUTATIONS = (
         new="return hosts, None",
         tests=("tests/launch/test_ssh.py",),
     ),
+    Mutation(
+        "embed-positive-of-another-row-is-a-negative",
+        "tools/finetune/embed_task.py",
+        old="[own[0], *self._positives[int(own[0])]]",
+        new="[own[0]]",
+        tests=(
+            "tests/tools/finetune/test_embed_data.py::test_texts_that_belong_together_are_counted_and_are_no_negatives",
+        ),
+    ),
+    Mutation(
+        "gradient-cache-draws-dropout-anew",
+        "tools/finetune/gradient_cache.py",
+        old="torch.set_rng_state(host)",
+        new="torch.get_rng_state()",
+        tests=("tests/tools/finetune/test_embed_task.py::test_dropout_is_the_same_in_both_passes",),
+    ),
+    Mutation(
+        "nearest-forgets-the-blocks-before",
+        "tools/predict/vector_search.py",
+        old="torch.cat([best, keys], 1)",
+        new="keys",
+        tests=("tests/tools/predict/test_embed.py::test_equal_ones_keep_their_order_in_blocks",),
+    ),
 )

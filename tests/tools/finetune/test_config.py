@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
+import tyro
 
-from tools.finetune.__main__ import TextConfig, parse
+from tools.finetune.__main__ import EmbedConfig, TextConfig, parse
+from tools.predict.__main__ import EmbedCommand
 from tools.training.config import read_recipe
 
 
 def test_shipped_recipes_can_be_read() -> None:
     folder = Path(__file__).parents[3] / "launch/recipes/finetune"
     tasks = {"stsb": "regress", "cola": "classify", "sst2": "classify", "mrpc": "classify", "embedded": "classify"}
-    tasks |= {"embedded-tags": "tag", "embedded-labels": "classify", "embedded-rank": "rank"}
+    tasks |= {"embedded-tags": "tag", "embedded-labels": "classify", "embedded-rank": "rank", "embedded-pairs": "embed"}
     for name, task in tasks.items():
         assert parse([task, str(folder / f"{name}.toml")]).settings.run.epochs >= 1
 
@@ -49,3 +52,16 @@ def test_a_bad_recipe_is_refused(text: str, message: str, tmp_path: Path) -> Non
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(ValueError, match=rf"bad\.toml: .*{message}"):
         read_recipe(TextConfig, tmp_path / "bad.toml")
+
+
+def test_the_commands_of_the_page_on_vectors_can_be_read() -> None:
+    page = (Path(__file__).parents[3] / "docs/embedding.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = [shlex.split(line) for line in page.splitlines() if line.strip().startswith("python -m tools.")]
+    calls = [(command[2], command[3:]) for command in commands]
+    assert [name for name, _ in calls] == ["tools.finetune", "tools.finetune", "tools.predict", "tools.predict"]
+    for _, arguments in calls[:2]:
+        found = parse(arguments).settings
+        assert isinstance(found, EmbedConfig)
+    assert (found.data.sizes, found.data.max_length, found.data.scored_by) == ((256, 128, 64), None, "score")
+    for _, arguments in calls[2:]:
+        tyro.cli(EmbedCommand, args=arguments[1:]).check()

@@ -1,0 +1,138 @@
+"""BERT as a maker of sentence vectors, and what such vectors learn from (Reimers and Gurevych 2019, arXiv 1908.10084).
+
+M tokens of the cube, H hidden size, C slots for texts of a plane, N texts, n examples of a step, m candidates (the
+positives of all, then all negatives)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.bert.config import BertConfig
+from models.bert.huggingface.from_pretrained import Pretrained
+from models.bert.model import BertModel
+from models.bert.text_batches import TextBatch
+from tensor3d import Cube, all_reduce_replicated, local_rows, select
+from tensor3d.attention import Backend
+from tensor3d.layers.attention import Recompute
+from tensor3d.sharding.activation_layout import gather_over
+
+Pooling = Literal["cls", "mean", "max", "mean_sqrt_len"]
+
+
+class BertForSentenceEmbedding(Pretrained):
+    """The encoder, and one vector for each text from its last hidden states. No head: it has the encoder's weights.
+
+    Args:
+        pooling: as of `pooled_vectors`.
+        backend, recompute, reshard_after_forward: as in `BertModel`.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        cube: Cube,
+        *,
+        pooling: Pooling = "mean",
+        backend: Backend = "auto",
+        recompute: Recompute = "none",
+        reshard_after_forward: bool = True,
+    ) -> None:
+        super().__init__()
+        self.config, self.cube, self.pooling = config, cube, pooling
+        self.bert = BertModel(
+            config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
+        )
+
+    def forward(self, laid: TextBatch) -> Tensor:
+        """(N, H), as `pooled_vectors`."""
+        return pooled_vectors(self.bert, laid, self.pooling)
+
+
+def pooled_vectors(model: BertModel, laid: TextBatch, pooling: Pooling) -> Tensor:
+    """(N, H), fp32 at least: a vector of each text of the whole cube, in their order, the same on every rank.
+
+    Differentiable, as copies are: every rank computes the same from them, such as a loss over all pairs of texts, and
+    its backward pass takes its own texts' part of the gradient.
+
+    Elements received: of sums over y `2(y-1)/y * C*H/z` (of the largest `(y-1) * C*H/z`, of [CLS] `(y-1)/y * C*H/z`
+    twice), of columns `(z-1)/z * C*H`, of rows the other planes' `C*H`; backward of [CLS] alone `(y-1)/y * C*H/z`.
+
+    Args:
+        pooling: of all tokens, special ones included: "cls": that of [CLS]; "mean"; "max" of each column;
+            "mean_sqrt_len": the sum over the square root of the number of tokens.
+    """
+    cube, batch = model.cube, laid.batch
+    y, z, planes = cube.axis("y"), cube.axis("z"), cube.over("data", "x")
+    h = model(batch)  # (M/xy, H/z) on face z
+    slots, dtype = batch.first.shape[0], torch.promote_types(h.dtype, torch.float32)
+    if pooling == "cls":
+        own = gather_over(select(h, batch.first, cube), y).to(dtype)  # (C, H/z), copies over y
+    else:
+        h, owner = h.to(dtype), local_rows(laid.owner, cube, "z")
+        rest = h.new_zeros(slots + 1, h.shape[1])  # the last slot: unused rows
+        if pooling == "max":
+            largest = (rest - torch.inf).scatter_reduce(0, owner.unsqueeze(1).expand_as(h), h, "amax")
+            own = gather_over(largest[:slots], y).view(y.size, slots, -1).amax(0)
+        else:
+            own = all_reduce_replicated(rest.index_add(0, owner, h)[:slots], y)
+    whole = gather_over(own.t(), z).t()  # (C, H), the same on the plane
+    vectors = laid.in_order(gather_over(whole, planes))
+    if pooling in ("cls", "max"):
+        return vectors
+    lengths = torch.from_numpy(laid.lengths).to(vectors.device, dtype).unsqueeze(1)
+    return vectors / (lengths.sqrt() if pooling == "mean_sqrt_len" else lengths)
+
+
+# --- What vectors learn from ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorLoss:
+    """Losses of vectors of a whole step, computed on every rank alike. Means over the examples.
+
+    With sizes (Kusupati et al. 2022, arXiv 2205.13147) a vector's first columns are to be a good vector by themselves:
+    the loss is the mean of those of each size and of the whole.
+    """
+
+    temperature: float = 0.05
+    """Cosines are divided by it, in front of the softmax over candidates."""
+    symmetric: bool = False
+    """Whether a positive is to find its anchor among all anchors, too: the mean of both losses."""
+    sizes: tuple[int, ...] = ()
+    """Columns, each fewer than the hidden size."""
+
+    def in_batch(self, anchors: Tensor, candidates: Tensor, allowed: Tensor) -> Tensor:
+        """Cross-entropy of each anchor's own positive among all candidates, by cosine (InfoNCE, van den Oord et al.
+        2018; with negatives from the batch, Henderson et al. 2017).
+
+        Args:
+            anchors: (n, H)
+            candidates: (m, H): the positives in the order of the anchors, then negatives.
+            allowed: bool (n, m): which candidates an anchor is compared with; its own positive is one of them.
+        """
+        own = torch.arange(len(anchors), device=anchors.device)
+        losses = []
+        for a, c in self._cut(anchors, candidates):
+            scores = (F.normalize(a, dim=1) @ F.normalize(c, dim=1).t() / self.temperature).masked_fill(
+                ~allowed, -torch.inf
+            )
+            loss = F.cross_entropy(scores, own)
+            if self.symmetric:
+                loss = (loss + F.cross_entropy(scores[:, : len(anchors)].t(), own)) / 2
+            losses.append(loss)
+        return torch.stack(losses).mean()
+
+    def cosine(self, firsts: Tensor, seconds: Tensor, scores: Tensor) -> Tensor:
+        """(pairs, H) twice, (pairs,): the sum of the squares of what cosines and scores differ by."""
+        errors = [F.cosine_similarity(a, b) - scores for a, b in self._cut(firsts, seconds)]
+        return torch.stack(errors).square().mean(0).sum()
+
+    def _cut(self, first: Tensor, second: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        return [(first[:, :size], second[:, :size]) for size in (*self.sizes, first.shape[1])]
