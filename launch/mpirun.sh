@@ -267,6 +267,11 @@ fi
 share_out
 read_overrides
 refuse_told_only
+for word in "$recipe" ${overrides[@]+"${overrides[@]}"}; do
+    case $word in
+    :*) refuse "mpirun would begin another command at the word '$word'. Write --NAME=VALUE as one word, or ./$word for a file." ;;
+    esac
+done
 enter_root
 recognise
 [ "$nodes" -gt 1 ] || check_gpus "$per_node" # the doctor counts those of other nodes

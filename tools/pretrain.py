@@ -5,6 +5,7 @@ On several processes it is started by torchrun; launch/local.sh does that on one
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
-from tools.common.files import check_unlocked
+from tools.common.files import check_unlocked, remove
 from tools.common.log import lasting_streams, progress
 from tools.common.machine import environment, write_json
 from tools.corpus.quick.prepare import prepare
@@ -108,6 +109,8 @@ def load_same_corpus(plan: RunPlan, info: CorpusFacts) -> TrainingCorpus:
 # --- What the folder of a run says: what was asked for, where it ran, and what the model is ---------------------------
 
 _HEADS = ("pooler", "masked_lm", "next_sentence")
+_BEGUN = ("run.json", "model.json", "tokenizer", "metrics.jsonl", "tensorboard")
+"""What a run writes before its first step."""
 
 
 def write_facts(plan: RunPlan, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
@@ -238,12 +241,20 @@ def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
             write_facts(plan, info, around, folder)
             write_model(plan, corpus, folder)
 
-        run_on_rank0(cube, restore)
-        if first:
-            describe(cube, trainer, info, around, folder)
-        if recipe.run.mllog:
-            mllog.settings(settings_of(trainer, corpus))
-        return loop(plan, cube, trainer, mllog, folder, info, restore)
+        begun = trainer.state.step
+        new = [folder / name for name in _BEGUN if first and found is None and not os.path.lexists(folder / name)]
+        try:
+            run_on_rank0(cube, restore)
+            if first:
+                describe(cube, trainer, info, around, folder)
+            if recipe.run.mllog:
+                mllog.settings(settings_of(trainer, corpus))
+            return loop(plan, cube, trainer, mllog, folder, info, restore)
+        except (OSError, ValueError):
+            # Of a run that could not even begin, as on a full disk, nothing is left that would keep the next one out.
+            for path in new if trainer.state.step == begun else ():
+                remove(path)
+            raise
 
 
 def loop(

@@ -11,7 +11,8 @@ import errno
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tokenize import TokenError
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from tensor3d.data.masking import StoredMasks, masked_counts
 from tensor3d.data.segments import NO_LABEL, Segments, full_lengths
 from tensor3d.data.shard_exchange import RemoteSource
 from tensor3d.data.sources import LocalSource, Sampler
+from tensor3d.files import open_regular
 
 if TYPE_CHECKING:
     from tensor3d.distributed.host_all_to_all import HostAllToAll
@@ -188,13 +190,29 @@ class _Items:
         return self.dataset.ids[ranges(starts[:, item], lengths[:, item])].astype(np.int64)
 
 
+def read_array(path: Path) -> NDArray[Any]:
+    """The numbers of an .npy file. Mapped at first, so that a size which is damaged takes no memory.
+
+    Raises:
+        ValueError: no such file: damaged, an archive of arrays, or one of pickles.
+        OSError: it cannot be read, or is no regular file.
+    """
+    with open_regular(path) as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise ValueError(f"{path} is no .npy file")
+    try:
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except (ValueError, EOFError, OverflowError, TypeError, SyntaxError, TokenError) as error:
+        raise ValueError(f"{path} is no .npy file of numbers: {error}") from None
+
+
 def _labels(path: Path, sequences: int) -> NDArray[np.uint8]:
     """uint8 (sequences,): 0 where B follows A, 1 where it was drawn at random."""
     try:
-        labels = np.load(path)
+        labels = read_array(path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; {_AGAIN}") from None
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             raise
         raise ValueError(f"{path} is damaged: {error}; {_AGAIN}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,12 @@ def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
     refused(prefix, r"labels.labels.npy is damaged")
     np.save(tmp_path / "labels.labels.npy", np.array([0, 1, 2], dtype=np.uint8))
     refused(prefix, r"labels.labels.npy is damaged: a 0 or 1 is needed for each of 3 pairs")
+    with open(tmp_path / "labels.labels.npy", "wb") as file:  # a name without suffix would get another one
+        np.savez(file, np.zeros(3, dtype=np.uint8))
+    refused(prefix, r"labels.labels.npy is damaged: .* is no .npy file")
+    huge = "{'descr': '|u1', 'fortran_order': False, 'shape': (1099511627776,)}"
+    (tmp_path / "labels.labels.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(huge)) + huge.encode())
+    refused(prefix, r"labels.labels.npy is damaged: .* is no .npy file of numbers")
     refused(fresh("single"), r"single.idx holds no samples, which have 1 items in each document", single=True)
     prefix = write_texts(tmp_path / "texts", TEXTS)
     refused(prefix, r"texts.idx holds no samples, which have 2 items in each document")

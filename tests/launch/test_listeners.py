@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.listeners import READABLE, beyond_loopback, family, listeners
+from tests.strangers import strangers
 
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -172,22 +173,27 @@ def test_what_another_user_of_the_machine_sets_in_the_store_runs_nothing_and_end
     launcher: str, checkout: Path
 ) -> None:
     """A pickle in the place of all that is there, as PyTorch's elastic rendezvous reads it within 5 s; a verdict, the
-    news of a failure, and nonsense in the place of each heartbeat."""
+    news of a failure, and nonsense, then an old heartbeat, in the place of each; also what is no message at all."""
     if launcher == "mpirun" and not MPIRUN.exists():
         pytest.skip("PyPI's mpich is not installed: make .venv")
     pickled = base64.b64encode(pickle.dumps(Harm(checkout / "ran")))
-    with running(checkout, command(launcher, checkout)) as job:
+    with running(checkout, command(launcher, checkout)) as job, ExitStack() as stack:
         # Of the agent each port is a store's; the ranks under MPI say where theirs is.
         held = {port for (_, port), who in listeners(job.pid).items() if job.pid in who and launcher == "local"}
         for port in held | {int((checkout / "store").read_text())}:
+            stack.enter_context(strangers(port))
             store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=30))
             keys = store.list_keys()
+            old = {key: store.get(key) for key in keys if "/beat/" in key}
             for key in (*keys, "torch.rendezvous.none"):
                 store.set(key, pickled)  # type: ignore[arg-type]  # bytes too
             for part in {key.partition("/beat/")[0] for key in keys if "/beat/" in key}:
                 store.set(f"{part}/verdict", "rank 1 is to blame")
                 store.set(f"{part}/failure", "rank 1 is to blame")
-        time.sleep(8)  # some heartbeats; a rank that heeds the verdict leaves at once
+            time.sleep(3)  # some heartbeats
+            for key, beat in old.items():
+                store.set(key, beat)  # type: ignore[arg-type]
+        time.sleep(5)  # a rank that heeds the verdict leaves at once
         assert job.poll() is None, (checkout / "log").read_text()
         ranks = [(checkout / f"ready{rank}-0").read_text() for rank in range(2)]
         assert all(Path(f"/proc/{rank}/exe").exists() for rank in ranks), (checkout / "log").read_text()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 LAUNCH = Path(__file__).parents[2] / "launch"
+REAL_MPIRUN = Path(sys.executable).with_name("mpirun")
 WORDS = [
     *(
         "$(touch canary)",
@@ -140,6 +141,29 @@ def test_words_reach_training(checkout: Path, name: str, recipe: str) -> None:
         assert trainings(checkout)
         for words in trainings(checkout):
             assert (words[0], words[-len(WORDS) :]) == (recipe, WORDS)
+
+
+@pytest.mark.skipif(not REAL_MPIRUN.exists(), reason="PyPI's mpich is not installed: make .venv")
+@pytest.mark.parametrize("starter", ["", "-prepend-rank"])
+def test_words_pass_through_a_real_mpirun(checkout: Path, starter: str) -> None:
+    """By the simple starter, and, with options of mpirun's own, by mpirun itself."""
+    recipe = "$(touch canary) 東京 'a b'"
+    (checkout / recipe).touch()
+    call = ["launch/mpirun.sh", "--no-doctor", "--mpirun", f"{REAL_MPIRUN} {starter}".strip(), recipe, "--", *WORDS]
+    started(checkout, *call)
+    calls = trainings(checkout)
+    assert len(calls) == 2  # the preparation, and the rank
+    for found in calls:
+        assert (found[0], found[-len(WORDS) :]) == (recipe, WORDS)
+
+
+@pytest.mark.parametrize("word", [":", ":x"])
+def test_a_word_that_mpirun_reads_as_the_next_command_is_refused(checkout: Path, word: str) -> None:
+    (checkout / "small.toml").touch()
+    call = ["launch/mpirun.sh", "--dry-run", "small.toml", "--data.separator", word]
+    done = subprocess.run(call, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"mpirun would begin another command at the word '{word}'. Write --NAME=VALUE" in done.stderr
 
 
 def test_words_cross_ssh(checkout: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import resource
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from tensor3d import checkpoint
 from tensor3d.checkpoint.format import checksum
@@ -24,12 +28,15 @@ from tensor3d.data import IndexedDataset, IndexedWriter
 from tests.checkpoint.subject import make, step
 from tests.tools.asked import write_models
 from tests.tools.corpus.pipeline_steps import steps, write_input
+from tests.tools.corpus.tokenized import write_vocabulary
 from tests.tools.finetune.tables import save_dataset, write_parquet
 from tools.corpus.__main__ import main as corpus
 from tools.corpus.inspect.command import inspect
 from tools.corpus.inspect.report import InspectOptions
 from tools.corpus.tokenizers.export import write_tokenizer
+from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.corpus.training_corpus import open_corpus
+from tools.finetune.data import TextData, read_part
 from tools.finetune.rows import read_rows
 from tools.finetune.tag_data import TagData, Told, checked, read_sentences, scheme_of
 from tools.packing.histogram import read_histogram
@@ -186,6 +193,7 @@ def of_models(folder: Path) -> dict[str, Target]:
         "modules.json": list(modules),
         "1_Pooling/config.json": {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True},
         "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": {"query": "the "}, "default_prompt_name": "query"},
     }
     for name, content in written.items():
         (there / name).write_text(json.dumps(content))
@@ -196,6 +204,24 @@ def of_models(folder: Path) -> dict[str, Target]:
     targets["library weights"] = Target(path=weights, read=lambda: load(there, "classify").predict([pair]))
     for name in written:
         targets[name] = Target(path=there / name, read=lambda: load(there, "embed").predict(["the fox"]))
+    targets["sentence config.json"] = Target(path=there / "config.json", read=targets["modules.json"].read)
+    pickled = folder / "pickled"
+    shutil.copytree(there, pickled)
+    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    targets["pickled weights"] = Target(
+        path=pickled / "pytorch_model.bin", read=lambda: load(pickled, "classify").predict([pair])
+    )
+    targets["tags model.json"] = Target(
+        path=models / "tags" / "model.json", read=lambda: load(models / "tags", "tag").predict(["the fox"])
+    )
+    content = json.loads((ours / "model.json").read_text())
+    shutil.copytree(ours, folder / "labels")
+    facts = {"thresholds": [0.3, 0.5, 0.9], "max_length": 8}
+    (folder / "labels" / "model.json").write_text(json.dumps({**content, "problem": "labels", "facts": facts}))
+    targets["labels model.json"] = Target(
+        path=folder / "labels" / "model.json", read=lambda: load(folder / "labels", "classify").predict(["the fox"])
+    )
     return targets
 
 
@@ -208,6 +234,7 @@ def of_corpus(folder: Path) -> dict[str, Target]:
     for arguments in steps(folder / "raw", folder):
         assert corpus([*arguments, "--workers", "1"]) == 0
     samples = folder / "samples"
+    labels = Target(path=next(samples.glob("*.labels.npy")), read=lambda: open_corpus(samples))
     targets = {
         f"{name} step.json": Target(
             path=folder / name / "step.json", read=lambda name=name: inspect(InspectOptions(folder=folder / name))
@@ -217,7 +244,7 @@ def of_corpus(folder: Path) -> dict[str, Target]:
     for name in ("step.json", "plan.json", "histogram.json"):
         read = (lambda: open_corpus(samples)) if name == "step.json" else lambda: open_corpus(samples).plan("lp")
         targets[f"training {name}"] = Target(path=samples / name, read=read)
-    return targets
+    return {**targets, "labels of pairs": labels}
 
 
 def of_single_files(folder: Path) -> dict[str, Target]:
@@ -248,6 +275,16 @@ def of_single_files(folder: Path) -> dict[str, Target]:
         found = read_sentences(data, "train", Told())
         checked(found, scheme_of(data, found), data, Told())
 
+    several = {"several labels.csv": 'sentence,label\nthe fox,"a,b"\na hill,\n"stories, of",b\n'}
+    several["several labels.jsonl"] = '{"sentence": "the fox", "label": ["a", "b"]}'
+    tokenizer = open_tokenizer("wordpiece", write_vocabulary(folder / "vocab.txt"), lowercase=True)
+
+    def texts(path: Path) -> None:
+        read_part(TextData(train=str(path), dev=str(path), multi_label=True), "train", tokenizer)
+
+    for name, content in several.items():
+        (folder / name).write_text(content)
+
     def items() -> list[list[int]]:
         dataset = IndexedDataset(folder / "ids")
         return [dataset[number].tolist() for number in range(len(dataset.lengths))]
@@ -260,6 +297,7 @@ def of_single_files(folder: Path) -> dict[str, Target]:
         "index": Target(path=folder / "ids.idx", read=items),
         "recipe": Target(path=recipe, read=lambda: read_recipe(TrainConfig, recipe)),
         **{name: Target(path=path, read=lambda path=path: tags(path)) for name, path in files.items()},
+        **{name: Target(path=folder / name, read=lambda path=folder / name: texts(path)) for name in several},
     }
 
 
@@ -291,12 +329,15 @@ DAMAGE: dict[str, Callable[[Random, bytes], bytes]] = {
     ),
     **dict.fromkeys((f"library {name}.json" for name in ("config", "tokenizer_config", "tokenizer")), of_json),
     **dict.fromkeys(("library special_tokens_map.json", "modules.json", "1_Pooling/config.json"), of_json),
-    **dict.fromkeys(("sentence_bert_config.json", "histogram", "questions", "references", "predictions"), of_json),
+    **dict.fromkeys(("sentence_bert_config.json", "config_sentence_transformers.json"), of_json),
+    **dict.fromkeys(("sentence config.json", "tags model.json", "labels model.json", "several labels.jsonl"), of_json),
+    **dict.fromkeys(("histogram", "questions", "references", "predictions"), of_json),
     **dict.fromkeys((f"{name} step.json" for name in ("documents", "tokenizer", "ids", "samples")), of_json),
     **dict.fromkeys((f"training {name}.json" for name in ("step", "plan", "histogram")), of_json),
     **dict.fromkeys(("rank-00000.safetensors", "library weights"), of_safetensors),
     **dict.fromkeys(("tags", "spans", "dataset state", "dataset info"), of_json),
     **dict.fromkeys(("index", "tag columns", "tag rows", "parquet", "dataset data"), damaged),
+    **dict.fromkeys(("pickled weights", "labels of pairs", "several labels.csv"), damaged),
     "recipe": of_toml,
 }
 
@@ -341,6 +382,29 @@ def refusals(target: Target, contents: Sequence[bytes]) -> list[str]:
 def test_a_damaged_file_is_read_or_refused_by_name(name: str, targets: dict[str, Target], random: Random) -> None:
     target = targets[name]
     refusals(target, [DAMAGE[name](random, target.sound)])
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_fifo_is_not_waited_for_and_a_device_not_read(name: str, targets: dict[str, Target]) -> None:
+    """Where a file need not be there, it is not."""
+    target, ways = targets[name], (os.mkfifo, lambda path: os.symlink("/dev/zero", path))
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it is waited for"))
+    sound = target.path.with_name("sound")
+    said = []
+    for make_other in ways:
+        target.path.rename(sound)
+        make_other(target.path)
+        signal.alarm(60)
+        try:
+            with no_more_memory_than(MORE):
+                target.read()
+        except (ValueError, OSError) as refused:
+            said.append(str(refused))
+        finally:
+            signal.alarm(0)
+            target.path.unlink()
+            sound.rename(target.path)
+    assert all(str(target.path.parents[1]) in text for text in said)
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import tensor3d.files
 from tensor3d import checkpoint
 from tests.tools.runs import arguments
 from tools import pretrain
@@ -157,6 +158,26 @@ def test_a_run_whose_disk_is_full_at_the_start_is_one_sentence(
     assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
     assert capsys.readouterr().err.endswith("run.lock cannot be read or written: No space left on device.\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("full", ["tokenizer-settings.json", "model.json", "metrics.jsonl"])
+def test_of_a_run_that_could_not_begin_nothing_keeps_the_next_one_out(
+    full: str, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = tensor3d.files._not_through_links
+
+    def refuse(name: str, flags: int) -> int:
+        if Path(name).name.startswith(full):
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+        return real(name, flags)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("tensor3d.files._not_through_links", refuse)
+        assert pretrain.main(arguments(recipe, run, "--run.steps", "1")) == 2
+    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+    assert not run.exists()
+    assert pretrain.main(arguments(recipe, run, "--run.steps", "1")) == 0
 
 
 def begin_to_fail(monkeypatch: pytest.MonkeyPatch, step: int, accident: Callable[[], object]) -> None:

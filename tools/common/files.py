@@ -57,6 +57,17 @@ def parsed_json(text: str | bytes) -> Any:
         raise ValueError("its lists or objects are too deep in one another") from None
 
 
+def is_unicode(text: Any) -> bool:
+    """Whether it is a string, without half of a surrogate pair."""
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 # --- Files that appear whole or not at all ----------------------------------------------------------------------------
 
 _SAMPLE = 1 << 16

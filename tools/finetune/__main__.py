@@ -191,7 +191,10 @@ def parse(arguments: Sequence[str]) -> FinetuneCommand:
     else:
         kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
         union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
-        description = "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers, answers, tags or vectors, ..."
+        description = (
+            "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers, answers, tags, vectors, or "
+            "the order of passages."
+        )
         command = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description=description)
     if command.recipe != recipe_among(arguments):
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")

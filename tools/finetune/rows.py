@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
-from tools.common.files import parsed_json, read_file
+from tools.common.files import is_unicode, open_regular, parsed_json, read_file
 from tools.corpus.quick.text_sources import read_lines
 
 T = TypeVar("T")
@@ -222,13 +222,13 @@ def _text_of(value: Any, where: str, column: Column, separator: str | None) -> s
         if "" in (part.strip() for part in parts):
             raise ValueError(f"{where}: {column!r} has an empty label. Got {value!r}.")
         return separator.join(parts)
-    if value is None or isinstance(value, str):
-        return value
+    if value is None or is_unicode(value):
+        return cast("str | None", value)
     if isinstance(value, float) and math.isnan(value):
         return None  # as pandas writes what is missing
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise ValueError(f"{where}: {column!r} must be a text or a number. Got {value!r}.")
+    raise ValueError(f"{where}: {column!r} must be a text or a number, and Unicode. Got {value!r:.80}.")
 
 
 # --- Parquet, and the Arrow files of a dataset that was saved ---------------------------------------------------------
@@ -271,6 +271,8 @@ def _dataset(path: Path, columns: Sequence[Column], optional: Sequence[Column]) 
 
     def batches() -> Iterator[Any]:
         for file in files:
+            with open_regular(file):
+                pass  # where it is none, mapping it would wait
             # Mapped, a length that is damaged takes no memory.
             with memory_map(str(file)) as opened, ipc.open_stream(opened) as stream:
                 there = _columns_of(path, columns, optional, stream.schema.names)
@@ -364,6 +366,6 @@ def _naming(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (ArrowException, OSError, MemoryError) as problem:
+    except (ArrowException, OSError, MemoryError, UnicodeError) as problem:
         told = str(problem).partition("\n")[0].rstrip(".")
         raise ValueError(f"{path} is damaged, or not what it should be: {told}. Get it again.") from None

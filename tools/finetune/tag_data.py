@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tools.common.files import parsed_json
+from tools.common.files import is_unicode, parsed_json
 from tools.corpus.quick.text_sources import read_lines
 from tools.corpus.tokenizers.base import InTexts
 from tools.finetune.data import EMBEDDED, embedded_sentences
 from tools.finetune.rows import Column, files_of, read_records, read_rows
-from tools.predict.inputs import check_words, is_unicode
+from tools.predict.inputs import check_words
 from tools.tagging.schemes import OUTSIDE, Entity, Scheme, detect_scheme, entities, has_prefix, repaired, tags_of
 from tools.tagging.windows import TagSettings, WordText
 
@@ -177,7 +177,7 @@ def _sentence(lines: Sequence[tuple[str, str, str | None]]) -> Sentence:
 
 
 def _check_tag(tag: Any, place: str) -> None:
-    if not isinstance(tag, str) or tag.split() != [tag]:
+    if not is_unicode(tag) or tag.split() != [tag]:
         raise ValueError(
             f"{place}: a tag must be a name without spaces. Got {tag!r}. {OUTSIDE!r} is that of no entity."
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from tools.common.files import parsed_json
+from tools.common.files import is_unicode, parsed_json
 
 # --- Lines of an input of any length, as they come: a pause of whoever writes them is noticed -------------------------
 
@@ -270,17 +270,6 @@ def check_words(words: Any) -> str | None:
         if not is_unicode(word) or not word.strip() or any(mark in word for mark in "\t\r\n"):
             return f"a word must be a text, not empty, without tab or line end. Got {_short(word)}."
     return None
-
-
-def is_unicode(text: Any) -> bool:
-    """Whether it is a string, without half of a surrogate pair."""
-    if not isinstance(text, str):
-        return False
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _short(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -424,7 +424,9 @@ def load(
 
         run_on_all_ranks(cube, lambda: check_types(config, tokenizer, str(folder)))
         run_on_all_ranks(cube, lambda: check_layout(tokenizer))
-        settings = run_on_all_ranks(cube, lambda: settings_for(weights.facts, length, is_asked=max_length is not None))
+        settings = run_on_all_ranks(
+            cube, lambda: _of(weights, lambda: settings_for(weights.facts, length, is_asked=max_length is not None))
+        )
         with cube.skip_init():
             questions = BertForQuestionAnswering(config, cube)
         weights.fill(questions, cube)
@@ -436,7 +438,9 @@ def load(
         from tools.tagging.windows import TagSettings
 
         names = names_of(weights.labels, weights.outputs)
-        of_tags = run_on_all_ranks(cube, lambda: TagSettings.from_facts(weights.facts, names, length))
+        of_tags = run_on_all_ranks(
+            cube, lambda: _of(weights, lambda: TagSettings.from_facts(weights.facts, names, length))
+        )
         with cube.skip_init():
             tags = BertForTokenClassification(config, weights.outputs, cube)
         weights.fill(tags, cube)
@@ -526,8 +530,17 @@ def _thresholds(weights: WeightSource) -> tuple[float, ...] | None:
     if told is None:
         return None
     if not isinstance(told, list) or len(told) != weights.outputs or not all(type(each) is float for each in told):
-        raise ValueError(f"model.json: facts.thresholds must be {weights.outputs} numbers. Got {told!r:.80}.")
+        must = f"facts.thresholds of its model.json must be {weights.outputs} numbers"
+        raise ValueError(f"{weights.folder}: {must}. Got {told!r:.80}.")
     return tuple(told)
+
+
+def _of(weights: WeightSource, action: Callable[[], R]) -> R:
+    """The result of `action`, whose errors get the model's folder in front."""
+    try:
+        return action()
+    except ValueError as problem:
+        raise ValueError(f"{weights.folder}: {problem}") from None
 
 
 def _with_heads(weights: WeightSource, task: str) -> WeightSource:
@@ -549,7 +562,10 @@ def _with_heads(weights: WeightSource, task: str) -> WeightSource:
 def _length(weights: WeightSource, asked: int | None, where: str = "") -> int:
     """Tokens of a sequence, at most: as asked, or as the model was made. `where` stands before an error."""
     config = weights.config
-    made = int(weights.facts.get("max_length") or _MOST)
+    made = weights.facts.get("max_length") or _MOST
+    if type(made) is not int or made < 5:
+        must = "facts.max_length of its model.json must be a number of tokens, at least 5"
+        raise ValueError(f"{weights.folder}: {must}. Got {made!r:.80}.")
     if config.encoder != "classic":
         return made if asked is None else asked
     if asked is not None and asked > config.positions:

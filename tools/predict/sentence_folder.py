@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from models.bert.tasks import Pooling
-from tools.common.files import parsed_json
+from tools.common.files import is_unicode, parsed_json, read_file
 
 MODULES = "modules.json"
 _ENCODER, _PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
@@ -175,8 +175,7 @@ def _pooling(path: Path, config: Path) -> tuple[Pooling, bool]:
             f"{path} asks for the pooling {' and '.join(chosen) or 'none'}. Known is one of {', '.join(_POOLING)}."
         )
     width = settings.get("word_embedding_dimension", settings.get("embedding_dimension"))
-    told = _json(config) if config.is_file() else {}
-    hidden = told.get("hidden_size") if isinstance(told, dict) else None
+    hidden = _object(config).get("hidden_size") if config.is_file() else None
     if None not in (width, hidden) and width != hidden:
         raise ValueError(f"{path} is of vectors of {width}, and {config} of {hidden}: they do not belong together.")
     return poolings[0], bool(settings.get("include_prompt", True))
@@ -191,7 +190,7 @@ def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
     most = settings.get("max_seq_length")
     if most is None:  # as the library does: the lower of both
         limits = [
-            _json(encoder / name).get(key)
+            _object(encoder / name).get(key)
             for name, key in (
                 ("tokenizer_config.json", "model_max_length"),
                 ("tokenizer/huggingface/tokenizer_config.json", "model_max_length"),  # of a folder that was imported
@@ -199,10 +198,10 @@ def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
             )
             if (encoder / name).is_file()
         ]
-        given = [int(limit) for limit in limits if isinstance(limit, int | float) and limit < _UNLIMITED]
+        given = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < _UNLIMITED]
         most = min(given, default=None)
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-        raise ValueError(f"{path}: max_seq_length must be a number of tokens. Got {most!r}.")
+    if most is not None and (type(most) is not int or most < 5):
+        raise ValueError(f"{path}: max_seq_length must be a number of tokens, at least 5. Got {most!r:.80}.")
     return most, bool(settings.get("do_lower_case", False))
 
 
@@ -214,18 +213,14 @@ def _prompt(path: Path) -> str:
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     if name is None:
         return ""
-    if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
-        raise ValueError(
-            f"{path}: default_prompt_name = {name!r} is none of its prompts, {', '.join(prompts) or 'none'}."
-        )
+    if not isinstance(prompts, dict) or not isinstance(name, str) or not is_unicode(prompts.get(name)):
+        raise ValueError(f"{path}: default_prompt_name = {name!r} is none of its prompts, {prompts!r:.80}.")
     return str(prompts[name])
 
 
 def _settings(path: Path, known: set[str], harmless: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """An object whose every key is known, or is empty, or has the value that changes nothing."""
-    settings = _json(path)
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} is no object of settings. Got {settings!r:.80}.")
+    settings = _object(path)
     same = harmless or {}
     unknown = [
         key for key, value in settings.items() if key not in known and value and same.get(key, not value) != value
@@ -238,9 +233,16 @@ def _settings(path: Path, known: set[str], harmless: Mapping[str, Any] | None = 
     return settings
 
 
+def _object(path: Path) -> dict[str, Any]:
+    settings = _json(path)
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is no object of settings. Got {settings!r:.80}.")
+    return settings
+
+
 def _json(path: Path) -> Any:
     try:
-        return parsed_json(path.read_bytes())
+        return parsed_json(read_file(path))
     except OSError as problem:
         raise ValueError(f"{path} cannot be read: {problem.strerror}. {MODULES} needs it.") from problem
     except ValueError as problem:

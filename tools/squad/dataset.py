@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.common.files import parsed_json, write_file
+from tools.common.files import is_unicode, parsed_json, read_file, write_file
 from tools.squad.decode import Choice
 from tools.squad.windows import AnswerSettings
 
@@ -209,7 +209,7 @@ class _Reading:
         if not isinstance(table, dict) or key not in table:
             raise ValueError(f"{self.path}: {where} has no {key!r}. Is it a file of SQuAD v1.1 or v2.0?")
         value = table[key]
-        if type(value) is not kind:
+        if type(value) is not kind or (kind is str and not is_unicode(value)):
             raise ValueError(f"{self.path}: {key!r} of {where} must be of type {kind.__name__}. Got {value!r:.60}.")
         return value
 
@@ -239,7 +239,7 @@ class _References(_Reading):
 
 def _parsed(path: Path) -> Any:
     try:
-        return parsed_json(path.read_bytes())
+        return parsed_json(read_file(path))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist. Give a file of SQuAD v1.1 or v2.0.") from None
     except ValueError as problem:
@@ -312,7 +312,7 @@ def read_odds(path: Path, questions: Sequence[Question]) -> NDArray[np.float64]:
 
 def _table(path: Path, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:
     try:
-        table = parsed_json(path.read_bytes())
+        table = parsed_json(read_file(path))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist.") from None
     except ValueError as problem:

@@ -193,7 +193,7 @@ def _check_model(settings: Mapping[str, Any], where: Path) -> None:
 def _number(settings: Mapping[str, Any], name: str, where: Path, kind: type[T]) -> T:
     value = settings[name]
     wanted = (int,) if kind is int else (int, float)
-    if not isinstance(value, wanted) or isinstance(value, bool):
+    if not isinstance(value, wanted) or isinstance(value, bool) or (type(value) is int and abs(value) >= 1 << 63):
         told = "a whole number" if kind is int else "a number"
-        raise ValueError(f"{where}: {name} must be {told}. Got {value!r}.")
+        raise ValueError(f"{where}: {name} must be {told}. Got {value!r:.60}.")
     return kind(value)

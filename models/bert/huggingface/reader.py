@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -130,8 +131,13 @@ def _of_file(path: Path) -> dict[str, FileTensor]:
         raise ValueError(f"{path} is cut off or damaged: {problem}. Get it again.") from None
 
 
+_DAMAGE = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, OSError, zipfile.BadZipFile)
+"""What reading a damaged pickle or archive raises."""
+
+
 def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
+        _check_packing(path)
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError as problem:
@@ -144,15 +150,32 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             f"{path} is no file of weights alone, or is damaged, and nothing in it is run: {first} Get the weights as "
             "safetensors."
         ) from None
-    except (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError) as problem:
+    except FileNotFoundError:
+        raise
+    except _DAMAGE as problem:
         first = str(problem).partition("\n")[0]
         raise ValueError(f"{path} is cut off or damaged: {first}. Get it again.") from None
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, dict) or not all(isinstance(k, str) and _is_whole(v) for k, v in content.items()):
         raise ValueError(
             f"{path} holds something else than tensors by name. Save the model's state_dict() alone, best as "
             "safetensors."
         )
     return content
+
+
+def _check_packing(path: Path) -> None:
+    """PyTorch takes the parts of an archive as they lie, also compressed ones, and unpacks others without end."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if packed := next((part for part in archive.infolist() if part.compress_type), None):
+                raise ValueError(f"its part {packed.filename!r} is compressed, which PyTorch's files are not")
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a tensor with all its numbers in the file: none without any, and no few that stand for many."""
+    if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided or value.is_meta:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _check_beginning(path: Path) -> None:

@@ -295,6 +295,6 @@ def test_labels_are_learnt_and_predicted(tmp_path: Path, capsys: pytest.CaptureF
     assert config["problem_type"] == "multi_label_classification"
     told["facts"]["thresholds"] = [0.5]
     (seed / "model.json").write_text(json.dumps(told))
-    with pytest.raises(ValueError, match=r"facts\.thresholds must be 3 numbers"):
+    with pytest.raises(ValueError, match=r"facts\.thresholds of its model\.json must be 3 numbers"):
         load(seed, "classify")
     assert torch.get_default_dtype() == torch.float32

@@ -104,7 +104,7 @@ class Report:
         lines = [f"{self.folder}: {self.kind}", "", *(figure.text() for figure in self.figures)]
         for hint in self.hints:
             lines += ["", *textwrap.wrap(f"hint: {hint}", _WIDTH, break_long_words=False, break_on_hyphens=False)]
-        known = {(figure.name, figure.value) for figure in self.figures}
+        known = [(figure.name, figure.value) for figure in self.figures]
         noted = [Figure(name.replace("_", " "), value) for name, value in self.noted.items() if _is_plain(value)]
         noted = [figure for figure in noted if (figure.name, figure.value) not in known]
         if noted:

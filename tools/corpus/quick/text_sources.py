@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from tools.common.files import open_regular
 from tools.corpus.sentences import likely_encoding
 
 # --- Where text comes from --------------------------------------------------------------------------------------------
@@ -38,7 +39,7 @@ def hash_files(files: Iterable[Path], root: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)
     return digest.hexdigest()
@@ -88,7 +89,7 @@ class TextSource:
 
 def read_lines(file: Path) -> Iterator[str]:
     """The lines of a UTF-8 file, without their ends. Raises ValueError, naming the line, for what is not UTF-8."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 # The first line may begin with a byte order mark.

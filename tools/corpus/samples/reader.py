@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data import SpecialTokens
 from tensor3d.data.epochs import PackingRules
-from tensor3d.data.stored_samples import LABELS, MASKS, StoredShard
+from tensor3d.data.stored_samples import LABELS, MASKS, StoredShard, read_array
 from tensor3d.packing import Limits, PackingPlan, fingerprint_of, load_plan
 from tools.common.files import parsed_json, read_file
 from tools.corpus.pipeline.step import STEP, VERSION
@@ -119,7 +119,7 @@ def open_samples(folder: Path) -> Samples:
     values, fingerprint = read_step(folder)
     try:
         return _opened(folder, values, fingerprint)
-    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:  # settings that no step has written
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError, FileNotFoundError) as error:  # of no step
         if isinstance(error, ValueError) and str(folder) in str(error):
             raise
         raise ValueError(f"{folder / STEP} is damaged: {error!r}. {_COPY}") from error
@@ -148,7 +148,7 @@ def _opened(folder: Path, values: dict[str, Any], fingerprint: str) -> Samples:
             None if name in missing else StoredShard(folder / name, single=single, static=static) for name in names
         ),
         held_out=StoredShard(folder / HELD_OUT, single=single, static=static) if f"{HELD_OUT}.idx" in files else None,
-        continuations=np.load(folder / CONTINUATIONS) if settings["whole_words"] else None,
+        continuations=read_array(folder / CONTINUATIONS) if settings["whole_words"] else None,
         fingerprint=fingerprint,
     )
 

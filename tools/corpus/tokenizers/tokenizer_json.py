@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ class JsonTokenizer(Tokenizer):
     """The tokenizers library's own object."""
 
     def __init__(self, file: Path) -> None:
-        content = read(file)
+        content, self._file = read(file), file
         self.library = _open(content, file)
         self._plan: dict[str, Any] = json.loads(content)
         # Ids may have gaps, and a model needs a row for each.
@@ -55,12 +56,24 @@ class JsonTokenizer(Tokenizer):
         self.fingerprint = fingerprint("json", content)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
+        with self._naming():
+            encoded = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._as_text(found.ids) for found in encoded]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        found = self.library.encode(text, add_special_tokens=False)
+        with self._naming():
+            found = self.library.encode(text, add_special_tokens=False)
         return self._as_text_with_offsets(found.ids, found.offsets)
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """A file that could be opened may still lack what a text needs, such as the piece for what is unknown."""
+        try:
+            yield
+        except Exception as error:
+            if type(error) is not Exception:  # the library raises no other kind
+                raise
+            raise ValueError(f"{self._file} cannot cut a text: {error}. Take another.") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.library.decode([int(number) for number in ids], skip_special_tokens=False))
@@ -70,7 +83,8 @@ class JsonTokenizer(Tokenizer):
 
     def laid_out(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """The ids and types of a pair as the file's own template has them."""
-        found = self.library.encode(first, second, add_special_tokens=True)
+        with self._naming():
+            found = self.library.encode(first, second, add_special_tokens=True)
         return list(found.ids), list(found.type_ids)
 
     def cut(self, text: str) -> list[str]:

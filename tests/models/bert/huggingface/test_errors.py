@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,41 @@ def test_a_bin_that_holds_a_training(model: Any, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     torch.save({"state_dict": tensors_of(model), "epoch": 3}, tmp_path / "pytorch_model.bin")
     assert "holds something else than tensors by name" in told(tmp_path)
+
+
+def nested(value: Tensor) -> Tensor:
+    return torch.nested.nested_tensor([*value])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value.to("meta"),
+        lambda value: torch.zeros(1).expand(value.shape),  # one number for all: as large as it says it is
+        lambda value: value.to_sparse(),
+        pytest.param(nested, marks=pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")),
+    ],
+)
+def test_a_bin_of_tensors_without_their_numbers(model: Any, tmp_path: Path, change: Callable[[Tensor], Tensor]) -> None:
+    tensors = tensors_of(model)
+    write(tmp_path, {}, settings_of(model))
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({**tensors, LAYER: change(tensors[LAYER])}, tmp_path / "pytorch_model.bin")
+    assert "holds something else than tensors by name" in told(tmp_path)
+    torch.save({**tensors, 1: tensors[LAYER]}, tmp_path / "pytorch_model.bin")
+    assert "holds something else than tensors by name" in told(tmp_path)
+
+
+def test_a_bin_whose_parts_are_compressed(model: Any, tmp_path: Path) -> None:
+    """PyTorch maps them, and takes their bytes for numbers; what is to be unpickled may unpack without end."""
+    write(tmp_path, tensors_of(model), settings_of(model), "pytorch_model.bin")
+    path = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(path) as whole:
+        parts = {part.filename: whole.read(part) for part in whole.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in parts.items():
+            packed.writestr(name, content)
+    assert f"{path} is cut off or damaged: its part " in told(tmp_path)
 
 
 def test_shards(model: Any, tmp_path: Path) -> None:
