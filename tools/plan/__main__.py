@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,13 @@ from tensor3d.cost_model.literature.bian2021 import report as headline
 from tensor3d.cost_model.search import BoxPlan, Search, search
 from tensor3d.cost_model.step_time import Overlap
 from tools.common.cli import run_main
-from tools.common.files import check_output
+from tools.common.files import check_output, write_file
 from tools.common.log import progress
 from tools.common.machine import format_table, write_json
 from tools.plan import tables
 from tools.plan.tables import kind_of, model_of
+from tools.report.file_sections import plan_sections
+from tools.report.page import Page, check_library, render
 
 DEFAULT_GPU = "H100"
 COUNTED = 5
@@ -111,6 +113,8 @@ class PlanCommand:
     """The 64 V100 of Bian et al. 2021 in this model: 3-D against 1-D and 2-D."""
     output: Path | None = None
     """JSON file for all of it."""
+    html: Path | None = None
+    """HTML page for all of it: a table that sorts, time against memory, and why a box is out. It asks no network."""
 
     def validate(self) -> None:
         """Raises ValueError for what no cluster is needed to see."""
@@ -137,6 +141,9 @@ class PlanCommand:
             )
         check_output(self.output)
         check_output(self.plot, "--plot")
+        check_output(self.html, "--html")
+        if self.html is not None:
+            check_library("--html")
 
     def machines(self, ranks: int | None = None) -> Cluster:
         """The cluster, or one like it with so many ranks.
@@ -297,9 +304,7 @@ def plan_one(command: PlanCommand) -> int:
         print("\n".join(["the known ways, by their papers' formulas (layers alone, no heads):"]))
         print("\n".join([*tables.known_table(known), ""]))
     print("\n".join(tables.refusals(found.refused, every=command.all or not found.plans)))
-    if command.output is not None:
-        write_json(command.output, {**_content(command, costs, cluster), "search": as_json(found, cluster, costs)})
-        print(f"written: {command.output}")
+    _write(command, {**_content(command, costs, cluster), "search": as_json(found, cluster, costs)})
     if not found.plans:
         print("no box of these ranks holds the model", file=sys.stderr)
         return 1
@@ -327,13 +332,9 @@ def plan_sizes(command: PlanCommand) -> int:
             points, f"{command.model} on {name}, {command.global_batch:,} packs of {command.capacity}", command.plot
         )
         print(f"written: {command.plot}")
-    if command.output is not None:
-        content: dict[str, Any] = {
-            str(ranks): as_json(point.found, point.cluster, costs) for ranks, point in points.items()
-        }
-        crossed = [dataclasses.asdict(each) for each in sweep.crossings(points)]
-        write_json(command.output, {**_content(command, costs, largest), "ranks": content, "crossings": crossed})
-        print(f"written: {command.output}")
+    content = {str(ranks): as_json(point.found, point.cluster, costs) for ranks, point in points.items()}
+    crossed = [dataclasses.asdict(each) for each in sweep.crossings(points)]
+    _write(command, {**_content(command, costs, largest), "ranks": content, "crossings": crossed})
     return 0 if any(point.found.plans for point in points.values()) else 1
 
 
@@ -400,6 +401,18 @@ def _content(command: PlanCommand, costs: BertCosts, cluster: Cluster) -> dict[s
     }
     told = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
     return {"asked": told, "model": dataclasses.asdict(costs.config), "cluster": cluster.to_json()}
+
+
+def _write(command: PlanCommand, content: Mapping[str, Any]) -> None:
+    """The files of all that was found."""
+    if command.output is not None:
+        write_json(command.output, dict(content))
+        print(f"written: {command.output}")
+    if command.html is not None:
+        title = f"{command.model} on {content['cluster']['name']}"
+        page = Page(title=title, subtitle="A plan of tensor3d", sections=plan_sections(content))
+        write_file(command.html, render(page))
+        print(f"written: {command.html}")
 
 
 def _searched(command: PlanCommand, cluster: Cluster, costs: BertCosts, most: int = COUNTED) -> Search:
