@@ -93,7 +93,8 @@ def reference(module: str, names: list[str]) -> str:
 def imported(module: str) -> dict[str, str]:
     """Names that a module imports, with the modules that they come from; a module comes from itself."""
     found = {}
-    for statement in ast.parse(file_of(module).read_text(encoding="utf-8")).body:
+    # Some stand `if TYPE_CHECKING`: those of a package that imports its names when they are asked for.
+    for statement in ast.walk(ast.parse(file_of(module).read_text(encoding="utf-8"))):
         if isinstance(statement, ast.ImportFrom) and statement.module:
             for alias in statement.names:
                 own = f"{statement.module}.{alias.name}"
