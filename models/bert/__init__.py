@@ -1,6 +1,7 @@
 """BERT (Devlin et al. 2018) on packed, unpadded batches, split three ways."""
 
 from models.bert.config import PRESETS, BertConfig
+from models.bert.embedding import BertForSentenceEmbedding
 from models.bert.huggingface import export_huggingface, open_weights
 from models.bert.model import BertForPreTraining, BertModel, PreTrainingOutput
 from models.bert.tasks import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
@@ -11,6 +12,7 @@ __all__ = [
     "BertConfig",
     "BertForPreTraining",
     "BertForQuestionAnswering",
+    "BertForSentenceEmbedding",
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "BertModel",
