@@ -46,7 +46,7 @@ def write_model(folder: Path, model: nn.Module, heads: tuple[str, ...], **told: 
 
 
 def write_models(folder: Path) -> Path:
-    """Folders of all kinds: `language`, `classes`, `number`, `answers` and `tags`."""
+    """Folders of all kinds: `language`, `classes`, `number`, `answers`, `tags` and `ranks`."""
     cube = Cube.single()
     cube.manual_seed(7)
     heads = ("pooler", "masked_lm", "next_sentence")
@@ -59,4 +59,6 @@ def write_models(folder: Path) -> Path:
     tags = BertForTokenClassification(CONFIG, len(TAGS), cube)
     facts = {"max_length": 12, "tag": {"scheme": "iob2", "stride": 4}}
     write_model(folder / "tags", tags, ("tags",), labels=TAGS, problem="tag", facts=facts)
+    scores = BertForSequenceClassification(CONFIG, 1, cube)
+    write_model(folder / "ranks", scores, of_classes, problem="rank", facts={"max_length": 20})
     return folder

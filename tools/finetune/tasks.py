@@ -64,7 +64,7 @@ class TaskFacts:
     """What the folder of a fine-tuned model says of its task."""
 
     problem: str
-    """"classify", "labels", "regress", "rank", "answer", "tag" or "embed"."""
+    """"classify", "labels", "regress", "answer", "tag", "rank" or "embed"."""
     labels: tuple[str, ...] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON: max_length and whatever else predictions need."""

@@ -1,7 +1,7 @@
 """model.json: what a folder of this project says of its model.
 
     {"format": 1, "model": "bert", "config": {...}, "heads": ["pooler", ...], "labels": ["no", "yes"] or null,
-     "problem": "classify", "labels", "regress", "rank", "answer", "tag", "embed" or null, "facts": {...}}
+     "problem": "classify", "labels", "regress", "answer", "tag", "rank", "embed" or null, "facts": {...}}
 
 Beside it lie `checkpoints/`, `tokenizer/`, and in imported folders `huggingface/config.json` as it was found.
 """
@@ -63,7 +63,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 MODEL_JSON = "model.json"
 FORMAT = 1
-PROBLEMS = ("classify", "labels", "regress", "rank", "answer", "tag", "embed")
+PROBLEMS = ("classify", "labels", "regress", "answer", "tag", "rank", "embed")
 
 T = TypeVar("T")
 _JSON = {

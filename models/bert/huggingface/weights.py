@@ -57,7 +57,7 @@ class WeightSource(ABC):
         heads: those that it has the weights of, of `HEADS`.
         outputs: of the classifier, of texts or of tokens, where there is one.
         labels: names of the classes or tags, where the classifier has some.
-        problem: "classify", "labels", "regress", "rank", "answer" or "tag", where there is a head for it.
+        problem: "classify", "labels", "regress", "answer", "tag" or "rank", where there is a head for it.
         facts: what else it says: of its model.json, or found in a Hugging Face folder: "dtype", that of most numbers;
             "types", those of single tensors that are of another one, by the library's names; "classifier_dropout".
         settings: the config.json of the Hugging Face folder that it is or was.

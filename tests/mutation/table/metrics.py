@@ -246,8 +246,8 @@ MUTATIONS = (
     Mutation(
         "ranks-passages-torn-apart",
         "tools/finetune/trainer.py",
-        old="[text for example in own for text in example.texts]",
-        new="[example.text for example in own]",
+        old="[text for each in examples for text in each.texts]",
+        new="[each.text for each in examples]",
         tests=("tests/tools/finetune/test_rank_task.py",),
     ),
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -22,11 +23,11 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
 from tests.tools.asked import CONFIG, LABELS, MASKED, QUESTIONS, TEXTS, write_models
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
-from tools.predict import Filled, load
+from tools.predict import Answered, Classified, Embedded, Filled, Ranked, Scored, Tagged, load
 from tools.predict.__main__ import main
 from tools.predict.inputs import Query
 from tools.predict.predictor import Predictor, _even
-from tools.predict.tasks import FillMask, Ready
+from tools.predict.tasks import FillMask, Ready, TaskName
 from tools.predict.text_encoder import TextEncoder
 
 Shape = tuple[int, int, int, int]
@@ -48,6 +49,7 @@ def asked(models: Path, cube: Cube | None = None, batch_tokens: int = 24) -> dic
         "regress": load(models / "number", "classify", **options).predict(TEXTS),
         "answer": load(models / "answers", "answer", **options).predict(QUESTIONS),
         "tag": load(models / "tags", "tag", **options).predict([*TEXTS, {"tokens": TEXTS[3].split()}]),
+        "rank": load(models / "ranks", "rank", **options).predict([{"query": "the fox", "passages": TEXTS}] * 2),
         "mean": load(models / "language", "embed", **options).predict(TEXTS),
         "cls": load(models / "classes", "embed", pooling="cls", normalize=True, **options).predict(TEXTS),
     }
@@ -467,6 +469,32 @@ def test_hugging_face_says_the_same(tmp_path: Path) -> None:
             for result, wanted in zip(load(folder, "classify").predict(texts), pipeline(texts), strict=True):
                 scores = {one["label"]: one["score"] for one in wanted}
                 assert result.as_json()["probabilities"] == pytest.approx(scores, abs=1e-5)
+
+
+CALLS: dict[str, tuple[str, Any, type[Any]]] = {
+    "fill-mask": ("language", "the [MASK] went", Filled),
+    "score": ("language", "the fox went", Scored),
+    "classify": ("classes", {"text": "a fox", "text_b": "the hill"}, Classified),
+    "answer": ("answers", {"question": "who went?", "context": "a fox went"}, Answered),
+    "tag": ("tags", {"tokens": ["a", "fox"]}, Tagged),
+    "rank": ("ranks", {"query": "a fox", "passages": ["the hill", "the fox"]}, Ranked),
+    "embed": ("language", "the fox", Embedded),
+}
+"""Of each task: a model, what is asked, and what comes back."""
+PAGE = (Path(__file__).parents[3] / "docs/inference.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("task", get_args(TaskName))
+def test_the_same_call_serves_each_task(models: Path, task: TaskName) -> None:
+    folder, item, kind = CALLS[task]
+    predictor = load(models / folder, task)
+    (found,) = predictor.predict([item])
+    assert type(found) is kind
+    assert [result.as_json() for result in predictor.stream(iter([item]))] == [found.as_json()]
+    assert json.loads(json.dumps(found.as_json()))
+    assert all(isinstance(line, str) for line in found.in_words())
+    (row,) = re.findall(rf"^\| `load\(folder, \"{task}\"\)` \|.*", PAGE, re.MULTILINE)
+    assert f"`{kind.__name__}`" in row, "as the page says"
 
 
 def test_the_predictor_is_one_of_its_task(models: Path) -> None:
