@@ -81,6 +81,7 @@ read_hosts() {
         done <"$hostfile"
         [ "${#names[@]}" -gt 0 ] || refuse "--hostfile $hostfile names no host."
     elif [ -n "$hosts" ]; then
+        [[ $hosts != *$'\n'* ]] || refuse "hosts are names with commas between them, in one line. Got $(printf %q "$hosts")."
         IFS=, read -r -a words <<<"$hosts"
         names=("${words[@]}")
     fi

@@ -185,6 +185,7 @@ def test_the_library_beside_mpirun_is_the_one_that_is_taken(checkout: Path) -> N
         ("--per-node x small.toml", "--per-node must be a whole number"),
         ("--hosts a,,b small.toml", "a host is a name or an address. Got ''"),
         ("--hosts a,-b small.toml", "Got '-b'"),
+        ("--hosts 'a\nb' small.toml", "names with commas between them, in one line. Got $'a\\nb'"),
         ("--hosts a,b,a small.toml", "host a is given twice"),
         ("--hosts a,a small.toml", "host a is given twice"),
         ("--hosts a --hostfile bad small.toml", "--hosts and --hostfile exclude each other"),

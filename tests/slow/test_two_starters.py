@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -60,7 +61,7 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
 
 def check_one_of(runs: list[subprocess.Popen[str]], folder: Path) -> None:
     """One trains, and the other has said who does."""
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 300
     while all(run.poll() is None for run in runs):
         assert time.monotonic() < limit, "two runs in one folder"
         time.sleep(0.02)
@@ -76,7 +77,7 @@ def check_one_of(runs: list[subprocess.Popen[str]], folder: Path) -> None:
         assert time.monotonic() < limit, "the winner does not train"
         time.sleep(0.02)
     winner.send_signal(signal.SIGTERM)
-    told = winner.communicate(timeout=120)[1]
+    told = winner.communicate(timeout=300)[1]
     assert winner.returncode == STOPPED, told
     newest = checkpoint.latest(folder / "run" / "checkpoints")
     assert newest is not None
@@ -86,8 +87,29 @@ def check_one_of(runs: list[subprocess.Popen[str]], folder: Path) -> None:
     assert not (folder / "run" / "run.lock").exists()
 
 
+@pytest.fixture
+def network_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs here find the folder as one on a network file system, slow and without kernel locks."""
+    if sys.platform != "linux" or (compiler := shutil.which("gcc") or shutil.which("cc")) is None:
+        pytest.skip("a C compiler on Linux is needed")
+    library, source = tmp_path / "network_folder.so", Path(__file__).with_name("network_folder.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("SLOW_FOLDER", str(tmp_path / "run"))
+
+
 @pytest.mark.slow
+def test_of_two_runs_in_a_network_folder_one_is_refused_also_after_a_kill(tmp_path: Path, network_folder: None) -> None:
+    """Each checkpoint is whole, too."""
+    check_after_a_kill(tmp_path)
+
+
+@pytest.mark.long(reason="the same in a local folder, whose locks have fast tests")
 def test_of_two_runs_one_is_refused_also_after_a_kill(tmp_path: Path) -> None:
+    check_after_a_kill(tmp_path)
+
+
+def check_after_a_kill(tmp_path: Path) -> None:
     draw = random.Random(3)
     owner = start(tmp_path, "--resume", "auto")
     while checkpoint.latest(tmp_path / "run" / "checkpoints") is None:
