@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 from typing import Any
@@ -19,6 +20,7 @@ from tensor3d.attention import Backend
 from tensor3d.attention.grouped import without_cudnn
 from tensor3d.batches.length_groups import LengthGroups
 from tensor3d.batches.length_groups import _classes as classes
+from tensor3d.batches.row_selection import RowSelection
 
 BACKENDS: tuple[Backend, ...] = ("reference", "grouped")
 HEADS, WIDTH = 3, 4
@@ -423,3 +425,36 @@ def test_no_sequence_harms_another(backend: Backend, which: str, bad: float) -> 
         runs.append([out.detach()[rows], *(gradient[rows] for gradient in gradients)])
     for whole, harmed in zip(*runs, strict=True):
         assert torch.equal(whole, harmed)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": 2}, {"dropout": 0.3}, {"causal": True, "window": 3}])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kind_14_no_sequence_harms_another_whatever_is_masked(
+    backend: Backend, options: dict[str, Any], asked: bool
+) -> None:
+    """Nor does what comes back: in q, k, v or the gradient of the result, at either end of a sequence."""
+    sequences = Sequences.from_lengths([5, 3, 7, 4, 1, 6])
+    numbers = np.array([14, 3, -1, 8, 25, 19, 11, 0, 9, -1, 15]) if asked else np.arange(26)
+    queries = RowSelection.from_numbers(numbers) if asked else None
+    generator = torch.Generator().manual_seed(0)
+    counts = (len(numbers), 26, 26, len(numbers))
+    base = [torch.randn(count, 2, 8, generator=generator) for count in counts]
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        torch.manual_seed(1)  # of dropout
+        leaves = [each.clone().requires_grad_() for each in inputs[:3]]
+        out = attention(*leaves, sequences, backend=backend, queries=queries, **options)
+        return [out.detach(), *torch.autograd.grad(out, leaves, inputs[3])]
+
+    whole = run(base)
+    for which, count in enumerate(counts):
+        own = numbers if which in (0, 3) else np.arange(count)
+        for row, bad in ((8, math.nan), (14, math.inf), (8, -math.inf)):  # of the third sequence, rows 8 to 14
+            broken = [each.clone() for each in base]
+            broken[which][int(np.flatnonzero(own == row)[0]), 1, 3] = bad
+            for one, other, of in zip(
+                whole, run(broken), (numbers, numbers, np.arange(26), np.arange(26)), strict=True
+            ):
+                others = torch.from_numpy((of < 8) | (of > 14))
+                assert torch.equal(one[others], other[others])

@@ -144,10 +144,7 @@ def split_sentences(document: str, language: str = "en", left_out: dict[str, int
     """
     sentences: list[str] = []
     for paragraph in _paragraphs(document):
-        parts = _parts(paragraph, language)
-        # Nearly all paragraphs have single spaces and no others.
-        is_plain = paragraph.isprintable() and "  " not in paragraph
-        sentences += map(str.strip, parts) if is_plain else [" ".join(part.split()) for part in parts]
+        sentences += _sentences(paragraph, language)
     kept = [sentence for sentence in sentences if _has_letter_or_digit(sentence)]
     if left_out is not None and len(kept) < len(sentences):
         count_left_out((sentence for sentence in sentences if not _has_letter_or_digit(sentence)), left_out)
@@ -167,19 +164,26 @@ def check_language(language: str) -> None:
         raise ValueError(f"--language must be {needed}. Got {language!r}.")
 
 
-def _parts(paragraph: str, language: str) -> list[str]:
-    if _is_code(paragraph):
-        return paragraph.split("\n")
+def _sentences(paragraph: str, language: str) -> Iterable[str]:
+    """With single spaces between their words; "" for parts of spaces alone."""
+    letters, visible = count_letters_and_visible(paragraph[:LOOKED_AT])
+    if _is_code(paragraph, letters, visible):
+        return [" ".join(line.split()) for line in paragraph.split("\n")]
     sentences = list(_segment(paragraph, language))
     if not paragraph.isascii() and any(mark in paragraph for mark in OTHER_MARKS):
         sentences = [part for sentence in sentences for part in _other_ends(sentence)]
-    # Words have two characters at least, with the space after them.
-    if all(len(sentence) <= 2 * MOST_WORDS or len(sentence.split()) <= MOST_WORDS for sentence in sentences):
-        return sentences
+    # Nearly all paragraphs have single spaces and no others.
+    if len(paragraph) == visible + paragraph.count(" ") and "  " not in paragraph:
+        return map(str.strip, sentences)  # and no line ends, at which long ones would be cut
     return [
-        part
+        " ".join(part.split())
         for sentence in sentences
-        for part in (sentence.split("\n") if len(sentence.split()) > MOST_WORDS else [sentence])
+        # Words have two characters at least, with the space after them.
+        for part in (
+            sentence.split("\n")
+            if len(sentence) > 2 * MOST_WORDS and len(sentence.split()) > MOST_WORDS
+            else (sentence,)
+        )
     ]
 
 
@@ -197,7 +201,8 @@ def _segment(paragraph: str, language: str) -> Iterator[str]:
     yield from sentencex.segment(language, paragraph[start:])
 
 
-def _is_code(paragraph: str) -> bool:
-    text = paragraph[:LOOKED_AT]
-    letters, visible = count_letters_and_visible(text)
-    return letters < LEAST_LETTERS * visible or (">>>" in text and "".join(text.split()).startswith(">>>"))
+def _is_code(paragraph: str, letters: int, visible: int) -> bool:
+    """By what its beginning has: whether that are few letters, or a session of Python."""
+    if letters < LEAST_LETTERS * visible:
+        return True
+    return ">>>" in paragraph and "".join(paragraph[:LOOKED_AT].split()).startswith(">>>")

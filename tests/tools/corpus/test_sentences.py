@@ -14,11 +14,16 @@ from tools.corpus.sentences import (
     _segment,
     check_language,
     count_letters,
+    count_letters_and_visible,
     has_word,
     is_blank,
     likely_encoding,
     split_sentences,
 )
+
+
+def is_code(text: str) -> bool:
+    return _is_code(text, *count_letters_and_visible(text))
 
 
 def test_a_long_paragraph_is_split_like_a_short_one() -> None:
@@ -48,7 +53,7 @@ def test_time_grows_with_the_text_alone() -> None:
 
 def test_letters_of_all_alphabets_count() -> None:
     assert [count_letters(text) for text in ("", "aZ 1.", "é漢½", "a\u0301ß_", "১২।")] == [0, 2, 3, 3, 2]
-    assert [_is_code(text) for text in ("Ein Maß.", "漢字かな。", "x = 1 + 2", ">>> word word", "Жил был")] == [
+    assert [is_code(text) for text in ("Ein Maß.", "漢字かな。", "x = 1 + 2", ">>> word word", "Жил был")] == [
         False, False, True, True, False,
     ]  # fmt: skip
 
@@ -63,8 +68,8 @@ def test_a_code_of_a_language_is_known_by_its_form() -> None:
 
 
 def test_a_session_of_python_is_code_whatever_it_says() -> None:
-    assert _is_code(">>> all of these are letters and would be prose")
-    assert not _is_code("all of these are letters and would be prose")
+    assert is_code(">>> all of these are letters and would be prose")
+    assert not is_code("all of these are letters and would be prose")
 
 
 # Two sentences each, in scripts whose vowels are signs beside the letters, or whose letters have points.
@@ -91,7 +96,7 @@ TWO = {
 
 @pytest.mark.parametrize("language", TWO)
 def test_prose_is_prose_in_scripts_with_marks(language: str) -> None:
-    assert not _is_code(TWO[language])
+    assert not is_code(TWO[language])
     assert len(split_sentences(TWO[language], language)) == 2
 
 
@@ -101,7 +106,7 @@ def test_kind_2_words_are_seen_in_scripts_with_marks() -> None:
 
 
 def test_thai_is_prose() -> None:
-    assert not _is_code("นี่คือประโยคแรกที่มีสระและวรรณยุกต์ครบถ้วน")
+    assert not is_code("นี่คือประโยคแรกที่มีสระและวรรณยุกต์ครบถ้วน")
 
 
 def test_only_line_feeds_end_lines_of_code() -> None:
