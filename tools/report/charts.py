@@ -15,7 +15,7 @@ import numpy as np
 from tools.common.plotting import COLOURS, running_mean, window_of
 
 Columns = dict[str, list[Any]]
-MOST = 2000
+MOST = 1000
 """Points of a curve in a picture that is a thousand pixels wide."""
 _DASHES = [[1, 0], [7, 5], [2, 4], [12, 4, 2, 4]]
 
@@ -152,17 +152,18 @@ def scatter(
         groups: all that `by` may be, so that one has the same colour in charts beside one another.
         log: both scales.
         rule: a limit of y, and what it is.
-        joined: a line through those of one colour.
+        joined: a line through those of one colour; x are whole numbers.
     """
     axes = {
         "x": _number(x[0], data[x[0]], title=x[1], log=log),
-        "y": _number(y[0], data[y[0]], title=y[1], log=log),
+        "y": _number(y[0], data[y[0]], title=None if y[1] == title else y[1], log=log),
     }
     encoding = {**axes, "color": _colour(by, groups, legend=True), "tooltip": _tips(*data)}
     mark = {"type": "line", "point": {"size": 50, "filled": True}} if joined else {"type": "point", "filled": True}
     layers: list[dict[str, Any]] = [{"mark": {"size": 70, "opacity": 0.85, **mark}, "encoding": encoding}]
     if joined:
         layers[0]["mark"].pop("size")
+        axes["x"]["axis"] = {"values": sorted(set(data[x[0]])), "format": ",d", "labelOverlap": True}
     if rule is not None:
         limit: dict[str, Any] = {
             "data": {"values": [{"limit": rule[0], "text": rule[1]}]},

@@ -140,8 +140,10 @@ def scaling_section(kind: str, results: Sequence[Mapping[str, Any]]) -> Section:
             for column, value in zip(data.values(), (_box(box), sort, box["ranks"], box[key]), strict=True):
                 column.append(value)
         if known:
-            axes = {"x": ("ranks", "ranks"), "y": ("value", "")}
-            charts.append(scatter(label, data, **axes, by="kind", groups=kinds, log=True, joined=True))
+            y = ("value", label)
+            charts.append(
+                scatter(label, data, x=("ranks", "ranks"), y=y, by="kind", groups=kinds, log=True, joined=True)
+            )
     for each in results:
         cells = [
             Cell(_with_unit(each[key], label), each[key]) if each.get(key) is not None else "-"
