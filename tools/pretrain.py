@@ -301,6 +301,8 @@ def loop(
             )
         )
         tracer = stack.enter_context(StepProfiler(plan.profile, folder, rank=cube.rank, ranks=plan.profile_ranks))
+        if trainer.state.step:
+            display.event("resume", cube=plan.cube, data_parallel=plan.shape.data)
         run = TrainLoop(trainer, display, checkpoints, schedule, tracer=tracer)
         ending = run.to_the_end()
         display.event("end", reason=ending, samples=trainer.state.samples, seconds=trainer.state.seconds)

@@ -15,7 +15,7 @@ import numpy as np
 from tools.common.plotting import COLOURS, running_mean, window_of
 
 Columns = dict[str, list[Any]]
-MOST = 2000
+MOST = 1000
 """Points of a curve in a picture that is a thousand pixels wide."""
 _DASHES = [[1, 0], [7, 5], [2, 4], [12, 4, 2, 4]]
 
@@ -76,7 +76,7 @@ def curve(title: str, unit: str, lines: Sequence[Line], runs: Sequence[str]) -> 
                     "each stretch."
                 )
         if line.left_out:
-            notes.append(f"{line.run}: {line.left_out:,} values are not finite and left out.")
+            notes.append(f"{line.run}: left out, values that are not finite: {line.left_out:,}.")
     steps_axis = {"field": "step", "type": "quantitative", "scale": {"zero": False, "nice": False}}
     common = {
         "x": {**steps_axis, "axis": {"format": ",d", "tickMinStep": 1, "tickCount": 7}},
@@ -140,6 +140,7 @@ def scatter(
     x: tuple[str, str],
     y: tuple[str, str],
     by: str,
+    groups: Sequence[str],
     log: bool = False,
     rule: tuple[float, str] | None = None,
     joined: bool = False,
@@ -148,20 +149,21 @@ def scatter(
 
     Args:
         x, y: the column, and its label with a unit.
+        groups: all that `by` may be, so that one has the same colour in charts beside one another.
         log: both scales.
         rule: a limit of y, and what it is.
-        joined: a line through those of one colour.
+        joined: a line through those of one colour; x are whole numbers.
     """
-    groups = list(dict.fromkeys(data[by]))
     axes = {
         "x": _number(x[0], data[x[0]], title=x[1], log=log),
-        "y": _number(y[0], data[y[0]], title=y[1], log=log),
+        "y": _number(y[0], data[y[0]], title=None if y[1] == title else y[1], log=log),
     }
     encoding = {**axes, "color": _colour(by, groups, legend=True), "tooltip": _tips(*data)}
     mark = {"type": "line", "point": {"size": 50, "filled": True}} if joined else {"type": "point", "filled": True}
     layers: list[dict[str, Any]] = [{"mark": {"size": 70, "opacity": 0.85, **mark}, "encoding": encoding}]
     if joined:
         layers[0]["mark"].pop("size")
+        axes["x"]["axis"] = {"values": sorted(set(data[x[0]])), "format": ",d", "labelOverlap": True}
     if rule is not None:
         limit: dict[str, Any] = {
             "data": {"values": [{"limit": rule[0], "text": rule[1]}]},
@@ -187,7 +189,7 @@ def thinned(values: Sequence[float]) -> list[int]:
 def _number(
     name: str, values: Sequence[float], *, title: str | None = None, zero: bool = False, log: bool = False
 ) -> dict[str, Any]:
-    scale = {"type": "log"} if log else {"zero": zero}
+    scale = {"type": "log", "base": 2, "nice": False, "padding": 14} if log else {"zero": zero}
     # 12k beyond ten thousand; 0.9, and not 900m, below.
     axis = {"format": "~s" if max(values, default=0.0) >= 1e4 else ",.4~r", "tickCount": 6}
     return {"field": name, "type": "quantitative", "title": title, "scale": scale, "axis": axis}

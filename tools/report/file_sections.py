@@ -62,6 +62,7 @@ def _search(search: Mapping[str, Any], limit: float, ranks: str | None) -> list[
                 str(shape),
                 Cell(f"{place}", place),
                 plan["kind"],
+                plan["limit"],
                 Cell(in_time(plan["seconds"]), plan["seconds"]),
                 Cell(f"{plan['tokens_per_second']:,.0f}", plan["tokens_per_second"]),
                 Cell(f"{plan['mfu']:.1%}", plan["mfu"]),
@@ -71,17 +72,28 @@ def _search(search: Mapping[str, Any], limit: float, ranks: str | None) -> list[
                 if choice["recompute"] != "none"
                 else ("shards alone" if choice["reshard_after_forward"] else "kept gathers"),
                 " ".join(plan["wire"]),
-                plan["limit"],
             ]
         )
-    header = ["box", "place", "kind", "step", "tokens/s", "MFU", "peak of a rank", "micro-batches", "memory for"]
-    table = Table(header=[*header, "ranks dealt along (slowest first)", "limited by"], rows=rows, sorts=True)
+    header = [
+        "box",
+        "place",
+        "kind",
+        "limited by",
+        "step",
+        "tokens/s",
+        "MFU",
+        "peak of a rank",
+        "micro-batches",
+        "memory for",
+    ]
+    table = Table(header=[*header, "ranks dealt along"], rows=rows, sorts=True)
     chart = scatter(
         "time against memory",
         data,
         x=("seconds", "time of a step (s)"),
         y=("GB", "peak of a rank (GB)"),
         by="kind",
+        groups=list(dict.fromkeys(data["kind"])),
         log=True,
         rule=(limit / 1e9, f"{in_bytes(limit)} may be used"),
     )
@@ -90,7 +102,7 @@ def _search(search: Mapping[str, Any], limit: float, ranks: str | None) -> list[
         f"Pick: {CubeShape(**best['box'])} ({best['kind']}), {in_time(best['seconds'])} a step, limited by "
         f"{best['limit']}.",
         "A peak with > is a formula's lower bound, any other one was counted in dry steps of the real code. Times are "
-        "formulas for all.",
+        "formulas for all. Ranks are dealt along the axes, the slowest first.",
     ]
     return [Section(title=f"Boxes{of}", notes=notes, charts=[chart], tables=[table]), _refusals(refused, of)]
 
@@ -118,6 +130,7 @@ _KEYS = {
 def scaling_section(kind: str, results: Sequence[Mapping[str, Any]]) -> Section:
     """A point for each box, and a line through those of a kind; both scales are logarithmic."""
     charts, rows = [], []
+    kinds = list(dict.fromkeys(sort for each in results for sort in each["kinds"]))
     for key, label in _KEYS.items():
         # What is 0, as the traffic of one rank, has no place on the scale; peaks of many ranks are not measured.
         known = [each for each in results if each.get(key)]
@@ -127,14 +140,24 @@ def scaling_section(kind: str, results: Sequence[Mapping[str, Any]]) -> Section:
             for column, value in zip(data.values(), (_box(box), sort, box["ranks"], box[key]), strict=True):
                 column.append(value)
         if known:
-            charts.append(scatter(label, data, x=("ranks", "ranks"), y=("value", ""), by="kind", log=True, joined=True))
+            y = ("value", label)
+            charts.append(
+                scatter(label, data, x=("ranks", "ranks"), y=y, by="kind", groups=kinds, log=True, joined=True)
+            )
     for each in results:
-        cells = [Cell(f"{each[key]:,.4g}", each[key]) if each.get(key) is not None else "-" for key in _KEYS]
+        cells = [
+            Cell(_with_unit(each[key], label), each[key]) if each.get(key) is not None else "-"
+            for key, label in _KEYS.items()
+        ]
         rows.append([_box(each), Cell(f"{each['ranks']:,}", each["ranks"]), ", ".join(each["kinds"]), *cells])
-    header = ["box", "ranks", "kind", *_KEYS.values()]
+    header = ["box", "ranks", "kind", *(label.partition(" (")[0] for label in _KEYS.values())]
     return Section(
         title=f"{kind.capitalize()} scaling", charts=charts, tables=[Table(header=header, rows=rows, sorts=True)]
     )
+
+
+def _with_unit(value: float, label: str) -> str:
+    return in_time(value) if "(s)" in label else in_bytes(value) if "(bytes)" in label else f"{value:,.0f}"
 
 
 def _box(result: Mapping[str, Any]) -> str:

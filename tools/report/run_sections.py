@@ -80,6 +80,11 @@ def _overview(runs: Runs) -> Section:
     rows = [[name, *(quantity(run) for run in runs.values())] for name, quantity in quantities.items()]
     rows = [row for row in rows if set(row[1:]) != {"-"}]
     notes = [f"{name}: no step has been logged yet." for name, run in runs.items() if not run.steps]
+    notes += [
+        f"{name}: left out, lines of metrics.jsonl that are not whole: {run.damaged:,}."
+        for name, run in runs.items()
+        if run.damaged
+    ]
     return Section(title="Overview", notes=notes, tables=[Table(header=["", *runs], rows=rows, numbers=True)])
 
 
@@ -195,8 +200,9 @@ def _traffic(runs: Runs) -> Section:
         keys = dict.fromkeys(key for line in run.steps for key in line if key.startswith("bytes_received/"))
         found = {key.partition("/")[2]: run.mean(key) for key in keys}
         received[name] = {axis: count for axis, count in found.items() if count is not None}
+    received = {name: counts for name, counts in received.items() if counts}
     pictures = [
-        Picture(title=f"{name} on {run.shape}", svg=cube_picture(run.shape, received[name]))
+        Picture(title=f"{name} on {run.shape}", svg=cube_picture(run.shape, received.get(name, {})))
         for name, run in runs.items()
         if run.shape is not None and run.mean("bytes_received") is not None
     ]
@@ -212,7 +218,7 @@ def _traffic(runs: Runs) -> Section:
         title="Traffic by axis",
         notes=[note] if pictures else [],
         pictures=pictures,
-        tables=[Table(header=["along", *runs], rows=rows, numbers=True)] if rows else [],
+        tables=[Table(header=["along", *received], rows=rows, numbers=True)] if rows else [],
     )
 
 
@@ -261,7 +267,8 @@ def _what(line: Record) -> str:
     if line.get("event") == "remark":
         return str(line.get("text"))
     more = {name: value for name, value in line.items() if name not in ("kind", "time", "step", "event")}
-    return ", ".join([str(line.get("event")), *(f"{name} {value}" for name, value in more.items())])
+    facts = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in more.items()}
+    return ", ".join([str(line.get("event")), *(f"{name} {value}" for name, value in facts.items())])
 
 
 def _settings(runs: Runs) -> Section:
@@ -298,7 +305,8 @@ def _last_evaluation(key: str, run: Run) -> str:
 
 
 def _words(key: str) -> str:
-    return key.replace("_", " ")
+    """As the rest of the page has it: masked-LM loss, next-sentence accuracy."""
+    return key.replace("masked_lm", "masked-LM").replace("next_sentence", "next-sentence").replace("_", " ")
 
 
 def _shown(values: Sequence[float], spec: str) -> str:

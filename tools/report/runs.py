@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Run:
     result: dict[str, Any]
     """Of a seed that is done."""
     records: dict[str, list[Record]] = field(default_factory=dict)
+    damaged: int = 0
+    """Lines of the journal that are not whole."""
 
     @property
     def steps(self) -> list[Record]:
@@ -129,7 +131,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             found |= flat(value, f"{prefix}{name}.")
         else:
             text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-            found[prefix + name] = "-" if value is None or text == "" else text
+            found[prefix + name] = "-" if value in (None, "", [], {}) else text
     return found
 
 
@@ -150,7 +152,7 @@ def _described(folder: Path) -> Run:
             settings=flat(settings),
             environment=flat(facts.get("environment", {})),
             result={},
-            records=_records(folder),
+            **_journal(folder),
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(
@@ -161,9 +163,8 @@ def _described(folder: Path) -> Run:
 def _seed(folder: Path, name: str) -> Run:
     settings = read_json(folder.parent / SETTINGS)
     result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
-    records = _records(folder)
-    before = 0.0
-    for line in records.get("step", []):  # seconds count from the beginning there
+    journal, before = _journal(folder), 0.0
+    for line in journal["records"]["step"]:  # seconds count from the beginning there
         seconds, tokens = number(line.get("seconds")), number(line.get("tokens"))
         if seconds is not None:
             line["seconds"], before = seconds - before, seconds
@@ -179,27 +180,22 @@ def _seed(folder: Path, name: str) -> Run:
         settings=flat(settings),
         environment={},
         result=result,
-        records=records,
+        **journal,
     )
 
 
-def _records(folder: Path) -> dict[str, list[Record]]:
-    """The journal by kind; empty where nothing has been written yet."""
+def _journal(folder: Path) -> dict[str, Any]:
+    """Fields of a Run: lines by kind, none where nothing has been written yet, and how many are damaged."""
     found: dict[str, list[Record]] = {}
     steps: dict[int, Record] = {}
-    for line in _lines(folder / JOURNAL):
+    damaged = list[None]()
+    path = folder / JOURNAL
+    for line in read_journal(path, lambda: damaged.append(None)) if path.exists() else ():
         if line["kind"] == "step":
             steps[line["step"]] = line
         else:
             found.setdefault(line["kind"], []).append(line)
-    return found | {"step": [steps[step] for step in sorted(steps)]}
-
-
-def _lines(path: Path) -> Iterator[Record]:
-    try:
-        yield from read_journal(path)
-    except FileNotFoundError:
-        return
+    return {"records": found | {"step": [steps[step] for step in sorted(steps)]}, "damaged": len(damaged)}
 
 
 def _shape(text: Any) -> CubeShape | None:

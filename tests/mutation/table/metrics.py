@@ -250,4 +250,32 @@ MUTATIONS = (
         new="[each.text for each in examples]",
         tests=("tests/tools/finetune/test_rank_task.py",),
     ),
+    Mutation(
+        "page-of-the-first-of-a-step-done-twice",
+        "tools/report/runs.py",
+        old='steps[line["step"]] = line',
+        new='steps.setdefault(line["step"], line)',
+        tests=("tests/tools/test_report.py",),
+    ),
+    Mutation(
+        "page-without-extremes",
+        "tools/report/charts.py",
+        old="int(stretch[np.argmax(array[stretch])])",
+        new="int(stretch[0])",
+        tests=("tests/tools/test_report.py::test_a_long_curve_keeps_its_ends_and_its_extremes",),
+    ),
+    Mutation(
+        "page-that-runs-what-a-name-says",
+        "tools/report/page.py",
+        old="autoescape=True",
+        new="autoescape=False",
+        tests=("tests/tools/test_report.py::test_names_and_recipes_are_text",),
+    ),
+    Mutation(
+        "page-of-a-run-that-only-stopped",
+        "tools/report/runs.py",
+        old="max((line for lines in self.records.values() for line in lines), key=_time, default={})",
+        new='(self.records.get("event") or [{}])[-1]',
+        tests=("tests/tools/test_report.py::test_when_a_run_has_ended",),
+    ),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tensor3d.cost_model.search import search
 from tools.plan.__main__ import PlanCommand, main
 from tools.plan.check import Comparison, check, predicted
 from tools.plan.tables import _more, kind_of
+from tools.report import page
 from tools.training.config import read_config
 
 BASE = ["--model", "base", "--global-batch", "64"]
@@ -54,6 +57,28 @@ def test_one_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = planned(tmp_path, "--cube", "1x2x2", "--data-parallel", "2")
     assert [plan["box"] for plan in content["search"]["plans"]] == [{"data": 2, "x": 1, "y": 2, "z": 2}]
     assert "2*(1x2x2)" in capsys.readouterr().out
+
+
+def test_the_page_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "vega", lambda: "")
+    monkeypatch.setattr(page, "find_spec", lambda name: name)
+    html = tmp_path / "plan.html"
+    content = planned(tmp_path, "--nodes", "1", "--memory", "12e9", "--html", str(html))
+    plans, refused = content["search"]["plans"], content["search"]["refused"]
+    assert plans
+    assert refused
+    text = html.read_text()
+    (block,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', text)
+    (chart,) = json.loads(block)
+    assert chart["data"]["seconds"] == [plan["seconds"] for plan in plans]
+    assert chart["data"]["GB"] == [plan["memory"]["peak"] / 1e9 for plan in plans]
+    assert chart["spec"]["layer"][1]["data"]["values"][0]["limit"] == pytest.approx(0.9 * 12)
+    rows = re.findall(r'<th scope="row">(.*?)</th>\n<td class="right" data-key="(\d+)"', text)
+    assert rows == [(str(CubeShape(**plan["box"])), str(place)) for place, plan in enumerate(plans, 1)]
+    for each in refused:
+        assert f'<th scope="row">{each["box"]}</th>\n<td>{escape(each["reason"])}</td>' in text
+    planned(tmp_path, "--ranks", "1,4", "--html", str(html))
+    assert re.findall(r"<h2>(.*?)</h2>", html.read_text())[::2] == ["Boxes of 1 ranks", "Boxes of 4 ranks", "Asked"]
 
 
 def test_what_is_counted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

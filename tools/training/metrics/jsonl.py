@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,8 +66,11 @@ class JsonlLogger:
         self._file.close()
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+def read_journal(path: Path, damaged: Callable[[], object] = lambda: None) -> Iterator[dict[str, Any]]:
     """The lines of a journal, in order. One that is not whole, as a kill or a full disk leaves it, is passed over.
+
+    Args:
+        damaged: called for each of these.
 
     Raises:
         OSError: the file cannot be read.
@@ -77,6 +80,8 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
             record = _parsed(line)
             if record is not None:
                 yield record
+            else:
+                damaged()
 
 
 def _cut(path: Path, first_step: int) -> None:
