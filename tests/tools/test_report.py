@@ -235,7 +235,7 @@ def test_all_kinds_of_runs(tmp_path: Path) -> None:
     (tuned / "results.json").write_text(json.dumps({**found, "seeds": [result]}))
     text = made(tmp_path, gpt, tuned)
     data = drawn(text)
-    assert points(data["masked-LM + next-sentence loss"], "gpt") == {2: 3.5}
+    assert points(data["loss"], "gpt") == {2: 3.5}
     assert points(data["real tokens/s"], "tuned/seed-10") == {1: 50.0, 2: 50.0}
     assert points(data["held out: accuracy"], "tuned/seed-2") == {2: 0.52}
     rows = cells(text)

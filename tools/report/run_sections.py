@@ -60,8 +60,8 @@ def _overview(runs: Runs) -> Section:
         "kind": lambda run: run.kind,
         "cube": lambda run: str(run.shape) if run.shape else "-",
         "steps": _progress,
-        "loss, first step (nats)": lambda run: _shown(run.points("step", "loss")[1][:1], ".3f"),
-        f"loss, mean of the last {_LAST} (nats)": lambda run: _shown(run.points("step", "loss")[1][-_LAST:], ".3f"),
+        "loss, first step": lambda run: _shown(run.points("step", "loss")[1][:1], ".3f"),
+        f"loss, mean of the last {_LAST}": lambda run: _shown(run.points("step", "loss")[1][-_LAST:], ".3f"),
         "masked-LM loss, the same (nats)": lambda run: _shown(run.points("step", "masked_lm_loss")[1][-_LAST:], ".3f"),
         "unigram entropy of the corpus (nats)": lambda run: "-" if run.entropy is None else f"{run.entropy:.3f}",
         "time of a step, median": lambda run: _median(run, "seconds", in_time),
@@ -103,8 +103,8 @@ def _curves(runs: Runs) -> Section:
             found = [line for line in lines if line is not None]
             charts.append(curve(f"held out: {_words(name)}", "", found, list(runs)))
     windows = dict.fromkeys(window_of(len(run.steps)) for run in runs.values() if run.steps)
-    means = " or ".join(map(str, windows))
-    note = f"Thin lines are single steps, bold ones means of {means} around each, circles held-out evaluations."
+    means = f", bold ones means of {' or '.join(map(str, windows))} around each" if set(windows) - {1} else ""
+    note = f"Thin lines are single steps{means}, circles held-out evaluations."
     return Section(title="Curves", notes=[note] if charts else [], charts=charts)
 
 
@@ -115,7 +115,8 @@ def _curve(runs: Runs, tag: str) -> Chart | None:
     found = [line for line in lines if line is not None]
     if not found or all(set(line.values) <= {_NO_CURVE.get(tag)} for line in found):
         return None
-    title, _, unit = AXIS_LABELS[tag].partition(" (")
+    alone = tag == "loss/total" and not any(run.points("step", "masked_lm_loss")[0] for run in runs.values())
+    title, _, unit = ("loss" if alone else AXIS_LABELS[tag]).partition(" (")
     return curve(title, unit.removesuffix(")"), found, list(runs))
 
 
