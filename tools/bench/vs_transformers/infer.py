@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from tools.bench.harness.benchmark import Benchmark, Count, Report
@@ -24,6 +25,7 @@ from tools.common.workers import usable_cores
 from tools.corpus.tokenizers import Tokenizer
 from tools.packing.histogram import read_histogram
 from tools.predict import Embedded, Predictor, load
+from tools.predict.sentence_folder import SentenceSettings, sentence_settings
 
 # --- What `bench infer` compares with: `transformers`, with padded batches; and random texts and weights --------------
 
@@ -32,10 +34,11 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class Library:
-    """Mean vectors by `transformers`: its own tokenizer, its own model, an attention mask.
+    """Mean vectors by `transformers`: its own tokenizer, its own model, an attention mask; as long, and of length 1,
+    where the folder is one of sentence-transformers that says so.
 
     Raises:
-        ValueError: `transformers` is not installed, or cannot read the folder.
+        ValueError: `transformers` is not installed, or cannot read the folder; a folder with another pooling.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +48,11 @@ class Library:
             self._model = library.AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
         except (OSError, ValueError) as problem:
             raise ValueError(f"{folder} must be a folder that transformers reads: {problem}") from None
-        self._longest = int(self._model.config.max_position_embeddings)
+        settings = sentence_settings(folder) or SentenceSettings(encoder=folder)
+        if settings.pooling != "mean" or settings.prompt or settings.lowercase:
+            raise ValueError(f"{folder} asks for {settings.in_words()}, and what is compared are plain means.")
+        self._normalize = settings.normalize
+        self._longest = settings.max_length or int(self._model.config.max_position_embeddings)
 
     def vectors(self, texts: Sequence[str], batch: int) -> NDArray[np.float32]:
         """(N, H), of batches as the texts come, each padded to its longest."""
@@ -72,7 +79,8 @@ class Library:
             )
             h = self._model(**inputs).last_hidden_state
             mask = inputs["attention_mask"].unsqueeze(2)
-            found: NDArray[np.float32] = ((h * mask).sum(1) / mask.sum(1)).numpy()
+            mean = (h * mask).sum(1) / mask.sum(1)
+            found: NDArray[np.float32] = (F.normalize(mean) if self._normalize else mean).numpy()
         return found
 
 

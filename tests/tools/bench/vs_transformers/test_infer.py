@@ -21,9 +21,11 @@ from tools.bench.vs_transformers.infer import (
     _padding_ratio,
     measure,
     rows,
+    write_random_model,
     written_texts,
 )
 from tools.corpus.tokenizers import load_tokenizer
+from tools.predict.sentence_folder import SentenceSettings, sentence_json
 from tools.predict.text_encoder import TextEncoder
 
 
@@ -125,3 +127,16 @@ def test_packed_and_padded_say_the_same(tmp_path: Path, capsys: pytest.CaptureFi
     file.write_text("aa bb\n\ncc\n")
     assert main(["infer", *sizes, "--texts", str(file), "--rounds", "1"]) == 0
     assert "2 texts" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_folder_of_sentence_transformers_is_obeyed_on_both_sides(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder, output = tmp_path / "model", tmp_path / "figures.json"
+    (folder / "1_Pooling").mkdir(parents=True)
+    write_random_model(folder)
+    for name, content in sentence_json(SentenceSettings(encoder=folder, normalize=True, max_length=10), 256).items():
+        (folder / name).write_text(json.dumps(content))
+    sizes = ["--sentences", "40", "--rounds", "1", "--singles", "5", "--batch", "8", "--threads", "1"]
+    assert main(["infer", *sizes, "--model", str(folder), "--output", str(output)]) == 0
+    assert json.loads(output.read_text())["figures"]["difference_library"] <= 1e-5
