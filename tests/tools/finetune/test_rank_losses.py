@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.bert.tasks import BertForSequenceClassification, class_logits
 from models.bert.text_batches import EncodedText, collate_texts
+from tensor3d.testing.compare import default_dtype
 from tests.models.toy import toy_config
 from tests.ranks import run_ranks
 from tests.single_device_reference import fast_alone, full, gradient_errors, make_twins, ranks_of, worst
@@ -55,11 +56,14 @@ def written_out(scores: list[Tensor], grades: Grades, kind: LossName, margin: fl
 
 
 def errors_on(shape: Shape, kinds: Sequence[LossName], padded: bool = False) -> dict[str, float]:
+    with default_dtype(torch.float64):
+        return errors_of(shape, kinds, padded)
+
+
+def errors_of(shape: Shape, kinds: Sequence[LossName], padded: bool) -> dict[str, float]:
     """Of the loss of each kind and of its gradients, of a step of two micro-batches."""
-    torch.set_default_dtype(torch.float64)
-    cube, model, single, twin = make_twins(
-        lambda cube: BertForSequenceClassification(toy_config(VOCAB), 1, cube), shape
-    )
+    config = toy_config(VOCAB, layers=1)
+    cube, model, single, twin = make_twins(lambda cube: BertForSequenceClassification(config, 1, cube), shape)
     texts, errors = groups(), {}
     for kind in kinds:
         total = sum(terms(grades, kind) for grades in GRADES)
