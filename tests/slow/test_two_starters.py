@@ -123,6 +123,30 @@ def check_after_a_kill(tmp_path: Path) -> None:
     check_one_of([*runs, start(tmp_path, "--resume", "auto")], tmp_path)
 
 
+@pytest.mark.long(reason="two more jobs; the lock of each training has a fast test")
+def test_of_two_starters_of_fine_tuning_one_is_refused(tmp_path: Path) -> None:
+    words = ["tools.finetune", "classify", "launch/recipes/finetune/embedded.toml"]
+    call = [sys.executable, "-m", *words, "--output", str(tmp_path / "run")]
+    runs = [
+        subprocess.Popen(call, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    try:
+        limit = time.monotonic() + 300
+        while all(run.poll() is None for run in runs):
+            assert time.monotonic() < limit, "two runs in one folder"
+            time.sleep(0.02)
+        refused, winner = sorted(runs, key=lambda run: run.poll() is None)
+        assert refused.wait() == 2
+        assert f"{tmp_path / 'run'} is in use by process {winner.pid} on " in refused.communicate()[1]
+        assert winner.poll() is None
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
+            assert run.stderr is not None
+            run.stderr.close()
+
+
 def on_another_host(folder: Path, out: Callable[[str], None], seconds: float) -> None:
     """Takes the folder from a network name space of its own, in which no process of another one can be looked up."""
     if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
