@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tensor3d import CubeShape, checkpoint
+from tests.tools.runs import write_text
 from tools.training.metrics.jsonl import read_journal
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +32,9 @@ EVERY = 2  # steps between two checkpoints
 SMALL = """
 # Dropout is on, so that the random streams count as well.
 [data]
-source = "embedded"
-vocab_size = 1024
+source = "SOURCE"
+vocab_size = 67
+held_out = 0
 capacity = 64
 max_length = 64
 packing = "spfhp"  # no solver to import in each of so many starts
@@ -43,10 +45,7 @@ heads = 2
 [batch]
 global_batch = 8
 """
-"""A run that takes seconds, without its section [run]."""
-RECIPE = (
-    SMALL
-    + """
+RUN = """
 [run]
 steps = STEPS
 evaluate_every = 0
@@ -54,7 +53,14 @@ checkpoint_every = EVERY
 checkpoint_keep = 3
 log_every = 1000
 """
-)
+
+
+def write_recipe(path: Path, run: str) -> Path:
+    """A run that takes seconds, with this section [run]; its text lies beside it."""
+    text = path.with_suffix(".txt")
+    write_text(text)
+    path.write_text(SMALL.replace("SOURCE", str(text)) + run)
+    return path
 
 
 @dataclass(kw_only=True)
@@ -82,8 +88,7 @@ class Story:
 
 def launch(folder: Path, *, cube: str, steps: int, name: str, restarts: int = 0) -> subprocess.Popen[bytes]:
     """Starts a run; its output goes to `folder/NAME.log`."""
-    recipe = folder / "kills.toml"
-    recipe.write_text(RECIPE.replace("STEPS", str(steps)).replace("EVERY", str(EVERY)))
+    recipe = write_recipe(folder / "kills.toml", RUN.replace("STEPS", str(steps)).replace("EVERY", str(EVERY)))
     places = ["--output", str(folder / name), "--corpus", str(folder / "corpus")]
     with open(folder / f"{name}.log", "wb") as log:
         return subprocess.Popen(

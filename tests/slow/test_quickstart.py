@@ -20,7 +20,7 @@ CUBES = ["2x2x2", "1x1x1", "1x2x1"]
 Curves = dict[str, list[float]]
 
 pytestmark = pytest.mark.slow
-whole = pytest.mark.long(reason="trains to its end on three cubes: eight minutes; 60 steps on two of them are slow")
+whole = pytest.mark.long(reason="trains to its end on three cubes: eight minutes; 30 steps on two of them are slow")
 
 
 def trained(folder: Path, cubes: Sequence[str], *more: str) -> dict[str, Path]:
@@ -41,9 +41,9 @@ def trained(folder: Path, cubes: Sequence[str], *more: str) -> dict[str, Path]:
     return {cube: folder / cube for cube in cubes}
 
 
-def test_sixty_steps_on_two_cubes(tmp_path: Path) -> None:
+def test_thirty_steps_on_two_cubes(tmp_path: Path) -> None:
     """It learns, the same on both, as long as rounding lets it."""
-    runs = trained(tmp_path, CUBES[:2], "--run.steps", "60")
+    runs = trained(tmp_path, CUBES[:2], "--run.steps", "30")
     curves = {cube: read(run) for cube, run in runs.items()}
     check_sameness(curves["1x1x1"], curves["2x2x2"])
     check_collectives(curves)

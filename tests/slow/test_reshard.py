@@ -13,6 +13,7 @@ from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, full
+from tests.tools.runs import write_text
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
@@ -25,7 +26,7 @@ STEPS = 10  # on each cube
 
 def recipe_of(kind: str) -> TrainConfig:
     return TrainConfig(
-        data=DataConfig(vocab_size=301, capacity=64, max_length=64),
+        data=DataConfig(vocab_size=67, capacity=64, max_length=64),
         model=ModelConfig(layers=2, hidden=64, heads=8, inner=96, dropout=0.0, attention_dropout=0.0, std=0.1),
         optimizer=OptimizerConfig(kind=kind, lr=3e-3, warmup=0.1),  # type: ignore[arg-type]
         batch=BatchConfig(global_batch=8),
@@ -57,9 +58,10 @@ def trained(shape: str, kind: str, corpus_folder: Path, run: Path, first: int, l
     "kind", ["adamw", pytest.param("lamb", marks=pytest.mark.long(reason="its norms have fast tests on cubes"))]
 )
 def test_a_chain_of_cubes_trains_as_one(kind: str, tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus"
+    corpus, text = tmp_path / "corpus", tmp_path / "text.txt"
     recipe = recipe_of(kind)
-    prepare("embedded", corpus, vocab_size=recipe.data.vocab_size, held_out=0.02, seed=0)
+    write_text(text)
+    prepare(str(text), corpus, vocab_size=recipe.data.vocab_size, held_out=0.02, seed=0)
     wanted, weight = run_ranks(1, trained, "1x1x1", kind, corpus, tmp_path / "whole", 0, recipe.run.steps)[0]
     assert dataclasses.asdict(recipe)["run"]["steps"] == len(wanted)
     losses: list[float] = []

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from tensor3d import checkpoint
-from tests.slow.kills import ROOT, SMALL, losses, ranks_of, until
+from tests.slow.kills import ROOT, losses, ranks_of, until, write_recipe
 
 pytestmark = pytest.mark.slow
 
-RECIPE = (
-    SMALL
-    + """
+SECTION = """
 [run]
 steps = 100_000
 evaluate_every = 0
@@ -26,15 +24,13 @@ hang_after = 20.0
 # With torchrun's own patience (below) enough for a machine that is busy elsewhere.
 stop_within = 60.0
 """
-)
 
 
 class Run:
     """A run in a folder of its own."""
 
     def __init__(self, folder: Path, name: str, *, cube: str = "1x2x1", resume: bool = False) -> None:
-        recipe = folder / "signals.toml"
-        recipe.write_text(RECIPE)
+        recipe = write_recipe(folder / "signals.toml", SECTION)
         self.folder = folder / name
         self.log = folder / f"{name}.log"
         places = ["--output", str(self.folder), "--corpus", str(folder / "corpus")]

@@ -10,22 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow.kills import ROOT, SMALL, losses
+from tests.slow.kills import ROOT, losses, write_recipe
 from tests.slurm import Cluster, slurm, until, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 STEPS = 40
-RECIPE = (
-    SMALL
-    + f"""
+SECTION = f"""
 [run]
 steps = {STEPS}
 evaluate_every = 0
 checkpoint_every = 0
 stop_within = 60.0
 """
-)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    (tmp_path / "small.toml").write_text(RECIPE)
+    write_recipe(tmp_path / "small.toml", SECTION)
     return tmp_path
 
 
