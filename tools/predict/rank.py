@@ -13,10 +13,10 @@ import torch
 from models.bert.huggingface.config import CROSS_ENCODER, IDENTITY
 from models.bert.tasks import BertForSequenceClassification, class_logits
 from models.bert.text_batches import EncodedText
-from tools.common.files import parsed_json
+from tools.common.files import is_unicode, parsed_json
 from tools.common.workers import split
 from tools.corpus.quick.text_sources import read_lines
-from tools.predict.inputs import Candidate, Fields, InputProblem, Query, is_unicode
+from tools.predict.inputs import Candidate, Fields, InputProblem, Query
 from tools.predict.results import Ranked, RankedPassage
 from tools.predict.tasks import PredictTask, Ready, finite, problem_of
 from tools.predict.text_encoder import TextEncoder
