@@ -114,6 +114,6 @@ def vega() -> str:
     """The script of Vega, Vega-Lite and vega-embed, which the package puts together in some seconds in each process."""
     import vl_convert
 
-    script: str = vl_convert.javascript_bundle()
+    script: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
     # What would end the script inside a page, and means the same inside of its strings.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--") + "\n"
