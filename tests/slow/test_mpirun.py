@@ -150,7 +150,17 @@ def test_ranks_do_not_outlive_mpirun(mpirun: Path, tmp_path: Path) -> None:
 
 @of_every_kind
 def test_a_host_that_nobody_knows_ends_the_job(mpirun: Path, pair: tuple[Host, ...]) -> None:
-    call = ["--mpirun", mpirun, "--hosts", "node0,node7", "--cube", "2x1x1", "--module", "this", "small.toml"]
+    call = [
+        "--mpirun",
+        mpirun,
+        "--hosts",
+        "node0,node7",
+        "--cube",
+        "2x1x1",
+        "--module",
+        "this",
+        "launch/recipes/quickstart.toml",
+    ]
     done = pair[0].run([ROOT / "launch" / "mpirun.sh", *call], cwd=ROOT, timeout=60)
     assert done.returncode not in (0, 75)
     assert "Could not resolve hostname node7" in done.stderr
