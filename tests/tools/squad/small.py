@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *COLORS, *DIGITS, *WORDS
 
 
 def write_vocab(folder: Path) -> Path:
-    path = folder / "vocab.txt"
-    path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
-    return path
+    path, own = folder / "vocab.txt", folder / f"vocab-{os.getpid()}.txt"
+    own.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    return own.replace(path)  # several ranks may write it, while others read
 
 
 def small_tokenizer(folder: Path) -> Tokenizer:
