@@ -42,7 +42,7 @@ for axis in cube.mesh.mesh_dim_names:
 with Watchdog(cube):
     Path("store").write_text(os.environ["MASTER_PORT"])
     Path(f"ready{cube.rank}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}").write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(240)
 """
 SSH = "sh -c 'shift; exec sh -c \"$*\"' ssh"
 
@@ -75,7 +75,7 @@ def running(checkout: Path, command: Sequence[str | Path]) -> Iterator[subproces
         job = subprocess.Popen(command, cwd=checkout, env=variables, stdin=subprocess.PIPE, stdout=file, stderr=file)
     try:
         notes = [checkout / f"ready{rank}-0" for rank in range(2)]
-        until(lambda: all(note.is_file() for note in notes) or job.poll() is not None, 60)
+        until(lambda: all(note.is_file() for note in notes) or job.poll() is not None, 180)
         assert job.poll() is None, log.read_text()
         yield job
     finally:
@@ -140,7 +140,7 @@ def test_one_machine_opens_its_loopback_alone_and_leaves_no_folder_when_it_is_ki
         assert beyond_loopback(job.pid) == []
         if launcher == "local":  # a restart opens nothing more
             os.kill(int((checkout / "ready1-0").read_text()), signal.SIGKILL)
-            until(lambda: all((checkout / f"ready{rank}-1").is_file() for rank in range(2)), 60)
+            until(lambda: all((checkout / f"ready{rank}-1").is_file() for rank in range(2)), 180)
             assert beyond_loopback(job.pid) == []
     left = list((checkout / "temporary").iterdir())
     if launcher == "mpirun":  # whose folder the next one removes
