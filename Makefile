@@ -43,7 +43,7 @@ test: $(INSTALLED) ## run the fast tests
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow and not long" $(ARGS)
 
 test-slow: $(INSTALLED) $(OPENMPI) ## run the slow tests
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "slow and not long" $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not long" $(ARGS)
 
 test-long: $(INSTALLED) $(OPENMPI) ## run the tests that are too long for every change, before a release
 	$(BIN)/python -m pytest -m long $(ARGS)
