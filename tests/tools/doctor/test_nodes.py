@@ -137,14 +137,14 @@ def test_strangers_take_no_place_and_hold_nobody(tmp_path: Path, monkeypatch: py
     """One counts node 1's number up, as nodes once did; others set what nodes do, or what was heard of another roll
     with the same secret; say nothing, talk nonsense, or send a gigabyte."""
     port = free_port()
-    node = called(port=port, wait=120)
+    node = called(port=port, wait=300)
     words = {number: node(number) for number in range(2)}
     monkeypatch.setenv("TENSOR3D_SECRET", "of this job alone")
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         command = [sys.executable, "-m", "tools.doctor.nodes"]
         first = subprocess.Popen([*command, *words[0]], cwd=ROOT, text=True, stdout=subprocess.PIPE)
         stack.callback(first.kill)
-        store = pool.submit(dist.TCPStore, "127.0.0.1", port, timeout=timedelta(seconds=60)).result()
+        store = pool.submit(dist.TCPStore, "127.0.0.1", port, timeout=timedelta(seconds=300)).result()
         store.add("tensor3d/number/1", 1)
         for key in ("number/1", "meeting/1", "versions/1", "machines/0", "meeting/verdict", "versions/verdict", "told"):
             store.set(f"tensor3d/nodes/{key}", '{"findings": [], "data": ["a", "b"]}')
@@ -154,7 +154,7 @@ def test_strangers_take_no_place_and_hold_nobody(tmp_path: Path, monkeypatch: py
         stack.enter_context(strangers(port))
         second = subprocess.Popen([*command, *words[1]], cwd=ROOT)
         stack.callback(second.kill)
-        assert (second.wait(200), first.wait(200)) == (0, 0)
+        assert (second.wait(400), first.wait(400)) == (0, 0)
         assert first.stdout is not None
         assert first.stdout.read() == f"ready: 2 nodes with 4 ranks each: {HOST}, {HOST}\n"
         first.stdout.close()
