@@ -27,6 +27,7 @@ def strangers(port: int, *, idle: int = 300) -> Iterator[None]:
 
         def call(said: bytes, more: int = 0) -> None:
             caller = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=120))
+            caller.settimeout(20)
             with suppress(OSError):  # it was thrown out
                 caller.sendall(said)
                 for _ in range(more):
