@@ -18,7 +18,7 @@ from models.bert.huggingface import open_weights
 from models.bert.text_batches import collate_texts
 from tensor3d import Cube
 from tests.ranks import run_ranks
-from tests.single_device_reference import fast_alone, ranks_of
+from tests.single_device_reference import ranks_of
 from tests.tools.squad.small import COLORS, DIGITS, PIECES, small_tokenizer, write_vocab
 from tools.convert.__main__ import main as convert
 from tools.finetune import rank_data
@@ -163,7 +163,13 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", fast_alone((1, 1, 2, 2), (2, 2, 2, 1)))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1, 2, 2),
+        pytest.param((2, 2, 2, 1), marks=pytest.mark.long(reason="test_rank_losses.py has its gradients on 2x2x2")),
+    ],
+)
 def test_steps_and_metrics_do_not_depend_on_the_cube(shape: Shape, tmp_path: Path) -> None:
     recipe(tmp_path)
     losses, metrics = steps_of(tmp_path, Cube.single())
