@@ -127,7 +127,7 @@ class WordPieceTokenizer(Tokenizer):
         """Makes `_known` hold these words."""
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
-        fresh = words - self._known.keys()
+        fresh = words.difference(self._known)  # `-` would go over all that is known
         # In these BERT's rules have nothing to do but to lowercase: the model itself is asked.
         plain = {word for word in fresh if word.isascii() and word.isalnum()}
         tokenize = self.library.model.tokenize
