@@ -1,4 +1,5 @@
-"""`bench infer`: texts a second through packed batches, beside `transformers` with padded ones on the same weights."""
+"""`bench infer`: texts a second through packed batches, beside `transformers` with padded ones on the same weights:
+vectors of texts, or tags of their words."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ import dataclasses
 import statistics
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,69 +25,132 @@ from tools.bench.harness.synthetic_data import exponential_histogram
 from tools.common.machine import format_table
 from tools.common.workers import usable_cores
 from tools.corpus.tokenizers import Tokenizer
+from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.packing.histogram import read_histogram
-from tools.predict import Embedded, Predictor, load
+from tools.predict import Predictor, load
 from tools.predict.sentence_folder import SentenceSettings, sentence_settings
 
 # --- What `bench infer` compares with: `transformers`, with padded batches; and random texts and weights --------------
 
 _WORDS = 2000
+_LABELS = ("O", *(f"{place}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for place in "BI"))
+InferTask = Literal["embed", "tag"]
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-class Library:
-    """Mean vectors by `transformers`: its own tokenizer, its own model, an attention mask; as long, and of length 1,
-    where the folder is one of sentence-transformers that says so.
+Results = list[NDArray[Any]]
+"""Of each text: its vector, or the numbers of its words' tags."""
+
+
+class Library(ABC):
+    """A task by `transformers`: its own tokenizer, its own model, an attention mask.
 
     Raises:
-        ValueError: `transformers` is not installed, or cannot read the folder; a folder with another pooling.
+        ValueError: `transformers` is not installed, or cannot read the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    compared: str
+    """What `difference` is of, in words."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
         library = _transformers()
         try:
             self._tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self._model = library.AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+            model = getattr(library, kind).from_pretrained(folder, local_files_only=True, dtype=torch.float32)
         except (OSError, ValueError) as problem:
             raise ValueError(f"{folder} must be a folder that transformers reads: {problem}") from None
-        settings = sentence_settings(folder) or SentenceSettings(encoder=folder)
-        if settings.pooling != "mean" or settings.prompt or settings.lowercase:
-            raise ValueError(f"{folder} asks for {settings.in_words()}, and what is compared are plain means.")
-        self._normalize = settings.normalize
-        self._longest = settings.max_length or int(self._model.config.max_position_embeddings)
+        self._model = model.eval()
+        self._longest = int(model.config.max_position_embeddings)
 
-    def vectors(self, texts: Sequence[str], batch: int) -> NDArray[np.float32]:
-        """(N, H), of batches as the texts come, each padded to its longest."""
-        parts = [self._batch(texts[first : first + batch]) for first in range(0, len(texts), batch)]
-        return np.concatenate(parts)
+    def results(self, texts: Sequence[str], batch: int) -> Results:
+        """Of batches as the texts come, each padded to its longest."""
+        with torch.inference_mode():
+            parts = [self._batch(texts[first : first + batch]) for first in range(0, len(texts), batch)]
+        return [result for part in parts for result in part]
 
-    def vectors_sorted(self, texts: Sequence[str], batch: int) -> NDArray[np.float32]:
-        """(N, H), the same of batches of texts of like lengths, in characters."""
-        order = np.argsort([len(text) for text in texts], kind="stable")
-        by_length = self.vectors([texts[place] for place in order.tolist()], batch)
-        found = np.empty_like(by_length)
-        found[order] = by_length
-        return found
+    def results_sorted(self, texts: Sequence[str], batch: int) -> Results:
+        """The same of batches of texts of like lengths, in characters."""
+        order = np.argsort([len(text) for text in texts], kind="stable").tolist()
+        by_length = self.results([texts[place] for place in order], batch)
+        found = dict(zip(order, by_length, strict=True))
+        return [found[place] for place in range(len(texts))]
 
     def lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """(N,): tokens of each text, special ones included."""
         encoded = self._tokenizer(list(texts), truncation=True, max_length=self._longest)
         return np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64)
 
-    def _batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            inputs = self._tokenizer(
-                list(texts), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+    @abstractmethod
+    def difference(self, mine: Results, theirs: Results) -> float:
+        """Between the results of the same texts; 0: none."""
+
+    @abstractmethod
+    def _batch(self, texts: Sequence[str]) -> Results: ...
+
+
+class VectorLibrary(Library):
+    """Mean vectors; as long, and of length 1, where the folder is one of sentence-transformers that says so.
+
+    Raises:
+        ValueError: as of `Library`; a folder with another pooling.
+    """
+
+    compared = "largest difference of packed vectors"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "AutoModel")
+        settings = sentence_settings(folder) or SentenceSettings(encoder=folder)
+        if settings.pooling != "mean" or settings.prompt or settings.lowercase:
+            raise ValueError(f"{folder} asks for {settings.in_words()}, and what is compared are plain means.")
+        self._normalize = settings.normalize
+        self._longest = settings.max_length or self._longest
+
+    def difference(self, mine: Results, theirs: Results) -> float:
+        return max(float(np.abs(one - other).max()) for one, other in zip(mine, theirs, strict=True))
+
+    def _batch(self, texts: Sequence[str]) -> Results:
+        inputs = self._tokenizer(
+            list(texts), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+        )
+        h = self._model(**inputs).last_hidden_state
+        mask = inputs["attention_mask"].unsqueeze(2)
+        mean = (h * mask).sum(1) / mask.sum(1)
+        return list((F.normalize(mean) if self._normalize else mean).numpy())
+
+
+class TagLibrary(Library):
+    """The likeliest tag of each word, at its first piece. Words are what stands between spaces."""
+
+    compared = "share of words that have another tag from packs"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "AutoModelForTokenClassification")
+        self.numbers = {label: number for number, label in self._model.config.id2label.items()}
+
+    def difference(self, mine: Results, theirs: Results) -> float:
+        return float(np.mean(np.concatenate(mine) != np.concatenate(theirs)))
+
+    def _batch(self, texts: Sequence[str]) -> Results:
+        words = [text.split() for text in texts]
+        inputs = self._tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
+        if inputs["input_ids"].shape[1] > self._longest:
+            raise ValueError(
+                f"a text has {inputs['input_ids'].shape[1]} tokens, and transformers reads {self._longest}, where we "
+                "take windows. Leave it out of --texts."
             )
-            h = self._model(**inputs).last_hidden_state
-            mask = inputs["attention_mask"].unsqueeze(2)
-            mean = (h * mask).sum(1) / mask.sum(1)
-            found: NDArray[np.float32] = (F.normalize(mean) if self._normalize else mean).numpy()
+        tags = self._model(**inputs).logits.argmax(2).numpy()
+        found = []
+        for number, of_text in enumerate(words):
+            _, first = np.unique([-1 if word is None else word for word in inputs.word_ids(number)], return_index=True)
+            if len(first) != len(of_text) + 1:
+                raise ValueError(f"a word without a token in {texts[number]!r:.80}. Leave it out of --texts.")
+            found.append(tags[number, first[1:]])
         return found
 
 
-def write_random_model(folder: Path) -> Path:
-    """BERT-mini (Turc et al. 2019) with random weights and a vocabulary of random words, as `transformers` writes it.
+def write_random_model(folder: Path, task: InferTask = "embed") -> Path:
+    """BERT-mini (Turc et al. 2019) with random weights and a vocabulary of random words, as `transformers` writes it;
+    for "tag" with nine labels, as those of CoNLL-2003 are.
 
     Raises:
         ValueError: `transformers` is not installed.
@@ -95,7 +160,12 @@ def write_random_model(folder: Path) -> Path:
     sizes = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        library.BertModel(library.BertConfig(**sizes)).save_pretrained(folder)
+        if task == "tag":
+            labels = dict(enumerate(_LABELS))
+            config = library.BertConfig(**sizes, id2label=labels, label2id={name: n for n, name in labels.items()})
+            library.BertForTokenClassification(config).save_pretrained(folder)
+        else:
+            library.BertModel(library.BertConfig(**sizes)).save_pretrained(folder)
     tokenizer = library.BertTokenizerFast(vocab=str(folder / "vocab.txt"))
     tokenizer.save_pretrained(folder)
     return folder
@@ -143,10 +213,12 @@ OURS, PADDED, SORTED = "packed", "padded", "padded, sorted"
 
 @dataclass(frozen=True, kw_only=True)
 class InferCommand(Benchmark[None]):
-    """Time vectors of texts, from the strings on: packed, and by `transformers` in padded batches as the texts come,
-    and sorted by length, by turns on the same weights and threads; compare all results, and some with those of the
-    texts alone."""
+    """Time vectors of texts, or tags of their words, from the strings on: packed, and by `transformers` in padded
+    batches as the texts come, and sorted by length, by turns on the same weights and threads; compare all results, and
+    some with those of the texts alone."""
 
+    task: InferTask = "embed"
+    """embed: a vector a text. tag: a tag for each word, which are what stands between spaces."""
     texts: Path | None = None
     """File with a text a line. Default: random words, with lengths of --histogram."""
     histogram: Path | None = None
@@ -174,26 +246,43 @@ class InferCommand(Benchmark[None]):
 
     def measure(self, plan: None) -> Report:
         with tempfile.TemporaryDirectory() as folder, using_threads(self.threads or usable_cores()):
-            model = self.model or write_random_model(Path(folder))
-            ours, theirs = load(model, "embed", batch_tokens=self.batch_tokens), Library(model)
-            texts = self._texts(ours)
+            model = self.model or write_random_model(Path(folder), self.task)
+            predictor: Predictor[Any] = load(model, self.task, batch_tokens=self.batch_tokens)
+            ours, theirs = open_task(self.task, predictor, model)
+            texts = self._texts(tokenizer_of(model))
             print(f"{len(texts):,} texts, {torch.get_num_threads()} threads", flush=True)
             figures = measure(self, ours, theirs, texts)
         lines = [
             *format_table(HEADER, rows(figures)),
             f"padding ratio {figures.padding_ratio:.2f} of padded batches, {figures.sorted_padding_ratio:.2f} sorted",
-            f"largest difference of packed vectors: {figures.difference_alone:.1e} from the same texts alone, "
+            f"{theirs.compared}: {figures.difference_alone:.1e} from the same texts alone, "
             f"{figures.difference_library:.1e} from transformers' of them alone, "
             f"{figures.difference_padded:.1e} from transformers' of all texts",
         ]
         return Report(lines=lines, content={"figures": dataclasses.asdict(figures)})
 
-    def _texts(self, predictor: Predictor[Embedded]) -> list[str]:
+    def _texts(self, tokenizer: Tokenizer) -> list[str]:
         if self.texts is not None:
             lines = self.texts.read_text(encoding="utf-8").splitlines()
             return [line for line in lines if line.strip()][: self.sentences]
         histogram = exponential_histogram(_GENERATED) if self.histogram is None else read_histogram(self.histogram)
-        return written_texts(predictor.task.reader.tokenizer, histogram, self.sentences)  # type: ignore[attr-defined]
+        return written_texts(tokenizer, histogram, self.sentences)
+
+
+Ours = Callable[[Sequence[str]], Results]
+
+
+def open_task(task: InferTask, predictor: Predictor[Any], model: Path) -> tuple[Ours, Library]:
+    """Both sides of a task."""
+    if task == "embed":
+        return lambda texts: [found.vector for found in predictor.predict(texts)], VectorLibrary(model)
+    library = TagLibrary(model)
+
+    def tags(texts: Sequence[str]) -> Results:
+        found = predictor.predict([{"tokens": text.split()} for text in texts])
+        return [np.array([library.numbers[tag] for tag in each.tags]) for each in found]
+
+    return tags, library
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +313,8 @@ class InferFigures:
     """Slots of the padded batches over real tokens, special ones included."""
     sorted_padding_ratio: float
     difference_alone: float
-    """Largest, between numbers of a vector from a packed batch and those of the same text in a batch of its own."""
+    """Of what `Library.compared` says: between results from packed batches and those of the same texts in batches of
+    their own."""
     difference_library: float
     """The same to those of `transformers` for the text alone, without padding."""
     difference_padded: float
@@ -253,22 +343,16 @@ def rows(figures: InferFigures) -> list[tuple[str, ...]]:
     return shown
 
 
-def measure(command: InferCommand, ours: Predictor[Embedded], theirs: Library, texts: Sequence[str]) -> InferFigures:
+def measure(command: InferCommand, ours: Ours, theirs: Library, texts: Sequence[str]) -> InferFigures:
     """All rounds, by turns, then texts alone."""
-
-    def packed(part: Sequence[str]) -> NDArray[np.float32]:
-        return np.stack([found.vector for found in ours.predict(part)])
-
-    def padded(part: Sequence[str]) -> NDArray[np.float32]:
-        return theirs.vectors(part, command.batch)
-
-    def ordered(part: Sequence[str]) -> NDArray[np.float32]:
-        return theirs.vectors_sorted(part, command.batch)
-
-    arms: dict[str, Callable[[Sequence[str]], NDArray[np.float32]]] = {OURS: packed, PADDED: padded, SORTED: ordered}
+    arms: dict[str, Ours] = {
+        OURS: ours,
+        PADDED: lambda part: theirs.results(part, command.batch),
+        SORTED: lambda part: theirs.results_sorted(part, command.batch),
+    }
     turns = [texts[first : first + _TURN] for first in range(0, len(texts), _TURN)]
     seconds: dict[str, list[float]] = {name: [0.0] * command.rounds for name in arms}
-    found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in arms}
+    found: dict[str, Results] = {name: [] for name in arms}
     for arm in arms.values():
         arm(texts[:64])  # what only the first call does
     for number in range(command.rounds):
@@ -277,21 +361,20 @@ def measure(command: InferCommand, ours: Predictor[Embedded], theirs: Library, t
             order = list(arms.items())[:: 1 if (number * len(turns) + place) % 2 == 0 else -1]
             for name, arm in order:
                 start = time.perf_counter()
-                vectors = arm(part)
+                results = arm(part)
                 seconds[name][number] += time.perf_counter() - start
                 if number == 0:
-                    found[name].append(vectors)
+                    found[name] += results
     # Spread over all texts.
     chosen = np.linspace(0, len(texts) - 1, min(command.singles, len(texts))).round().astype(int).tolist()
     latencies: dict[str, list[float]] = {OURS: [], PADDED: []}
-    alone: dict[str, list[NDArray[np.float32]]] = {OURS: [], PADDED: []}
+    alone: dict[str, Results] = {OURS: [], PADDED: []}
     for place in chosen:
         for name, of_one in latencies.items():
             start = time.perf_counter()
-            alone[name].append(arms[name]([texts[place]]))
+            alone[name] += arms[name]([texts[place]])
             of_one.append(time.perf_counter() - start)
-    of_all = {name: np.concatenate(parts) for name, parts in found.items()}
-    from_packs = of_all[OURS][chosen]
+    from_packs = [found[OURS][place] for place in chosen]
     lengths = theirs.lengths(texts)
     return InferFigures(
         texts=len(texts),
@@ -304,9 +387,9 @@ def measure(command: InferCommand, ours: Predictor[Embedded], theirs: Library, t
             np.concatenate([np.sort(lengths[first : first + _TURN]) for first in range(0, len(texts), _TURN)]),
             command.batch,
         ),
-        difference_alone=float(np.abs(from_packs - np.concatenate(alone[OURS])).max()),
-        difference_library=float(np.abs(from_packs - np.concatenate(alone[PADDED])).max()),
-        difference_padded=max(float(np.abs(of_all[OURS] - of_all[name]).max()) for name in (PADDED, SORTED)),
+        difference_alone=theirs.difference(from_packs, alone[OURS]),
+        difference_library=theirs.difference(from_packs, alone[PADDED]),
+        difference_padded=max(theirs.difference(found[OURS], found[name]) for name in (PADDED, SORTED)),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from tools.bench.vs_transformers.infer import (
     InferCommand,
     InferFigures,
     Variant,
+    VectorLibrary,
     _padding_ratio,
     measure,
     rows,
@@ -68,19 +68,17 @@ def test_ratios_are_of_the_same_round() -> None:
 def test_no_arm_is_always_first_and_all_results_are_compared() -> None:
     order: list[str] = []
 
-    def vectors(name: str, texts: Sequence[str]) -> np.ndarray:
+    def vectors(name: str, texts: Sequence[str]) -> list[np.ndarray]:
         order.append(name)
-        return np.array([[float(len(text)), 0.5 if name == "sorted" and len(text) == 7 else 0.0] for text in texts])
-
-    class Ours:
-        def predict(self, texts: Sequence[str]) -> list[Any]:
-            return [SimpleNamespace(vector=vector) for vector in vectors("ours", texts)]
+        return [np.array([len(text), 0.5 if name == "sorted" and len(text) == 7 else 0.0]) for text in texts]
 
     class Theirs:
-        def vectors(self, texts: Sequence[str], batch: int) -> np.ndarray:
+        difference = VectorLibrary.difference
+
+        def results(self, texts: Sequence[str], batch: int) -> list[np.ndarray]:
             return vectors("padded", texts)
 
-        def vectors_sorted(self, texts: Sequence[str], batch: int) -> np.ndarray:
+        def results_sorted(self, texts: Sequence[str], batch: int) -> list[np.ndarray]:
             return vectors("sorted", texts)
 
         def lengths(self, texts: Sequence[str]) -> np.ndarray:
@@ -88,7 +86,7 @@ def test_no_arm_is_always_first_and_all_results_are_compared() -> None:
 
     texts = ["a"] * 1500 + ["another"] + ["a"] * 200
     theirs: Any = Theirs()
-    found = measure(InferCommand(rounds=3, singles=2), Ours(), theirs, texts)  # type: ignore[arg-type]
+    found = measure(InferCommand(rounds=3, singles=2), lambda part: vectors("ours", part), theirs, texts)
     one = ["ours", "padded", "sorted"]
     assert order[: 3 * 7] == [*one, *(one + one[::-1]) * 3]
     assert (found.difference_alone, found.difference_padded) == (0, 0.5), "a text that is not given alone"
@@ -106,9 +104,10 @@ def test_calls_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_packed_and_padded_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("task", ["embed", "tag"])
+def test_packed_and_padded_say_the_same(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    sizes = ["--sentences", "80", "--rounds", "2", "--singles", "10", "--batch", "8", "--threads", "1"]
+    sizes = ["--task", task, "--sentences", "80", "--rounds", "2", "--singles", "10", "--batch", "8", "--threads", "1"]
     output = tmp_path / "figures.json"
     assert main(["infer", *sizes, "--output", str(output)]) == 0
     told = capsys.readouterr().out
