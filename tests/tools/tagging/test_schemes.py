@@ -118,16 +118,31 @@ def test_metrics(scheme: Scheme) -> None:
     assert 0.3 < found["f1"] < 0.9
 
 
-@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "plain"])
+BY_SEQEVAL: dict[Scheme, tuple[float, ...]] = {
+    "iob1": (
+        *(0.8084914182475158, 0.8106884057971014, 0.8063063063063063),
+        *(0.8084730711811731, 0.8107831648055086, 0.8062440437424203),
+        0.8364410214835833,
+    ),
+    "iob2": (
+        *(0.809468147282291, 0.806874453830469, 0.8120785693345061),
+        *(0.8094951665192617, 0.8068870605311044, 0.8121503936373085),
+        0.8352216259193004,
+    ),
+    "iobes": (
+        *(0.8313103789943026, 0.827620221948212, 0.8350335904453844),
+        *(0.8311627855071005, 0.82747250541175, 0.8348984227994442),
+        0.8163960713569853,
+    ),
+}
+"""What seqeval 1.2.2 says of `pairs_of`, in the order of `TAG_METRICS`: it is not installed with the other packages,
+being an archive of sources only."""
+
+
+@pytest.mark.parametrize("scheme", BY_SEQEVAL)
 def test_seqeval_says_the_same(scheme: Scheme) -> None:
-    seqeval = pytest.importorskip("seqeval.metrics")
-    said, tags = pairs_of(scheme)
-    found, _ = tag_metrics(said, tags, scheme)
-    for average, prefix in (("micro", ""), ("macro", "macro_")):
-        for name in ("precision", "recall", "f1"):
-            wanted = getattr(seqeval, f"{name}_score")(tags, said, average=average)
-            assert found[prefix + name] == pytest.approx(wanted, abs=1e-12)
-    assert found["accuracy"] == pytest.approx(seqeval.accuracy_score(tags, said), abs=1e-12)
+    found, _ = tag_metrics(*pairs_of(scheme), scheme)
+    assert list(found.values()) == pytest.approx(BY_SEQEVAL[scheme], abs=1e-12)
 
 
 def test_metrics_of_nothing_are_zero() -> None:
