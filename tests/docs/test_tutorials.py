@@ -1,0 +1,173 @@
+"""Each tutorial does what it says: its code gives one device's losses on a cube, its commands run, in small."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import run_ranks
+from tests.tools.asked import write_models
+from tests.tools.runs import write_text
+from tests.tools.squad.small import squad
+from tools.convert.__main__ import main as convert
+from tools.predict import load
+
+ROOT = Path(__file__).parents[2]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"tutorial-{name}.md").read_text(encoding="utf-8")
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+# --- A model of one's own ---------------------------------------------------------------------------------------------
+
+
+def run_page(code: str) -> tuple[list[float], dict[str, torch.Tensor], str]:
+    """Losses of the steps, the weights that are back in the original, and what was printed."""
+    if dist.is_initialized():
+        rank, world = str(dist.get_rank()), str(dist.get_world_size())
+        os.environ.update(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank)
+    names: dict[str, Any] = {"history": []}
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, "docs/tutorial-own-model.md", "exec"), names)
+    return names["history"], names["original"].state_dict(), printed.getvalue()
+
+
+def alone(code: str) -> list[float]:
+    """Losses of the original on the padded batch, in plain PyTorch."""
+    names: dict[str, Any] = {}
+    exec("".join(python_blocks(code)[:2]), names)
+    model, batch, targets = names["original"], names["batch"], names["targets"]
+    padding = torch.zeros(batch.shape).masked_fill(batch == 0, -torch.inf)
+
+    def attend(a: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        found, _ = attention(a, a, a, key_padding_mask=padding, need_weights=False)
+        return found, None
+
+    attention = model.attend
+    object.__setattr__(model, "attend", attend)
+    del model._modules["attend"]
+    optimizer = torch.optim.AdamW([*model.parameters(), *attention.parameters()], lr=1e-2)
+    history = []
+    for _ in range(5):
+        logits = model(batch, torch.arange(8).expand(16, 8))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([*model.parameters(), *attention.parameters()], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append(loss.item())
+    return history
+
+
+def test_a_model_of_ones_own_trains_as_on_one_device() -> None:
+    code = "".join(python_blocks(page("own-model")))
+    code = code.replace("    loss.backward()\n", "    loss.backward()\n    history.append(loss.item())\n")
+    losses, weights, printed = run_page(code.replace("from_env(2, 2, 2)", "from_env(1, 1, 1)"))
+    assert losses == pytest.approx(alone(page("own-model")), rel=1e-4)
+    assert losses[-1] < losses[0]
+    assert "attend" in printed
+    for on_cube, back, _ in run_ranks(8, run_page, code):
+        assert on_cube == pytest.approx(losses, rel=1e-4)
+        for name in set(back) - {"attend.in_proj_bias"}:  # the keys' part changes nothing: its gradient is rounding
+            torch.testing.assert_close(back[name], weights[name], rtol=1e-2, atol=1e-3)
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
+
+
+def commands_of(name: str) -> list[list[str]]:
+    return [shlex.split(line) for line in re.findall(r"^ {4}((?:python|launch/).*)$", page(name), re.MULTILINE)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command in a folder of its own, with other values behind some options; its standard output."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: list[str], **changes: str) -> str:
+        words = [changes.get(f"{a} {b}", changes.get(b, b)) for a, b in zip(["", *command[:-1]], command, strict=True)]
+        words = [str(ROOT / word) if word.startswith("launch/") else word for word in words]
+        capfd.readouterr()
+        if words[:2] == ["python", "-m"]:
+            status = importlib.import_module(f"{words[2]}.__main__").main(words[3:])
+        else:
+            program = [sys.executable, *words[1:]] if words[0] == "python" else words
+            status = subprocess.run(program, timeout=600, check=False).returncode
+        told, errors = capfd.readouterr()
+        assert status == 0, f"{shlex.join(words)}\n{told[-2000:]}{errors[-2000:]}"
+        return told
+
+    return run
+
+
+@pytest.mark.slow
+def test_pre_training_on_ones_own_text(tmp_path: Path, run: Callable[..., str]) -> None:
+    write_text(tmp_path / "my.txt")
+    first, report, asked, further, hosts = commands_of("pretrain")
+    # launch/local.sh goes to the project's folder first
+    changes = {name: str(tmp_path / name) for name in ("my.txt", "runs/mine")}
+    changes |= {"--run.steps 400": "4", "--run.steps 800": "6"}
+    small = ["--data.vocab-size", "67", "--data.packing", "spfhp", "--run.evaluate-every", "0"]
+    run([*first, *small], **changes)
+    run(report, **changes)
+    assert (tmp_path / "runs/mine/report.html").stat().st_size > 10_000
+    assert run(asked, **changes).count("%") == 5
+    run([*further, *small], **changes)
+    told = [json.loads(line) for line in (tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    assert max(line.get("step") or 0 for line in told) == 6
+    assert run(hosts).count("--node-rank") == 4
+
+
+@pytest.mark.slow
+def test_somebodys_bert_is_fine_tuned_and_answers(tmp_path: Path, run: Callable[..., str]) -> None:
+    assert convert(["to-hf", str(write_models(tmp_path / "made") / "language"), str(tmp_path / "FOLDER")]) == 0
+    text = "a fox went to the hill in the morning."
+    asked = [
+        {"id": f"q{n}", "question": "who went?", "answers": [{"text": "a fox", "answer_start": 0}]} for n in range(8)
+    ]
+    for name in ("train.json", "dev.json"):
+        (tmp_path / name).write_text(json.dumps(squad((text, asked))))
+    looked, tuned, once, served, given = commands_of("finetune")
+    assert "2 layers" in run(looked)
+    sizes = ["--data.max-length", "20", "--data.stride", "4", "--data.question-length", "8", "--run.batch", "4"]
+    run([*tuned, *sizes])
+    assert "%" in run(once)
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"id": 1, "question": "who went?", "context": text}) + "\n")
+    run(served)
+    assert json.loads((tmp_path / "answers.jsonl").read_text())["id"] == 1
+    names: dict[str, Any] = {}
+    with redirect_stdout(io.StringIO()):
+        exec(python_blocks(page("finetune"))[0], names)
+    assert names["found"].best.text in "A fox went to the hill."
+    run(given)
+    assert load(tmp_path / "models/answers", "answer").predict([{"question": "who went?", "context": text}])
+
+
+@pytest.mark.slow
+def test_a_split_for_a_cluster(tmp_path: Path, run: Callable[..., str]) -> None:
+    planned, every, counted, measured, own, trained = commands_of("plan")
+    assert "1x" in run([*planned, "--quick"])
+    assert len(run(every).splitlines()) > 20
+    assert re.search(r"^saved +([\d,]+) +\1 +1$", run(counted, large="tiny"), re.MULTILINE), "planned and counted"
+    assert measured[:4] == ["python", "-m", "tools.bench", "collectives"]
+    assert own[own.index("--cluster") + 1] == measured[measured.index("--output") + 1]
+    assert trained[0] == "launch/local.sh"
