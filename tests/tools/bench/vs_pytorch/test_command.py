@@ -223,7 +223,9 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["step", "layer"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("step", marks=pytest.mark.long(reason="the gradients of all are compared above")), "layer"]
+)
 def test_all_contenders(tmp_path: Path, what: str) -> None:
     more = ["--what", what, "--processes", "4", "--cubes", "1x2x2,4x1x1", "--steps", "1", "--rounds", "1"]
     results = {result["name"]: result for result in run(tmp_path / "rivals.json", *more)["results"]}
