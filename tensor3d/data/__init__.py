@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tensor3d.data.epochs import Epoch, Epochs, LengthBuckets, PackingRules
     from tensor3d.data.indexed_dataset import IndexedDataset, IndexedWriter
     from tensor3d.data.loader import Loader, TrainBatch, evaluation_batches
-    from tensor3d.data.masking import Masked, SpecialTokens, mask_tokens, masked_count
+    from tensor3d.data.masking import Masked, MaskingRules, SpecialTokens, mask_tokens, masked_count
     from tensor3d.data.packed_batch import BatchLayout, Pack, PackedBatch, collate
     from tensor3d.data.sampling import Pairs, sample_pairs, sample_texts
     from tensor3d.data.segments import Segments
@@ -32,6 +32,7 @@ __all__ = [
     "LengthBuckets",
     "Loader",
     "Masked",
+    "MaskingRules",
     "Pack",
     "PackedBatch",
     "PackingRules",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.epochs import Epoch, Epochs, LengthBuckets, PackingRules
-from tensor3d.data.masking import MASKED_SHARE, SpecialTokens, mask_tokens, masked_count
+from tensor3d.data.masking import MASKED_SHARE, MaskingRules, SpecialTokens, mask_tokens, masked_count, masked_counts
 from tensor3d.data.segments import Segments
 from tensor3d.data.sources import SampleSource, sequences_of
 from tensor3d.packing import PackingPlan
@@ -32,6 +32,8 @@ class PretrainingData:
         capacity: token slots of a pack.
         max_length: tokens of a sequence, at most.
         max_sequences: sequences of a pack, at most.
+        masking: how much of a sequence is guessed, and what the model sees there. Masks that were stored have to be of
+            the same rules.
         masked_per_pack: tokens to guess in a pack, at most. None: the share of a full pack and two more, which is close
             to no limit for packing and wastes little of the masked-LM head.
         seed: everything that is drawn depends on it and on the epoch.
@@ -56,6 +58,7 @@ class PretrainingData:
         capacity: int,
         max_length: int,
         max_sequences: int,
+        masking: MaskingRules = MaskingRules(),  # noqa: B008  # frozen
         masked_per_pack: int | None = None,
         seed: int,
         method: str = "lpfhp",
@@ -72,12 +75,13 @@ class PretrainingData:
             )
         if method == PADDED:
             max_sequences = 1
-        masked_per_pack = masked_budget(capacity, max_length, max_sequences, masked_per_pack)
+        masked_per_pack = masked_budget(capacity, max_length, max_sequences, masked_per_pack, masking.most)
         self.rules = PackingRules(
             method=method,
             capacity=capacity,
             max_sequences=max_sequences,
             masked_per_pack=masked_per_pack,
+            masked_share=masking.most,
             seed=seed,
             groups=groups,
             bins=bins,
@@ -85,7 +89,7 @@ class PretrainingData:
             plan=plan,
         )
         self.epochs = Epochs(source, self.rules)
-        self.special = special
+        self.special, self.masking = special, masking
         self._continuations = continuations
 
     @property
@@ -119,12 +123,18 @@ class PretrainingData:
         return self.build(self.epochs[epoch], indices)
 
     def build(
-        self, drawn: Epoch, indices: Sequence[int] | NDArray[np.integer], segments: Segments | None = None
+        self,
+        drawn: Epoch,
+        indices: Sequence[int] | NDArray[np.integer],
+        segments: Segments | None = None,
+        *,
+        step: int = 0,
     ) -> list[Pack]:
         """Several packs of an epoch, together in a few array operations.
 
         Args:
             segments: content of the packs' sequences, pack after pack. None: it is read.
+            step: of the run, by which the share that is guessed may change.
         """
         if len(indices) == 0:
             return []
@@ -134,6 +144,11 @@ class PretrainingData:
         tokens = segments.tokens(self.special)
         lengths = segments.lengths
         if segments.masks is not None:
+            if not np.array_equal(segments.masks.counts, masked_counts(lengths, self.masking.at(step))):
+                raise ValueError(
+                    f"the stored masks are not those of masking with a share of {self.masking.at(step):g}. Take the "
+                    "share that they were stored with, the same in all steps."
+                )
             masked = segments.masks.apply(tokens.ids, lengths)
         else:
             masked = mask_tokens(
@@ -145,6 +160,8 @@ class PretrainingData:
                 seed=self.rules.seed,
                 epoch=drawn.number,
                 continuations=self._continuations,
+                rules=self.masking,
+                step=step,
             )
 
         from tensor3d.data.packed_batch import Pack  # brings torch, which planning needs not
@@ -168,7 +185,9 @@ class PretrainingData:
         ]
 
 
-def masked_budget(capacity: int, max_length: int, max_sequences: int, masked_per_pack: int | None) -> int:
+def masked_budget(
+    capacity: int, max_length: int, max_sequences: int, masked_per_pack: int | None, share: float = MASKED_SHARE
+) -> int:
     """Tokens to guess in a pack, at most, as it was asked for or by default. ValueError for limits that contradict."""
     if max_length > capacity:
         raise ValueError(
@@ -177,20 +196,20 @@ def masked_budget(capacity: int, max_length: int, max_sequences: int, masked_per
     if max_sequences < 1:
         raise ValueError(f"max_sequences must be at least 1. Got {max_sequences}.")
     if masked_per_pack is None:
-        return default_masked_per_pack(capacity, max_sequences)
-    if masked_per_pack < masked_count(max_length):
+        return default_masked_per_pack(capacity, max_sequences, share)
+    if masked_per_pack < (needed := masked_count(max_length, share)):
         raise ValueError(
-            f"a sequence of max_length={max_length} has {masked_count(max_length)} tokens to guess, more than "
+            f"a sequence of max_length={max_length} has {needed} tokens to guess, more than "
             f"masked_per_pack={masked_per_pack}; raise that or lower max_length."
         )
     return masked_per_pack
 
 
-def default_masked_per_pack(capacity: int, max_sequences: int) -> int:
+def default_masked_per_pack(capacity: int, max_sequences: int, share: float = MASKED_SHARE) -> int:
     """Tokens to guess in a pack: the share of a full pack and two more, or what its sequences can need if less."""
     # Rounding adds at most one half a sequence.
-    needed = math.floor(MASKED_SHARE * capacity + max_sequences / 2)
-    return max(1, min(math.ceil(MASKED_SHARE * capacity) + 2, needed))
+    needed = math.floor(share * capacity + max_sequences / 2)
+    return max(1, min(math.ceil(share * capacity) + 2, needed))
 
 
 def _slices(ends: NDArray[np.int64]) -> list[slice]:

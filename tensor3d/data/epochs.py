@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.array_utils import ranges
-from tensor3d.data.masking import masked_counts
+from tensor3d.data.masking import MASKED_SHARE, masked_counts
 from tensor3d.data.sources import EpochSamples, SampleSource
 from tensor3d.files import make_folder
 from tensor3d.ops.seeds import mix
@@ -105,7 +105,7 @@ class Epoch:
     squares: NDArray[np.int64]
     """int64 (packs,): sum of the squared lengths in each pack."""
     targets: NDArray[np.int64]
-    """int64 (packs,): tokens to guess in each pack."""
+    """int64 (packs,): tokens to guess in each pack, at most: as many, where the share is the same in all steps."""
     sequences: NDArray[np.int64]
     """int64 (packs,): sequences in each pack."""
 
@@ -141,6 +141,8 @@ class PackingRules:
     masked_per_pack: int
     """Tokens to guess in a pack, at most."""
     seed: int
+    masked_share: float = MASKED_SHARE
+    """Share of a sequence's tokens to guess, at most."""
     groups: int = 1
     """Consecutive shards form a group, and a pack has sequences of one group only. Groups take turns in the order of
     packs, so a global batch has the same share of each."""
@@ -167,7 +169,7 @@ class PackingRules:
     @property
     def limits(self) -> Limits:
         """Of a pack. Tokens to guess are a sequence's cost: a function of its length."""
-        costs = tuple(masked_counts(np.arange(self.capacity + 1)).tolist())
+        costs = tuple(masked_counts(np.arange(self.capacity + 1), self.masked_share).tolist())
         return Limits(
             capacity=self.capacity, max_sequences=self.max_sequences, budget=self.masked_per_pack, costs=costs
         )
@@ -273,7 +275,7 @@ class Epochs:
             order=self._order(number, packs.totals(lengths), [len(part) for part in parts]),
             tokens=packs.totals(lengths),
             squares=packs.totals(lengths * lengths),
-            targets=packs.totals(masked_counts(lengths)),
+            targets=packs.totals(masked_counts(lengths, self.rules.masked_share)),
             sequences=np.diff(packs.offsets),
         )
         self.source.confirm(number, epoch.digest)

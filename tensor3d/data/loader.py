@@ -343,7 +343,7 @@ class Loader:
         packs: list[Pack | None] = [None] * len(slots)
         for epoch, here in epochs_of(plan, slots):
             content = fetched.get((plan.index, epoch))
-            built = self._data.build(plan.drawn[epoch], plan.packs[slots[here]], content)
+            built = self._data.build(plan.drawn[epoch], plan.packs[slots[here]], content, step=plan.index)
             for slot, pack in zip(here.tolist(), built, strict=True):
                 packs[slot] = pack
         return [pack for pack in packs if pack is not None]
@@ -380,7 +380,7 @@ def to_batch(
     """The packs of a plane as tensors, with the limits of their data; a smaller capacity where all packs fit it."""
     masked = data.masked_per_pack
     if capacity is not None and capacity < data.capacity:
-        masked = min(masked, masked_count(capacity))
+        masked = min(masked, masked_count(capacity, data.masking.most))
     return collate(
         packs,
         capacity=data.capacity if capacity is None else capacity,

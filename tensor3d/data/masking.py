@@ -7,7 +7,7 @@ alone, and all sequences of a batch are masked in a few array operations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -134,19 +134,79 @@ def choose_words(
 # --- Which tokens the model has to guess, drawn anew in every epoch ---------------------------------------------------
 
 MASKED_SHARE = 0.15
-"""Share of a sequence's tokens that are guessed."""
+"""Share of a sequence's tokens that are guessed, as BERT has it."""
+_LARGEST_SHARE = 0.8  # the most that was tried (Wettig et al. 2023, arXiv 2202.08005)
 _STREAM = 3
 """Keeps the chance of masking apart from that of pairs and packs."""
 
 
-def masked_count(length: int) -> int:
+@dataclass(frozen=True, kw_only=True)
+class MaskingRules:
+    """How much is guessed, and what the model sees in its place. The defaults are BERT's.
+
+    Raises:
+        ValueError: a share out of range, or no step.
+    """
+
+    share: float = MASKED_SHARE
+    """Share of a sequence's tokens that are guessed, the special ones counted, which never are; at most 0.8."""
+    end_share: float | None = None
+    """That of the last of `steps` steps: in between it goes there in a straight line. None: it stays."""
+    steps: int = 1
+    """Of the run."""
+    mask_replace: float = 0.8
+    """Share of the guessed tokens that become [MASK]."""
+    random_replace: float = 0.1
+    """Share of the guessed tokens that become another token. The rest stays as it is."""
+
+    def __post_init__(self) -> None:
+        for name in ("share", "end_share"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= _LARGEST_SHARE:
+                raise ValueError(f"the masked {name} must be above 0 and at most {_LARGEST_SHARE}. Got {value}.")
+        if not (self.mask_replace >= 0 and self.random_replace >= 0 and self.mask_replace + self.random_replace <= 1):
+            raise ValueError(
+                "mask_replace and random_replace are shares of the guessed tokens, at least 0 and at most 1 together. "
+                f"Got {self.mask_replace} and {self.random_replace}."
+            )
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1. Got {self.steps}.")
+
+    def at(self, step: int) -> float:
+        """The share in a step, counted from 0; behind the last one it stays."""
+        if self.end_share is None:
+            return self.share
+        done = min(1.0, step / max(1, self.steps - 1))
+        return (1 - done) * self.share + done * self.end_share
+
+    @property
+    def end(self) -> MaskingRules:
+        """With the share of the last step from the start: what all evaluations of a run are made with."""
+        return self if self.end_share is None else replace(self, share=self.end_share, end_share=None)
+
+    @property
+    def most(self) -> float:
+        """The largest share of the run, for which packs have room."""
+        return max(self.share, self.share if self.end_share is None else self.end_share)
+
+    @property
+    def mean(self) -> float:
+        """Over the steps of the run."""
+        return (self.share + (self.share if self.end_share is None else self.end_share)) / 2
+
+
+_BERT = MaskingRules()
+
+
+def masked_count(length: int, share: float = MASKED_SHARE) -> int:
     """Positions guessed in a sequence of `length` tokens, special ones counted."""
-    return max(1, round(MASKED_SHARE * length))
+    return int(masked_counts(np.array([length]), share)[0])
 
 
-def masked_counts(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """int64 (sequences,): `masked_count` of each length."""
-    return np.maximum(1, np.rint(MASKED_SHARE * lengths)).astype(np.int64)
+def masked_counts(lengths: NDArray[np.integer], share: float = MASKED_SHARE) -> NDArray[np.int64]:
+    """int64 (sequences,): positions guessed in sequences of these lengths, one at least. A function of the length
+    alone, so that packing can count on it: never more than a pair of this length has text."""
+    return np.maximum(1, np.minimum(np.rint(share * lengths), np.subtract(lengths, 3))).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,8 +231,11 @@ def mask_tokens(
     seed: int,
     epoch: int,
     continuations: NDArray[np.generic] | None = None,
+    rules: MaskingRules = _BERT,
+    step: int = 0,
 ) -> Masked:
-    """Chooses `masked_count(length)` rows of each sequence; 80 % become [MASK], 10 % another token, 10 % stay.
+    """Chooses `masked_count(length, rules.at(step))` rows of each sequence; by default 80 % become [MASK], 10 % another
+    token, 10 % stay.
 
     Args:
         ids: int64 (tokens,), sequences one after another.
@@ -182,6 +245,9 @@ def mask_tokens(
         special: the replacing token is any but these.
         continuations: bool or uint8 (vocab_size,), `GOES_ON` and `ENDS` of each piece; words are then chosen whole
             (see `choose_words`). None: single tokens.
+        rules: how much is guessed, and what becomes of it.
+        step: of the run, where the share changes with it. A lower share takes fewer of the same tokens, but for whole
+            words.
 
     Raises:
         ValueError: a sequence has fewer tokens to guess from than it must give.
@@ -192,7 +258,7 @@ def mask_tokens(
 
     candidates = np.flatnonzero(guessable)
     available = np.bincount(owner[candidates], minlength=len(lengths))
-    wanted = masked_counts(lengths)
+    wanted = masked_counts(lengths, rules.at(step))
     if (available < wanted).any():
         short = int(np.argmax(available < wanted))
         raise ValueError(
@@ -216,22 +282,30 @@ def mask_tokens(
     other = special.ordinary[random_bits(key, number, place, draw=2) % np.uint64(len(special.ordinary))]
     labels = ids[rows]
     seen = ids.copy()
-    seen[rows] = np.where(fate < 0.8, special.mask, np.where(fate < 0.9, other, labels))
+    seen[rows] = np.where(
+        fate < rules.mask_replace,
+        special.mask,
+        np.where(fate < rules.mask_replace + rules.random_replace, other, labels),
+    )
     return Masked(ids=seen, rows=rows, labels=labels)
 
 
 class StoredMasks(NamedTuple):
-    """What is guessed in sequences that were masked once and for all: `masked_count(length)` tokens of each."""
+    """What is guessed in sequences that were masked once and for all."""
 
     places: NDArray[np.int64]
     """int64 (masked,): place of each in its sequence, ascending."""
     seen: NDArray[np.int64]
     """int64 (masked,): what the model sees there."""
+    counts: NDArray[np.int64]
+    """int64 (sequences,): how many of each."""
 
     @classmethod
     def of(cls, masked: Masked, lengths: NDArray[np.integer]) -> StoredMasks:
-        first = np.repeat(first_rows(lengths), masked_counts(lengths))
-        return cls(places=masked.rows - first, seen=masked.ids[masked.rows])
+        ends = np.searchsorted(masked.rows, np.cumsum(lengths))
+        counts = np.diff(ends, prepend=0).astype(np.int64)
+        first = np.repeat(first_rows(lengths), counts)
+        return cls(places=masked.rows - first, seen=masked.ids[masked.rows], counts=counts)
 
     def apply(self, ids: NDArray[np.int64], lengths: NDArray[np.integer]) -> Masked:
         """Masks sequences as it was stored.
@@ -240,7 +314,7 @@ class StoredMasks(NamedTuple):
             ids: int64 (tokens,), the sequences one after another.
             lengths: (sequences,) tokens of each.
         """
-        rows = self.places + np.repeat(first_rows(lengths), masked_counts(lengths))
+        rows = self.places + np.repeat(first_rows(lengths), self.counts)
         seen = ids.copy()
         seen[rows] = self.seen
         return Masked(ids=seen, rows=rows, labels=ids[rows])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.array_utils import first_rows, ranges
-from tensor3d.data.masking import SpecialTokens, StoredMasks, masked_counts
+from tensor3d.data.masking import SpecialTokens, StoredMasks
 
 SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE = 3, 2
 """[CLS] and two [SEP] in each pair, one in a single text."""
@@ -64,9 +64,9 @@ class Segments:
         text = self.a_length + self.b_length
         masks = self.masks
         if masks is not None:
-            counts = masked_counts(self.lengths)
+            counts = masks.counts
             places = ranges(first_rows(counts)[chosen], counts[chosen])
-            masks = StoredMasks(places=masks.places[places], seen=masks.seen[places])
+            masks = StoredMasks(places=masks.places[places], seen=masks.seen[places], counts=counts[chosen])
         return Segments(
             a_length=self.a_length[chosen],
             b_length=self.b_length[chosen],

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.epochs import Epoch
+from tensor3d.data.masking import masked_counts
 from tensor3d.data.packed_batch import BatchLayout
 from tensor3d.packing import Work, attended, deal, imbalance
 
@@ -100,16 +101,16 @@ class Schedule:
         size = self._data.packs_per_epoch
         epochs = number // size
         packs = np.empty_like(number)
-        sums = np.empty((4, len(number)), dtype=np.int64)
+        sums = np.empty((3, len(number)), dtype=np.int64)
         drawn = {epoch: self._data.epochs[epoch] for epoch in np.unique(epochs).tolist()}
         lengths = []
         for epoch, content in drawn.items():
             here = epochs == epoch
             packs[here] = chosen = content.order[number[here] % size]
-            per_pack = (content.tokens, content.squares, content.targets, content.sequences)
+            per_pack = (content.tokens, content.squares, content.sequences)
             sums[:, here] = np.stack([values[chosen] for values in per_pack])
             lengths.append(content.lengths_in(chosen))
-        tokens, squares, targets, sequences = sums
+        tokens, squares, sequences = sums
         each = np.concatenate(lengths)
         costs = (
             None if self._work is None else self._costs(self._work, tokens, squares, _near(self._work, each, sequences))
@@ -121,7 +122,7 @@ class Schedule:
             packs=packs[slots],
             drawn=drawn,
             capacity=self._capacity(int(tokens.max())),
-            targets=int(targets.sum()),
+            targets=int(masked_counts(each, self._data.masking.at(index)).sum()),
             sequences=int(sequences.sum()),
             tokens=int(tokens.sum()),
             squares=int(squares.sum()),

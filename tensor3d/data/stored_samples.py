@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data.array_utils import ranges
 from tensor3d.data.indexed_dataset import IndexedDataset
-from tensor3d.data.masking import StoredMasks, masked_counts
+from tensor3d.data.masking import MASKED_SHARE, StoredMasks, masked_counts
 from tensor3d.data.segments import NO_LABEL, Segments, full_lengths
 from tensor3d.data.shard_exchange import RemoteSource
 from tensor3d.data.sources import LocalSource, Sampler
@@ -40,14 +40,15 @@ class StoredShard:
         prefix: path of the files, without their endings.
         single: sequences are single texts.
         static: masks are stored with them.
+        masked_share: with `static`, the share of the tokens that is guessed.
 
     Raises:
         ValueError: a file is missing, cut short, foreign or contradicts the others; the message names it. Or too many
             files are open.
     """
 
-    def __init__(self, prefix: Path, *, single: bool, static: bool) -> None:
-        self.prefix, self.single, self.static = prefix, single, static
+    def __init__(self, prefix: Path, *, single: bool, static: bool, masked_share: float = MASKED_SHARE) -> None:
+        self.prefix, self.single, self.static, self._masked_share = prefix, single, static, masked_share
         try:
             self._open(prefix)
         except OSError as error:
@@ -95,7 +96,7 @@ class StoredShard:
 
     def _read_masks(self, masks: _Items, chosen: NDArray[np.integer]) -> StoredMasks:
         counts = masks.lengths[chosen, 0].astype(np.int64)
-        stored = StoredMasks(places=masks.ids(chosen, 0), seen=masks.ids(chosen, 1))
+        stored = StoredMasks(places=masks.ids(chosen, 0), seen=masks.ids(chosen, 1), counts=counts)
         # [CLS] and the last [SEP] are never guessed.
         last = np.repeat(self.lengths[chosen] - 1, counts)
         if not ((stored.places > 0) & (stored.places < last)).all():
@@ -103,7 +104,7 @@ class StoredShard:
         return stored
 
     def _check_masks(self, masks: _Items) -> None:
-        counts = masked_counts(self.lengths)
+        counts = masked_counts(self.lengths, self._masked_share)
         if masks.lengths.shape != (len(self), 2) or (masks.lengths != counts[:, None]).any():
             raise ValueError(f"{masks.dataset.prefix}.idx does not belong to {self.prefix}.idx; {_AGAIN}")
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
+from operator import mul
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tensor3d import CubeShape
 from tensor3d.data import (
     IndexedDataset,
     Loader,
+    MaskingRules,
     Pack,
     PackedBatch,
     PretrainingData,
@@ -131,6 +133,22 @@ def test_totals_are_those_of_the_whole_step(data: PretrainingData) -> None:
         # No id of the sample documents is the padding.
         assert step.tokens == int((rows_of(step) != VOCABULARY.pad).sum())
         assert step.fill == step.tokens / (16 * CAPACITY)
+
+
+@pytest.mark.parametrize("shape", [CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(data=2)])
+def test_a_share_that_falls_is_that_of_each_step_on_any_cube(documents: IndexedDataset, shape: CubeShape) -> None:
+    """Targets, which are counted from lengths alone, are the labels that the planes have; packs hold the most."""
+    masking = MaskingRules(share=0.4, end_share=0.1, steps=4)
+    data = pretraining(documents, capacity=CAPACITY, max_length=48, max_sequences=4, seed=5, masking=masking)
+    places = [{"data": d, "x": x, "y": 0, "z": 0} for d, x in product(range(shape.data), range(shape.x))]
+    planes = [steps(data, 4, shape=shape, rank=shape.rank(place)) for place in places]
+    for number, parts in enumerate(zip(*planes, strict=True)):
+        labels = sum(int((part.batches[0].masked_labels != IGNORED).sum()) for part in parts)
+        counts = parts[0].lengths.tolist()
+        by_hand = [max(1, min(round((0.4 - 0.1 * number) * length), length - 3)) for length in range(len(counts))]
+        assert {part.targets for part in parts} == {labels}
+        assert labels == sum(map(mul, by_hand, counts))
+    assert data.masked_per_pack == 27  # 0.4 of 64 slots, and one half of four sequences, which rounding can add
 
 
 def test_marked_rows_are_what_they_are_called(data: PretrainingData) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensor3d.data.masking import Masked, StoredMasks, choose_words, mask_tokens, masked_count, masked_counts, word_rows
+from tensor3d.data import SpecialTokens
+from tensor3d.data.masking import (
+    Masked,
+    MaskingRules,
+    StoredMasks,
+    choose_words,
+    mask_tokens,
+    masked_count,
+    masked_counts,
+    word_rows,
+)
 from tests.data.samples import VOCABULARY
 
 
@@ -19,6 +30,66 @@ def test_how_many_are_guessed(length: int, count: int) -> None:
 def test_counts_of_many_agree_with_counts_of_one() -> None:
     lengths = np.arange(1, 5000)
     assert masked_counts(lengths).tolist() == [masked_count(int(length)) for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("length", "share", "count"),
+    [
+        (128, 0.3, 38),
+        (512, 0.4, 205),
+        (10, 0.4, 4),
+        (5, 0.5, 2),
+        (7, 0.8, 4),
+        (3, 0.5, 1),
+        (4, 0.8, 1),
+        (100, 0.001, 1),
+    ],
+)
+def test_how_many_are_guessed_at_another_share(length: int, share: float, count: int) -> None:
+    """Of short sequences no more than a pair of their length has text: 7 tokens are 3 special ones and 4."""
+    assert masked_count(length, share) == count
+
+
+def test_a_share_goes_in_a_straight_line_to_that_of_the_last_step() -> None:
+    rules = MaskingRules(share=0.3, end_share=0.1, steps=5)
+    assert [rules.at(step) for step in range(7)] == pytest.approx([0.3, 0.25, 0.2, 0.15, 0.1, 0.1, 0.1])
+    assert (rules.most, rules.mean) == pytest.approx((0.3, 0.2))
+    assert rules.end == MaskingRules(share=0.1, steps=5)
+    assert (MaskingRules(share=0.2, end_share=0.4).most, MaskingRules(share=0.2).at(9)) == (0.4, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"share": 0.0}, r"masked share must be above 0 and at most 0.8. Got 0.0"),
+        ({"share": float("nan")}, r"share.*nan"),
+        ({"end_share": 0.9}, r"masked end_share.*0.9"),
+        ({"mask_replace": 0.7, "random_replace": 0.4}, r"at most 1 together. Got 0.7 and 0.4"),
+        ({"random_replace": -0.1}, r"at least 0.*-0.1"),
+        ({"steps": 0}, r"steps must be at least 1. Got 0"),
+    ],
+)
+def test_shares_out_of_range_are_named(values: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MaskingRules(**values)
+
+
+def test_masks_of_the_default_are_those_of_before_shares_could_be_chosen() -> None:
+    """The digest is that of the commit before."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(5, 129, 500)
+    ids = rng.integers(4, 2000, lengths.sum())
+    ends, guessable = np.cumsum(lengths), np.ones(lengths.sum(), dtype=bool)
+    guessable[ends - 1] = guessable[ends - lengths] = False
+    special = SpecialTokens(vocab_size=2000, pad=0, cls=1, sep=2, mask=3)
+    digest = hashlib.sha256()
+    for words in (None, np.arange(2000) % 3 == 0):
+        found = mask_tokens(
+            ids, guessable, lengths, sequences=np.arange(500), special=special, seed=5, epoch=2, continuations=words
+        )
+        for array in (found.ids, found.rows, found.labels):
+            digest.update(array.tobytes())
+    assert digest.hexdigest() == "1343bd5b1dca03e682ce5a6f22d95f6ac81492d14228dde8012164dbb6aacc07"
 
 
 def sequences(lengths: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -86,6 +157,35 @@ def test_shares_of_mask_random_and_unchanged() -> None:
     expected = len(replaced) / 96
     assert counts[1] > 0
     assert (np.abs(np.delete(counts, [0, 2, 3, 4]) - expected) < 6 * expected**0.5).all()
+
+
+def test_what_guessed_tokens_become_is_drawn_by_the_shares_asked_for() -> None:
+    lengths = [102] * 500
+    ids, guessable = sequences(lengths)
+    rules = MaskingRules(share=0.4, mask_replace=0.5, random_replace=0.3)
+    result = mask(ids, guessable, lengths, list(range(500)), rules=rules)
+    assert len(result.rows) == 500 * 41
+    seen = result.ids[result.rows]
+    hidden, same = (seen == 4).mean(), (seen == result.labels).mean()
+    deviation = 0.5 * len(seen) ** -0.5
+    assert abs(hidden - 0.5) < 5 * deviation
+    assert abs(same - (0.2 + 0.3 / 96)) < 5 * deviation  # another token may be drawn that is the same
+    every = mask(ids, guessable, lengths, list(range(500)), rules=MaskingRules(mask_replace=1, random_replace=0))
+    assert (every.ids[every.rows] == 4).all()
+
+
+def test_a_share_that_falls_takes_fewer_of_the_same_tokens() -> None:
+    lengths = [60, 33]
+    ids, guessable = sequences(lengths)
+    rules = MaskingRules(share=0.4, end_share=0.1, steps=4)
+    before = None
+    for step in range(4):
+        found = mask(ids, guessable, lengths, [3, 4], rules=rules, step=step)
+        owner = np.repeat(range(2), lengths)[found.rows]
+        assert np.bincount(owner).tolist() == [round((0.4 - 0.1 * step) * length) for length in lengths]
+        here = dict(zip(found.rows.tolist(), found.ids[found.rows].tolist(), strict=True))
+        assert before is None or here.items() <= before.items()
+        before = here
 
 
 def test_every_place_is_guessed_equally_often() -> None:

@@ -49,6 +49,7 @@ def test_a_run_leaves_logs_a_checkpoint_and_its_recipe(finished: Path) -> None:
         "optimizer/gradient_norm",
         "speed/tokens_per_second",
         "data/fill",
+        "data/masked_share",
         "traffic/bytes_received",
         "evaluation/masked_lm_loss",
     } <= tags

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data import RemotePairs, SampleSource, ShardedPairs, SpecialTokens
+from tensor3d.data import MaskingRules, RemotePairs, SampleSource, ShardedPairs, SpecialTokens
 from tensor3d.data.stored_samples import RemoteSamples, StoredSamples
 from tensor3d.distributed.host_all_to_all import HostAllToAll
 from tensor3d.packing import PackingPlan
@@ -78,6 +78,10 @@ class TrainingCorpus(Protocol):
         """Of the packs of an epoch, if it was made before by this method."""
 
     @property
+    def stored_masking(self) -> MaskingRules | None:
+        """By which masks were drawn that are stored; None: they are drawn in training."""
+
+    @property
     def continuations(self) -> NDArray[np.generic] | None:
         """bool or uint8 (vocab_size,), as `PretrainingData` takes it, where words are masked whole."""
 
@@ -113,6 +117,10 @@ class DocumentCorpus:
         return [number for number, shard in enumerate(self.corpus.train) if shard is None]
 
     def plan(self, method: str) -> None:
+        return None
+
+    @property
+    def stored_masking(self) -> None:
         return None
 
     @property
@@ -204,6 +212,10 @@ class SampledCorpus:
 
     def plan(self, method: str) -> PackingPlan | None:
         return self.samples.plan() if method == self.samples.packing else None
+
+    @property
+    def stored_masking(self) -> MaskingRules | None:
+        return self.samples.masking if self.samples.static else None
 
     @property
     def continuations(self) -> NDArray[np.generic] | None:

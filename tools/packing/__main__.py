@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tensor3d.data.masking import masked_counts
+from tensor3d.data.masking import MASKED_SHARE, MaskingRules, masked_counts
 from tensor3d.packing import PLANNERS, Limits, StreamPacker, fingerprint_of, save_plan
 from tools.common.cli import run_command
 from tools.common.files import check_output
@@ -38,14 +38,17 @@ class PlanCommand(HistogramSource):
     max_sequences: int | None = None
     """Sequences of a pack, at most. Default: no limit."""
     masked_per_pack: int | None = None
-    """Tokens to guess in a pack, at most, where 15 % of each sequence are guessed. Default: no limit."""
+    """Tokens to guess in a pack, at most, where --masked-share of each sequence are guessed. Default: no limit."""
+    masked_share: float = MASKED_SHARE
+    """Share of the tokens that are guessed, at most 0.8."""
 
     def run(self) -> int:
         if self.method not in PLANNERS:
             raise ValueError(f"--method must be one of {', '.join(PLANNERS)}. Got {self.method}.")
         check_output(self.output)
         counts, capacity = self.lengths()
-        costs = None if self.masked_per_pack is None else masked_counts(np.arange(max(capacity, 0) + 1))
+        share = MaskingRules(share=self.masked_share).most
+        costs = None if self.masked_per_pack is None else masked_counts(np.arange(max(capacity, 0) + 1), share)
         limits = Limits.of(capacity, self.max_sequences, budget=self.masked_per_pack, costs=costs)
         fingerprint = fingerprint_of(counts, limits, self.method)
         _log.info("planning %s sequences by %s", f"{int(counts.sum()):,}", self.method)

@@ -20,6 +20,7 @@ from tensor3d.cost_model.literature import MethodTime, TransformerSpec, timed, w
 from tensor3d.cost_model.literature.bian2021 import report as headline
 from tensor3d.cost_model.search import BoxPlan, Search, search
 from tensor3d.cost_model.step_time import Overlap
+from tensor3d.data.masking import MASKED_SHARE
 from tools.common.cli import run_main
 from tools.common.files import check_output, write_file
 from tools.common.log import progress
@@ -78,6 +79,8 @@ class PlanCommand:
     """Token slots of a pack."""
     length: int | None = None
     """Tokens of a sequence. Default: the capacity."""
+    masked_share: float = MASKED_SHARE
+    """Share of the tokens that are guessed, at most 0.8."""
     compute: Literal["fp32", "bf16", "fp16"] | None = None
     """Type of products. Default: bf16 where the cluster knows it, else fp16, else fp32."""
     reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -187,7 +190,9 @@ class PlanCommand:
             vocab=self.vocab,
             positions=self.positions,
         )
-        batch = Batch(packs=self.global_batch, capacity=self.capacity, length=self.length)
+        batch = Batch(
+            packs=self.global_batch, capacity=self.capacity, length=self.length, masked_share=self.masked_share
+        )
         if cluster.ranks > batch.tokens:
             raise ValueError(
                 f"{cluster.ranks:,} ranks are more than the {batch.tokens:,} tokens of a step. Plan fewer ranks, or a "

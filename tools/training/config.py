@@ -15,6 +15,8 @@ import tyro
 
 from models.bert import PRESETS, BertConfig
 from tensor3d.attention import Backend
+from tensor3d.data import MaskingRules
+from tensor3d.data.masking import MASKED_SHARE
 from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, check_bounds
 from tools.common.files import read_file
 
@@ -40,8 +42,18 @@ class DataConfig:
     """Tokens of a sequence, at most."""
     max_sequences: Annotated[int, AtLeast(1)] = 8
     """Sequences of a pack, at most."""
+    masked_share: Annotated[float, Positive(), Share()] = MASKED_SHARE
+    """Share of the tokens that are guessed, at most 0.8. BERT's is 0.15; larger models learn more from 0.3 to 0.4
+    (Wettig et al. 2023)."""
+    masked_share_end: Annotated[float | None, Positive(), Share()] = None
+    """That of the last step, to which the share goes in a straight line. All evaluations have this one. Default: it
+    stays."""
+    mask_replace: Annotated[float, AtLeast(0)] = 0.8
+    """Share of the guessed tokens that become [MASK]."""
+    random_replace: Annotated[float, AtLeast(0)] = 0.1
+    """Share of the guessed tokens that become another token; the rest stays as it is."""
     masked_per_pack: Annotated[int | None, AtLeast(1)] = None
-    """Tokens to guess in a pack, at most. Default: 15 % of a full pack and two more."""
+    """Tokens to guess in a pack, at most. Default: the largest masked share of a full pack and two more."""
     short_probability: Annotated[float, Share()] = 0.1
     """Share of pairs that aim at a random shorter length."""
     packing: Literal["lp", "lpfhp", "spfhp", "nnlshp", "stream", "padded", "binned"] = "lp"
@@ -57,6 +69,19 @@ class DataConfig:
     groups: Annotated[int, AtLeast(1)] = 1
     """Consecutive shards form a group, and a pack has sequences of one group only; then an exchange can stay inside a
     node."""
+
+    def masking(self, steps: int) -> MaskingRules:
+        """Of a run of so many steps. Raises ValueError for shares out of range."""
+        try:
+            return MaskingRules(
+                share=self.masked_share,
+                end_share=self.masked_share_end,
+                steps=steps,
+                mask_replace=self.mask_replace,
+                random_replace=self.random_replace,
+            )
+        except ValueError as problem:
+            raise ValueError(f"data.masked_share and what belongs to it: {problem}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +374,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         _check_data(self.data, self.model)
+        self.data.masking(self.run.steps)  # checks the shares
         _check_schedule(self.optimizer)
         _check_evaluations(self)
         self.model.config(self.data)  # checks the sizes

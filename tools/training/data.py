@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from tensor3d.data import (
     ExchangeOptions,
     LengthBuckets,
     Loader,
+    MaskingRules,
     PretrainingData,
     SampleSource,
     Schedule,
@@ -155,13 +157,20 @@ def training_source(corpus: TrainingCorpus, recipe: TrainConfig, everyone: HostA
             f"the corpus has {corpus.info.shards} shards, the recipe says data.shards={data.shards}. Prepare it again, "
             "or change the recipe."
         )
+    stored, wanted = corpus.stored_masking, data.masking(recipe.run.steps)
+    if stored is not None and stored != replace(wanted, steps=1):
+        raise ValueError(
+            f"the samples' masks are stored: they were drawn with masked_share = {stored.share:g}, mask_replace = "
+            f"{stored.mask_replace:g} and random_replace = {stored.random_replace:g}. Give [data] the same and no "
+            "masked_share_end, or prepare samples with --masking dynamic."
+        )
     return corpus.training(everyone=everyone, **_drawing(recipe))
 
 
 def held_out_data(recipe: TrainConfig, corpus: TrainingCorpus) -> PretrainingData:
-    """The held-out sequences, in packs like those of training."""
-    source = corpus.evaluation(**_drawing(recipe))
-    return _packed(recipe, source, corpus.special, continuations=corpus.continuations)
+    """The held-out sequences, in packs like those of training, masked as in the last step."""
+    source, masking = corpus.evaluation(**_drawing(recipe)), recipe.data.masking(recipe.run.steps).end
+    return _packed(recipe, source, corpus.special, masking, continuations=corpus.continuations)
 
 
 def pretraining_data(
@@ -183,6 +192,7 @@ def pretraining_data(
         recipe,
         source,
         special,
+        data.masking(recipe.run.steps),
         groups=data.groups,
         bins=bins,
         plans=plans,
@@ -211,7 +221,9 @@ def _drawing(recipe: TrainConfig) -> dict[str, Any]:
     return {"max_length": data.max_length, "seed": recipe.run.seed, "short_probability": data.short_probability}
 
 
-def _packed(recipe: TrainConfig, source: SampleSource, special: SpecialTokens, **ordered: Any) -> PretrainingData:
+def _packed(
+    recipe: TrainConfig, source: SampleSource, special: SpecialTokens, masking: MaskingRules, **ordered: Any
+) -> PretrainingData:
     data = recipe.data
     return PretrainingData(
         source,
@@ -219,6 +231,7 @@ def _packed(recipe: TrainConfig, source: SampleSource, special: SpecialTokens, *
         capacity=data.capacity,
         max_length=data.max_length,
         max_sequences=data.max_sequences,
+        masking=masking,
         masked_per_pack=data.masked_per_pack,
         seed=recipe.run.seed,
         method=PADDED if data.packing == BINNED else data.packing,

@@ -20,7 +20,7 @@ from models.bert.cost_model.param_shapes import parameters
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data.dataset import default_masked_per_pack
-from tensor3d.data.masking import MASKED_SHARE, masked_count
+from tensor3d.data.masking import masked_count
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.packing import attended, packs_per_step
 from tools.corpus.training_corpus import CorpusFacts
@@ -93,7 +93,7 @@ def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = N
     counted = partial(
         model_flops,
         config,
-        masked=round(MASKED_SHARE * tokens),
+        masked=round(data.masking(recipe.run.steps).mean * tokens),
         sequences=sequences,
         read_rows_only=recipe.speed.read_rows_only,
     )
@@ -186,9 +186,9 @@ def _expected_traffic(
 def _budgets(data: DataConfig) -> tuple[int, int]:
     """Tokens to guess and sequences of a pack, at most."""
     most = 1 if data.packing in ("padded", "binned") else data.max_sequences
-    masked = data.masked_per_pack
+    masked, share = data.masked_per_pack, data.masking(1).most
     if masked is None:
-        masked = max(default_masked_per_pack(data.capacity, most), masked_count(data.max_length))
+        masked = max(default_masked_per_pack(data.capacity, most, share), masked_count(data.max_length, share))
     return masked, most
 
 

@@ -294,6 +294,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             optimizer_seconds=times.get("optimizer", 0.0),
             checkpoint_seconds=taken.stall,
             fill=step.fill,
+            masked_share=step.targets / step.tokens,
             imbalance=step.imbalance,
             bytes_received=traffic.total_bytes,
             collectives=traffic.total_calls,

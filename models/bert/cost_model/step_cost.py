@@ -13,6 +13,7 @@ from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import ParamMemory, held
 from tensor3d.cost_model.comm_volume import Bytes, CommModel, Side, chunk
 from tensor3d.cost_model.step_cost import Memory, Product, StepCost, StepOptions
+from tensor3d.data.masking import MASKED_SHARE, MaskingRules
 from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.packing import attended
 
@@ -41,7 +42,7 @@ class Batch:
     """The global batch of a step, in packs of full-length sequences.
 
     Raises:
-        ValueError: a number below 1, sequences longer than a pack, more than 2^22 sequences.
+        ValueError: a number below 1, a share out of range, sequences longer than a pack, more than 2^22 sequences.
     """
 
     packs: int
@@ -50,13 +51,16 @@ class Batch:
     length: int | None = None
     """Tokens of a sequence. Default: capacity."""
     masked_per_pack: int | None = None
-    """Slots for masked positions. Default: 3/20 of the capacity."""
+    """Slots for masked positions. Default: the masked share of the capacity."""
+    masked_share: float = MASKED_SHARE
+    """Of the tokens."""
 
     def __post_init__(self) -> None:
         for name in ("packs", "capacity", "length", "masked_per_pack"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1. Got {value}.")
+        MaskingRules(share=self.masked_share)
         if self.length is not None and self.length > self.capacity:
             raise ValueError(f"a pack of {self.capacity} slots holds no sequence of {self.length} tokens.")
         sequences = self.packs * -(-self.capacity // (self.length or self.capacity))
@@ -73,7 +77,7 @@ class Batch:
     @property
     def masked(self) -> int:
         """Of a pack."""
-        return self.masked_per_pack or max(1, math.ceil(0.15 * self.capacity))
+        return self.masked_per_pack or max(1, math.ceil(self.masked_share * self.capacity))
 
     @property
     def lengths(self) -> tuple[int, ...]:

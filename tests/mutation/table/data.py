@@ -8,15 +8,15 @@ MUTATIONS = (
     Mutation(
         "masking-share-rounded-down",
         "tensor3d/data/masking.py",
-        old="np.maximum(1, np.rint(MASKED_SHARE * lengths))",
-        new="np.maximum(1, np.floor(MASKED_SHARE * lengths))",
+        old="np.minimum(np.rint(share * lengths)",
+        new="np.minimum(np.floor(share * lengths)",
         tests=("tests/data/test_masking.py",),
     ),
     Mutation(
         "masking-half-stay",
         "tensor3d/data/masking.py",
-        old="np.where(fate < 0.9, other, labels)",
-        new="np.where(fate < 0.85, other, labels)",
+        old="np.where(fate < rules.mask_replace + rules.random_replace, other, labels)",
+        new="np.where(fate < rules.mask_replace + rules.random_replace / 2, other, labels)",
         tests=("tests/data/test_masking.py",),
     ),
     Mutation(
@@ -25,6 +25,13 @@ MUTATIONS = (
         old="return Masked(ids=seen, rows=rows, labels=labels)",
         new="return Masked(ids=seen, rows=rows, labels=seen[rows])",
         tests=("tests/data/test_masking.py",),
+    ),
+    Mutation(
+        "masking-share-of-the-first-step",
+        "tensor3d/data/loader.py",
+        old="content, step=plan.index)",
+        new="content, step=0)",
+        tests=("tests/data/test_loader.py",),
     ),
     Mutation(
         "masking-same-in-every-epoch",

@@ -35,6 +35,7 @@ STEP = StepMetrics(
     optimizer_seconds=0.2,
     checkpoint_seconds=0.0,
     fill=0.98,
+    masked_share=0.15,
     imbalance=1.01,
     bytes_received=3 * 2**20,
     collectives=7,

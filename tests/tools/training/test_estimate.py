@@ -115,8 +115,8 @@ def test_steps_are_laid_out_as_the_run_lays_them_out(recipe: Path, tmp_path: Pat
     settings = read_config(recipe)
     prepare(settings.data.source, tmp_path / "corpus", vocab_size=67, held_out=0.1)
     corpus = open_corpus(tmp_path / "corpus")
-    for masked in (None, 9):
-        data = replace(settings.data, masked_per_pack=masked)
+    for masked, share in ((None, 0.15), (9, 0.15), (None, 0.4)):
+        data = replace(settings.data, masked_per_pack=masked, masked_share=share)
         changed = replace(settings, data=data, batch=BatchConfig(global_batch=8, packs_per_rank=2))
         expected = expect(changed, ONE, corpus.info)
         with TrainData.of_corpus(changed, Cube.single(), corpus) as feed, feed.loader(0, 1) as loader:
@@ -126,6 +126,7 @@ def test_steps_are_laid_out_as_the_run_lays_them_out(recipe: Path, tmp_path: Pat
         load, batch = expected.load, step.batches[0]
         assert (load.rows, load.masked, load.first) == tuple(t.shape[0] for t in (batch.ids, batch.masked, batch.first))
         assert sum(load.lengths) == batch.sequences.rows
+        assert step.targets == pytest.approx(share * step.tokens, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "tiny-phase2"])
@@ -135,6 +136,25 @@ def test_contents_of_packs_are_nearly_those_of_the_embedded_corpus(name: str) ->
     counted = {"quickstart": (112.9, 1.120), "tiny-phase2": (199.5, 1.280)}[name]
     contents = expected_contents(recipe.data, EMBEDDED)
     assert (contents.mean_length, contents.packing_factor) == pytest.approx(counted, rel=0.1)
+
+
+def test_figures_follow_the_masked_share() -> None:
+    """The masked-LM head's work is in proportion to it; of one that falls the mean counts, and packs hold the most."""
+    plain = read_config(RECIPES / "quickstart.toml")
+    found = {
+        shares: expect(
+            replace(plain, data=replace(plain.data, masked_share=shares[0], masked_share_end=shares[1])), EIGHT
+        )
+        for shares in ((0.15, None), (0.3, None), (0.4, 0.2))
+    }
+    base, double, falls = found.values()
+    config = base.config
+    head = 6 * config.hidden * (config.hidden + config.vocab)
+    assert double.flops - base.flops == head * (round(0.3 * base.tokens) - round(0.15 * base.tokens))
+    assert falls.flops == double.flops
+    # 128 slots: budgets of 20 + 2, 39 + 2 and 52 + 2 of each of the two packs of a plane.
+    assert [each.load.masked for each in found.values()] == [2 * 4 * budget for budget in (22, 41, 54)]
+    assert sum(base.traffic.values()) < sum(double.traffic.values()) < sum(falls.traffic.values())
 
 
 def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data import Pairs, SpecialTokens, mask_tokens, sample_pairs, sample_texts
+from tensor3d.data import MaskingRules, Pairs, SpecialTokens, mask_tokens, sample_pairs, sample_texts
 from tensor3d.data.array_utils import first_rows, ranges
-from tensor3d.data.masking import StoredMasks, masked_counts
+from tensor3d.data.masking import MASKED_SHARE, StoredMasks, masked_counts
 from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE, Segments, full_lengths
 from tensor3d.ops.seeds import mix
 from tools.corpus.pipeline import Context, Unit, draft
@@ -58,12 +58,12 @@ def write_part(folder: Path, name: str, sequences: Sequences) -> None:
             np.save(file, getattr(sequences, kind))
 
 
-def read_piece(folder: Path, piece: Piece) -> Sequences:
+def read_piece(folder: Path, piece: Piece, masked_share: float = MASKED_SHARE) -> Sequences:
     """The sequences of a piece, as copies: no file stays open. Of the rest of its part only the lengths are read."""
     ids, items, labels, masks = (np.load(_path(folder, piece.part, kind), mmap_mode="r") for kind in _NAMES)
     chosen = slice(piece.begin, piece.end)
     own_ids = _range(items.sum(axis=1, dtype=np.int64), chosen)
-    own_masks = _range(2 * masked_counts(_lengths(items)), chosen) if len(masks) else slice(0, 0)
+    own_masks = _range(2 * masked_counts(_lengths(items), masked_share), chosen) if len(masks) else slice(0, 0)
     return Sequences(
         ids=np.array(ids[own_ids]),
         items=np.array(items[chosen]),
@@ -104,8 +104,8 @@ class DrawRules:
     max_length: int
     short_probability: float
     single: bool
-    static: bool
-    """Masks are drawn now."""
+    static: MaskingRules | None
+    """Masks are drawn now, by these. None: in training."""
     whole_words: bool
     special: SpecialTokens
     seed: int
@@ -151,7 +151,7 @@ def draw(rules: DrawRules, unit: DrawUnit, context: Context) -> dict[str, Any]:
     drawn = _sample(rules, run, place)
     order = np.random.default_rng(mix(rules.seed, _SHUFFLE_STREAM, *place)).permutation(len(drawn))
     continuations = None
-    if rules.static and rules.whole_words:
+    if rules.static is not None and rules.whole_words:
         continuations = np.load(context.folder / CONTINUATIONS)
     ids, masks = [], []
     for first, segments in _blocks(rules, run, drawn, order):
@@ -216,7 +216,7 @@ def _masks(
     continuations: NDArray[np.generic] | None,
 ) -> NDArray[np.integer]:
     """Of each sequence the places that are guessed, then what is seen there; nothing if masks are drawn at load."""
-    if not rules.static:
+    if rules.static is None:
         return np.empty(0, dtype=rules.id_type)
     tokens = segments.tokens(rules.special)
     masked = mask_tokens(
@@ -228,9 +228,10 @@ def _masks(
         seed=mix(rules.seed, _MASK_STREAM, *place),
         epoch=0,
         continuations=continuations,
+        rules=rules.static,
     )
     stored = StoredMasks.of(masked, segments.lengths)
-    counts = masked_counts(segments.lengths)
+    counts = stored.counts
     flat = np.empty(2 * len(stored.places), dtype=rules.id_type)
     first = first_rows(2 * counts)
     flat[ranges(first, counts)] = stored.places

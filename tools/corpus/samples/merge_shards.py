@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tensor3d.data import IndexedWriter
-from tensor3d.data.masking import masked_counts
+from tensor3d.data.masking import MASKED_SHARE, masked_counts
 from tensor3d.data.sampling import IS_RANDOM
 from tensor3d.data.stored_samples import LABELS, MASKS
 from tools.corpus.pipeline import Context, Unit, draft
@@ -132,8 +132,9 @@ def gather(rules: DrawRules, unit: GatherUnit, context: Context) -> dict[str, An
     random = 0
     with ExitStack() as stack:
         text = stack.enter_context(IndexedWriter(prefix, vocab_size=rules.largest))
-        masks = None
-        if rules.static:
+        masks, share = None, MASKED_SHARE
+        if rules.static is not None:
+            share = rules.static.share
             beside = prefix.with_name(f"{prefix.name}.{MASKS}")
             masks = stack.enter_context(IndexedWriter(beside, vocab_size=rules.largest))
         labels = None
@@ -141,11 +142,11 @@ def gather(rules: DrawRules, unit: GatherUnit, context: Context) -> dict[str, An
             labels = stack.enter_context(draft(prefix.with_name(f"{prefix.name}.{LABELS}")))
             _begin_labels(labels, sum(piece.end - piece.begin for piece in unit.pieces))
         for piece in unit.pieces:
-            sequences = read_piece(context.scratch / PARTS, piece)
+            sequences = read_piece(context.scratch / PARTS, piece, share)
             count, each = sequences.items.shape
             text.add_documents(sequences.ids, sequences.items.reshape(-1), np.full(count, each))
             if masks is not None:
-                counts = masked_counts(sequences.lengths)
+                counts = masked_counts(sequences.lengths, share)
                 masks.add_documents(sequences.masks, np.repeat(counts, 2), np.full(count, 2))
             if labels is not None:
                 labels.write(sequences.labels.tobytes())

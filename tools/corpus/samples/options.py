@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data.dataset import PADDED, masked_budget
 from tensor3d.data.epochs import PackingRules
+from tensor3d.data.masking import MASKED_SHARE, MaskingRules
 from tensor3d.packing import PLANNERS, Limits, fingerprint_of, save_plan
 from tools.common.files import write_file
 from tools.corpus.pipeline import Options
@@ -37,6 +38,13 @@ class SamplesOptions(Options):
     """How often every corpus is drawn, each time with other cuts, at least."""
     masking: Literal["dynamic", "static"] = "dynamic"
     """dynamic: what is guessed is drawn in training, anew in every epoch. static: it is drawn now and stored."""
+    masked_share: float = MASKED_SHARE
+    """Share of the tokens that are guessed, at most 0.8: of static masks, and the largest one that the plan of packs
+    has room for."""
+    mask_replace: float = 0.8
+    """Share of the guessed tokens that become [MASK]; of static masks."""
+    random_replace: float = 0.1
+    """Share of the guessed tokens that become another token; of static masks. The rest stays as it is."""
     whole_words: bool = False
     """The pieces of a word are guessed together."""
     shards: int = 1
@@ -66,15 +74,31 @@ class SamplesOptions(Options):
             raise ValueError(f"held_out is a share of the documents, from 0 to below 1. Got {self.held_out}.")
         if not 0 <= self.short_probability <= 1:
             raise ValueError(f"short_probability must lie between 0 and 1. Got {self.short_probability}.")
+        rules = self.mask_rules
+        if self.masking == "dynamic" and rules != MaskingRules(share=rules.share):
+            raise ValueError(
+                f"mask_replace={self.mask_replace} and random_replace={self.random_replace} are of static masks, and "
+                "masking is dynamic: give them to training, in [data] of its recipe, or choose static."
+            )
         self.limits()
+
+    @property
+    def mask_rules(self) -> MaskingRules:
+        """Raises ValueError for shares out of range."""
+        return MaskingRules(share=self.masked_share, mask_replace=self.mask_replace, random_replace=self.random_replace)
 
     def limits(self) -> Limits:
         """Of a pack, as training has them with the same numbers. ValueError for those that contradict one another."""
         capacity = self.max_length if self.capacity is None else self.capacity
         most = 1 if self.packing == PADDED else self.max_sequences
-        budget = masked_budget(capacity, self.max_length, most, self.masked_per_pack)
+        budget = masked_budget(capacity, self.max_length, most, self.masked_per_pack, self.masked_share)
         return PackingRules(
-            method=self.packing, capacity=capacity, max_sequences=most, masked_per_pack=budget, seed=self.seed
+            method=self.packing,
+            capacity=capacity,
+            max_sequences=most,
+            masked_per_pack=budget,
+            masked_share=self.masked_share,
+            seed=self.seed,
         ).limits
 
 

@@ -6,15 +6,16 @@ import hashlib
 import resource
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data import SpecialTokens
+from tensor3d.data import MaskingRules, SpecialTokens
 from tensor3d.data.epochs import PackingRules
+from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.stored_samples import LABELS, MASKS, StoredShard, read_array
 from tensor3d.packing import Limits, PackingPlan, fingerprint_of, load_plan
 from tools.common.files import parsed_json, read_file
@@ -77,6 +78,11 @@ class Samples:
         return self.settings["masking"] == "static"
 
     @property
+    def masking(self) -> MaskingRules:
+        """By which the masks were drawn, if they are stored; of its share the plan has room."""
+        return _masking(self.settings)
+
+    @property
     def packing(self) -> str:
         """The method of the plan."""
         return str(self.settings["packing"])
@@ -106,6 +112,7 @@ class Samples:
             capacity=self.settings["capacity"],
             max_sequences=self.settings["max_sequences"],
             masked_per_pack=self.settings["masked_per_pack"],
+            masked_share=self.masking.share,
             seed=0,
         ).limits
 
@@ -128,6 +135,7 @@ def open_samples(folder: Path) -> Samples:
 def _opened(folder: Path, values: dict[str, Any], fingerprint: str) -> Samples:
     settings, files = values["settings"], values["files"]
     single, static = settings["single_texts"], settings["masking"] == "static"
+    stored = partial(StoredShard, single=single, static=static, masked_share=_masking(settings).share)
     names = sample_shard_names(settings["shards"])
     missing = {name for name in names if not any((folder / file).exists() for file in _files(name, files))}
     for name, size in files.items():
@@ -144,13 +152,16 @@ def _opened(folder: Path, values: dict[str, Any], fingerprint: str) -> Samples:
         counts=values["counts"],
         left_out=values["left_out"],
         special=SpecialTokens(**settings["special"]),
-        shards=tuple(
-            None if name in missing else StoredShard(folder / name, single=single, static=static) for name in names
-        ),
-        held_out=StoredShard(folder / HELD_OUT, single=single, static=static) if f"{HELD_OUT}.idx" in files else None,
+        shards=tuple(None if name in missing else stored(folder / name) for name in names),
+        held_out=stored(folder / HELD_OUT) if f"{HELD_OUT}.idx" in files else None,
         continuations=read_array(folder / CONTINUATIONS) if settings["whole_words"] else None,
         fingerprint=fingerprint,
     )
+
+
+def _masking(settings: dict[str, Any]) -> MaskingRules:
+    replaced = {name: settings[name] for name in ("mask_replace", "random_replace") if name in settings}
+    return MaskingRules(share=settings.get("masked_share", MASKED_SHARE), **replaced)
 
 
 def read_step(folder: Path) -> tuple[dict[str, Any], str]:

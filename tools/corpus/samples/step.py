@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data.masking import MASKED_SHARE
+from tensor3d.data import MaskingRules
 from tools.corpus.pipeline import Manifest, Stage, Team, draft
 from tools.corpus.samples.document_runs import TOKENIZER, Corpus, CorpusSurvey, DocRun, parse_corpora, survey
 from tools.corpus.samples.draw import CONTINUATIONS, PARTS, DrawRules, DrawUnit, Piece, draw
@@ -53,7 +53,7 @@ def samples(options: SamplesOptions, team: Team) -> Manifest:
         max_length=options.max_length,
         short_probability=options.short_probability,
         single=options.single_texts,
-        static=options.masking == "static",
+        static=options.mask_rules if options.masking == "static" else None,
         whole_words=options.whole_words,
         special=tokenizer.special,
         seed=options.seed,
@@ -275,13 +275,14 @@ def _tokenizer(options: SamplesOptions, corpora: Sequence[Corpus]) -> tuple[Toke
 
 def _settings(options: SamplesOptions, corpora: Sequence[Corpus], tokenizer: Tokenizer) -> dict[str, Any]:
     left_out = {"output", "skip_bad", "workers", "corpora", "tokenizer", "capacity", "max_sequences", "masked_per_pack"}
-    limits = options.limits()
+    rules, limits = options.mask_rules, options.limits()
+    if rules == MaskingRules(share=rules.share):
+        left_out |= {"mask_replace", "random_replace"}  # as in folders of before, which say nothing of them
     return {
         **{name: value for name, value in asdict(options).items() if name not in left_out},
         "capacity": limits.capacity,
         "max_sequences": limits.max_sequences,
         "masked_per_pack": limits.budget,
-        "masked_share": MASKED_SHARE,
         "corpora": [{"files": corpus.fingerprint(), "weight": corpus.weight} for corpus in corpora],
         "tokenizer": tokenizer.fingerprint,
         "special": {name: getattr(tokenizer.special, name) for name in ("vocab_size", "pad", "cls", "sep", "mask")},

@@ -67,6 +67,7 @@ STEP_TAGS: Mapping[str, str] = MappingProxyType(
         "time/optimizer_seconds": "optimizer_seconds",
         "time/checkpoint_seconds": "checkpoint_seconds",
         "data/fill": "fill",
+        "data/masked_share": "masked_share",
         "data/imbalance": "imbalance",
         "data/wait_seconds": "data_wait_seconds",
         "traffic/bytes_received": "bytes_received",
@@ -133,6 +134,8 @@ class StepMetrics:
     """How long a checkpoint kept this rank before the step; not part of `seconds`."""
     fill: float
     """Share of the token slots that hold a token."""
+    masked_share: float
+    """Share of the tokens that are guessed."""
     imbalance: float
     """Most over mean work of a rank, in the micro-batch where that is worst."""
     bytes_received: int

@@ -13,7 +13,7 @@ import torch
 
 from models.bert import BertConfig, BertForPreTraining
 from tensor3d import Cube, CubeShape
-from tensor3d.data import Loader, PretrainingData, StoredSamples
+from tensor3d.data import Loader, PretrainingData, StoredSamples, masked_count
 from tests.data.samples import files_to_open
 from tests.tools.corpus.sampled import FIRST, content, made, training, unique_ids, write_ids
 from tools.corpus.samples.reader import Samples, open_samples, read_step, sample_shard_names
@@ -103,6 +103,34 @@ def test_what_is_trained_on_is_what_was_stored(folder: Path) -> None:
             for one, other in zip(np.split(before, ends), np.split(pack.ids, ends), strict=True):
                 met[tuple(one.tolist())] = other.tolist()
         assert met == stored
+
+
+def test_stored_masks_of_another_share_train_with_that_share_alone(ids: Path, tmp_path: Path) -> None:
+    chosen = {"masked_share": 0.4, "mask_replace": 1.0, "random_replace": 0.0}
+    opened = made(tmp_path / "samples", ids, masking="static", max_length=24, capacity=32, **chosen)
+    assert opened.limits.budget == 14  # 0.4 of 32 slots, and one half of four sequences
+    shard = opened.shards[0]
+    assert shard is not None
+    masks = shard.segments(np.arange(len(shard))).masks
+    assert masks is not None
+    assert masks.counts.tolist() == [masked_count(length, 0.4) for length in shard.lengths.tolist()]
+    assert (masks.seen == opened.special.mask).all()
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+
+    def feed(**settings: float) -> TrainData:
+        options = [word for name, value in settings.items() for word in (f"--data.{name}", str(value))]
+        source = ["--data.source", str(tmp_path / "samples")]
+        recipe = parse([str(tmp_path / "recipe.toml"), *source, *options]).settings
+        return TrainData.of_corpus(recipe, Cube.single(), open_corpus(tmp_path / "samples"))
+
+    with feed(**chosen) as same, same.loader(0, 1) as loader:
+        step = next(loader)
+    assert step.targets == int((step.batches[0].masked_labels >= 0).sum())
+    for other in ({}, {"masked_share": 0.4}, {**chosen, "masked_share_end": 0.2}):
+        with pytest.raises(ValueError, match=r"masked_share = 0.4, mask_replace = 1 and random_replace = 0. Give"):
+            feed(**other)
+    with pytest.raises(ValueError, match=r"stored masks are not those of masking with a share of 0.15"):
+        packed(opened).pack(0, 0)
 
 
 @pytest.mark.parametrize("single", [False, True])
