@@ -108,7 +108,6 @@ def load_same_corpus(plan: RunPlan, info: CorpusFacts) -> TrainingCorpus:
 
 # --- What the folder of a run says: what was asked for, where it ran, and what the model is ---------------------------
 
-_HEADS = ("pooler", "masked_lm", "next_sentence")
 _BEGUN = ("run.json", "model.json", "tokenizer", "metrics.jsonl", "tensorboard")
 """What a run writes before its first step."""
 
@@ -130,7 +129,8 @@ def write_model(plan: RunPlan, corpus: TrainingCorpus, folder: Path) -> None:
     recipe = plan.recipe
     facts = {"source": str(plan.recipe_file), "max_length": recipe.data.max_length}
     keep_tokenizer_of_corpus(corpus.tokenizer, folder)
-    write_model_json(folder, config=recipe.model.config(recipe.data), heads=_HEADS, facts=facts)
+    heads = ("masked_lm",) if recipe.data.single else ("pooler", "masked_lm", "next_sentence")
+    write_model_json(folder, config=recipe.model.config(recipe.data), heads=heads, facts=facts)
 
 
 # --- Pre-trains a BERT ------------------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ class BertConfig:
     """Of the modern encoder with a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
     rotary_base: float | None = None
     """Of the modern encoder: base of the rotary positions' wave lengths. Default: 10,000."""
+    next_sentence: bool = True
+    """Pre-training has a pooler and a next-sentence head beside that of the masked tokens. Other models do not ask."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocab", "positions", "types", "inner", "window", "global_every"):

@@ -311,7 +311,8 @@ class Pooler(nn.Module):
 
 
 class BertForPreTraining(Pretrained):
-    """The encoder with both heads of pre-training. Arguments as of `BertModel`."""
+    """The encoder with both heads of pre-training, or that of masked tokens alone (`BertConfig.next_sentence`), whose
+    next-sentence figures are 0. Arguments as of `BertModel`."""
 
     def __init__(
         self,
@@ -334,8 +335,10 @@ class BertForPreTraining(Pretrained):
             read_rows_only=read_rows_only,
         )
         self.masked_lm = MaskedLMHead(config, cube)
-        self.pooler = Pooler(config, cube)
-        self.next_sentence = SmallHead3D(config.hidden, 2, cube, "y", std=config.std)
+        self.pooler, self.next_sentence = None, None
+        if config.next_sentence:
+            self.pooler = Pooler(config, cube)
+            self.next_sentence = SmallHead3D(config.hidden, 2, cube, "y", std=config.std)
 
     def forward(self, batch: PackedBatch, targets: int, sequences: int) -> PreTrainingOutput:
         """The loss of one micro-batch as its part of a step.
@@ -351,13 +354,16 @@ class BertForPreTraining(Pretrained):
         labels = local_rows(batch.masked_labels, self.cube)
         mlm, predictions = cross_entropy(logits, labels, self.config.vocab, self.cube)
 
-        pair_logits = self.next_sentence(self.pooler(h, first))  # (C/xz, 2), copies over y
-        pair_labels = local_rows(batch.next_labels, self.cube)
-        pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
-        nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")
+        nsp, nsp_correct = mlm.new_zeros(()), mlm.new_zeros(())
+        if self.next_sentence is not None and self.pooler is not None:
+            pair_logits = self.next_sentence(self.pooler(h, first))  # (C/xz, 2), copies over y
+            pair_labels = local_rows(batch.next_labels, self.cube)
+            pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
+            nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")
+            nsp_correct = (pair_logits.argmax(1) == pair_labels).sum()
 
         with torch.no_grad():
-            correct = torch.stack([(predictions == labels).sum(), (pair_logits.argmax(1) == pair_labels).sum()])
+            correct = torch.stack([(predictions == labels).sum(), nsp_correct])
         sums = torch.cat([torch.stack([mlm.sum() / targets, nsp / sequences]), correct.to(mlm.dtype)])
         # Rows of face y lie over data, x and z, and are equal over y: one all-reduce for all four numbers.
         sums = all_reduce_replicated(sums, self.cube.over("data", "x", "z"))

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.data.array_utils import ranges
+from tensor3d.data.array_utils import first_rows, ranges
 from tensor3d.data.segments import NO_LABEL, SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE, Segments, full_lengths
 from tensor3d.ops.seeds import mix
 
@@ -143,9 +143,14 @@ class Documents(NamedTuple):
 
     @classmethod
     def of(cls, dataset: Sentences) -> Documents:
-        first, end = dataset.documents[:-1], dataset.documents[1:]
+        return cls.bounded(dataset.documents, dataset.starts)
+
+    @classmethod
+    def bounded(cls, documents: NDArray[np.int64], starts: NDArray[np.int64]) -> Documents:
+        """By the sentences with which documents begin, and the ids with which sentences do."""
+        first, end = documents[:-1], documents[1:]
         filled = end > first
-        return cls(first=first[filled], end=end[filled], starts=dataset.starts)
+        return cls(first=first[filled], end=end[filled], starts=starts)
 
     def reach(self, first: NDArray[np.int64], tokens: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sentence after the one with which a run that begins at `first` has `tokens` ids; at most `end`."""
@@ -220,15 +225,39 @@ def _cut(starts: NDArray[np.int64], runs: _Runs, room: int, rng: np.random.Gener
 # it.
 
 _TEXT_STREAM = 8
+_PARTS_OF_TEXT = 8
+"""A long sentence is cut into such parts of a text, so that a text may also be shorter than the longest."""
+
+
+def cut_long(
+    lengths: NDArray[np.int32], documents: NDArray[np.int64], *, longest: int, room: int, parts: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Lengths and documents, as of `Sentences`, of the same ids with sentences of more than `longest` cut into several.
+
+    The pieces are `parts`-ths of `room`, to the next id, and a rest: as many pieces that follow one another fill the
+    room exactly.
+
+    Args:
+        parts: from 1 to `room`.
+    """
+    long = lengths > longest
+    if not long.any():
+        return lengths, documents
+    counts = np.where(long, -(-lengths.astype(np.int64) * parts // room), 1)
+    number = np.arange(int(counts.sum())) - np.repeat(first_rows(counts), counts)
+    whole, is_long = np.repeat(lengths, counts), np.repeat(long, counts)
+    begins, ends = (np.where(is_long, (number + after) * room // parts, after * whole) for after in (0, 1))
+    return (np.minimum(ends, whole) - begins).astype(np.int32), np.concatenate(([0], np.cumsum(counts)))[documents]
 
 
 def sample_texts(
     dataset: Sentences, *, max_length: int, seed: int, epoch: int, short_probability: float = 0.1
 ) -> Pairs:
-    """Cuts documents into texts; every sentence is in exactly one.
+    """Cuts documents into texts; every token is in exactly one. A document that fits is one text, unless a shorter
+    length is aimed at.
 
-    A sentence that is longer than a text by itself loses tokens at both ends. In epochs above 0 the first text of each
-    document aims at a random length, so that every epoch cuts elsewhere.
+    A sentence that is longer than a text is cut into parts, which are sentences then. In epochs above 0 the first text
+    of each document aims at a random length, so that every epoch cuts elsewhere.
 
     Args:
         dataset: documents of sentences.
@@ -244,7 +273,13 @@ def sample_texts(
         raise ValueError(f"max_length must be at least 3: 2 special tokens and one of text. Got {max_length}.")
     check_sentences(dataset, short_probability)
     rng = np.random.default_rng(mix(seed, epoch, _TEXT_STREAM))
-    documents = Documents.of(dataset)
+    lengths, bounds = cut_long(
+        dataset.lengths, dataset.documents, longest=room, room=room, parts=min(_PARTS_OF_TEXT, room)
+    )
+    starts = (
+        dataset.starts if bounds is dataset.documents else np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    )
+    documents = Documents.bounded(bounds, starts)
     position = documents.first.copy()
     active = np.arange(len(position))
     parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
@@ -261,9 +296,7 @@ def sample_texts(
         position[active] = end
         active = active[end < documents.end[active]]
     first, end = map(np.concatenate, zip(*parts, strict=True))
-    start, full = dataset.starts[first], dataset.starts[end] - dataset.starts[first]
-    length = np.minimum(full, room)
-    start = start + rng.binomial(full - length, 0.5)
+    start, length = starts[first], starts[end] - starts[first]
     return Pairs(
         a_start=start,
         a_length=length.astype(np.int32),

@@ -87,12 +87,12 @@ class RemoteSource:
 
 
 class RemotePairs(RemoteSource):
-    """Sentence pairs of which each data rank draws those of its own shards.
+    """Sentence pairs, or single texts, of which each data rank draws those of its own shards.
 
     Args:
         shards: documents whose items are sentences; those of other ranks may be None.
         everyone: the peers along the data axis.
-        max_length, seed, short_probability: see `ShardedPairs`.
+        max_length, seed, short_probability, single: see `ShardedPairs`.
 
     Raises:
         ValueError: see `RemoteSource`.
@@ -106,8 +106,11 @@ class RemotePairs(RemoteSource):
         max_length: int,
         seed: int,
         short_probability: float = 0.1,
+        single: bool = False,
     ) -> None:
-        sampler = PairSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability)
+        sampler = PairSampler(
+            shards, max_length=max_length, seed=seed, short_probability=short_probability, single=single
+        )
         super().__init__(sampler, everyone)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.indexed_dataset import IndexedDataset
-from tensor3d.data.sampling import Pairs, sample_pairs
-from tensor3d.data.segments import Segments
+from tensor3d.data.sampling import Pairs, sample_pairs, sample_texts
+from tensor3d.data.segments import NO_LABEL, Segments
 from tensor3d.ops.seeds import mix
 from tensor3d.packing import PackAssignment
 
@@ -124,40 +124,57 @@ class LocalSource:
 
 
 class ShardedPairs(LocalSource):
-    """Sentence pairs, drawn from the documents of each shard by themselves.
+    """Sentence pairs, or single texts, drawn from the documents of each shard by themselves.
 
     Args:
         shards: documents whose items are sentences. None: not on this machine.
         max_length: tokens of a pair, at most.
         seed: everything that is drawn depends on it, on the shard and on the epoch.
         short_probability: share of pairs that aim at a random shorter length.
+        single: single texts instead of pairs (`sample_texts`).
 
     Raises:
         ValueError: no shard at all, or one that is not here.
     """
 
     def __init__(
-        self, shards: Sequence[IndexedDataset | None], *, max_length: int, seed: int, short_probability: float = 0.1
+        self,
+        shards: Sequence[IndexedDataset | None],
+        *,
+        max_length: int,
+        seed: int,
+        short_probability: float = 0.1,
+        single: bool = False,
     ) -> None:
         if seed < 0:
             raise ValueError(f"seed must be at least 0. Got {seed}.")
-        super().__init__(PairSampler(shards, max_length=max_length, seed=seed, short_probability=short_probability))
+        sampler = PairSampler(
+            shards, max_length=max_length, seed=seed, short_probability=short_probability, single=single
+        )
+        super().__init__(sampler)
 
 
 class PairSampler(Sampler[IndexedDataset]):
-    """Of sentence pairs; see `ShardedPairs`."""
+    """Of sentence pairs, or single texts; see `ShardedPairs`."""
 
     def __init__(
-        self, datasets: Sequence[IndexedDataset | None], *, max_length: int, seed: int, short_probability: float
+        self,
+        datasets: Sequence[IndexedDataset | None],
+        *,
+        max_length: int,
+        seed: int,
+        short_probability: float,
+        single: bool = False,
     ) -> None:
         super().__init__(datasets, max_length)
         self._short_probability = short_probability
+        self._sample = sample_texts if single else sample_pairs
         # A single shard is drawn as a corpus that was never cut into shards.
         several = self.shards > 1
         self._seeds = [mix(seed, _STREAM, shard) if several else seed for shard in range(self.shards)]
 
     def _draw(self, dataset: IndexedDataset, shard: int, epoch: int) -> ShardPairs:
-        pairs = sample_pairs(
+        pairs = self._sample(
             dataset,
             max_length=self.max_length,
             seed=self._seeds[shard],
@@ -169,7 +186,7 @@ class PairSampler(Sampler[IndexedDataset]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardPairs:
-    """The pairs of one shard, and where their ids are."""
+    """The pairs or single texts of one shard, and where their ids are."""
 
     dataset: IndexedDataset
     pairs: Pairs
@@ -180,7 +197,7 @@ class ShardPairs:
 
     @property
     def labels(self) -> NDArray[np.integer]:
-        return self.pairs.label
+        return self.pairs.label[self.pairs.label != NO_LABEL]
 
     def segments(self, chosen: NDArray[np.integer]) -> Segments:
         return self.pairs.segments(self.dataset, chosen)

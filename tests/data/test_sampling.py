@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensor3d.data import IndexedDataset, Pairs, sample_pairs
+from tensor3d.data import IndexedDataset, Pairs, ShardedPairs, sample_pairs, sample_texts
+from tensor3d.data.array_utils import ranges
 from tensor3d.data.sampling import IS_NEXT, IS_RANDOM
+from tensor3d.data.segments import NO_LABEL
+from tensor3d.data.sources import PairSampler
 from tests.data.samples import VOCABULARY, write, write_random
 
 
@@ -158,3 +161,47 @@ def test_another_vocabulary_is_noticed(dataset: IndexedDataset) -> None:
     small = type(VOCABULARY)(vocab_size=20, pad=0, cls=2, sep=3, mask=4)
     with pytest.raises(ValueError, match="holds the id 99, which a vocabulary of 20 does not have"):
         pairs.segments(dataset, np.arange(len(pairs))).tokens(small)
+
+
+# --- single texts -------------------------------------------------------------------------------------------------
+
+
+def test_documents_are_cut_into_texts_by_hand(tmp_path: Path) -> None:
+    """Texts of 8 ids at most: whole sentences, as many as fit; one of 20 ids is cut, and none of its ids is lost."""
+    dataset = write(tmp_path / "set", [[[11, 12, 13], [14, 15]], [[21] * 20], [[31] * 5, [32] * 4, [33] * 4]])
+    texts = sample_texts(dataset, max_length=10, seed=0, epoch=0, short_probability=0.0)
+    order = np.argsort(texts.a_start)
+    assert texts.a_start[order].tolist() == [0, 5, 13, 21, 25, 30]
+    assert texts.a_length[order].tolist() == [5, 8, 8, 4, 5, 8]
+    assert set(texts.label.tolist()) == {NO_LABEL}
+    assert texts.lengths.max() == 10
+
+
+@pytest.mark.parametrize("max_length", [3, 4, 9, 32, 500])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_every_id_is_in_one_text(dataset: IndexedDataset, max_length: int, epoch: int) -> None:
+    texts = sample_texts(dataset, max_length=max_length, seed=0, epoch=epoch, short_probability=0.3)
+    taken = ranges(texts.a_start, texts.a_length.astype(np.int64))
+    assert sorted(taken.tolist()) == list(range(len(dataset.ids)))
+    assert texts.lengths.max() <= max_length
+    last = texts.a_start + texts.a_length - 1
+    np.testing.assert_array_equal(document_of(dataset, texts.a_start), document_of(dataset, last))
+
+
+def test_documents_that_fit_are_texts(dataset: IndexedDataset) -> None:
+    texts = sample_texts(dataset, max_length=500, seed=0, epoch=0, short_probability=0.0)
+    bounds = dataset.starts[dataset.documents]
+    assert sorted(zip(texts.a_start.tolist(), texts.a_length.tolist(), strict=True)) == list(
+        zip(bounds[:-1].tolist(), np.diff(bounds).tolist(), strict=True)
+    )
+
+
+def test_a_source_of_texts_draws_each_shard_anew_in_every_epoch(dataset: IndexedDataset) -> None:
+    source = ShardedPairs([dataset, dataset], max_length=20, seed=1, single=True)
+    first, second = source.draw(0), source.draw(1)
+    assert sum(first.lengths) != sum(second.lengths)  # other cuts have other numbers of [CLS] and [SEP]
+    found = first.segments(np.arange(len(first.lengths)))
+    assert (found.label == NO_LABEL).all()
+    assert len(found.ids) == 2 * len(dataset.ids)
+    drawn = PairSampler([dataset], max_length=20, seed=1, short_probability=0.1, single=True).draw(0, 0)
+    assert len(drawn.labels) == 0

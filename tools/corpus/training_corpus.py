@@ -50,7 +50,7 @@ class CorpusFacts(Protocol):
     def train_tokens(self) -> int:
         """In one epoch, about."""
 
-    def mean_length(self, max_length: int, short_probability: float) -> float:
+    def mean_length(self, max_length: int, short_probability: float, *, single: bool = False) -> float:
         """Tokens of a sequence, the special ones counted; an estimate where sequences are drawn in training."""
 
     def in_words(self) -> str:
@@ -86,11 +86,15 @@ class TrainingCorpus(Protocol):
         """bool or uint8 (vocab_size,), as `PretrainingData` takes it, where words are masked whole."""
 
     def training(
-        self, *, max_length: int, seed: int, short_probability: float, everyone: HostAllToAll | None
+        self, *, max_length: int, seed: int, short_probability: float, single: bool, everyone: HostAllToAll | None
     ) -> SampleSource:
-        """The training sequences: all read here, or by exchange with `everyone` along the data axis."""
+        """The training sequences: all read here, or by exchange with `everyone` along the data axis.
 
-    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> SampleSource:
+        Args:
+            single: of documents, texts are drawn instead of pairs. Samples are what they are.
+        """
+
+    def evaluation(self, *, max_length: int, seed: int, short_probability: float, single: bool) -> SampleSource:
         """The held-out sequences."""
 
 
@@ -128,16 +132,18 @@ class DocumentCorpus:
         return None
 
     def training(
-        self, *, max_length: int, seed: int, short_probability: float, everyone: HostAllToAll | None
+        self, *, max_length: int, seed: int, short_probability: float, single: bool, everyone: HostAllToAll | None
     ) -> SampleSource:
-        drawing = {"max_length": max_length, "seed": seed}
+        drawing: dict[str, Any] = {"max_length": max_length, "seed": seed, "single": single}
         if everyone is not None:
             return RemotePairs(self.corpus.train, everyone, short_probability=short_probability, **drawing)
         return ShardedPairs(self.corpus.train, short_probability=short_probability, **drawing)
 
-    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> SampleSource:
+    def evaluation(self, *, max_length: int, seed: int, short_probability: float, single: bool) -> SampleSource:
         documents = [self.corpus.held_out]
-        return ShardedPairs(documents, max_length=max_length, seed=seed, short_probability=short_probability)
+        return ShardedPairs(
+            documents, max_length=max_length, seed=seed, short_probability=short_probability, single=single
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +182,7 @@ class SamplesInfo:
     def train_tokens(self) -> int:
         return self.tokens
 
-    def mean_length(self, max_length: int, short_probability: float) -> float:
+    def mean_length(self, max_length: int, short_probability: float, *, single: bool = False) -> float:
         """Exact: they have been drawn."""
         return self.tokens / self.sequences
 
@@ -222,13 +228,13 @@ class SampledCorpus:
         return self.samples.continuations
 
     def training(
-        self, *, max_length: int, seed: int, short_probability: float, everyone: HostAllToAll | None
+        self, *, max_length: int, seed: int, short_probability: float, single: bool, everyone: HostAllToAll | None
     ) -> SampleSource:
         if everyone is not None:
             return RemoteSamples(self.samples.shards, everyone, max_length=max_length)
         return StoredSamples(self.samples.shards, max_length=max_length)
 
-    def evaluation(self, *, max_length: int, seed: int, short_probability: float) -> SampleSource:
+    def evaluation(self, *, max_length: int, seed: int, short_probability: float, single: bool) -> SampleSource:
         return StoredSamples([self.samples.held_out], max_length=max_length)
 
 

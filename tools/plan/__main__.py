@@ -79,6 +79,8 @@ class PlanCommand:
     """Token slots of a pack."""
     length: int | None = None
     """Tokens of a sequence. Default: the capacity."""
+    objective: Literal["masked-lm+next-sentence", "masked-lm"] = "masked-lm+next-sentence"
+    """What is learnt: masked tokens and the order of pairs, or masked tokens alone, without a pooler."""
     masked_share: float = MASKED_SHARE
     """Share of the tokens that are guessed, at most 0.8."""
     compute: Literal["fp32", "bf16", "fp16"] | None = None
@@ -190,6 +192,7 @@ class PlanCommand:
             vocab=self.vocab,
             positions=self.positions,
         )
+        config = dataclasses.replace(config, next_sentence=self.objective != "masked-lm")
         batch = Batch(
             packs=self.global_batch, capacity=self.capacity, length=self.length, masked_share=self.masked_share
         )

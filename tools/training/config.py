@@ -32,6 +32,9 @@ class DataConfig:
     `tools.corpus samples`, which decides vocab_size, shards and held_out."""
     language: Annotated[str, LANGUAGE] = "en"
     """ISO 639-1 code of the text: its rules say where a sentence ends. Samples were cut into sentences before."""
+    objective: Literal["masked-lm+next-sentence", "masked-lm"] = "masked-lm+next-sentence"
+    """What is learnt: masked tokens, and whether the second text of a pair follows the first (BERT); or masked tokens
+    alone, without a pooler (RoBERTa, ModernBERT), of single texts where they are drawn here, or of any samples."""
     vocab_size: Annotated[int, AtLeast(6)] = 2048
     """Pieces of the tokenizer."""
     held_out: Annotated[float, Share()] = 0.02
@@ -55,7 +58,7 @@ class DataConfig:
     masked_per_pack: Annotated[int | None, AtLeast(1)] = None
     """Tokens to guess in a pack, at most. Default: the largest masked share of a full pack and two more."""
     short_probability: Annotated[float, Share()] = 0.1
-    """Share of pairs that aim at a random shorter length."""
+    """Share of pairs or texts that aim at a random shorter length."""
     packing: Literal["lp", "lpfhp", "spfhp", "nnlshp", "stream", "padded", "binned"] = "lp"
     """How sequences fill packs: by a planner, as they come ("stream"), or one sequence a pack, of full length
     ("padded") or of the length of its bin ("binned"); the last two are baselines."""
@@ -69,6 +72,11 @@ class DataConfig:
     groups: Annotated[int, AtLeast(1)] = 1
     """Consecutive shards form a group, and a pack has sequences of one group only; then an exchange can stay inside a
     node."""
+
+    @property
+    def single(self) -> bool:
+        """Sequences that are drawn here are single texts, and no label is learnt."""
+        return self.objective == "masked-lm"
 
     def masking(self, steps: int) -> MaskingRules:
         """Of a run of so many steps. Raises ValueError for shares out of range."""
@@ -151,6 +159,7 @@ class ModelConfig:
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
             std=self.std,
+            next_sentence=not data.single,
         )
 
 

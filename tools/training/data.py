@@ -218,7 +218,12 @@ def check_steps(recipe: TrainConfig, data: PretrainingData, packs: int, shape: C
 def _drawing(recipe: TrainConfig) -> dict[str, Any]:
     """How sequences are drawn, where they are not drawn yet."""
     data = recipe.data
-    return {"max_length": data.max_length, "seed": recipe.run.seed, "short_probability": data.short_probability}
+    return {
+        "max_length": data.max_length,
+        "seed": recipe.run.seed,
+        "short_probability": data.short_probability,
+        "single": data.single,
+    }
 
 
 def _packed(

@@ -22,6 +22,7 @@ from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data.dataset import default_masked_per_pack
 from tensor3d.data.masking import masked_count
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
+from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE
 from tensor3d.packing import attended, packs_per_step
 from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
@@ -31,7 +32,6 @@ from tools.training.metrics import table
 from tools.training.peak_flops import peak
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-_SPECIAL = 3  # [CLS] and two [SEP] in a pair
 _FILL = 0.99  # of packs, by a planner; the shipped recipes reach more
 
 
@@ -139,9 +139,10 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
 def expected_contents(data: DataConfig, corpus: CorpusFacts | None) -> PackStats:
     """From the recipe's lengths, and from those of the corpus if there is one."""
     if corpus is not None:
-        mean = corpus.mean_length(data.max_length, data.short_probability)
+        mean = corpus.mean_length(data.max_length, data.short_probability, single=data.single)
     else:
-        mean = (data.max_length - _SPECIAL) * (1 - data.short_probability / 2) + _SPECIAL
+        special = SPECIAL_TOKENS_OF_SINGLE if data.single else SPECIAL_TOKENS
+        mean = (data.max_length - special) * (1 - data.short_probability / 2) + special
     if data.packing in ("padded", "binned"):
         return PackStats(mean_length=mean, packing_factor=1.0, fill=mean / data.capacity)
     factor = max(1.0, min(_FILL * data.capacity / mean, float(data.max_sequences)))

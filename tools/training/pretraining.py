@@ -56,7 +56,7 @@ class PretrainSums(NamedTuple):
 
 
 class PretrainObjective:
-    """Masked words, and whether the second text follows the first."""
+    """Masked words, and whether the second text follows the first, if the model asks that."""
 
     sums = len(PretrainSums._fields)
 
@@ -273,7 +273,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             step=step.index + 1,
             loss=sums.loss,
             masked_lm_loss=sums.masked_lm_loss,
-            next_sentence_loss=sums.next_sentence_loss,
+            next_sentence_loss=sums.next_sentence_loss if self.model.config.next_sentence else None,
             masked_lm_accuracy=sums.masked_lm_correct / step.targets,
             next_sentence_accuracy=next_sentence_accuracy(
                 sums.next_sentence_correct, sums.next_sentence_loss, step.sequences

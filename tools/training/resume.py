@@ -125,6 +125,16 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
                 f"the checkpoint's model has {name} = {old.get(name)!r}, the recipe's {new[name]!r}. Start from a "
                 "checkpoint of the same sizes."
             )
+    default = TrainConfig().data.objective  # of checkpoints of before, which do not say
+    objectives = [
+        each.get("data", {}).get("objective", default) for each in (progress.get("recipe", {}), recipe.to_dict())
+    ]
+    if objectives[0] != objectives[1]:
+        raise ValueError(
+            f"the checkpoint was trained with data.objective = {objectives[0]!r}, the recipe says {objectives[1]!r}: "
+            "its moments, which are taken over, are of other heads. Start with the same, or write its weights with "
+            "python -m tools.convert to-hf and start with that folder."
+        )
     kinds = [each.get("optimizer", {}).get("kind") for each in (progress.get("recipe", {}), recipe.to_dict())]
     if kinds[0] != kinds[1]:
         raise ValueError(

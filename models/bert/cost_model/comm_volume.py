@@ -56,13 +56,15 @@ def micro_batch_traffic(
         turn(wire, masked, hidden),
         product(wire, masked, hidden, vocab, "z"),
         cross_entropy(wire, masked),
-        # pooler and next-sentence head
-        select(wire, first, hidden),
-        product(wire, first, hidden, hidden, "z"),
-        narrow_head(wire, first, 2, "y"),
         # both losses and both counts of right answers
         wire.summed(("data", "x", "z"), 4, wire.statistic),
     ]
+    if config.next_sentence:
+        parts += [
+            select(wire, first, hidden),
+            product(wire, first, hidden, hidden, "z"),  # pooler
+            narrow_head(wire, first, 2, "y"),
+        ]
     if config.pre_norm:
         parts.append(layer_norm(wire, rows if read is None else read))
     return together(parts)

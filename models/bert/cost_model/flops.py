@@ -14,7 +14,7 @@ rows replaced by the sum over the sequences, since packed attention crosses no b
     with a gate               2 · 3 h f T       a layer of the modern encoder
     q kᵀ and weights · v      2 · 2 h S         a layer; 2 · 2 h N a local one
     masked-LM head            2 (h² + h V) R
-    pooler, next sentence     2 (h² + 2h) C
+    pooler, next sentence     2 (h² + 2h) C     if the model has them
 
 A last layer that computes the read rows alone does its output projection and MLP for R + C tokens.
 
@@ -84,7 +84,7 @@ def model_flops(
         raise ValueError(f"layers with window={config.window} need near: the pairs of tokens within it. Got none.")
     hidden, encoder = config.hidden, work(config)
     head = 2 * _PASSES * hidden * (hidden + config.vocab)
-    pooler = 2 * _PASSES * hidden * (hidden + _NEXT_SENTENCE)
+    pooler = 2 * _PASSES * hidden * (hidden + _NEXT_SENTENCE) if config.next_sentence else 0
     spared = _spared(config, int(tokens), int(squares), int(masked + sequences), near) if read_rows_only else 0
     # In whole numbers: a long step has more FLOPs than a double has digits.
     return (

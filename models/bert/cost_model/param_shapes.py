@@ -125,11 +125,15 @@ def _after(config: BertConfig) -> list[ParamSpec]:
     found: list[ParamSpec] = []
     if config.pre_norm:
         found += _norm("bert.final_norm", hidden, bias)
-    return [
-        *found,
+    found += [
         *_linear("masked_lm.dense", hidden, hidden, bias),
         *_norm("masked_lm.norm", hidden, bias, on_y=True),
         ParamSpec(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
+    ]
+    if not config.next_sentence:
+        return found
+    return [
+        *found,
         *_linear("pooler.dense", hidden, hidden, bias),
         _matrix("next_sentence.weight", _NEXT_SENTENCE, hidden, narrow("y")),
         ParamSpec(name="next_sentence.bias", shape=(_NEXT_SENTENCE,), layout=copies("y")),

@@ -245,7 +245,8 @@ class BertCosts:
             )
             for k, n, face in sizes
         ]
-        heads = [(load.masked, hidden), (load.masked, config.vocab), (load.first, hidden)]
+        heads = [(load.masked, hidden), (load.masked, config.vocab)]
+        heads += [(load.first, hidden)] if config.next_sentence else []
         return (*layers, *(Product(rows=rows, k=hidden, n=n) for rows, n in heads))
 
     def _attention(self, load: MicroBatchShape) -> float:

@@ -47,6 +47,34 @@ def test_parity_with_berts_vocabulary(shape: Shape) -> None:
     assert value <= 1e-9, f"{name} differs by {value}"
 
 
+@pytest.mark.parametrize("shape", fast_alone((2, 1, 2, 1), (1, 2, 2, 2), (2, 2, 2, 1)))
+def test_parity_of_masked_tokens_alone(shape: Shape) -> None:
+    body = partial(loss_and_gradients, next_sentence=False)
+    name, value = worst(run_ranks(ranks_of(shape), body, shape, ODD, torch.float64))
+    assert value <= 1e-9, f"{name} differs by {value}"
+
+
+def test_masked_tokens_alone_are_that_part_of_both_objectives() -> None:
+    """With the same weights: its loss, and the gradients that this loss has."""
+    cube = Cube.single()
+    alone, both = (BertForPreTraining(toy_config(ODD, next_sentence=asked), cube) for asked in (False, True))
+    weights = dict(both.named_parameters())
+    with torch.no_grad():
+        for name, parameter in alone.named_parameters():
+            parameter.copy_(weights.pop(name))
+    assert {name.split(".")[0] for name in weights} == {"pooler", "next_sentence"}
+    packs = toy_packs(ODD, 4)
+    batch, wanted, none = lay(packs, cube), totals(packs), 10**12  # so many sequences that their losses are nothing
+    ours, theirs = alone(batch, *wanted), both(batch, wanted[0], none)
+    assert ours.loss == ours.mlm_loss == theirs.mlm_loss
+    assert ours.sums.tolist()[2::2] == [0.0, 0.0]
+    ours.loss.backward()
+    theirs.loss.backward()
+    wanted_gradients = {name: parameter.grad for name, parameter in both.named_parameters()}
+    for name, parameter in alone.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted_gradients[name], rtol=1e-5, atol=1e-8)
+
+
 @pytest.mark.slow
 def test_parity_of_pre_layer_norm() -> None:
     body = partial(loss_and_gradients, norm="pre")

@@ -41,6 +41,13 @@ MUTATIONS = (
         tests=("tests/data/test_masking.py",),
     ),
     Mutation(
+        "texts-of-long-sentences-lose-tokens",
+        "tensor3d/data/sampling.py",
+        old="counts = np.where(long, -(-lengths.astype(np.int64) * parts // room), 1)",
+        new="counts = np.where(long, lengths.astype(np.int64) * parts // room, 1)",
+        tests=("tests/data/test_sampling.py",),
+    ),
+    Mutation(
         "pairs-labels-swapped",
         "tensor3d/data/sampling.py",
         old="np.where(at_random, IS_RANDOM, IS_NEXT)",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
-from tensor3d.data.segments import SPECIAL_TOKENS
+from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE
 from tools.common.files import parsed_json, read_file
 from tools.common.workers import deal
 from tools.corpus.quick.sentencepiece_tokenizer import TRAINING_COUNTS, load_tokenizer, special_tokens
@@ -153,15 +153,16 @@ class CorpusInfo:
     def train_tokens(self) -> int:
         return self.train_pieces
 
-    def mean_length(self, max_length: int, short_probability: float) -> float:
-        """Tokens of a pair, the special ones counted, estimated from the mean document.
+    def mean_length(self, max_length: int, short_probability: float, *, single: bool = False) -> float:
+        """Tokens of a pair or a single text, the special ones counted, estimated from the mean document.
 
         A document of n tokens is cut into pairs of `max_length`, of which the last is half as long on average; the
         share `short_probability` of pairs has a random length.
         """
-        content, document = max_length - SPECIAL_TOKENS, self.train_pieces / self.train_documents
+        special = SPECIAL_TOKENS_OF_SINGLE if single else SPECIAL_TOKENS
+        content, document = max_length - special, self.train_pieces / self.train_documents
         mean = content * (1 - short_probability / 2)
-        return mean * document / (document + content / 2) + SPECIAL_TOKENS
+        return mean * document / (document + content / 2) + special
 
     def in_words(self) -> str:
         """A line for the user."""

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data import IndexedDataset, SpecialTokens
-from tensor3d.data.array_utils import first_rows, random_bits, ranges
+from tensor3d.data.array_utils import random_bits, ranges
 from tensor3d.data.indexed_dataset import HEADER, TYPES
+from tensor3d.data.sampling import cut_long
 from tensor3d.ops.seeds import mix
 from tools.corpus.pipeline import BadInput, Context, fingerprint_file, read_manifest
 
@@ -146,28 +147,12 @@ class IndexView:
         return _without(run, np.union1d(documents, holders))
 
 
-def cut_long(run: DocumentRun, *, longest: int, room: int, parts: int) -> DocumentRun:
-    """The same ids, with items of more than `longest` of them cut into several.
-
-    The pieces are `parts`-ths of `room`, to the next id, and a rest: as many pieces that follow one another fill the
-    room exactly.
-
-    Args:
-        parts: from 1 to `room`.
-    """
-    long = run.lengths > longest
-    if not long.any():
+def cut_run(run: DocumentRun, *, longest: int, room: int, parts: int) -> DocumentRun:
+    """The same ids, with items of more than `longest` of them cut into several, as `cut_long` has it."""
+    lengths, documents = cut_long(run.lengths, run.documents, longest=longest, room=room, parts=parts)
+    if documents is run.documents:
         return run
-    counts = np.where(long, -(-run.lengths.astype(np.int64) * parts // room), 1)
-    number = np.arange(int(counts.sum())) - np.repeat(first_rows(counts), counts)
-    lengths, is_long = np.repeat(run.lengths, counts), np.repeat(long, counts)
-    begins, ends = (np.where(is_long, (number + after) * room // parts, after * lengths) for after in (0, 1))
-    return DocumentRun(
-        prefix=run.prefix,
-        lengths=(np.minimum(ends, lengths) - begins).astype(np.int32),
-        documents=np.concatenate(([0], np.cumsum(counts)))[run.documents],
-        ids=run.ids,
-    )
+    return DocumentRun(prefix=run.prefix, lengths=lengths, documents=documents, ids=run.ids)
 
 
 def _chosen(first: int, end: int, choice: Choice, *, held_out: bool) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from tensor3d.data.masking import MASKED_SHARE, StoredMasks, masked_counts
 from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE, Segments, full_lengths
 from tensor3d.ops.seeds import mix
 from tools.corpus.pipeline import Context, Unit, draft
-from tools.corpus.samples.document_runs import Choice, DocumentRun, IndexView, cut_long
+from tools.corpus.samples.document_runs import Choice, DocumentRun, IndexView, cut_run
 from tools.corpus.tokenizers.base import smallest
 
 # --- Sequences on their way from the run that they were drawn from to the shards, as plain arrays on disk -------------
@@ -91,8 +91,6 @@ def _path(folder: Path, name: str, kind: str) -> Path:
 CONTINUATIONS, PARTS = "continuations.npy", "parts"
 """Names in the output and in its scratch folder."""
 _DRAW_STREAM, _SHUFFLE_STREAM, _MASK_STREAM = 21, 22, 23
-_PARTS_OF_TEXT = 8
-"""A long item is cut into such parts of a text, so that a text may also be shorter than the longest."""
 _TOKENS_AT_ONCE = 1 << 19
 """Bounds the memory of a worker."""
 
@@ -159,12 +157,15 @@ def draw(rules: DrawRules, unit: DrawUnit, context: Context) -> dict[str, Any]:
         numbers = np.arange(first, first + len(segments))
         ids.append(segments.ids.astype(rules.id_type))
         masks.append(_masks(rules, segments, numbers, place, continuations))
+    cut_documents, cut_sentences = _cuts(rules, run, drawn) if rules.single else (0, 0)
     write_part(context.scratch / PARTS, unit.name, _sequences(rules, drawn, order, ids, masks))
     return {
         "documents": int(np.count_nonzero(np.diff(run.documents))),
         "sequences": len(drawn),
         "tokens": int(drawn.lengths.sum(dtype=np.int64)),
         "random": int((drawn.label == 1).sum()),
+        "cut_documents": cut_documents,
+        "cut_sentences": cut_sentences,
     }
 
 
@@ -181,7 +182,7 @@ def _sample(rules: DrawRules, run: DocumentRun, place: tuple[int, ...]) -> Pairs
     corpus, cut, number, held_out = place
     sample = sample_texts if rules.single else sample_pairs
     return sample(
-        _without_long_items(rules, run),
+        run if rules.single else _in_halves(rules, run),
         max_length=rules.max_length,
         seed=mix(rules.seed, _DRAW_STREAM, corpus, number, held_out),
         epoch=cut,
@@ -189,14 +190,18 @@ def _sample(rules: DrawRules, run: DocumentRun, place: tuple[int, ...]) -> Pairs
     )
 
 
-def _without_long_items(rules: DrawRules, run: DocumentRun) -> DocumentRun:
-    """Cuts items so that all their ids are used: in many corpora a document is one item, longer than a sequence."""
-    if rules.single:
-        room = rules.max_length - SPECIAL_TOKENS_OF_SINGLE
-        return cut_long(run, longest=room, room=room, parts=min(_PARTS_OF_TEXT, room))
-    # Halves: two fill a pair to the last id, and one is never cut to make place for a random B.
+def _in_halves(rules: DrawRules, run: DocumentRun) -> DocumentRun:
+    """Cuts items so that all their ids are used: in many corpora a document is one item, longer than a sequence. Two
+    halves fill a pair to the last id, and one is never cut to make place for a random B."""
     room = rules.max_length - SPECIAL_TOKENS
-    return cut_long(run, longest=-(-room // 2), room=room, parts=2)
+    return cut_run(run, longest=-(-room // 2), room=room, parts=2)
+
+
+def _cuts(rules: DrawRules, run: DocumentRun, drawn: Pairs) -> tuple[int, int]:
+    """Of single texts: documents that lie in several of them, and sentences that are longer than one."""
+    texts = np.bincount(np.searchsorted(run.starts[run.documents], drawn.a_start, side="right"), minlength=1)
+    longest = rules.max_length - SPECIAL_TOKENS_OF_SINGLE
+    return int(np.count_nonzero(texts > 1)), int(np.count_nonzero(run.lengths > longest))
 
 
 def _blocks(

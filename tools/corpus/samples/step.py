@@ -85,6 +85,9 @@ def _made(
         return _Samples(options, rules, corpora, surveyed, step).make()
 
 
+_OF_PART = ("documents", "sequences", "tokens", "cut_documents", "cut_sentences")
+
+
 @dataclass(frozen=True)
 class _Drawn:
     """A part, and the sequences in it."""
@@ -94,6 +97,10 @@ class _Drawn:
     """Those it was drawn from: with sentences, and not left out."""
     sequences: int
     tokens: int
+    cut_documents: int
+    """Of single texts: documents that lie in several of them."""
+    cut_sentences: int
+    """Of single texts: sentences that are longer than one, of which no token is lost either."""
 
     def bytes_of(self, sequences: int) -> int:
         """Of so many of them, about."""
@@ -137,7 +144,7 @@ class _Samples:
                 "held_out_documents": sum(part.documents for part in held_out),
                 "sequences": total,
                 "tokens": sum(shard["tokens"] for shard in shards),
-                **({} if options.single_texts else _shares([shard["random"] for shard in shards], total)),
+                **(_cuts(drawn) if options.single_texts else _shares([shard["random"] for shard in shards], total)),
                 "unigram_entropy": entropy,
                 "shards": [shard["sequences"] for shard in shards],
                 "held_out_sequences": evaluation["sequences"] if evaluation else 0,
@@ -216,7 +223,7 @@ class _Samples:
     def _draw(self, phase: str, units: Sequence[DrawUnit]) -> list[_Drawn]:
         results = self._step.run(phase, units, partial(draw, self._rules))
         return [
-            _Drawn(unit.name, result["documents"], result["sequences"], result["tokens"])
+            _Drawn(unit.name, **{name: result[name] for name in _OF_PART})
             for unit, result in zip(units, results, strict=True)
         ]
 
@@ -248,6 +255,12 @@ class _Samples:
 
 def _shares(random: Sequence[int], pairs: int) -> dict[str, Any]:
     return {"random_pairs": sum(random), "share_of_random_pairs": round(sum(random) / pairs, 4)}
+
+
+def _cuts(drawn: Sequence[Sequence[Sequence[_Drawn]]]) -> dict[str, Any]:
+    """When each corpus was gone through for the first time."""
+    first = [part for cuts in drawn for part in cuts[0]]
+    return {name: sum(getattr(part, name) for part in first) for name in ("cut_documents", "cut_sentences")}
 
 
 def _passes(cuts: Sequence[Sequence[_Drawn]], used: Sequence[Sequence[int]]) -> float:

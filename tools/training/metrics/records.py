@@ -94,11 +94,11 @@ class StepMetrics:
     step: int
     """Steps done, this one included."""
     loss: float
-    """Masked-LM plus next-sentence loss, nats."""
+    """Masked-LM plus next-sentence loss, if there is one, nats."""
     masked_lm_loss: float
     """Nats."""
-    next_sentence_loss: float
-    """Nats."""
+    next_sentence_loss: float | None
+    """Nats. None: masked words alone are learnt."""
     masked_lm_accuracy: float
     """0 to 1."""
     next_sentence_accuracy: float | None

@@ -73,14 +73,16 @@ def test_what_is_held_of_equal_layers_at_once(config: BertConfig, shape: CubeSha
             assert count == sum(each.held(shape, rank) for each in every if each.layout.sum_over == axes)
 
 
-def test_flops_of_the_parts_are_those_of_the_model() -> None:
+@pytest.mark.parametrize("asked", [True, False], ids=["next sentence", "masked-LM alone"])
+def test_flops_of_the_parts_are_those_of_the_model(asked: bool) -> None:
     """Products on all ranks, with attention; the padding of heads' slots and the narrow head aside."""
     batch = Batch(packs=16, capacity=32, masked_per_pack=4)
-    costs, shape = BertCosts(config=SMALL, batch=batch), CubeShape(x=2, y=2, z=2)
+    config = replace(SMALL, next_sentence=asked)
+    costs, shape = BertCosts(config=config, batch=batch), CubeShape(x=2, y=2, z=2)
     cost = costs.cost(shape, StepOptions(micro_batches=2))
     products = 3 * sum(product.times * product.flops(shape) for product in cost.products)
-    slots = model_flops(SMALL, 16 * 32, 16 * 32**2, 16 * 4, 16)
-    narrow = 3 * 2 * 16 * 2 * SMALL.hidden
+    slots = model_flops(config, 16 * 32, 16 * 32**2, 16 * 4, 16)
+    narrow = 3 * 2 * 16 * 2 * SMALL.hidden if asked else 0
     # 67 pieces are shared out as 34 and 33; a plane's share is told as half of 67.
     assert 2 * shape.ranks * (products + cost.attention_flops) == pytest.approx(slots - narrow)
     assert costs.model_flops() == slots
@@ -100,6 +102,9 @@ def test_micro_batches_divide() -> None:
 def test_bad_batches() -> None:
     with pytest.raises(ValueError, match=r"packs.*1.*0"):
         Batch(packs=0)
+    assert [Batch(packs=1, masked_share=share).masked for share in (0.15, 0.3)] == [77, 154]
+    with pytest.raises(ValueError, match=r"masked share.*at most 0.8. Got 0.9"):
+        Batch(packs=1, masked_share=0.9)
     with pytest.raises(ValueError, match=r"pack.*32.*33"):
         Batch(packs=1, capacity=32, length=33)
     with pytest.raises(ValueError, match=r"compute.*fp32, bf16, fp16.*'fp8'"):

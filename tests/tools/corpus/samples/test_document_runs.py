@@ -10,7 +10,7 @@ import pytest
 
 from tensor3d.data.sampling import IS_NEXT
 from tests.tools.corpus.sampled import FIRST, content, made, training, write_ids
-from tools.corpus.samples.document_runs import DocumentRun, cut_long
+from tools.corpus.samples.document_runs import DocumentRun, cut_run
 
 
 def run_of(lengths: list[int], documents: list[int]) -> DocumentRun:
@@ -24,13 +24,13 @@ def run_of(lengths: list[int], documents: list[int]) -> DocumentRun:
 
 def test_long_items_are_cut_by_hand() -> None:
     run = run_of([5, 12, 4, 26], [0, 1, 3, 4])
-    cut = cut_long(run, longest=5, room=9, parts=2)
+    cut = cut_run(run, longest=5, room=9, parts=2)
     # Halves of 9, one after another 4 and 5: any two make 9.
     assert cut.lengths.tolist() == [5, *(4, 5, 3), 4, *(4, 5, 4, 5, 4, 4)]
     assert cut.documents.tolist() == [0, 1, 5, 11]
     assert cut.ids is run.ids
-    assert cut_long(run, longest=12, room=12, parts=12).lengths.tolist() == [5, 12, 4, *26 * [1]]
-    assert cut_long(run, longest=26, room=26, parts=2) is run
+    assert cut_run(run, longest=12, room=12, parts=12).lengths.tolist() == [5, 12, 4, *26 * [1]]
+    assert cut_run(run, longest=26, room=26, parts=2) is run
 
 
 @pytest.fixture(scope="module")

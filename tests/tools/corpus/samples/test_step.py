@@ -12,6 +12,7 @@ import pytest
 
 from tensor3d.data.masking import masked_count
 from tests.tools.corpus.sampled import (
+    FIRST,
     all_bytes,
     content,
     made,
@@ -22,6 +23,8 @@ from tests.tools.corpus.sampled import (
     write_tokenizer,
 )
 from tools.corpus.__main__ import main
+from tools.corpus.inspect.command import inspect
+from tools.corpus.inspect.report import InspectOptions
 from tools.corpus.pipeline import local_team
 from tools.corpus.samples import step
 from tools.corpus.samples.merge_shards import hint_at_random_pairs
@@ -66,6 +69,22 @@ def test_single_texts_go_through_each_document_once(ids: Path, tmp_path: Path) -
     assert [token for a, _, _ in texts for token in a] == [t for d in DOCUMENTS for s in d for t in s]
     begins = {sentence[0] for document in DOCUMENTS for sentence in document}
     assert {a[0] for a, _, _ in texts} <= begins
+
+
+def test_what_is_cut_into_several_texts_is_counted_and_shown(tmp_path: Path) -> None:
+    """Texts of 8 ids: a document of 5, one of a sentence of 20, one of 12 in two sentences, twice over."""
+    sizes = [[3, 2], [20], [6, 6]] * 2
+    firsts = iter(range(FIRST, FIRST + 200))
+    documents = [[[next(firsts) for _ in range(size)] for size in document] for document in sizes]
+    ids = write_ids(tmp_path / "ids", documents)
+    opened = made(
+        tmp_path / "samples", ids, single_texts=True, short_probability=0.0, max_length=10, held_out=0.0, duplicates=2
+    )
+    assert (opened.counts["documents"], opened.counts["cut_documents"], opened.counts["cut_sentences"]) == (6, 4, 2)
+    assert opened.counts["tokens"] - 2 * opened.counts["sequences"] == 2 * sum(map(sum, sizes))
+    shown = inspect(InspectOptions(folder=tmp_path / "samples")).splitlines()
+    assert any(line.split() == ["cut", "documents", "4"] for line in shown)
+    assert "cut_documents" not in made(tmp_path / "pairs", ids).counts
 
 
 def test_held_out_documents_are_never_trained_on(ids: Path, tmp_path: Path) -> None:
