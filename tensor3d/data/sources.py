@@ -168,13 +168,14 @@ class PairSampler(Sampler[IndexedDataset]):
     ) -> None:
         super().__init__(datasets, max_length)
         self._short_probability = short_probability
-        self._sample = sample_texts if single else sample_pairs
+        self._single = single
         # A single shard is drawn as a corpus that was never cut into shards.
         several = self.shards > 1
         self._seeds = [mix(seed, _STREAM, shard) if several else seed for shard in range(self.shards)]
 
     def _draw(self, dataset: IndexedDataset, shard: int, epoch: int) -> ShardPairs:
-        pairs = self._sample(
+        sample = sample_texts if self._single else sample_pairs
+        pairs = sample(
             dataset,
             max_length=self.max_length,
             seed=self._seeds[shard],
