@@ -46,7 +46,7 @@ from tensor3d.ops.activations import activated
 # ----------------------------------------------------------------------------------------------------------------------
 # The modern encoder's layer: rotary positions, GeGLU, LayerNorm before each block, no bias, and local attention.
 #
-# What ModernBERT (Warner et al. 2024, arXiv 2412.13663, §2.1) changed of BERT's layer, with BERT's two objectives kept.
+# What ModernBERT (Warner et al. 2024, arXiv 2412.13663, §2.1) changed of BERT's layer, with BERT's objectives kept.
 # As there, the first layer has no norm before its attention, for the embeddings end with one; and with a window, every
 # n-th layer sees whole sequences, beginning with the first. Its window of 128 tokens, 64 to each side, is `window=65`
 # here. Unlike there, one base of the rotary positions serves local and global layers.

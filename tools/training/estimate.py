@@ -326,9 +326,16 @@ def _model(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate) -> Rows
             f"vocabulary {config.vocab:,}" + (f", positions {config.positions}" if config.encoder == "classic" else ""),
         ),
         ("encoder", _encoder(config)),
+        ("objective", _objective(recipe)),
         ("cube", f"{shape} = {shape.ranks} ranks"),
         ("types", f"compute {recipe.precision.compute}, sums of gradients {recipe.precision.reduce}, weights fp32"),
     ]
+
+
+def _objective(recipe: TrainConfig) -> str:
+    masking = recipe.data.masking(recipe.run.steps)
+    share = f"{masking.share:.3g}" + ("" if masking.end_share is None else f" to {masking.end_share:.3g}")
+    return f"{share} of the tokens, masked" + ("" if recipe.data.single else "; next sentences")
 
 
 def _encoder(config: BertConfig) -> str:

@@ -138,6 +138,21 @@ def test_contents_of_packs_are_nearly_those_of_the_embedded_corpus(name: str) ->
     assert (contents.mean_length, contents.packing_factor) == pytest.approx(counted, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "0.15 of the tokens, masked; next sentences"),
+        ({"objective": "masked-lm", "masked_share": 0.3, "masked_share_end": 0.1}, "0.3 to 0.1 of the tokens, masked"),
+    ],
+)
+def test_the_objective_is_told(changes: dict[str, Any], told: str) -> None:
+    plain = read_config(RECIPES / "quickstart.toml")
+    lines = [
+        line.split(maxsplit=1) for line in report(replace(plain, data=replace(plain.data, **changes)), ONE).splitlines()
+    ]
+    assert ["objective", told] in lines
+
+
 def test_figures_follow_the_masked_share() -> None:
     """The masked-LM head's work is in proportion to it; of one that falls the mean counts, and packs hold the most."""
     plain = read_config(RECIPES / "quickstart.toml")
