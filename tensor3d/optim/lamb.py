@@ -1,7 +1,9 @@
-"""LAMB on the cube: the layer-wise ratio of norms is that of the logical tensors, whatever shape the cube has."""
+"""LAMB on the cube: the layer-wise ratio of norms is that of the logical tensors, whatever shape the cube has. And what
+it shares with other optimisers that scale Adam's step tensor by tensor."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import reduce
 
@@ -10,11 +12,72 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.distributed.cube import Cube
-from tensor3d.optim.adam import Groups, ParamGroupShards, ShardedAdamBase
+from tensor3d.optim.adam import Group, Groups, ParamGroupShards, ShardedAdamBase
 from tensor3d.sharding.param_layout import owns_for_norm
 
 
-class Lamb(ShardedAdamBase):
+class TensorwiseAdam(ShardedAdamBase):
+    """Adam whose step of a logical tensor, decay included, is multiplied by a number of this tensor's."""
+
+    @abstractmethod
+    def _scales(self, group: Group) -> bool:
+        """Whether the steps of a group are multiplied; of others they are AdamW's."""
+
+    @abstractmethod
+    def _ratios(self, scaled: Sequence[ParamGroupShards], updates: Sequence[list[Tensor]]) -> list[Tensor]:
+        """By what each logical tensor's step is multiplied: scalars, the same on every rank."""
+
+    def _advance(self, work: list[ParamGroupShards]) -> None:
+        scaled: list[ParamGroupShards] = []
+        for blocks in work:
+            if self._scales(blocks.group):
+                scaled.append(blocks)
+            else:
+                self._adam(blocks, blocks.weights, lr=blocks.group["lr"], weight_decay=blocks.group["weight_decay"])
+        updates = [self._updates(blocks) for blocks in scaled]
+        ratios = self._ratios(scaled, updates)
+        for blocks, directions in zip(scaled, updates, strict=True):
+            mine, ratios = ratios[: len(directions)], ratios[len(directions) :]
+            torch._foreach_mul_(directions, mine)
+            self._descend(blocks, directions)
+
+    def _updates(self, blocks: ParamGroupShards) -> list[Tensor]:
+        """u of each block. Of a skipped step decay * w alone: finite, and not used."""
+        updates = [torch.empty_like(weight) for weight in blocks.weights]
+        torch._foreach_zero_(updates)
+        # Adam's step from 0, at a rate of -1, is the first term of u.
+        self._adam(blocks, updates, lr=-1.0, weight_decay=0.0)
+        torch._foreach_add_(updates, blocks.weights, alpha=blocks.group["weight_decay"])
+        return updates
+
+    def _squares(self, parameters: Sequence[nn.Parameter], blocks: list[Tensor]) -> Tensor:
+        """Square sums of the blocks that this rank stands for; 0 for the others."""
+        # All ranks have the same parameters, if not the same blocks: they agree on the type.
+        dtype = reduce(torch.promote_types, (block.dtype for block in blocks), torch.float32)
+        norms = torch._foreach_norm(blocks, 2, dtype=dtype)
+        # No mask made on the host: sending it to a GPU would wait for the GPU.
+        nothing = torch.zeros((), dtype=dtype, device=self.cube.device)
+        counted = (owns_for_norm(parameter, self.cube) for parameter in parameters)
+        return torch.stack([n if counts else nothing for n, counts in zip(norms, counted, strict=True)]).square()
+
+    def _descend(self, blocks: ParamGroupShards, directions: list[Tensor]) -> None:
+        """w -= lr * direction, or nothing in a skipped step: torch's kernel knows `found_inf`."""
+        torch._fused_sgd_(
+            blocks.weights,
+            directions,
+            [],
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=blocks.group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            found_inf=self.found_inf,
+        )
+
+
+class Lamb(TensorwiseAdam):
     """LAMB (You et al. 2020, arXiv 1904.00962, Algorithm 2), as NVIDIA's BERT is trained with it.
 
         m, v = moments of the gradient, as Adam's                  per element
@@ -50,28 +113,8 @@ class Lamb(ShardedAdamBase):
     def __getstate__(self) -> dict[str, object]:
         return super().__getstate__() | {"adapt_all": self.adapt_all}
 
-    def _advance(self, work: list[ParamGroupShards]) -> None:
-        adapted: list[ParamGroupShards] = []
-        for blocks in work:
-            if blocks.group["weight_decay"] > 0 or self.adapt_all:
-                adapted.append(blocks)
-            else:
-                self._adam(blocks, blocks.weights, lr=blocks.group["lr"], weight_decay=0.0)
-        updates = [self._updates(blocks) for blocks in adapted]
-        ratios = self._ratios(adapted, updates)
-        for blocks, directions in zip(adapted, updates, strict=True):
-            mine, ratios = ratios[: len(directions)], ratios[len(directions) :]
-            torch._foreach_mul_(directions, mine)
-            self._descend(blocks, directions)
-
-    def _updates(self, blocks: ParamGroupShards) -> list[Tensor]:
-        """u of each block. Of a skipped step decay * w alone: finite, and not used."""
-        updates = [torch.empty_like(weight) for weight in blocks.weights]
-        torch._foreach_zero_(updates)
-        # Adam's step from 0, at a rate of -1, is the first term of u.
-        self._adam(blocks, updates, lr=-1.0, weight_decay=0.0)
-        torch._foreach_add_(updates, blocks.weights, alpha=blocks.group["weight_decay"])
-        return updates
+    def _scales(self, group: Group) -> bool:
+        return bool(group["weight_decay"] > 0 or self.adapt_all)
 
     def _ratios(self, adapted: Sequence[ParamGroupShards], updates: Sequence[list[Tensor]]) -> list[Tensor]:
         """|w| / |u| of each logical tensor, scalars, the same on every rank."""
@@ -84,29 +127,3 @@ class Lamb(ShardedAdamBase):
         of_weights, of_updates = norms.chunk(2)
         ratios = torch.where((of_weights > 0) & (of_updates > 0), of_weights / of_updates, 1.0)
         return list(ratios.unbind())
-
-    def _squares(self, parameters: Sequence[nn.Parameter], blocks: list[Tensor]) -> Tensor:
-        """Square sums of the blocks that this rank stands for; 0 for the others."""
-        # All ranks have the same parameters, if not the same blocks: they agree on the type.
-        dtype = reduce(torch.promote_types, (block.dtype for block in blocks), torch.float32)
-        norms = torch._foreach_norm(blocks, 2, dtype=dtype)
-        # No mask made on the host: sending it to a GPU would wait for the GPU.
-        nothing = torch.zeros((), dtype=dtype, device=self.cube.device)
-        counted = (owns_for_norm(parameter, self.cube) for parameter in parameters)
-        return torch.stack([n if counts else nothing for n, counts in zip(norms, counted, strict=True)]).square()
-
-    def _descend(self, blocks: ParamGroupShards, directions: list[Tensor]) -> None:
-        """w -= lr * direction, or nothing in a skipped step: torch's kernel knows `found_inf`."""
-        torch._fused_sgd_(
-            blocks.weights,
-            directions,
-            [],
-            weight_decay=0.0,
-            momentum=0.0,
-            lr=blocks.group["lr"],
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-            found_inf=self.found_inf,
-        )

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensor3d import Cube, distribute, local
-from tensor3d.optim import AdamW, Lamb, decay_groups
+from tensor3d.optim import AdamW, Lamb, StableAdamW, decay_groups
 from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
 
-KINDS: dict[str, type[Any]] = {"adamw": AdamW, "lamb": Lamb}
+KINDS: dict[str, type[Any]] = {"adamw": AdamW, "lamb": Lamb, "stable_adamw": StableAdamW}
 BETAS, EPS = (0.8, 0.95), 1e-6
 
 # Rows that divide by nothing: of the last three some ranks of every cube with y = 4 or x = 8 hold an empty block.
@@ -78,7 +78,7 @@ def spoiled(step: int) -> dict[str, Tensor]:
 
 def make(
     kind: str, shape: tuple[int, int, int, int], weight_decay: float = 0.1, **options: Any
-) -> tuple[Cube, Zoo, AdamW | Lamb]:
+) -> tuple[Cube, Zoo, AdamW | Lamb | StableAdamW]:
     cube = Cube(*shape)
     zoo = Zoo(cube)
     groups = decay_groups(zoo, weight_decay)
@@ -89,7 +89,7 @@ def rate(step: int) -> float:
     return 0.02 / (step + 1)
 
 
-def run(optimizer: AdamW | Lamb, zoo: Zoo, cube: Cube, steps: range) -> None:
+def run(optimizer: AdamW | Lamb | StableAdamW, zoo: Zoo, cube: Cube, steps: range) -> None:
     for step in steps:
         give(zoo, cube, gradients_of(step))
         for group in optimizer.param_groups:
@@ -102,7 +102,7 @@ def _drawn(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(size, generator=generator) for name, (_, size) in LAYOUTS.items()}
 
 
-Optimizer = AdamW | Lamb
+Optimizer = AdamW | Lamb | StableAdamW
 
 
 def bits(zoo: Zoo, optimizer: Optimizer) -> list[Tensor]:

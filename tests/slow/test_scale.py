@@ -98,7 +98,7 @@ def _train(boxes: Sequence[tuple[str, str]], ranks: int, hidden: int, heads: int
         # LAMB takes the norms of what decays, which is everything here.
         lamb = len(list(model.parameters())) if kind == LAMB else 0
         received, calls = (
-            step_traffic(config, each, load.rows, load.masked, load.first, lamb=lamb)
+            step_traffic(config, each, load.rows, load.masked, load.first, summed=2 * lamb)
             for each in (wire, replace(wire, unit="calls"))
         )
         held = held_elements(config, shape, cube.rank)

@@ -21,7 +21,7 @@ from tensor3d import Cube, check_parameters
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
 from tensor3d.ops.seeds import mix
-from tensor3d.optim import AdamW, Lamb
+from tensor3d.optim.adam import ShardedAdamBase
 from tools.common.workers import split_groups
 from tools.finetune.config import FinetuneConfig, OptimizerSection
 from tools.finetune.gradient_cache import CachedGradients
@@ -266,7 +266,7 @@ def depth_of(name: str, layers: int) -> int:
     return int(found[1]) + 1 if found else layers + 1
 
 
-def _make_optimizer(model: nn.Module, recipe: OptimizerSection, cube: Cube, layers: int) -> AdamW | Lamb:
+def _make_optimizer(model: nn.Module, recipe: OptimizerSection, cube: Cube, layers: int) -> ShardedAdamBase:
     """With the groups of `make_optimizer` by depth, each of which has a share of the learning rate (`layer_decay`)."""
     made = make_optimizer(model, recipe, cube, (recipe.beta1, recipe.beta2))
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -87,7 +87,7 @@ class PlanCommand:
     """Type of products. Default: bf16 where the cluster knows it, else fp16, else fp32."""
     reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type in which gradients travel."""
-    optimizer: Literal["lamb", "adamw"] = "lamb"
+    optimizer: Literal["lamb", "adamw", "stable_adamw"] = "lamb"
     overlap: Overlap = "products"
     """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
     weights too, which the layers gather ahead from their second step on (prefetch)."""

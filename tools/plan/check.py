@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 from models.bert import BertConfig
 from models.bert.cost_model.comm_volume import step_traffic
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
-from models.bert.cost_model.param_shapes import parameters
+from models.bert.cost_model.param_shapes import OptimizerName, held
 from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
@@ -224,7 +224,7 @@ def dry_beside_prediction(
     rank: int = 0,
     micro_batches: int = 1,
     types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
-    optimizer: Literal["adamw", "lamb"] = "adamw",
+    optimizer: OptimizerName = "adamw",
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
     device: Device = "cpu",
@@ -250,7 +250,7 @@ def dry_beside_prediction(
             norm=_NORM,
             reshard_after_forward=reshard_after_forward,
             recompute=recompute,
-            lamb=sum(len(p.shape) > 1 for p in parameters(config)) if optimizer == "lamb" else 0,
+            summed=held(config, shape, rank).summed(optimizer),
         )
         for each in (wire, replace(wire, unit="calls"))
     )

@@ -186,8 +186,9 @@ class SpeedConfig:
 class OptimizerConfig:
     """Which optimiser, and its learning rate over the run: a linear rise, then a schedule down."""
 
-    kind: Literal["adamw", "lamb"] = "adamw"
-    """AdamW (Loshchilov & Hutter 2019), or LAMB (You et al. 2020), for global batches of many thousand sequences."""
+    kind: Literal["adamw", "lamb", "stable_adamw"] = "adamw"
+    """AdamW (Loshchilov & Hutter 2019); LAMB (You et al. 2020), for global batches of many thousand sequences; or AdamW
+    with shorter steps behind spikes of the gradient (StableAdamW, Wortsman et al. 2023)."""
     lr: Annotated[float, Positive()] = 1e-3
     """Peak learning rate."""
     warmup: Annotated[float, Share()] = 0.1

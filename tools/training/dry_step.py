@@ -31,11 +31,13 @@ from torch.utils._pytree import tree_leaves
 
 from models.bert import BertConfig, BertForPreTraining
 from models.bert.cost_model.memory import Device, MicroBatchShape
+from models.bert.cost_model.param_shapes import OptimizerName
 from tensor3d import CommStats, Cube, CubeShape, Sequences, local
 from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.data import PackedBatch, TrainBatch
 from tensor3d.layers.attention import Recompute
-from tensor3d.optim import AdamW, GradScaler, Lamb
+from tensor3d.optim import GradScaler
+from tensor3d.optim.adam import ShardedAdamBase
 from tools.common.workers import begin_worker
 from tools.training.config import OptimizerConfig, PrecisionConfig
 from tools.training.dry_gpu import stand_in_device, stand_in_gpu
@@ -157,7 +159,7 @@ def dry_step(
     rank: int = 0,
     micro_batches: int = 1,
     types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
-    optimizer: Literal["adamw", "lamb"] = "adamw",
+    optimizer: OptimizerName = "adamw",
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
     device: Device = "cpu",
@@ -301,7 +303,9 @@ def _take(step: TrainingStep[TrainBatch], batches: list[PackedBatch]) -> None:
 class _Notes:
     """Hooks on a model and its optimiser that note what can be seen only in the middle of a step."""
 
-    def __init__(self, model: BertForPreTraining, optimizer: AdamW | Lamb, count: CommStats, live: LiveBytes) -> None:
+    def __init__(
+        self, model: BertForPreTraining, optimizer: ShardedAdamBase, count: CommStats, live: LiveBytes
+    ) -> None:
         self.before: list[tuple[Bytes, Bytes]] = []
         """Bytes and collectives so far, at the begin of each micro-batch."""
         self.gradients = 0

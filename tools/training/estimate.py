@@ -16,7 +16,7 @@ from models.bert import BertConfig
 from models.bert.cost_model.comm_volume import micro_batch_traffic, read_slots, step_traffic
 from models.bert.cost_model.flops import model_flops
 from models.bert.cost_model.memory import Device, MicroBatchShape
-from models.bert.cost_model.param_shapes import parameters
+from models.bert.cost_model.param_shapes import held, parameters
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data.dataset import default_masked_per_pack
@@ -164,7 +164,7 @@ def _expected_traffic(
 ) -> Bytes:
     """Of a step of any number of micro-batches, all of which receive the same."""
     read = slots if recipe.speed.read_rows_only else None
-    speed, lamb = recipe.model, recipe.optimizer.kind == "lamb"
+    speed = recipe.model
     rows, recompute = (load.rows, load.masked, load.first), speed.recompute
     total = step_traffic(
         config,
@@ -174,7 +174,7 @@ def _expected_traffic(
         reshard_after_forward=speed.reshard_after_forward,
         recompute=recompute,
         read=read,
-        lamb=sum(len(parameter.shape) > 1 for parameter in parameters(config)) if lamb else 0,
+        summed=held(config, wire.shape).summed(recipe.optimizer.kind),
     )
     further = micro_batch_traffic(
         config, wire, *rows, reshard_after_forward=speed.reshard_after_forward, recompute=recompute, read=read

@@ -11,7 +11,8 @@ from models.bert.cost_model.memory import Device
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.attention.backends import AttentionRequest, choose
 from tensor3d.ops.compiled_regions import CompiledRegions
-from tensor3d.optim import AdamW, GradScaler, Lamb, LRSchedule, decay_groups
+from tensor3d.optim import AdamW, GradScaler, Lamb, LRSchedule, StableAdamW, decay_groups
+from tensor3d.optim.adam import ShardedAdamBase
 from tools.training.config import OptimizerConfig, PrecisionConfig, SpeedConfig, TrainConfig
 from tools.training.peak_flops import Compute
 
@@ -42,11 +43,13 @@ def speed(recipe: SpeedConfig) -> ExecutionPolicy:
     return ExecutionPolicy(overlap=recipe.overlap, compile=recipe.compile)
 
 
-def make_optimizer(model: nn.Module, recipe: OptimizerConfig, cube: Cube, betas: tuple[float, float]) -> AdamW | Lamb:
+def make_optimizer(
+    model: nn.Module, recipe: OptimizerConfig, cube: Cube, betas: tuple[float, float]
+) -> ShardedAdamBase:
     """The recipe's optimiser, without decay of vectors."""
-    kind = {"adamw": AdamW, "lamb": Lamb}[recipe.kind]
+    kinds: dict[str, type[ShardedAdamBase]] = {"adamw": AdamW, "lamb": Lamb, "stable_adamw": StableAdamW}
     groups = decay_groups(model, recipe.weight_decay)
-    return kind(groups, cube, lr=recipe.lr, betas=betas, eps=recipe.eps)
+    return kinds[recipe.kind](groups, cube, lr=recipe.lr, betas=betas, eps=recipe.eps)
 
 
 def make_scaler(recipe: _Computes, cube: Cube) -> GradScaler | None:

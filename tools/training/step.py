@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tensor3d import CommStats, Cube, GradientNorm, clip_gradients
 from tensor3d.distributed.watchdog import Watchdog
-from tensor3d.optim import AdamW, GradScaler, Lamb
+from tensor3d.optim import GradScaler
+from tensor3d.optim.adam import ShardedAdamBase
 from tools.training.profiling import PhaseTimer, StepTimes
 
 # --- What is learnt, and from what ------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ class TrainingStep(Generic[B]):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: AdamW | Lamb,
+        optimizer: ShardedAdamBase,
         scaler: GradScaler | None,
         cube: Cube,
         objective: Objective[B],

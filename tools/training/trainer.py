@@ -16,7 +16,8 @@ from tensor3d import Cube
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.distributed.object_collectives import check_copies
 from tensor3d.distributed.watchdog import Watchdog
-from tensor3d.optim import AdamW, GradScaler, Lamb, LRSchedule
+from tensor3d.optim import GradScaler, LRSchedule
+from tensor3d.optim.adam import ShardedAdamBase
 from tools.training.metrics import EarlyStopping, EvaluationRecord, StepRecord
 from tools.training.profiling import StepProfiler
 from tools.training.step import B, Objective, PendingStep, StepScalars, TrainingStep
@@ -90,7 +91,7 @@ class Trainer(ABC, Generic[B, M]):
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: AdamW | Lamb,
+        optimizer: ShardedAdamBase,
         scaler: GradScaler | None,
         cube: Cube,
         objective: Objective[B],

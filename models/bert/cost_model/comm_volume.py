@@ -90,26 +90,26 @@ def step_traffic(
     reshard_after_forward: bool = True,
     recompute: Recompute = "none",
     read: int | None = None,
-    lamb: int = 0,
+    summed: int = 0,
 ) -> Bytes:
-    """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and LAMB's norms.
+    """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and the optimiser's sums.
 
     Args:
         read: as of `micro_batch_traffic`.
         norm: numbers in the sum of the gradient norm and what goes along with it; 0: gradients are not clipped.
-        lamb: parameters whose norms LAMB takes.
+        summed: numbers that the optimiser sums over all ranks (`ParamMemory.summed`).
     """
     one = micro_batch_traffic(
         config, wire, rows, masked, first, reshard_after_forward=reshard_after_forward, recompute=recompute, read=read
     )
-    return times(one, micro_batches) + end_of_step_traffic(config, wire, norm=norm, lamb=lamb)
+    return times(one, micro_batches) + end_of_step_traffic(config, wire, norm=norm, summed=summed)
 
 
-def end_of_step_traffic(config: BertConfig, wire: CommModel, *, norm: int = 1, lamb: int = 0) -> Bytes:
-    """What comes once a step: the ledger's sums, the gradient norm and LAMB's norms; arguments as of `step_traffic`."""
+def end_of_step_traffic(config: BertConfig, wire: CommModel, *, norm: int = 1, summed: int = 0) -> Bytes:
+    """What comes once a step: the ledger's sums, the gradient norm and the optimiser's; arguments as `step_traffic`."""
     everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
     size = max(4, wire.parameter)
-    norms = [wire.summed(everyone, numbers, size) for numbers in (norm, 2 * lamb)]
+    norms = [wire.summed(everyone, numbers, size) for numbers in (norm, summed)]
     return together([ledger_traffic(config, wire), *norms])
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.bert.config import BertConfig
-from models.bert.cost_model.param_shapes import held
+from models.bert.cost_model.param_shapes import OptimizerName, held
 from tensor3d.cost_model.comm_volume import CommModel, chunk
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 
@@ -52,7 +52,7 @@ def least_memory(
     load: MicroBatchShape,
     choice: StepOptions,
     *,
-    optimizer: Literal["adamw", "lamb"],
+    optimizer: OptimizerName,
     device: Device,
 ) -> Memory:
     """Weights, gradients and the optimiser's state exactly; `saved` and `peak` are lower bounds.
@@ -68,7 +68,7 @@ def least_memory(
     # Gradients come as what is kept goes; those of earlier micro-batches are there from the start.
     # A layer is computed again when the logits are gone.
     backward = layers + max(once_more, logits) + (gradients if choice.micro_batches > 1 else 0)
-    update = gradients + (here.adapted * wire.parameter if optimizer == "lamb" else 0)
+    update = gradients + here.scaled(optimizer) * wire.parameter
     return Memory(
         weights=weights,
         gradients=gradients,

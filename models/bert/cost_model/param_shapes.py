@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from models.bert.config import BertConfig
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape
 from tensor3d.sharding.param_layout import Layout, chunk_bounds, copies, matrix, narrow, table, vector
 
+OptimizerName = Literal["adamw", "lamb", "stable_adamw"]
 _NEXT_SENTENCE = 2  # classes
 
 
@@ -65,6 +67,14 @@ class ParamMemory:
     """In tensors with several dims."""
     by_sum: dict[tuple[AxisName, ...], int]
     """By the axes over which their gradients are summed."""
+
+    def scaled(self, optimizer: OptimizerName) -> int:
+        """Elements whose step the optimiser multiplies by a number of their tensor's, for which it has to keep it."""
+        return {"adamw": 0, "lamb": self.adapted, "stable_adamw": self.total}[optimizer]
+
+    def summed(self, optimizer: OptimizerName) -> int:
+        """Numbers that the optimiser sums over all ranks in a step: two norms a tensor, or one mean."""
+        return {"adamw": 0, "lamb": 2 * self.adapted_tensors, "stable_adamw": self.tensors}[optimizer]
 
 
 @lru_cache(maxsize=1024)  # a planner asks for the memory of each box many times, and each time it depends on this

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from models.bert.config import BertConfig
 from models.bert.cost_model.comm_volume import end_of_step_traffic, micro_batch_traffic
 from models.bert.cost_model.flops import model_flops, work
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
-from models.bert.cost_model.param_shapes import ParamMemory, held
+from models.bert.cost_model.param_shapes import OptimizerName, ParamMemory, held
 from tensor3d.cost_model.comm_volume import Bytes, CommModel, Side, chunk
 from tensor3d.cost_model.step_cost import Memory, Product, StepCost, StepOptions
 from tensor3d.data.masking import MASKED_SHARE, MaskingRules
@@ -28,6 +27,7 @@ _OPERATORS_OF_THE_REST = 270
 _STATES = {"classic": 153, "modern": 170}
 _INNER_STATES = {"classic": 10, "modern": 22}
 _EMBEDDING_STATES, _HEAD_STATES, _LOGITS = 40, 160, 14
+# LAMB's are also taken for StableAdamW, which does as much.
 _ADAMW_BYTES, _LAMB_BYTES = 40, 80  # of an element's weight, gradient and moments, read and written, and clipping
 # Of clipping and a step of the optimiser, which take all parameters at once, and of each parameter's gradient.
 _ADAMW_OPERATORS, _LAMB_OPERATORS, _OPERATORS_OF_A_GRADIENT = 20, 40, 2
@@ -119,7 +119,7 @@ class BertCosts:
     """Type of activations and products: "fp32", "bf16" or "fp16"."""
     reduce: str = "fp32"
     """Type in which gradients travel."""
-    optimizer: Literal["adamw", "lamb"] = "lamb"
+    optimizer: OptimizerName = "lamb"
     device: Device = "cuda"
     norm: int = 3
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
@@ -171,7 +171,7 @@ class BertCosts:
         calls = replace(wire, unit="calls")
         micro, once = self._traffic(wire, load, choice, here)
         micro_calls, once_calls = self._traffic(calls, load, choice, here)
-        lamb = self.optimizer == "lamb"
+        scales = self.optimizer != "adamw"
         whole = 4 / 3 if choice.recompute == "layer" else 1.0
         return StepCost(
             wire=wire,
@@ -184,8 +184,8 @@ class BertCosts:
             attention_flops=again * self._attention(load) / shape.y,
             touched=self._touched(wire, load, whole),
             operators=round(config.layers * _OPERATORS[config.encoder] * whole) + _OPERATORS_OF_THE_REST,
-            once_touched=here.total * (_LAMB_BYTES if lamb else _ADAMW_BYTES),
-            once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors + (_LAMB_OPERATORS if lamb else _ADAMW_OPERATORS),
+            once_touched=here.total * (_LAMB_BYTES if scales else _ADAMW_BYTES),
+            once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors + (_LAMB_OPERATORS if scales else _ADAMW_OPERATORS),
             tokens=self.batch.tokens,
             model_flops=self.model_flops(),
             memory=self.memory(shape, choice),
@@ -221,8 +221,7 @@ class BertCosts:
         micro = micro_batch_traffic(
             self.config, wire, *rows, reshard_after_forward=choice.reshard_after_forward, recompute=choice.recompute
         )
-        adapted = here.adapted_tensors if self.optimizer == "lamb" else 0
-        return micro, end_of_step_traffic(self.config, wire, norm=self.norm, lamb=adapted)
+        return micro, end_of_step_traffic(self.config, wire, norm=self.norm, summed=here.summed(self.optimizer))
 
     def _products(self, load: MicroBatchShape, choice: StepOptions) -> tuple[Product, ...]:
         config, hidden = self.config, self.config.hidden

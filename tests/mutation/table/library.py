@@ -221,6 +221,13 @@ MUTATIONS = (
         tests=("tests/optim/test_lamb.py::test_one_device_without_a_process_group",),
     ),
     Mutation(
+        "stable-adamw-clips-nothing",
+        "tensor3d/optim/stable_adamw.py",
+        old="torch._foreach_clamp_min_(means, 1.0)",
+        new="torch._foreach_clamp_min_(means, 1e9)",
+        tests=("tests/optim/test_stable_adamw.py::test_one_device_without_a_process_group",),
+    ),
+    Mutation(
         "learning-rate-rise-off-by-one",
         "tensor3d/optim/lr_schedule.py",
         old="return self.lr * (step + 1) / self.warmup_steps",

@@ -180,7 +180,7 @@ def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:
     load, matrices = expected.load, sum(len(p.shape) > 1 for p in parameters(expected.config))
     wire = CommModel(shape=EIGHT, compute=2)
     slots = (load.rows, load.masked, load.first)
-    assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, norm=2, lamb=matrices)
+    assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, norm=2, summed=2 * matrices)
 
 
 def test_padded_packs_hold_one_sequence() -> None:

@@ -17,6 +17,7 @@ import torch
 import tyro
 
 from models.bert.cost_model.comm_volume import read_slots, step_traffic
+from models.bert.cost_model.param_shapes import held
 from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.distributed import process_group
@@ -123,7 +124,6 @@ class StepTrial(Trial):
 
     def _closed_form(self, wire: CommModel) -> Bytes:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
-        recipe, groups = trainer.recipe.optimizer, trainer.optimizer.param_groups
         multiple = math.lcm(shape.y, shape.z)
         masked, first = (
             -(-layout.plane_packs * budget // multiple) * multiple
@@ -142,7 +142,7 @@ class StepTrial(Trial):
             reshard_after_forward=trainer.recipe.model.reshard_after_forward,
             recompute=trainer.recipe.model.recompute,
             read=read_slots(layout.plane_packs, budget, wire) if only_read else None,
-            lamb=sum(len(g["params"]) for g in groups if g["weight_decay"] > 0) if recipe.kind == "lamb" else 0,
+            summed=held(trainer.model.config, shape).summed(trainer.recipe.optimizer.kind),
         )
         return nonzero(expected)
 

@@ -103,5 +103,6 @@ def test_what_is_bought_with_what() -> None:
     assert large(recompute="layer").peak < plain.peak / 2
     assert large(micro_batches=2).peak == plain.peak + plain.gradients
     small = MicroBatchShape(rows=64, masked=8, first=8, lengths=(32,))
+    assert large(load=small, optimizer="stable_adamw").peak > large(load=small, optimizer="lamb").peak
     assert large(load=small, optimizer="lamb").peak > large(load=small).peak
     assert not plain.counted

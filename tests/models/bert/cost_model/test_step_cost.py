@@ -22,7 +22,7 @@ BATCH = Batch(packs=64, capacity=32, masked_per_pack=5)
 
 
 @pytest.mark.parametrize("config", [SMALL, MODERN], ids=["classic", "modern"])
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "stable_adamw"])
 @pytest.mark.parametrize(
     "choice",
     [
@@ -42,7 +42,7 @@ def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice:
         (CommModel(shape=shape, compute=2), cost.traffic),
         (CommModel(shape=shape, compute=2, unit="calls"), cost.calls),
     ):
-        lamb = sum(len(parameter.shape) > 1 for parameter in parameters(config)) if optimizer == "lamb" else 0
+        summed = sum({"adamw": 0, "lamb": 2 * (len(each.shape) > 1)}.get(optimizer, 1) for each in parameters(config))
         assert found == +step_traffic(
             config,
             wire,
@@ -53,7 +53,7 @@ def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice:
             norm=3,
             reshard_after_forward=choice.reshard_after_forward,
             recompute=choice.recompute,
-            lamb=lamb,
+            summed=summed,
         )
     memory = least_memory(config, CommModel(shape=shape, compute=2), load, choice, optimizer=optimizer, device="cuda")  # type: ignore[arg-type]
     assert cost.memory == memory

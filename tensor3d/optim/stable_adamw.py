@@ -1,0 +1,59 @@
+"""StableAdamW on the cube: AdamW whose step of a tensor is shortened where its second moment lags behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tensor3d.distributed.collectives import all_reduce
+from tensor3d.optim.adam import Group, ParamGroupShards
+from tensor3d.optim.lamb import TensorwiseAdam
+
+
+class StableAdamW(TensorwiseAdam):
+    """AdamW with the update clipping of AdaFactor (Wortsman et al. 2023, arXiv 2304.13013, Algorithm 2).
+
+        m, v = moments of the gradient, as Adam's                  per element
+        rms  = root of the mean of g^2 / max(v / bias2, eps^2)     per tensor
+        w   -= lr / max(1, rms) * ((m / bias1) / (sqrt(v / bias2) + eps) + decay * w)
+
+    A gradient that is suddenly large, as behind a spike of the loss, is not yet in `v`: rms is then above 1, and the
+    step as much shorter. Means are those of logical tensors: one all-reduce of a number a tensor in a step. ModernBERT
+    trains with it instead of clipping by the norm.
+
+    Beside the state, which is AdamW's, a step needs room for two more copies of this rank's parameters.
+
+    Args, Raises: see `ShardedAdamBase`.
+    """
+
+    def _scales(self, group: Group) -> bool:
+        return True
+
+    def _ratios(self, scaled: Sequence[ParamGroupShards], updates: Sequence[list[Tensor]]) -> list[Tensor]:
+        """1 / max(1, rms) of each logical tensor."""
+        parameters = [p for blocks in scaled for p in blocks.parameters]
+        if not parameters:
+            return []
+        squares = self._squares(parameters, [each for blocks in scaled for each in _against_second_moment(blocks)])
+        sums = all_reduce(squares, self.cube.over("data", "x", "y", "z")).wait()
+        means = torch._foreach_div(list(sums.unbind()), [float(p.numel()) for p in parameters])
+        torch._foreach_sqrt_(means)
+        torch._foreach_clamp_min_(means, 1.0)
+        torch._foreach_reciprocal_(means)
+        return list(means)
+
+
+def _against_second_moment(blocks: ParamGroupShards) -> list[Tensor]:
+    """g / max(sqrt(v / bias2), eps) of each block. Of a skipped step not finite, and not used."""
+    wide = torch.promote_types(blocks.weights[0].dtype, torch.float32)
+    steps = torch.stack(blocks.steps)
+    steps = steps + torch.zeros_like(steps, dtype=wide)  # in the type of the weights, without a copy that a host sees
+    corrections = 1 - blocks.group["betas"][1] ** steps
+    against = list(torch._foreach_div(blocks.exp_avg_sq, list(corrections.unbind())))
+    torch._foreach_sqrt_(against)
+    torch._foreach_clamp_min_(against, blocks.group["eps"])
+    torch._foreach_reciprocal_(against)
+    torch._foreach_mul_(against, blocks.gradients)
+    return against
