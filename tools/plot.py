@@ -189,6 +189,7 @@ AXIS_LABELS = {
     "time/optimizer_seconds": "optimiser, rank 0 (s)",
     "time/checkpoint_seconds": "waiting for checkpoints, rank 0 (s)",
     "data/fill": "fill of the packs (share of token slots)",
+    "data/masked_share": "guessed tokens (share of all)",
     "data/imbalance": "busiest rank over the mean of all (share of the work)",
     "data/wait_seconds": "waiting for the batch, rank 0 (s)",
     "traffic/bytes_received": "received in a step by rank 0 (bytes)",

@@ -83,25 +83,23 @@ def word_rows(
     return candidates[first], np.diff(first, append=len(candidates))
 
 
-def choose_words(
-    ids: NDArray[np.int64],
-    candidates: NDArray[np.int64],
+def choose_runs(
+    row: NDArray[np.int64],
+    size: NDArray[np.int64],
     owner: NDArray[np.int64],
     wanted: NDArray[np.int64],
-    continuations: NDArray[np.generic],
     chance: Callable[[NDArray[np.int64]], NDArray[np.uint64]],
 ) -> NDArray[np.int64]:
-    """int64 (sum of wanted,): rows to guess, exactly `wanted` of each sequence; every sequence has as many candidates.
+    """int64 (sum of wanted,): rows to guess, exactly `wanted` of each sequence; every sequence has as many in words.
 
     At most one word of a sequence is taken in part, its first tokens, and only if no other word would still fit.
 
     Args:
-        ids, candidates, continuations: see `word_rows`.
+        row, size: int64 (words,): first row and rows of each word, or of whatever is guessed together.
         owner: int64 (tokens,): sequence of each row.
         wanted: int64 (sequences,).
         chance: random bits for rows; those of a word's first row decide when its turn is.
     """
-    row, size = word_rows(ids, candidates, continuations)
     turns = np.lexsort((chance(row), owner[row]))
     row, size = row[turns], size[turns]
     of = owner[row]
@@ -131,6 +129,49 @@ def choose_words(
     return ranges(row, taken)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Spans to guess (Joshi et al. 2020, SpanBERT, arXiv 1907.10529, section 3.1): runs of words, or of tokens, that are
+# guessed together and replaced alike. Their lengths are geometric, up to a largest. There a span begins at a random
+# word until enough is masked; here all text is cut into spans of such lengths, and some of these are taken, as words
+# are.
+
+_SPAN, _LONGEST_SPAN = 0.2, 10
+_LENGTHS = _SPAN * (1 - _SPAN) ** np.arange(_LONGEST_SPAN)
+_UP_TO = np.cumsum(_LENGTHS / _LENGTHS.sum())
+"""Chance that a span has 1, up to 2, ..., up to 10 words: 3.8 on average."""
+
+
+def span_rows(
+    row: NDArray[np.int64], size: NDArray[np.int64], owner: NDArray[np.int64], chance: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """int64 (spans,), int64 (spans,): first row and rows of each span. Its words follow one another in a sequence and
+    have no special token between them; the last one before a gap is cut there.
+
+    Args:
+        row, size: int64 (words,): first row and rows of each word, ascending.
+        owner: int64 (tokens,): sequence of each row.
+        chance: uint64 (words,): random bits.
+    """
+    gap = np.ones(len(row), dtype=np.bool_)
+    gap[1:] = (row[1:] != row[:-1] + size[:-1]) | (owner[row[1:]] != owner[row[:-1]])
+    first = np.flatnonzero(gap)
+    words = np.diff(first, append=len(row))
+    # Word n behind a gap has the length of the n-th span there: more than can be needed.
+    length = np.minimum(np.searchsorted(_UP_TO, _share(chance), side="right"), _LONGEST_SPAN - 1) + 1
+    ends = np.cumsum(length)
+    ends -= np.repeat(ends[first] - length[first], words)
+    begins = gap.copy()
+    inside = ends < np.repeat(words, words)
+    begins[np.repeat(first, words)[inside] + ends[inside]] = True
+    spans = np.flatnonzero(begins)
+    return row[spans], np.add.reduceat(size, spans) if len(spans) else size
+
+
+def _share(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Random bits as numbers from 0 to below 1."""
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 # --- Which tokens the model has to guess, drawn anew in every epoch ---------------------------------------------------
 
 MASKED_SHARE = 0.15
@@ -138,6 +179,8 @@ MASKED_SHARE = 0.15
 _LARGEST_SHARE = 0.8  # the most that was tried (Wettig et al. 2023, arXiv 2202.08005)
 _STREAM = 3
 """Keeps the chance of masking apart from that of pairs and packs."""
+_SPANS = 1
+"""And the lengths of spans apart from what is guessed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +201,8 @@ class MaskingRules:
     """Share of the guessed tokens that become [MASK]."""
     random_replace: float = 0.1
     """Share of the guessed tokens that become another token. The rest stays as it is."""
+    spans: bool = False
+    """Runs of tokens, or of words where these are known, are guessed together and replaced alike (`span_rows`)."""
 
     def __post_init__(self) -> None:
         for name in ("share", "end_share"):
@@ -244,7 +289,7 @@ def mask_tokens(
         sequences: (sequences,) number of each sequence in the epoch.
         special: the replacing token is any but these.
         continuations: bool or uint8 (vocab_size,), `GOES_ON` and `ENDS` of each piece; words are then chosen whole
-            (see `choose_words`). None: single tokens.
+            (see `choose_runs`). None: single tokens.
         rules: how much is guessed, and what becomes of it.
         step: of the run, where the share changes with it. A lower share takes fewer of the same tokens, but for whole
             words.
@@ -269,16 +314,24 @@ def mask_tokens(
     def chance(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
         return random_bits(key, sequences[owner[rows]], position[rows], draw=0)
 
-    if continuations is None:
+    runs = None
+    if continuations is not None:
+        runs = word_rows(ids, candidates, continuations)
+    if rules.spans:
+        row, size = (candidates, np.ones_like(candidates)) if runs is None else runs
+        runs = span_rows(row, size, owner, random_bits(mix(key, _SPANS), sequences[owner[row]], position[row]))
+    decides = np.arange(len(ids))  # which row says what becomes of a row
+    if runs is None:
         # Within each sequence the candidates are put in random order, and the first few are taken.
         candidates = candidates[np.lexsort((chance(candidates), owner[candidates]))]
         rows = np.sort(candidates[ranges(first_rows(available), wanted)])
     else:
-        rows = np.sort(choose_words(ids, candidates, owner, wanted, continuations, chance))
+        rows = np.sort(choose_runs(*runs, owner, wanted, chance))
+    if rules.spans and runs is not None:
+        decides[candidates] = np.repeat(*runs)
 
     number, place = sequences[owner[rows]], position[rows]
-    fate = random_bits(key, number, place, draw=1) >> np.uint64(11)
-    fate = fate.astype(np.float64) * 2.0**-53
+    fate = _share(random_bits(key, number, position[decides[rows]], draw=1))
     other = special.ordinary[random_bits(key, number, place, draw=2) % np.uint64(len(special.ordinary))]
     labels = ids[rows]
     seen = ids.copy()

@@ -10,13 +10,15 @@ import pytest
 
 from tensor3d.data import SpecialTokens
 from tensor3d.data.masking import (
+    _UP_TO,
     Masked,
     MaskingRules,
     StoredMasks,
-    choose_words,
+    choose_runs,
     mask_tokens,
     masked_count,
     masked_counts,
+    span_rows,
     word_rows,
 )
 from tests.data.samples import VOCABULARY
@@ -223,12 +225,10 @@ def chosen(words: list[list[int]], wanted: int, turns: list[int]) -> list[list[i
     first = np.cumsum([0, *map(len, words)])[:-1].tolist()
     turn_of = np.zeros(len(ids), dtype=np.uint64)
     turn_of[first] = np.argsort(turns)
-    rows = choose_words(
-        ids,
-        np.arange(len(ids)),
+    rows = choose_runs(
+        *word_rows(ids, np.arange(len(ids)), flags(50)),
         np.zeros(len(ids), dtype=np.int64),
         np.array([wanted]),
-        flags(50),
         lambda asked: turn_of[asked],
     )
     flat = [token for word in words for token in word]
@@ -275,6 +275,58 @@ def test_short_words_are_preferred_only_to_fill_a_gap() -> None:
     assert (counts[:, 1] == counts[:, 2]).all()
     assert 0.8 < counts[:, 1].mean() / counts[:, 0].mean() < 1
     assert np.ptp(counts[:, 0]) < 12 * counts[:, 0].mean() ** 0.5
+
+
+def spans_of(words: list[tuple[int, int, int]], lengths: list[int]) -> list[tuple[int, int]]:
+    """Spans of words (first row, rows, sequence), when the n-th word of each stretch is given the n-th length."""
+    row, size, of = (np.array(each) for each in zip(*words, strict=True))
+    owner = np.zeros(row.max() + 1, dtype=np.int64)
+    owner[row] = of
+    middle = _UP_TO - np.diff(_UP_TO, prepend=0.0) / 2  # chance in the midst of a length's share
+    bits = [int(middle[length - 1] * 2**53) << 11 for length in lengths]
+    found = span_rows(row, size, owner, np.array(bits, dtype=np.uint64))
+    return list(zip(*(each.tolist() for each in found), strict=True))
+
+
+def test_spans_of_words_by_hand() -> None:
+    # Words of 1, 2 and 1 rows, a gap, one of 3 and one of 1; then another sequence.
+    words = [(1, 1, 0), (2, 2, 0), (4, 1, 0), (6, 3, 0), (9, 1, 0), (10, 1, 1), (11, 1, 1)]
+    assert spans_of(words, [2, 9, 1, 1, 1, 10, 1]) == [(1, 3), (4, 1), (6, 3), (9, 1), (10, 2)]
+    assert spans_of(words, [1, 1, 1, 2, 5, 1, 1]) == [(1, 1), (2, 2), (4, 1), (6, 4), (10, 1), (11, 1)]
+    assert spans_of([(5, 2, 0)], [1]) == [(5, 2)]
+
+
+def test_lengths_of_spans_are_geometric_up_to_ten() -> None:
+    rng = np.random.default_rng(1)
+    row, owner = np.arange(400_000), np.zeros(400_000, dtype=np.int64)
+    _, size = span_rows(row, np.ones_like(row), owner, rng.integers(0, 2**64, 400_000, dtype=np.uint64))
+    assert size.sum() == 400_000
+    weights = 0.2 * 0.8 ** np.arange(10)
+    expected = weights / weights.sum()
+    counts = np.bincount(size, minlength=11)[1:]
+    assert len(counts) == 10
+    assert (np.abs(counts - expected * len(size)) < 6 * np.sqrt(expected * len(size))).all()
+    assert size.mean() == pytest.approx(3.8, abs=0.02)  # as Joshi et al. say
+
+
+@pytest.mark.parametrize("continuations", [None, np.isin(np.arange(100), range(50, 70))], ids=["tokens", "words"])
+def test_spans_are_replaced_alike_in_the_right_number(continuations: np.ndarray | None) -> None:
+    lengths = [102] * 300
+    ids, guessable = sequences(lengths)
+    rules = MaskingRules(spans=True, mask_replace=0.5, random_replace=0.0)
+    numbers = list(range(300))
+    result = mask(ids, guessable, lengths, numbers, rules=rules, continuations=continuations)
+    owner = np.repeat(range(300), lengths)[result.rows]
+    assert np.bincount(owner).tolist() == [15] * 300
+    assert guessable[result.rows].all()
+    # Of neighbours that are guessed most are of one span, and then both are hidden or none is.
+    beside = (np.diff(result.rows) == 1) & (owner[1:] == owner[:-1])
+    hidden = result.ids[result.rows] == 4
+    assert beside.mean() > 0.6
+    assert (hidden[1:] == hidden[:-1])[beside].mean() > 0.85
+    assert abs(hidden.mean() - 0.5) < 0.06
+    alone = mask(ids[102:204], guessable[102:204], [102], [1], rules=rules, continuations=continuations)
+    np.testing.assert_array_equal(alone.ids, result.ids[102:204])
 
 
 def test_stored_masks_are_put_back() -> None:

@@ -79,7 +79,7 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> StepMetrics:
         stop_if=lambda stop: None,
         metrics=lambda taken, numbers: PretrainTrainer.metrics(of_a_run, taken, numbers),
         _judge=lambda taken, numbers: None,
-        model=SimpleNamespace(config=None),
+        model=SimpleNamespace(config=SimpleNamespace(next_sentence=True)),
         recipe=SimpleNamespace(speed=SimpleNamespace(read_rows_only=False)),
         cube=SimpleNamespace(shape=CubeShape(y=2, z=2)),
         _peak=10e12,
@@ -103,7 +103,7 @@ def test_what_the_device_found_is_told_as_it_is(metrics: StepMetrics) -> None:
     assert metrics.next_sentence_accuracy == 9 / 12
     assert (metrics.learning_rate, metrics.gradient_norm, metrics.loss_scale) == (1e-3, 2.25, 1.0)
     assert (metrics.skipped, metrics.skipped_steps) == (False, 3)
-    assert (metrics.fill, metrics.imbalance) == (0.9375, 1.5)
+    assert (metrics.fill, metrics.imbalance, metrics.masked_share) == (0.9375, 1.5, 120 / 6000)
 
 
 def test_times_and_traffic_are_those_of_the_step(metrics: StepMetrics) -> None:

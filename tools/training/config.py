@@ -55,6 +55,9 @@ class DataConfig:
     """Share of the guessed tokens that become [MASK]."""
     random_replace: Annotated[float, AtLeast(0)] = 0.1
     """Share of the guessed tokens that become another token; the rest stays as it is."""
+    masked_spans: bool = False
+    """Runs of tokens are guessed together and replaced alike, of whole words where the samples know them; 3.8 long on
+    average, 10 at most (SpanBERT, Joshi et al. 2020)."""
     masked_per_pack: Annotated[int | None, AtLeast(1)] = None
     """Tokens to guess in a pack, at most. Default: the largest masked share of a full pack and two more."""
     short_probability: Annotated[float, Share()] = 0.1
@@ -87,6 +90,7 @@ class DataConfig:
                 steps=steps,
                 mask_replace=self.mask_replace,
                 random_replace=self.random_replace,
+                spans=self.masked_spans,
             )
         except ValueError as problem:
             raise ValueError(f"data.masked_share and what belongs to it: {problem}") from None

@@ -161,8 +161,8 @@ def training_source(corpus: TrainingCorpus, recipe: TrainConfig, everyone: HostA
     if stored is not None and stored != replace(wanted, steps=1):
         raise ValueError(
             f"the samples' masks are stored: they were drawn with masked_share = {stored.share:g}, mask_replace = "
-            f"{stored.mask_replace:g} and random_replace = {stored.random_replace:g}. Give [data] the same and no "
-            "masked_share_end, or prepare samples with --masking dynamic."
+            f"{stored.mask_replace:g}, random_replace = {stored.random_replace:g} and masked_spans = {stored.spans}. "
+            "Give [data] the same and no masked_share_end, or prepare samples with --masking dynamic."
         )
     return corpus.training(everyone=everyone, **_drawing(recipe))
 

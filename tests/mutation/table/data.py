@@ -34,6 +34,13 @@ MUTATIONS = (
         tests=("tests/data/test_loader.py",),
     ),
     Mutation(
+        "masking-spans-are-replaced-token-by-token",
+        "tensor3d/data/masking.py",
+        old="position[decides[rows]], draw=1",
+        new="position[rows], draw=1",
+        tests=("tests/data/test_masking.py",),
+    ),
+    Mutation(
         "masking-same-in-every-epoch",
         "tensor3d/data/masking.py",
         old="key = mix(seed, epoch, _STREAM)",

@@ -45,6 +45,8 @@ class SamplesOptions(Options):
     """Share of the guessed tokens that become [MASK]; of static masks."""
     random_replace: float = 0.1
     """Share of the guessed tokens that become another token; of static masks. The rest stays as it is."""
+    masked_spans: bool = False
+    """Runs of tokens, or of whole words, are guessed together and replaced alike; of static masks."""
     whole_words: bool = False
     """The pieces of a word are guessed together."""
     shards: int = 1
@@ -77,15 +79,21 @@ class SamplesOptions(Options):
         rules = self.mask_rules
         if self.masking == "dynamic" and rules != MaskingRules(share=rules.share):
             raise ValueError(
-                f"mask_replace={self.mask_replace} and random_replace={self.random_replace} are of static masks, and "
-                "masking is dynamic: give them to training, in [data] of its recipe, or choose static."
+                f"mask_replace={self.mask_replace}, random_replace={self.random_replace} and masked_spans="
+                f"{self.masked_spans} are of static masks, and masking is dynamic: give them to training, in [data] of "
+                "its recipe, or choose static."
             )
         self.limits()
 
     @property
     def mask_rules(self) -> MaskingRules:
         """Raises ValueError for shares out of range."""
-        return MaskingRules(share=self.masked_share, mask_replace=self.mask_replace, random_replace=self.random_replace)
+        return MaskingRules(
+            share=self.masked_share,
+            mask_replace=self.mask_replace,
+            random_replace=self.random_replace,
+            spans=self.masked_spans,
+        )
 
     def limits(self) -> Limits:
         """Of a pack, as training has them with the same numbers. ValueError for those that contradict one another."""

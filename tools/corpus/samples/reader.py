@@ -161,7 +161,8 @@ def _opened(folder: Path, values: dict[str, Any], fingerprint: str) -> Samples:
 
 def _masking(settings: dict[str, Any]) -> MaskingRules:
     replaced = {name: settings[name] for name in ("mask_replace", "random_replace") if name in settings}
-    return MaskingRules(share=settings.get("masked_share", MASKED_SHARE), **replaced)
+    share, spans = settings.get("masked_share", MASKED_SHARE), settings.get("masked_spans", False)
+    return MaskingRules(share=share, spans=spans, **replaced)
 
 
 def read_step(folder: Path) -> tuple[dict[str, Any], str]:

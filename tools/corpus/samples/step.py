@@ -290,7 +290,11 @@ def _settings(options: SamplesOptions, corpora: Sequence[Corpus], tokenizer: Tok
     left_out = {"output", "skip_bad", "workers", "corpora", "tokenizer", "capacity", "max_sequences", "masked_per_pack"}
     rules, limits = options.mask_rules, options.limits()
     if rules == MaskingRules(share=rules.share):
-        left_out |= {"mask_replace", "random_replace"}  # as in folders of before, which say nothing of them
+        left_out |= {
+            "mask_replace",
+            "random_replace",
+            "masked_spans",
+        }  # as in folders of before, which say nothing of them
     return {
         **{name: value for name, value in asdict(options).items() if name not in left_out},
         "capacity": limits.capacity,

@@ -151,7 +151,9 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
     def in_words(self, metrics: StepMetrics) -> str:
         skipped = f", {metrics.skipped_steps} skipped" if metrics.skipped_steps else ""
         speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
-        return f"loss {metrics.loss:.3f}, mlm {metrics.masked_lm_loss:.3f}, {speed}{skipped}"
+        # Where it is all of the loss, it is not said twice.
+        masked_lm = "" if metrics.next_sentence_loss is None else f", mlm {metrics.masked_lm_loss:.3f}"
+        return f"loss {metrics.loss:.3f}{masked_lm}, {speed}{skipped}"
 
     def ready(self, samples: int) -> None:
         self.mllog.ready(samples)

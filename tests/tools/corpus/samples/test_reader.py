@@ -106,7 +106,7 @@ def test_what_is_trained_on_is_what_was_stored(folder: Path) -> None:
 
 
 def test_stored_masks_of_another_share_train_with_that_share_alone(ids: Path, tmp_path: Path) -> None:
-    chosen = {"masked_share": 0.4, "mask_replace": 1.0, "random_replace": 0.0}
+    chosen = {"masked_share": 0.4, "mask_replace": 1.0, "random_replace": 0.0, "masked_spans": True}
     opened = made(tmp_path / "samples", ids, masking="static", max_length=24, capacity=32, **chosen)
     assert opened.limits.budget == 14  # 0.4 of 32 slots, and one half of four sequences
     shard = opened.shards[0]
@@ -118,7 +118,9 @@ def test_stored_masks_of_another_share_train_with_that_share_alone(ids: Path, tm
     (tmp_path / "recipe.toml").write_text(RECIPE)
 
     def feed(**settings: float) -> TrainData:
-        options = [word for name, value in settings.items() for word in (f"--data.{name}", str(value))]
+        flags = [f"--data.{name}" for name, value in settings.items() if value is True]
+        numbers = {name: value for name, value in settings.items() if value is not True}
+        options = [*flags, *(word for name, value in numbers.items() for word in (f"--data.{name}", str(value)))]
         source = ["--data.source", str(tmp_path / "samples")]
         recipe = parse([str(tmp_path / "recipe.toml"), *source, *options]).settings
         return TrainData.of_corpus(recipe, Cube.single(), open_corpus(tmp_path / "samples"))
@@ -127,7 +129,9 @@ def test_stored_masks_of_another_share_train_with_that_share_alone(ids: Path, tm
         step = next(loader)
     assert step.targets == int((step.batches[0].masked_labels >= 0).sum())
     for other in ({}, {"masked_share": 0.4}, {**chosen, "masked_share_end": 0.2}):
-        with pytest.raises(ValueError, match=r"masked_share = 0.4, mask_replace = 1 and random_replace = 0. Give"):
+        with pytest.raises(
+            ValueError, match=r"masked_share = 0.4, mask_replace = 1, random_replace = 0 and masked_spans = True. Give"
+        ):
             feed(**other)
     with pytest.raises(ValueError, match=r"stored masks are not those of masking with a share of 0.15"):
         packed(opened).pack(0, 0)

@@ -318,6 +318,8 @@ def test_an_index_of_other_data_is_refused(tmp_path: Path) -> None:
         ({"capacity": 12}, r"max_length=16.*\b12"),
         ({"short_probability": 1.5}, r"short_probability.*\b0.*\b1.*\b1.5"),
         ({"held_out": 0.9999999}, "has no document left for training"),
+        ({"masked_share": 0.9}, r"masked share.*at most 0.8. Got 0.9"),
+        ({"masked_spans": True}, r"masked_spans=True are of static masks, and masking is dynamic"),
     ],
 )
 def test_options_out_of_range_are_named(ids: Path, tmp_path: Path, changes: dict, message: str) -> None:
