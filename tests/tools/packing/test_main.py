@@ -212,6 +212,11 @@ def test_a_plan_with_a_budget_of_masked_tokens(histogram: Path, tmp_path: Path) 
     plan = load_plan(path, fingerprint_of(COUNTS, limits, "lpfhp"))
     # Every sequence has at least one token to guess, so no pack holds three.
     assert max(len(strategy.lengths) for strategy in plan.strategies) == 2
+    # At another share longer ones have more.
+    assert main([*call, "--masked-per-pack", "5", "--masked-share", "0.4"]) == 0
+    costs = masked_counts(np.arange(13), 0.4)
+    plan = load_plan(path, fingerprint_of(COUNTS, Limits.of(12, budget=5, costs=costs), "lpfhp"))
+    assert max(int(costs[list(strategy.lengths)].sum()) for strategy in plan.strategies) == 5
 
 
 # --- stream --------------------------------------------------------------------------------------------------------

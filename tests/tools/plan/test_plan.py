@@ -59,6 +59,19 @@ def test_one_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2*(1x2x2)" in capsys.readouterr().out
 
 
+def test_what_is_guessed_and_learnt_is_part_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    box = ["--cube", "1x2x2", "--data-parallel", "2"]
+    both, alone, more = (
+        planned(tmp_path, *box, *options)["search"]["plans"][0]
+        for options in ([], ["--objective", "masked-lm"], ["--objective", "masked-lm", "--masked-share", "0.3"])
+    )
+    received = [sum(each["bytes"] for each in plan["received"]) for plan in (both, alone, more)]
+    assert received[1] < received[0] < received[2]
+    assert alone["seconds"] < both["seconds"] < more["seconds"]
+    assert main([*BASE, "--quick", "--masked-share", "0.9"]) == 2
+    assert "the masked share must be above 0 and at most 0.8. Got 0.9" in capsys.readouterr().err
+
+
 def test_the_page_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "vega", lambda: "")
     monkeypatch.setattr(page, "find_spec", lambda name: name)
