@@ -33,6 +33,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "modern": {"encoder": "modern", "layers": 3, "window": 4, "global_every": 3},
     "modern, local last": {"encoder": "modern", "window": 4, "global_every": 3},
     "one layer": {"layers": 1},
+    "masked-LM alone": {"next_sentence": False},
 }
 
 
