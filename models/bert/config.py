@@ -10,6 +10,9 @@ from tensor3d import CubeShape
 from tensor3d.ops.activations import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
+Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert"]
+"""Architectures that have the classic encoder, as Hugging Face's library calls them."""
+_ROBERTA = ("roberta", "xlm-roberta", "camembert")
 _MODERN_ONLY = ("window", "global_every", "rotary_base")
 
 
@@ -34,9 +37,13 @@ class BertConfig:
     vocab: int = 30522
     """Entries of the vocabulary."""
     positions: int = 512
-    """Rows of the position table: the longest sequence. The modern encoder has no such table."""
+    """The longest sequence: rows of the position table from `first_position` on. The modern encoder has no such
+    table."""
+    first_position: int = 0
+    """Row of the position table for the first token of a sequence; those before it are not used. RoBERTa's is the id of
+    padding and one more."""
     types: int = 2
-    """Token types: first and second sentence."""
+    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT has 0."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -49,6 +56,8 @@ class BertConfig:
     """Added to LayerNorm's variances."""
     std: float = 0.02
     """Standard deviation of initial weights."""
+    family: Family = "bert"
+    """Whose heads stand on the classic encoder, and whose names it has in Hugging Face's library."""
     encoder: Encoder = "classic"
     """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (model.py)."""
     window: int | None = None
@@ -59,10 +68,11 @@ class BertConfig:
     """Of the modern encoder: base of the rotary positions' wave lengths. Default: 10,000."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocab", "positions", "types", "inner", "window", "global_every"):
+        for name in ("layers", "hidden", "heads", "vocab", "positions", "inner", "window", "global_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1. Got {value}.")
+        self._check_family()
         if self.hidden % self.heads:
             raise ValueError(f"hidden must divide by heads={self.heads}. Got {self.hidden}.")
         for name in ("dropout", "attention_dropout"):
@@ -78,6 +88,20 @@ class BertConfig:
             raise ValueError(f'encoder must be "classic" or "modern". Got {self.encoder!r}.')
         self._check_modern() if self.encoder == "modern" else self._check_classic()
 
+    def _check_family(self) -> None:
+        if self.family not in get_args(Family):
+            raise ValueError(f"family must be one of {', '.join(get_args(Family))}. Got {self.family!r}.")
+        if self.family == "distilbert" and self.types:
+            raise ValueError(f'family="distilbert" has no token types. Got types={self.types}. Set types = 0.')
+        if self.family != "distilbert" and self.types < 1:
+            raise ValueError(f'types must be at least 1, but of family="distilbert". Got {self.types}.')
+        lowest = 1 if self.family in _ROBERTA else 0
+        if self.first_position < lowest or (self.first_position and not lowest):
+            raise ValueError(
+                f"first_position must be {'at least 1, the id of padding and one more,' if lowest else 0} of "
+                f"family={self.family!r}. Got {self.first_position}."
+            )
+
     def _check_classic(self) -> None:
         for name in _MODERN_ONLY:
             if getattr(self, name) is not None:
@@ -87,6 +111,10 @@ class BertConfig:
                 )
 
     def _check_modern(self) -> None:
+        if self.family != "bert":
+            raise ValueError(
+                f'family={self.family!r} has encoder="classic". Got encoder="modern". Leave one of them out.'
+            )
         if self.activation != "gelu":
             raise ValueError(
                 f'activation belongs to encoder="classic". Got {self.activation!r} with encoder="modern", whose gate '
@@ -115,6 +143,25 @@ class BertConfig:
         if self.inner is not None:
             return self.inner
         return 4 * self.hidden if self.encoder == "classic" else -(-8 * self.hidden // (3 * 64)) * 64
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the position table; 0: there is none."""
+        return self.first_position + self.positions if self.encoder == "classic" else 0
+
+    @property
+    def head_activation(self) -> Activation:
+        """Inside the masked-LM head."""
+        return "gelu" if self.family in _ROBERTA else self.activation
+
+    @property
+    def pooler_activation(self) -> Literal["tanh", "relu"]:
+        return "relu" if self.family == "distilbert" else "tanh"
+
+    @property
+    def has_dropout_before_pooler(self) -> bool:
+        """Whether the head that classifies texts drops out [CLS] too, and not its pooled vector alone."""
+        return self.family in _ROBERTA
 
     @property
     def head_dim(self) -> int:

@@ -171,18 +171,22 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
         self.tokens = Embedding3D(config.vocab, config.hidden, cube, std=config.std)
-        self.positions = None
-        if config.encoder == "classic":
-            self.positions = LookupEmbedding3D(config.positions, config.hidden, cube, std=config.std)
-        self.types = LookupEmbedding3D(config.types, config.hidden, cube, std=config.std)
+        self.positions = self.types = None
+        self.first_position = config.first_position
+        if config.position_rows:
+            self.positions = LookupEmbedding3D(config.position_rows, config.hidden, cube, std=config.std)
+        if config.types:
+            self.types = LookupEmbedding3D(config.types, config.hidden, cube, std=config.std)
         self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
         self.dropout = Dropout3D(config.dropout, cube)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         chosen = [self.tokens(ids)]
         if self.positions is not None:
-            chosen.append(self.positions(positions))
-        return self.dropout(self.norm(*chosen, self.types(types)))
+            chosen.append(self.positions(positions + self.first_position if self.first_position else positions))
+        if self.types is not None:
+            chosen.append(self.types(torch.zeros_like(types) if self.types.rows == 1 else types))
+        return self.dropout(self.norm(*chosen))
 
 
 def classic_layer(
@@ -286,7 +290,7 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.cube, self.activation = cube, config.activation
+        self.cube, self.activation = cube, config.head_activation
         self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
         self.norm = LayerNorm3D(config.hidden, cube, "y", eps=config.eps, bias=config.bias)
         self.projection = Projection3D(config.hidden, config.vocab, cube, bias=True, holds_weight=False)
@@ -299,15 +303,18 @@ class MaskedLMHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector a sequence, from its [CLS]: dense and tanh. (C/xz, H/y) on face y."""
+    """One vector a sequence, from its [CLS]: dense and tanh, or what the family has. (C/xz, H/y) on face y."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.cube = cube
+        self.cube, self.activation = cube, config.pooler_activation
         self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
 
-    def forward(self, h: Tensor, rows: Tensor) -> Tensor:
-        return torch.tanh(self.dense(select(h, rows, self.cube)))
+    def forward(self, h: Tensor, rows: Tensor, dropout: nn.Module | None = None) -> Tensor:
+        """`dropout`: of [CLS], before the dense layer."""
+        chosen = select(h, rows, self.cube)
+        dense = self.dense(chosen if dropout is None else dropout(chosen))
+        return torch.tanh(dense) if self.activation == "tanh" else activated(dense, self.activation)
 
 
 class BertForPreTraining(Pretrained):

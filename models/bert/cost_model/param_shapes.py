@@ -111,13 +111,10 @@ def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
 def _before(config: BertConfig) -> list[ParamSpec]:
     hidden, vocab, bias = config.hidden, config.vocab, config.bias
     found = [_matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z"))]
-    if config.encoder == "classic":
-        found.append(_matrix("bert.embeddings.positions.weight", config.positions, hidden, table("z")))
-    found += [
-        _matrix("bert.embeddings.types.weight", config.types, hidden, table("z")),
-        *_norm("bert.embeddings.norm", hidden, bias),
-    ]
-    return found
+    for name, rows in (("positions", config.position_rows), ("types", config.types)):
+        if rows:
+            found.append(_matrix(f"bert.embeddings.{name}.weight", rows, hidden, table("z")))
+    return [*found, *_norm("bert.embeddings.norm", hidden, bias)]
 
 
 def _after(config: BertConfig) -> list[ParamSpec]:

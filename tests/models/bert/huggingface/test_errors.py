@@ -52,9 +52,19 @@ def told(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "is of another model: model_type 'gpt2'. Only BERT"),
-        ({"model_type": "roberta"}, "model_type 'roberta'"),
-        ({"model_type": None, "architectures": ["DistilBertModel"]}, "architectures ['DistilBertModel']"),
+        (
+            {"model_type": "gpt2"},
+            "is of another model: model_type 'gpt2'. The models that can be read are BERT (bert), R",
+        ),
+        ({"model_type": "deberta-v2"}, "model_type 'deberta-v2', and its attention has relative positions. The models"),
+        ({"model_type": "albert"}, "model_type 'albert', and its layers share one set of weights. The models"),
+        ({"model_type": "roberta"}, "says model_type 'roberta' and architectures ['BertForPreTraining'], of which"),
+        (
+            {"model_type": "roberta", "architectures": None},
+            "config.json is of RoBERTa, and the names of the encoder begin with 'bert.', as BERT's do.",
+        ),
+        ({"model_type": None, "architectures": ["FunnelModel"]}, "another model: architectures ['FunnelModel']. The"),
+        ({"model_type": None, "architectures": ["BertModel", "DistilBertModel"]}, "is of another model: architectures"),
         ({"is_decoder": True}, "is_decoder must be False, for a decoder sees no later tokens. Got True."),
         ({"add_cross_attention": True}, "add_cross_attention must be False"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute'"),
