@@ -10,7 +10,7 @@ from tensor3d import CubeShape
 from tensor3d.ops.activations import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
-Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert"]
+Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra"]
 """Architectures that have the classic encoder, as Hugging Face's library calls them."""
 _ROBERTA = ("roberta", "xlm-roberta", "camembert")
 _MODERN_ONLY = ("window", "global_every", "rotary_base")
@@ -34,6 +34,8 @@ class BertConfig:
     inner: int | None = None
     """Columns inside the MLP. Default: 4 * hidden; of the modern encoder, whose MLP has three matrices instead of two,
     8/3 * hidden in whole 64s (Shazeer 2020, arXiv 2002.05202)."""
+    embedding: int | None = None
+    """Columns of the embeddings, projected to hidden: ELECTRA's. Default: hidden, and no projection."""
     vocab: int = 30522
     """Entries of the vocabulary."""
     positions: int = 512
@@ -68,7 +70,7 @@ class BertConfig:
     """Of the modern encoder: base of the rotary positions' wave lengths. Default: 10,000."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocab", "positions", "inner", "window", "global_every"):
+        for name in ("layers", "hidden", "heads", "embedding", "vocab", "positions", "inner", "window", "global_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1. Got {value}.")
@@ -100,6 +102,12 @@ class BertConfig:
             raise ValueError(
                 f"first_position must be {'at least 1, the id of padding and one more,' if lowest else 0} of "
                 f"family={self.family!r}. Got {self.first_position}."
+            )
+
+        if self.embedding is not None and self.family != "electra":
+            raise ValueError(
+                f'embedding belongs to family="electra". Got embedding={self.embedding} with family={self.family!r}. '
+                "Leave it out."
             )
 
     def _check_classic(self) -> None:
@@ -145,6 +153,15 @@ class BertConfig:
         return 4 * self.hidden if self.encoder == "classic" else -(-8 * self.hidden // (3 * 64)) * 64
 
     @property
+    def embedding_size(self) -> int:
+        return self.hidden if self.embedding is None else self.embedding
+
+    @property
+    def has_projection(self) -> bool:
+        """Whether the embeddings are projected to hidden."""
+        return self.embedding_size != self.hidden
+
+    @property
     def position_rows(self) -> int:
         """Rows of the position table; 0: there is none."""
         return self.first_position + self.positions if self.encoder == "classic" else 0
@@ -152,16 +169,16 @@ class BertConfig:
     @property
     def head_activation(self) -> Activation:
         """Inside the masked-LM head."""
-        return "gelu" if self.family in _ROBERTA else self.activation
+        return "gelu" if self.family in (*_ROBERTA, "electra") else self.activation
 
     @property
-    def pooler_activation(self) -> Literal["tanh", "relu"]:
-        return "relu" if self.family == "distilbert" else "tanh"
+    def pooler_activation(self) -> Literal["tanh", "relu", "gelu"]:
+        return "relu" if self.family == "distilbert" else "gelu" if self.family == "electra" else "tanh"
 
     @property
     def has_dropout_before_pooler(self) -> bool:
         """Whether the head that classifies texts drops out [CLS] too, and not its pooled vector alone."""
-        return self.family in _ROBERTA
+        return self.family in (*_ROBERTA, "electra")
 
     @property
     def head_dim(self) -> int:
@@ -189,6 +206,11 @@ class BertConfig:
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""
         shape.check_block(heads=self.heads, hidden=self.hidden, inner=self.inner_size)
+        for axis, size in (("y", shape.y), ("z", shape.z)):
+            if self.embedding_size % size:
+                raise ValueError(
+                    f"embedding must divide by {axis}={size}. Got {self.embedding_size}. Choose another cube."
+                )
 
 
 def _preset(layers: int, hidden: int) -> BertConfig:

@@ -166,19 +166,24 @@ class PreTrainingOutput:
 
 
 class BertEmbeddings(nn.Module):
-    """Token, position and type embeddings, LayerNorm, dropout. The modern encoder turns its positions in attention."""
+    """Token, position and type embeddings, LayerNorm, dropout, and ELECTRA's projection of narrow ones. The modern
+    encoder turns its positions in attention."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.tokens = Embedding3D(config.vocab, config.hidden, cube, std=config.std)
+        self.cube, columns = cube, config.embedding_size
+        self.tokens = Embedding3D(config.vocab, columns, cube, std=config.std)
         self.positions = self.types = None
         self.first_position = config.first_position
         if config.position_rows:
-            self.positions = LookupEmbedding3D(config.position_rows, config.hidden, cube, std=config.std)
+            self.positions = LookupEmbedding3D(config.position_rows, columns, cube, std=config.std)
         if config.types:
-            self.types = LookupEmbedding3D(config.types, config.hidden, cube, std=config.std)
-        self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
+            self.types = LookupEmbedding3D(config.types, columns, cube, std=config.std)
+        self.norm = LayerNorm3D(columns, cube, eps=config.eps, bias=config.bias)
         self.dropout = Dropout3D(config.dropout, cube)
+        self.projection = None
+        if config.has_projection:
+            self.projection = Linear3D(columns, config.hidden, cube, "z", std=config.std)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         chosen = [self.tokens(ids)]
@@ -186,7 +191,8 @@ class BertEmbeddings(nn.Module):
             chosen.append(self.positions(positions + self.first_position if self.first_position else positions))
         if self.types is not None:
             chosen.append(self.types(torch.zeros_like(types) if self.types.rows == 1 else types))
-        return self.dropout(self.norm(*chosen))
+        h = self.dropout(self.norm(*chosen))
+        return h if self.projection is None else redistribute(self.projection(h), self.cube, to="z")
 
 
 def classic_layer(
@@ -291,9 +297,10 @@ class MaskedLMHead(nn.Module):
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
         self.cube, self.activation = cube, config.head_activation
-        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
-        self.norm = LayerNorm3D(config.hidden, cube, "y", eps=config.eps, bias=config.bias)
-        self.projection = Projection3D(config.hidden, config.vocab, cube, bias=True, holds_weight=False)
+        columns = config.embedding_size
+        self.dense = Linear3D(config.hidden, columns, cube, "z", config.bias, std=config.std)
+        self.norm = LayerNorm3D(columns, cube, "y", eps=config.eps, bias=config.bias)
+        self.projection = Projection3D(columns, config.vocab, cube, bias=True, holds_weight=False)
 
     def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:
         """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y."""

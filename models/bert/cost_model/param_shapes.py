@@ -109,12 +109,16 @@ def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
 
 
 def _before(config: BertConfig) -> list[ParamSpec]:
-    hidden, vocab, bias = config.hidden, config.vocab, config.bias
-    found = [_matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z"))]
+    columns = config.embedding_size
+    found = [_matrix("bert.embeddings.tokens.weight", config.vocab, columns, matrix("z"))]
     for name, rows in (("positions", config.position_rows), ("types", config.types)):
         if rows:
-            found.append(_matrix(f"bert.embeddings.{name}.weight", rows, hidden, table("z")))
-    return [*found, *_norm("bert.embeddings.norm", hidden, bias)]
+            found.append(_matrix(f"bert.embeddings.{name}.weight", rows, columns, table("z")))
+    found += _norm("bert.embeddings.norm", columns, config.bias)
+    return [
+        *found,
+        *(_linear("bert.embeddings.projection", columns, config.hidden, True) if config.has_projection else ()),
+    ]
 
 
 def _after(config: BertConfig) -> list[ParamSpec]:
@@ -124,8 +128,8 @@ def _after(config: BertConfig) -> list[ParamSpec]:
         found += _norm("bert.final_norm", hidden, bias)
     return [
         *found,
-        *_linear("masked_lm.dense", hidden, hidden, bias),
-        *_norm("masked_lm.norm", hidden, bias, on_y=True),
+        *_linear("masked_lm.dense", hidden, config.embedding_size, bias),
+        *_norm("masked_lm.norm", config.embedding_size, bias, on_y=True),
         ParamSpec(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
         *_linear("pooler.dense", hidden, hidden, bias),
         _matrix("next_sentence.weight", _NEXT_SENTENCE, hidden, narrow("y")),

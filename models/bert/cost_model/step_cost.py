@@ -241,8 +241,11 @@ class BertCosts:
             )
             for k, n, face in sizes
         ]
-        heads = [(load.masked, hidden), (load.masked, config.vocab), (load.first, hidden)]
-        return (*layers, *(Product(rows=rows, k=hidden, n=n) for rows, n in heads))
+        columns = config.embedding_size
+        others = [(load.masked, hidden, columns), (load.masked, columns, config.vocab), (load.first, hidden, hidden)]
+        if config.has_projection:
+            others.append((load.rows, columns, hidden))
+        return (*layers, *(Product(rows=rows, k=k, n=n) for rows, k, n in others))
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""

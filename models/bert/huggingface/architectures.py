@@ -37,7 +37,7 @@ class Architecture:
     of_texts: Mapping[str, str] = field(default_factory=dict)
     """Tensors of the head that classifies texts; where it is, a pooler beside it is not read."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
-    """Of config.json. None: it has no such setting."""
+    """Of config.json. None: it has no such setting. `embedding_size` is there where it has that one."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of settings, where BERT's are others: by BERT's names."""
     heads: frozenset[frozenset[str]]
@@ -91,6 +91,7 @@ def _sets(*heads: str) -> frozenset[frozenset[str]]:
 
 
 _FINE_TUNED = ("pooler classifier", "answers", "tags")
+_OF_TEXTS = _both({"bert.pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"})
 _ROBERTA: dict[str, Any] = {
     "prefix": "roberta.",
     "others": {
@@ -103,7 +104,7 @@ _ROBERTA: dict[str, Any] = {
         ),
         "cls.predictions.bias": "lm_head.bias",
     },
-    "of_texts": _both({"bert.pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}),
+    "of_texts": _OF_TEXTS,
     "defaults": {"pad_token_id": 1},
     "heads": _sets(*_FINE_TUNED, "masked_lm", "pooler", ""),
 }
@@ -162,6 +163,25 @@ ARCHITECTURES = {
                 "layer_norm_eps": None,
             },
             defaults={"classifier_dropout": 0.2},
+            heads=_sets(*_FINE_TUNED, "masked_lm", ""),
+        ),
+        Architecture(
+            name="electra",
+            title="ELECTRA",
+            classes="Electra",
+            prefix="electra.",
+            others={
+                **_both(
+                    {
+                        "cls.predictions.transform.dense": "generator_predictions.dense",
+                        "cls.predictions.transform.LayerNorm": "generator_predictions.LayerNorm",
+                    }
+                ),
+                "cls.predictions.decoder.weight": "generator_lm_head.weight",
+                "cls.predictions.bias": "generator_lm_head.bias",
+            },
+            of_texts=_OF_TEXTS,
+            settings={"embedding_size": "embedding_size"},
             heads=_sets(*_FINE_TUNED, "masked_lm", ""),
         ),
     )

@@ -53,7 +53,7 @@ _FIXED = {
 CROSS_ENCODER, IDENTITY = "sentence_transformers", "torch.nn.modules.linear.Identity"
 """Of the config.json of a cross-encoder of sentence-transformers: {"activation_fn": the score's}."""
 _TYPES = 2  # of tokens, where a config.json does not say: the library's default
-_PAD, _DROPOUT = "pad_token_id", "classifier_dropout"
+_PAD, _NARROW, _DROPOUT = "pad_token_id", "embedding_size", "classifier_dropout"
 _OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", _DROPOUT)
 _PROBLEMS = {
     "single_label_classification": "classify",
@@ -89,6 +89,11 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
     fields |= {field: _number(settings, own, where, float) for field, own in numbers if own in settings}
     if found.settings.get("type_vocab_size", "") is None:
         fields["types"] = 0
+    if _NARROW in found.settings:
+        if _NARROW not in settings:
+            raise ValueError(f"{where} has no {_NARROW}, which says how large the model is. Add it.")
+        columns = _number(settings, _NARROW, where, int)
+        fields["embedding"] = None if columns == fields["hidden"] else columns
     if _PAD in found.defaults:
         fields["first_position"] = _number({**found.defaults, **settings}, _PAD, where, int) + 1
         if fields["positions"] <= fields["first_position"]:
@@ -183,6 +188,8 @@ def settings_of(
     sizes = {own: getattr(config, field) for field, own in _named(kind, _SIZES | _NUMBERS)}
     sizes[kind.settings.get("intermediate_size") or "intermediate_size"] = config.inner_size
     sizes["max_position_embeddings"] = config.position_rows
+    if _NARROW in kind.settings:
+        sizes[_NARROW] = config.embedding_size
     if config.first_position:
         sizes[_PAD] = config.first_position - 1
     new: dict[str, Any] = {"architectures": [architecture], "model_type": kind.name, act: activation, **sizes}
@@ -191,9 +198,10 @@ def settings_of(
     if labels is not None:
         new["id2label"] = {str(number): label for number, label in enumerate(labels)}
         new["label2id"] = {label: number for number, label in enumerate(labels)}
-        # A setting of its own has a default of its own, so it is always said.
-        as_hidden = None if dropout == _DROPOUT else config.dropout
-        new[dropout] = as_hidden if classifier_dropout is None else classifier_dropout
+        if dropout == _DROPOUT:
+            new[dropout] = classifier_dropout
+        elif architecture.endswith("ForSequenceClassification"):  # a setting of that one's own, with its own default
+            new[dropout] = config.dropout if classifier_dropout is None else classifier_dropout
         unsaid = same and "problem_type" not in found and problem == ("regress" if len(labels) == 1 else "classify")
         if problem == "rank":
             # What CrossEncoder of sentence-transformers does with the score; where nothing says so, a sigmoid.

@@ -47,6 +47,8 @@ _OF_LAYERS = {
 }
 _THEIR_LAYER = re.compile(r"bert\.encoder\.layer\.\d+\.(.+)\.(?:weight|bias)")
 _IN_LAYERS = {*_OF_LAYERS.values(), *(f"attention.self.{each}" for each in _QKV)}
+PROJECTION = "bert.embeddings_project"
+"""ELECTRA's, as it would be called in a BERT."""
 _OTHERS = {
     "bert.embeddings.tokens.weight": EMBEDDING,
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
@@ -56,6 +58,7 @@ _OTHERS = {
     f"{ours}.{part}": f"{theirs}.{part}"
     for ours, theirs in (
         ("bert.embeddings.norm", "bert.embeddings.LayerNorm"),
+        ("bert.embeddings.projection", PROJECTION),
         ("pooler.dense", "bert.pooler.dense"),
         ("masked_lm.dense", "cls.predictions.transform.dense"),
         ("masked_lm.norm", "cls.predictions.transform.LayerNorm"),
@@ -104,8 +107,10 @@ def library_names(name: str) -> tuple[str, ...]:
     )
 
 
-def is_known(name: str) -> bool:
-    """Whether the library's BERT has a tensor of this name in its encoder, or had one."""
+def is_known(name: str, config: BertConfig) -> bool:
+    """Whether the library has, or had, a tensor of this name in the encoder of such a model."""
+    if name.startswith(PROJECTION):
+        return config.has_projection
     if match := _THEIR_LAYER.fullmatch(name):
         return match[1] in _IN_LAYERS
     return name in _OTHERS.values() or name in BUFFERS
@@ -156,7 +161,9 @@ def table_shapes(config: BertConfig) -> dict[str, tuple[int, int]]:
     """Shapes of the tables that a configuration asks for, by the names here: the largest that it decides by a number
     alone, to be compared with the files before a model of those sizes is made."""
     rows = {"tokens": config.vocab, "types": config.types, "positions": config.position_rows}
-    shapes = {f"bert.embeddings.{name}.weight": (number, config.hidden) for name, number in rows.items() if number}
+    shapes = {
+        f"bert.embeddings.{name}.weight": (number, config.embedding_size) for name, number in rows.items() if number
+    }
     if config.encoder == "classic":
         shapes["bert.layers.0.mlp.up.weight"] = (config.inner_size, config.hidden)
     return shapes

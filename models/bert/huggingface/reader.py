@@ -251,7 +251,7 @@ class HFWeights(WeightSource):
                 "save the model inside with its own save_pretrained."
             )
         names = {name: own for name, own in self._names.items() if param_names.of_encoder(name)}
-        more = [own for name, own in names.items() if not param_names.is_known(name)]
+        more = [own for name, own in names.items() if not param_names.is_known(name, self.config)]
         if more:
             told = f"{more[0]}{f' and {len(more) - 1} more' if len(more) > 1 else ''}"
             raise ValueError(

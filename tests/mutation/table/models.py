@@ -16,8 +16,8 @@ MUTATIONS = (
     Mutation(
         "flops-head-without-vocabulary",
         "models/bert/cost_model/flops.py",
-        old="head = 2 * _PASSES * hidden * (hidden + config.vocab)",
-        new="head = 2 * _PASSES * hidden * hidden",
+        old="head = 2 * _PASSES * config.embedding_size * (hidden + config.vocab)",
+        new="head = 2 * _PASSES * config.embedding_size * hidden",
         tests=("tests/models/bert/cost_model/test_flops.py::test_a_step_costs_what_pytorch_counts",),
     ),
     Mutation(
