@@ -152,6 +152,10 @@ class BertConfig:
             return self.inner
         return 4 * self.hidden if self.encoder == "classic" else -(-8 * self.hidden // (3 * 64)) * 64
 
+    def has_type(self, number: int) -> bool:
+        """Whether tokens may have this type. A model without types takes any, for it looks at none."""
+        return self.types == 0 or number < self.types
+
     @property
     def embedding_size(self) -> int:
         return self.hidden if self.embedding is None else self.embedding

@@ -111,7 +111,7 @@ def test_another_model_or_tokenizer_is_refused(
     (library / "config.json").write_text(json.dumps(config | {"type_vocab_size": 3}))
     weights, types = load_file(library / "model.safetensors"), "bert.embeddings.token_type_embeddings.weight"
     save_file({**weights, types: torch.zeros(3, weights[types].shape[1])}, library / "model.safetensors")
-    assert "has types = 3, and what a recipe trains has 2" in refused(library)
+    assert "has types = 3, the recipe's 2. Set model.types = 3" in refused(library)
     (library / "config.json").write_text(json.dumps(config))
     save_file(weights, library / "model.safetensors")
     # Of the model's files the first decides what an id means; one of other pieces is not asked.
