@@ -420,10 +420,8 @@ def load(
     if task == "answer":
         # Imported here: no other task needs it.
         from tools.predict.tasks import Answer, settings_for
-        from tools.squad.windows import check_layout
 
         run_on_all_ranks(cube, lambda: check_types(config, tokenizer, str(folder)))
-        run_on_all_ranks(cube, lambda: check_layout(tokenizer))
         settings = run_on_all_ranks(
             cube, lambda: _of(weights, lambda: settings_for(weights.facts, length, is_asked=max_length is not None))
         )
