@@ -142,4 +142,18 @@ MUTATIONS = (
         new="for third in (0, 2, 1))",
         tests=("tests/models/bert/huggingface/test_parity.py",),
     ),
+    Mutation(
+        "weights-positions-from-the-first-row",
+        "models/bert/model.py",
+        old="positions + self.first_position if self.first_position else positions",
+        new="positions",
+        tests=("tests/models/bert/huggingface/test_architectures.py",),
+    ),
+    Mutation(
+        "weights-pooler-of-another-family",
+        "models/bert/config.py",
+        old='return "relu" if self.family == "distilbert" else',
+        new="return",
+        tests=("tests/models/bert/huggingface/test_architectures.py",),
+    ),
 )

@@ -106,6 +106,11 @@ def test_of_the_modern_encoder(shape: Shape, options: dict[str, Any]) -> None:
     check(shape, toy_config(67, **MODERN), options=options)
 
 
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (2, 2, 2, 1), (1, 2, 2, 2)))
+def test_of_narrow_embeddings(shape: Shape) -> None:
+    check(shape, toy_config(67, family="electra", embedding=24))
+
+
 @pytest.mark.slow
 def test_on_27_ranks() -> None:
     check((3, 3, 3, 1), toy_config(67, hidden=144, heads=24, inner=288), packs=72)

@@ -56,6 +56,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "wide inside": {"inner": 160, "heads": 2},
     "default inside": {"inner": None, "vocab": 131},
     "modern": {"encoder": "modern", "inner": None},
+    "narrow embeddings": {"family": "electra", "embedding": 24},
 }
 
 
