@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
+from models.bert.huggingface.architectures import ARCHITECTURES
 from models.bert.model import BertForPreTraining, BertModel
 from models.bert.tasks import (
     BertForQuestionAnswering,
@@ -195,13 +196,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "rank": ("pooler", "classifier"),
     "embed": (),
 }
-_READ = frozenset(
-    f"Bert{name}"
-    for name in (
-        *("Model", "ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction", "ForSequenceClassification"),
-        *("ForQuestionAnswering", "ForTokenClassification"),
-    )
-)
+_READ = frozenset(kind.class_of(heads) for kind in ARCHITECTURES.values() for heads in kind.heads)
 """Classes of the transformers library whose heads are read."""
 _LANGUAGE = "python -m tools.pretrain RECIPE.toml --output DIR; or take a Hugging Face folder of BertForMaskedLM"
 _MAKERS = {

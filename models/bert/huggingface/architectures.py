@@ -15,6 +15,18 @@ from typing import Any
 
 _LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
 
+CLASSES = {
+    frozenset({"pooler", "masked_lm", "next_sentence"}): "ForPreTraining",
+    frozenset({"masked_lm"}): "ForMaskedLM",
+    frozenset({"pooler", "next_sentence"}): "ForNextSentencePrediction",
+    frozenset({"pooler", "classifier"}): "ForSequenceClassification",
+    frozenset({"answers"}): "ForQuestionAnswering",
+    frozenset({"tags"}): "ForTokenClassification",
+    frozenset({"pooler"}): "Model",
+    frozenset[str](): "Model",
+}
+"""By the heads that a class of the library has, what its name ends with."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Architecture:
@@ -42,6 +54,10 @@ class Architecture:
     """Of settings, where BERT's are others: by BERT's names."""
     heads: frozenset[frozenset[str]]
     """Which ones its classes have together."""
+
+    def class_of(self, heads: Collection[str]) -> str:
+        """The library's class with these heads together."""
+        return f"{self.classes}{CLASSES[frozenset(heads)]}"
 
     def own_name(self, name: str, heads: Collection[str] = ()) -> str:
         """What it calls a tensor of BERT, in a model with these heads."""

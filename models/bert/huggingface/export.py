@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
-from models.bert.huggingface.architectures import ARCHITECTURES, BERT, Architecture
+from models.bert.huggingface.architectures import ARCHITECTURES, BERT, CLASSES, Architecture
 from models.bert.huggingface.config import CONFIG, labels_from, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
 from models.bert.huggingface.param_names import HEADS, LABELLED, library_names, part_of, thirds
@@ -27,17 +27,6 @@ from tensor3d.parallelize import full_tensor
 WEIGHTS = "model.safetensors"
 _EPS_OF_DISTILBERT = 1e-12
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_HEADS_OF_CLASSES = {
-    frozenset({"pooler", "masked_lm", "next_sentence"}): "ForPreTraining",
-    frozenset({"masked_lm"}): "ForMaskedLM",
-    frozenset({"pooler", "next_sentence"}): "ForNextSentencePrediction",
-    frozenset({"pooler", "classifier"}): "ForSequenceClassification",
-    frozenset({"answers"}): "ForQuestionAnswering",
-    frozenset({"tags"}): "ForTokenClassification",
-    frozenset({"pooler"}): "Model",
-    frozenset[str](): "Model",
-}
-
 _NO_POOLER = (
     "the model has no pooler, and the library's {} makes a new one unless it is loaded with add_pooling_layer=False; "
     "last_hidden_state does not depend on it"
@@ -118,7 +107,7 @@ class _Plan:
         self._kind = ARCHITECTURES[self.config.family]
         self.heads = _chosen(parts & frozenset(HEADS), heads, self._kind)
         self._left_out = sorted(parts - self.heads) if heads is None else []
-        self.architecture = f"{self._kind.classes}{_HEADS_OF_CLASSES[self.heads]}"
+        self.architecture = self._kind.class_of(self.heads)
         self.parameters = {
             name: parameter.detach()
             for name, parameter in model.named_parameters()
@@ -259,7 +248,7 @@ def _chosen(present: frozenset[str], heads: Collection[str] | None, kind: Archit
         if heads is None and chosen not in kind.heads and (spare == "pooler" or kind is not BERT):
             chosen = chosen - {spare}
     if chosen not in kind.heads:
-        known = "; ".join(_told(each) for each in _HEADS_OF_CLASSES if each in kind.heads)
+        known = "; ".join(_told(each) for each in CLASSES if each in kind.heads)
         raise ValueError(f"no model of the library has the heads {_told(chosen)} together. Export one of: {known}.")
     return chosen
 
