@@ -96,7 +96,9 @@ def test_models_by_chance_compute_what_the_librarys_do(
         twin = saved(folder, folder.name, **settings).to(dtype)
         found = library_step(twin, kind, settings, texts_for(settings))
         prefix = f"{twin.base_model_prefix}." if kind == "Model" else ""  # which a bare model's names are without
-        theirs = {f"{prefix}{key}": each.grad for key, each in twin.named_parameters() if each.grad is not None}
+        tied = set(getattr(twin, "_tied_weights_keys", None) or ())
+        every = {key: each.grad for key, each in twin.named_parameters(remove_duplicate=False) if key not in tied}
+        theirs = {f"{prefix}{key}": gradient for key, gradient in every.items() if gradient is not None}
         torch.save(({key: value.detach() for key, value in found.items()}, theirs), folder / "wanted")
     given = (tmp_path, shape, cases, dtype)
     results = [parity(*given)] if ranks_of(shape) == 1 else run_ranks(ranks_of(shape), parity, *given, timeout=600)
