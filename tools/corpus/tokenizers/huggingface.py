@@ -199,9 +199,10 @@ def check_class(folder: Path, kind: Kind, file: Path, remedy: str) -> None:
         "json": _OF_BERT | _ALSO_OF_BERT | _OF_JSON,
     }
     if name not in known[kind] | _AS_IT_IS:
-        raise ValueError(
-            f"{where} has tokenizer_class = {name!r}, by which {file.name} alone does not give the ids. {remedy}"
-        )
+        said = f"tokenizer_class = {name!r}"
+        if "tokenizer_class" not in read_config(where):
+            said = f"model_type = {read_config(where)['model_type']!r}, whose class is {name}"
+        raise ValueError(f"{where} has {said}, by which {file.name} alone does not give the ids. {remedy}")
     if kind == "json" and name in _OF_BERT:
         _check_json(folder, file, name)
 
