@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import tyro
 
 from models.bert import PRESETS, BertConfig
+from models.bert.config import Family
 from tensor3d.attention import Backend
 from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, check_bounds
 from tools.common.files import read_file
@@ -96,7 +97,7 @@ class ModelConfig:
     positions: int | None = None
     """Classic encoder alone: rows of the position table from `first_position` on. Default: data.max_length, which is
     also the least."""
-    family: Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra"] = "bert"
+    family: Family = "bert"
     """Classic encoder alone: whose heads stand on it, to go on with such a model of Hugging Face's library."""
     first_position: int = 0
     """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more."""
