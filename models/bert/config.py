@@ -10,6 +10,9 @@ from tensor3d import CubeShape
 from tensor3d.ops.activations import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
+Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra"]
+"""Architectures that have the classic encoder, as Hugging Face's library calls them."""
+_ROBERTA = ("roberta", "xlm-roberta", "camembert")
 _MODERN_ONLY = ("window", "global_every", "rotary_base")
 
 
@@ -31,12 +34,18 @@ class BertConfig:
     inner: int | None = None
     """Columns inside the MLP. Default: 4 * hidden; of the modern encoder, whose MLP has three matrices instead of two,
     8/3 * hidden in whole 64s (Shazeer 2020, arXiv 2002.05202)."""
+    embedding: int | None = None
+    """Columns of the embeddings, projected to hidden: ELECTRA's. Default: hidden, and no projection."""
     vocab: int = 30522
     """Entries of the vocabulary."""
     positions: int = 512
-    """Rows of the position table: the longest sequence. The modern encoder has no such table."""
+    """The longest sequence: rows of the position table from `first_position` on. The modern encoder has no such
+    table."""
+    first_position: int = 0
+    """Row of the position table for the first token of a sequence; those before it are not used. RoBERTa's is the id of
+    padding and one more."""
     types: int = 2
-    """Token types: first and second sentence."""
+    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT has 0."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -49,6 +58,8 @@ class BertConfig:
     """Added to LayerNorm's variances."""
     std: float = 0.02
     """Standard deviation of initial weights."""
+    family: Family = "bert"
+    """Whose heads stand on the classic encoder, and whose names it has in Hugging Face's library."""
     encoder: Encoder = "classic"
     """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (model.py)."""
     window: int | None = None
@@ -61,10 +72,11 @@ class BertConfig:
     """Pre-training has a pooler and a next-sentence head beside that of the masked tokens. Other models do not ask."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocab", "positions", "types", "inner", "window", "global_every"):
+        for name in ("layers", "hidden", "heads", "embedding", "vocab", "positions", "inner", "window", "global_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1. Got {value}.")
+        self._check_family()
         if self.hidden % self.heads:
             raise ValueError(f"hidden must divide by heads={self.heads}. Got {self.hidden}.")
         for name in ("dropout", "attention_dropout"):
@@ -80,6 +92,26 @@ class BertConfig:
             raise ValueError(f'encoder must be "classic" or "modern". Got {self.encoder!r}.')
         self._check_modern() if self.encoder == "modern" else self._check_classic()
 
+    def _check_family(self) -> None:
+        if self.family not in get_args(Family):
+            raise ValueError(f"family must be one of {', '.join(get_args(Family))}. Got {self.family!r}.")
+        if self.family == "distilbert" and self.types:
+            raise ValueError(f'family="distilbert" has no token types. Got types={self.types}. Set types = 0.')
+        if self.family != "distilbert" and self.types < 1:
+            raise ValueError(f'types must be at least 1, but of family="distilbert". Got {self.types}.')
+        lowest = 1 if self.family in _ROBERTA else 0
+        if self.first_position < lowest or (self.first_position and not lowest):
+            raise ValueError(
+                f"first_position must be {'at least 1, the id of padding and one more,' if lowest else 0} of "
+                f"family={self.family!r}. Got {self.first_position}."
+            )
+
+        if self.embedding is not None and self.family != "electra":
+            raise ValueError(
+                f'embedding belongs to family="electra". Got embedding={self.embedding} with family={self.family!r}. '
+                "Leave it out."
+            )
+
     def _check_classic(self) -> None:
         for name in _MODERN_ONLY:
             if getattr(self, name) is not None:
@@ -89,6 +121,10 @@ class BertConfig:
                 )
 
     def _check_modern(self) -> None:
+        if self.family != "bert":
+            raise ValueError(
+                f'family={self.family!r} has encoder="classic". Got encoder="modern". Leave one of them out.'
+            )
         if self.activation != "gelu":
             raise ValueError(
                 f'activation belongs to encoder="classic". Got {self.activation!r} with encoder="modern", whose gate '
@@ -118,6 +154,38 @@ class BertConfig:
             return self.inner
         return 4 * self.hidden if self.encoder == "classic" else -(-8 * self.hidden // (3 * 64)) * 64
 
+    def has_type(self, number: int) -> bool:
+        """Whether tokens may have this type. A model without types takes any, for it looks at none."""
+        return self.types == 0 or number < self.types
+
+    @property
+    def embedding_size(self) -> int:
+        return self.hidden if self.embedding is None else self.embedding
+
+    @property
+    def has_projection(self) -> bool:
+        """Whether the embeddings are projected to hidden."""
+        return self.embedding_size != self.hidden
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the position table; 0: there is none."""
+        return self.first_position + self.positions if self.encoder == "classic" else 0
+
+    @property
+    def head_activation(self) -> Activation:
+        """Inside the masked-LM head."""
+        return "gelu" if self.family in (*_ROBERTA, "electra") else self.activation
+
+    @property
+    def pooler_activation(self) -> Literal["tanh", "relu", "gelu"]:
+        return "relu" if self.family == "distilbert" else "gelu" if self.family == "electra" else "tanh"
+
+    @property
+    def has_dropout_before_pooler(self) -> bool:
+        """Whether the head that classifies texts drops out [CLS] too, and not its pooled vector alone."""
+        return self.family in (*_ROBERTA, "electra")
+
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
@@ -144,6 +212,11 @@ class BertConfig:
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""
         shape.check_block(heads=self.heads, hidden=self.hidden, inner=self.inner_size)
+        for axis, size in (("y", shape.y), ("z", shape.z)):
+            if self.embedding_size % size:
+                raise ValueError(
+                    f"embedding must divide by {axis}={size}. Got {self.embedding_size}. Choose another cube."
+                )
 
 
 def _preset(layers: int, hidden: int) -> BertConfig:

@@ -166,23 +166,33 @@ class PreTrainingOutput:
 
 
 class BertEmbeddings(nn.Module):
-    """Token, position and type embeddings, LayerNorm, dropout. The modern encoder turns its positions in attention."""
+    """Token, position and type embeddings, LayerNorm, dropout, and ELECTRA's projection of narrow ones. The modern
+    encoder turns its positions in attention."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.tokens = Embedding3D(config.vocab, config.hidden, cube, std=config.std)
-        self.positions = None
-        if config.encoder == "classic":
-            self.positions = LookupEmbedding3D(config.positions, config.hidden, cube, std=config.std)
-        self.types = LookupEmbedding3D(config.types, config.hidden, cube, std=config.std)
-        self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
+        self.cube, columns = cube, config.embedding_size
+        self.tokens = Embedding3D(config.vocab, columns, cube, std=config.std)
+        self.positions = self.types = None
+        self.first_position = config.first_position
+        if config.position_rows:
+            self.positions = LookupEmbedding3D(config.position_rows, columns, cube, std=config.std)
+        if config.types:
+            self.types = LookupEmbedding3D(config.types, columns, cube, std=config.std)
+        self.norm = LayerNorm3D(columns, cube, eps=config.eps, bias=config.bias)
         self.dropout = Dropout3D(config.dropout, cube)
+        self.projection = None
+        if config.has_projection:
+            self.projection = Linear3D(columns, config.hidden, cube, "z", std=config.std)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         chosen = [self.tokens(ids)]
         if self.positions is not None:
-            chosen.append(self.positions(positions))
-        return self.dropout(self.norm(*chosen, self.types(types)))
+            chosen.append(self.positions(positions + self.first_position if self.first_position else positions))
+        if self.types is not None:
+            chosen.append(self.types(torch.zeros_like(types) if self.types.rows == 1 else types))
+        h = self.dropout(self.norm(*chosen))
+        return h if self.projection is None else redistribute(self.projection(h), self.cube, to="z")
 
 
 def classic_layer(
@@ -286,10 +296,11 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.cube, self.activation = cube, config.activation
-        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
-        self.norm = LayerNorm3D(config.hidden, cube, "y", eps=config.eps, bias=config.bias)
-        self.projection = Projection3D(config.hidden, config.vocab, cube, bias=True, holds_weight=False)
+        self.cube, self.activation = cube, config.head_activation
+        columns = config.embedding_size
+        self.dense = Linear3D(config.hidden, columns, cube, "z", config.bias, std=config.std)
+        self.norm = LayerNorm3D(columns, cube, "y", eps=config.eps, bias=config.bias)
+        self.projection = Projection3D(columns, config.vocab, cube, bias=True, holds_weight=False)
 
     def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:
         """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y."""
@@ -299,15 +310,18 @@ class MaskedLMHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector a sequence, from its [CLS]: dense and tanh. (C/xz, H/y) on face y."""
+    """One vector a sequence, from its [CLS]: dense and tanh, or what the family has. (C/xz, H/y) on face y."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.cube = cube
+        self.cube, self.activation = cube, config.pooler_activation
         self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
 
-    def forward(self, h: Tensor, rows: Tensor) -> Tensor:
-        return torch.tanh(self.dense(select(h, rows, self.cube)))
+    def forward(self, h: Tensor, rows: Tensor, dropout: nn.Module | None = None) -> Tensor:
+        """`dropout`: of [CLS], before the dense layer."""
+        chosen = select(h, rows, self.cube)
+        dense = self.dense(chosen if dropout is None else dropout(chosen))
+        return torch.tanh(dense) if self.activation == "tanh" else activated(dense, self.activation)
 
 
 class BertForPreTraining(Pretrained):

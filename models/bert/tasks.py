@@ -63,7 +63,8 @@ class BertForSequenceClassification(PretrainedClassifier):
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(C/xz, c), fp32 at least: those of this rank's slots on face y, the same on all members of y."""
-        return self.classifier(self.dropout(self.pooler(self.bert(batch), batch.first)))
+        before = self.dropout if self.config.has_dropout_before_pooler else None
+        return self.classifier(self.dropout(self.pooler(self.bert(batch), batch.first, before)))
 
     def logits_of_texts(self, laid: TextBatch) -> Tensor:
         """(N, c): those of all texts of the batch, in their order and with their graph, the same on every rank: for a

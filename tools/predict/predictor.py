@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
+from models.bert.huggingface.architectures import ARCHITECTURES
 from models.bert.model import BertForPreTraining, BertModel
 from models.bert.tasks import (
     BertForQuestionAnswering,
@@ -195,13 +196,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "rank": ("pooler", "classifier"),
     "embed": (),
 }
-_READ = frozenset(
-    f"Bert{name}"
-    for name in (
-        *("Model", "ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction", "ForSequenceClassification"),
-        *("ForQuestionAnswering", "ForTokenClassification"),
-    )
-)
+_READ = frozenset(kind.class_of(heads) for kind in ARCHITECTURES.values() for heads in kind.heads)
 """Classes of the transformers library whose heads are read."""
 _LANGUAGE = "python -m tools.pretrain RECIPE.toml --output DIR; or take a Hugging Face folder of BertForMaskedLM"
 _MAKERS = {
@@ -420,10 +415,8 @@ def load(
     if task == "answer":
         # Imported here: no other task needs it.
         from tools.predict.tasks import Answer, settings_for
-        from tools.squad.windows import check_layout
 
         run_on_all_ranks(cube, lambda: check_types(config, tokenizer, str(folder)))
-        run_on_all_ranks(cube, lambda: check_layout(tokenizer))
         settings = run_on_all_ranks(
             cube, lambda: _of(weights, lambda: settings_for(weights.facts, length, is_asked=max_length is not None))
         )

@@ -122,7 +122,7 @@ class TextTask(PredictTask[EncodedText, R_co]):
                 return problem_of(query, f'"{name}" has no token. Leave it out, or write something.')
         between = self.reader.tokenizer.layout.between
         tokens = len(first) + 2 + (len(second) + between if second is not None else 0)
-        if second is not None and self.config.types <= self.reader.tokenizer.layout.second_type:
+        if second is not None and not self.config.has_type(self.reader.tokenizer.layout.second_type):
             return problem_of(query, f"the model has types below {self.config.types}, and cannot tell two texts apart.")
         if self.refuses and tokens > self.reader.max_length:
             return problem_of(

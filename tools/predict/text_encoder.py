@@ -21,7 +21,7 @@ def check_types(config: BertConfig, tokenizer: Tokenizer, name: str) -> None:
     Args:
         name: of its folder, for the error.
     """
-    if config.types <= tokenizer.layout.second_type:
+    if not config.has_type(tokenizer.layout.second_type):
         raise ValueError(
             f"the model in {name} has types below {config.types} (type_vocab_size), and the second text of a pair has "
             f"type {tokenizer.layout.second_type}. Give single texts, or take a model that was made for pairs."

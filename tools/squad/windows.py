@@ -111,13 +111,14 @@ class Passage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Windows:
-    """All windows of some questions, question by question: [CLS] question [SEP] part of the context [SEP]."""
+    """All windows of some questions, question by question: [CLS] question [SEP] part of the context [SEP], with one or
+    two [SEP] between, as the tokenizer's layout says."""
 
     passages: Sequence[Passage]
     passage: NDArray[np.int32]
     """(Q,): the passage of each question."""
     heads: Sequence[NDArray[np.int32]]
-    """Of each question: [CLS] question [SEP]."""
+    """Of each question: [CLS] question [SEP], with as many [SEP] as stand between."""
     question: NDArray[np.int32]
     """(W,): the question of each window, ascending."""
     first: NDArray[np.int32]
@@ -126,6 +127,8 @@ class Windows:
     """(W,): tokens of the passage in each window."""
     sep: int
     """Id of the separator."""
+    second_type: int = 1
+    """Of the context's tokens."""
 
     def __len__(self) -> int:
         return len(self.question)
@@ -153,7 +156,7 @@ class Windows:
         first, tokens = int(self.first[window]), int(self.tokens[window])
         whole = np.concatenate((head, ids[first : first + tokens], (self.sep,))).astype(np.int64)
         types = np.zeros(len(whole), dtype=np.int64)
-        types[len(head) :] = 1
+        types[len(head) :] = self.second_type
         return EncodedText(ids=whole, types=types)
 
     def targets(self, answers: Sequence[tuple[int, int] | None]) -> NDArray[np.int64]:
@@ -194,16 +197,21 @@ def make_windows(
         progress: show a bar, on a terminal.
 
     Raises:
-        ValueError: a question or a context without a token, or a tokenizer whose folder lays pairs out otherwise.
+        ValueError: a question or a context without a token, or no room for one token of a context.
     """
-    check_layout(tokenizer)
+    layout = tokenizer.layout
+    if settings.max_length < settings.question_length + layout.between + 3:
+        raise ValueError(
+            f"max_length must be at least question_length={settings.question_length} and {layout.between + 3} more: "
+            f"{layout.between + 2} special tokens and one of the context. Got {settings.max_length}."
+        )
     numbers: dict[str, int] = {}
     passage = [numbers.setdefault(context, len(numbers)) for _, context in questions]
     with progress_of(total=len(numbers) + len(questions), desc="tokenize", unit=" texts", shown=progress) as bar:
         passages = [_passage(tokenizer, context, bar) for context in numbers]
         heads = list(_heads(tokenizer, [text for text, _ in questions], settings.question_length, bar))
     for number, head in enumerate(heads):
-        if len(head) == 2:
+        if len(head) == 1 + layout.between:
             name = names[number] if names else number
             raise ValueError(f"question {name} has no token: {questions[number][0]!r:.60}. Write something.")
     question: list[int] = []
@@ -226,6 +234,7 @@ def make_windows(
         first=np.array(first, dtype=np.int32),
         tokens=np.array(tokens, dtype=np.int32),
         sep=tokenizer.special.sep,
+        second_type=layout.second_type,
     )
 
 
@@ -250,15 +259,6 @@ def most_context(firsts: NDArray[np.int32], tokens: NDArray[np.int32]) -> list[N
     return [best[place] == window for window, place in enumerate(places)]
 
 
-def check_layout(tokenizer: Tokenizer) -> None:
-    """Raises ValueError for a tokenizer whose folder lays pairs out in another way than windows are."""
-    if (tokenizer.layout.between, tokenizer.layout.second_type) != (1, 1):
-        raise ValueError(
-            "questions are read as [CLS] question [SEP] context [SEP] with the types 0 and 1, and the folder of this "
-            f"tokenizer has {tokenizer.layout.in_words()}. Take a model with BERT's layout."
-        )
-
-
 def _passage(tokenizer: Tokenizer, context: str, bar: tqdm) -> Passage:
     ids, places = tokenizer.encode_with_offsets(context)
     offsets = np.array(places, dtype=np.int32).reshape(-1, 2)
@@ -271,5 +271,5 @@ def _heads(tokenizer: Tokenizer, texts: Sequence[str], longest: int, bar: tqdm) 
     for begin in range(0, len(texts), _AT_ONCE):
         encoded = tokenizer.encode(texts[begin : begin + _AT_ONCE])
         for ids in encoded:
-            yield np.array([special.cls, *ids[:longest], special.sep], dtype=np.int32)
+            yield np.array([special.cls, *ids[:longest], *[special.sep] * tokenizer.layout.between], dtype=np.int32)
         bar.update(len(encoded))

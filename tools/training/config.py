@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import tyro
 
 from models.bert import PRESETS, BertConfig
+from models.bert.config import Family
 from tensor3d.attention import Backend
 from tensor3d.data import MaskingRules
 from tensor3d.data.masking import MASKED_SHARE
@@ -131,7 +132,16 @@ class ModelConfig:
     std: Annotated[float, Positive()] = 0.02
     """Standard deviation of initial weights."""
     positions: int | None = None
-    """Classic encoder alone: rows of the position table. Default: data.max_length, which is also the least."""
+    """Classic encoder alone: rows of the position table from `first_position` on. Default: data.max_length, which is
+    also the least."""
+    family: Family = "bert"
+    """Classic encoder alone: whose heads stand on it, to go on with such a model of Hugging Face's library."""
+    first_position: int = 0
+    """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more."""
+    types: int | None = None
+    """Token types; with 1, both texts of a pair have it. Default: 2; of DistilBERT 0."""
+    embedding: int | None = None
+    """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
     recompute: Literal["none", "layer", "attention"] = "none"
     """What the backward pass computes again instead of keeping it: whole layers (their input alone is kept), or
     attention alone. The gradients are the same bits."""
@@ -149,13 +159,16 @@ class ModelConfig:
                 f'model.positions={self.positions} are rows of a table that encoder="modern" does not have. Leave it '
                 "out."
             )
-        names = ("layers", "hidden", "heads", "inner", "window", "global_every", "rotary_base")
+        names = ("layers", "hidden", "heads", "inner", "window", "global_every", "rotary_base", "embedding")
         changed = {name: getattr(self, name) for name in names}
         return dataclasses.replace(
             PRESETS[self.preset],
             **{name: value for name, value in changed.items() if value is not None},
             vocab=data.vocab_size,
             positions=data.max_length if self.positions is None else self.positions,
+            family=self.family,
+            first_position=self.first_position,
+            types=self.types if self.types is not None else 0 if self.family == "distilbert" else 2,
             encoder=self.encoder,
             activation=self.activation,
             eps=self.eps,

@@ -26,6 +26,10 @@ _FREE_DATA = ("source", "plans")
 _FREE_MODEL = ("recompute", "reshard_after_forward", "positions")  # positions are compared as they come out
 # What must stay for weights to mean the same in another run.
 _SIZES = (
+    "family",
+    "first_position",
+    "types",
+    "embedding",
     "encoder",
     "activation",
     "eps",
@@ -175,6 +179,10 @@ POSITIONS = "bert.embeddings.positions.weight"
 _OF_PRETRAINING = {"recipe", "corpus", "tokenizer"}
 # Of a configuration, and the key of the recipe that says it.
 _KEYS = {
+    "family": "model.family",
+    "first_position": "model.first_position",
+    "types": "model.types",
+    "embedding": "model.embedding",
     "encoder": "model.encoder",
     "layers": "model.layers",
     "hidden": "model.hidden",
@@ -188,7 +196,6 @@ _KEYS = {
     "activation": "model.activation",
     "eps": "model.eps",
 }
-_NO_KEYS = ("types",)  # a recipe's models have the default
 
 
 def has_optimizer_state(folder: Path) -> bool:
@@ -272,13 +279,6 @@ def _check_sizes(folder: Path, theirs: BertConfig, recipe: TrainConfig) -> None:
             raise ValueError(
                 f"the model in {folder} has {name} = {old!r}, the recipe's {new!r}. Set {key} = {old!r}, or begin with "
                 "another model."
-            )
-    for name in _NO_KEYS:
-        old, new = getattr(theirs, name), getattr(ours, name)
-        if old != new:
-            raise ValueError(
-                f"the model in {folder} has {name} = {old!r}, and what a recipe trains has {new!r}. Begin with another "
-                "model."
             )
 
 

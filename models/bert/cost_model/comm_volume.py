@@ -44,17 +44,17 @@ def micro_batch_traffic(
         reshard_after_forward, recompute: as the model was made.
         read: slots of a plane for the rows that the last layer computes. None: all rows.
     """
-    hidden, vocab = config.hidden, config.vocab
+    hidden, vocab, columns = config.hidden, config.vocab, config.embedding_size
     parts = [
-        embedding(wire, rows, vocab, hidden),
+        embedding(wire, rows, vocab, columns),
         layer_norm(wire, rows),
         _layers(config, wire, rows, not reshard_after_forward, recompute == "layer", read),
         # masked-LM head
         select(wire, masked, hidden),
-        product(wire, masked, hidden, hidden, "z"),
+        product(wire, masked, hidden, columns, "z"),
         layer_norm(wire, masked, "y"),
-        turn(wire, masked, hidden),
-        product(wire, masked, hidden, vocab, "z"),
+        turn(wire, masked, columns),
+        product(wire, masked, columns, vocab, "z"),
         cross_entropy(wire, masked),
         # both losses and both counts of right answers
         wire.summed(("data", "x", "z"), 4, wire.statistic),
@@ -65,6 +65,8 @@ def micro_batch_traffic(
             product(wire, first, hidden, hidden, "z"),  # pooler
             narrow_head(wire, first, 2, "y"),
         ]
+    if config.has_projection:
+        parts += [product(wire, rows, columns, hidden, "z"), turn(wire, rows, hidden)]
     if config.pre_norm:
         parts.append(layer_norm(wire, rows if read is None else read))
     return together(parts)

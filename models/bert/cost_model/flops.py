@@ -1,7 +1,8 @@
 """The floating-point operations of BERT in closed form: what a pack costs, and a whole step, for MFU.
 
-L layers, h hidden size, f size inside the MLP, V vocabulary; T tokens, S sum of the squared lengths of all sequences,
-R masked tokens, C sequences; with windows, L' local layers and N pairs of tokens less than a window apart
+L layers, h hidden size, e that of the embeddings, f size inside the MLP, V vocabulary; T tokens, S sum of the squared
+lengths of all sequences, R masked tokens, C sequences; with windows, L' local layers and N pairs of tokens less than a
+window apart
 
 A multiplication with an addition is two operations. Products of matrices alone are counted: LayerNorm, GELU, softmax
 and biases do O(h) operations a token, where products do O(h²).
@@ -13,7 +14,8 @@ rows replaced by the sum over the sequences, since packed attention crosses no b
     MLP                       2 · 2 h f T       a layer
     with a gate               2 · 3 h f T       a layer of the modern encoder
     q kᵀ and weights · v      2 · 2 h S         a layer; 2 · 2 h N a local one
-    masked-LM head            2 (h² + h V) R
+    masked-LM head            2 (h e + e V) R
+    projected embeddings      2 e h T           where they are narrower
     pooler, next sentence     2 (h² + 2h) C     if the model has them
 
 A last layer that computes the read rows alone does its output projection and MLP for R + C tokens.
@@ -83,12 +85,13 @@ def model_flops(
     if config.local_layers and near is None:
         raise ValueError(f"layers with window={config.window} need near: the pairs of tokens within it. Got none.")
     hidden, encoder = config.hidden, work(config)
-    head = 2 * _PASSES * hidden * (hidden + config.vocab)
+    head = 2 * _PASSES * config.embedding_size * (hidden + config.vocab)
+    projection = 2 * _PASSES * config.embedding_size * hidden if config.has_projection else 0
     pooler = 2 * _PASSES * hidden * (hidden + _NEXT_SENTENCE) if config.next_sentence else 0
     spared = _spared(config, int(tokens), int(squares), int(masked + sequences), near) if read_rows_only else 0
     # In whole numbers: a long step has more FLOPs than a double has digits.
     return (
-        int(encoder.per_token) * int(tokens)
+        (int(encoder.per_token) + projection) * int(tokens)
         + int(encoder.per_square) * int(squares)
         + int(encoder.per_near) * int(near or 0)
         + head * int(masked)

@@ -119,15 +119,16 @@ def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
 
 
 def _before(config: BertConfig) -> list[ParamSpec]:
-    hidden, vocab, bias = config.hidden, config.vocab, config.bias
-    found = [_matrix("bert.embeddings.tokens.weight", vocab, hidden, matrix("z"))]
-    if config.encoder == "classic":
-        found.append(_matrix("bert.embeddings.positions.weight", config.positions, hidden, table("z")))
-    found += [
-        _matrix("bert.embeddings.types.weight", config.types, hidden, table("z")),
-        *_norm("bert.embeddings.norm", hidden, bias),
+    columns = config.embedding_size
+    found = [_matrix("bert.embeddings.tokens.weight", config.vocab, columns, matrix("z"))]
+    for name, rows in (("positions", config.position_rows), ("types", config.types)):
+        if rows:
+            found.append(_matrix(f"bert.embeddings.{name}.weight", rows, columns, table("z")))
+    found += _norm("bert.embeddings.norm", columns, config.bias)
+    return [
+        *found,
+        *(_linear("bert.embeddings.projection", columns, config.hidden, True) if config.has_projection else ()),
     ]
-    return found
 
 
 def _after(config: BertConfig) -> list[ParamSpec]:
@@ -136,8 +137,8 @@ def _after(config: BertConfig) -> list[ParamSpec]:
     if config.pre_norm:
         found += _norm("bert.final_norm", hidden, bias)
     found += [
-        *_linear("masked_lm.dense", hidden, hidden, bias),
-        *_norm("masked_lm.norm", hidden, bias, on_y=True),
+        *_linear("masked_lm.dense", hidden, config.embedding_size, bias),
+        *_norm("masked_lm.norm", config.embedding_size, bias, on_y=True),
         ParamSpec(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
     ]
     if not config.next_sentence:

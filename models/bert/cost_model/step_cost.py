@@ -244,9 +244,11 @@ class BertCosts:
             )
             for k, n, face in sizes
         ]
-        heads = [(load.masked, hidden), (load.masked, config.vocab)]
-        heads += [(load.first, hidden)] if config.next_sentence else []
-        return (*layers, *(Product(rows=rows, k=hidden, n=n) for rows, n in heads))
+        columns = config.embedding_size
+        others = [(load.masked, hidden, columns), (load.masked, columns, config.vocab)]
+        others += [(load.first, hidden, hidden)] if config.next_sentence else []
+        others += [(load.rows, columns, hidden)] if config.has_projection else []
+        return (*layers, *(Product(rows=rows, k=k, n=n) for rows, k, n in others))
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from models.bert.config import BertConfig
+from models.bert.huggingface.architectures import ARCHITECTURES, Architecture, architecture_of
 from tensor3d.ops.activations import Activation
 
 T = TypeVar("T", int, float)
@@ -46,12 +47,14 @@ _FIXED = {
     "add_cross_attention": (False, "there is no second input to attend to"),
     "position_embedding_type": ("absolute", "positions are a table here"),
     "pruned_heads": ({}, "all layers have the same heads here"),
+    "sinusoidal_pos_embds": (False, "positions are a table that is trained here"),
     "quantization_config": (None, "weights are floating-point numbers here"),
 }
 CROSS_ENCODER, IDENTITY = "sentence_transformers", "torch.nn.modules.linear.Identity"
 """Of the config.json of a cross-encoder of sentence-transformers: {"activation_fn": the score's}."""
 _TYPES = 2  # of tokens, where a config.json does not say: the library's default
-_OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout")
+_PAD, _NARROW, _DROPOUT = "pad_token_id", "embedding_size", "classifier_dropout"
+_OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", _DROPOUT)
 _PROBLEMS = {
     "single_label_classification": "classify",
     "multi_label_classification": "labels",
@@ -66,33 +69,63 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         where: the file, for messages.
 
     Raises:
-        ValueError: another model than BERT, a setting that this BERT does not have, a size that is missing
+        ValueError: an architecture that is not there, a setting that it does not have here, a size that is missing
     """
-    _check_model(settings, where)
+    found = architecture_of(settings, where)
     for name, (needed, reason) in _FIXED.items():
         value = settings.get(name, needed)
         if value != needed and value is not None:
             raise ValueError(f"{where}: {name} must be {needed!r}, for {reason}. Got {value!r}.")
-    activation = settings.get("hidden_act", "gelu")
+    own = found.settings.get("hidden_act", "hidden_act")
+    activation = settings.get(str(own), "gelu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        raise ValueError(f"{where}: hidden_act must be one of {', '.join(_ACTIVATIONS)}. Got {activation!r}.")
-    fields: dict[str, Any] = {"activation": _ACTIVATIONS[activation]}
-    for name, field in _SIZES.items():
-        if name not in settings and field != "types":
-            raise ValueError(f"{where} has no {name}, which says how large the model is. Add it.")
-        fields[field] = _number(settings, name, where, int) if name in settings else _TYPES
-    fields |= {field: _number(settings, name, where, float) for name, field in _NUMBERS.items() if name in settings}
+        raise ValueError(f"{where}: {own} must be one of {', '.join(_ACTIVATIONS)}. Got {activation!r}.")
+    fields: dict[str, Any] = {"family": found.name, "activation": _ACTIVATIONS[activation]}
+    for field, own in _named(found, _SIZES):
+        if own not in settings and field != "types":
+            raise ValueError(f"{where} has no {own}, which says how large the model is. Add it.")
+        fields[field] = _number(settings, own, where, int) if own in settings else _TYPES
+    numbers = _named(found, _NUMBERS)
+    fields |= {field: _number(settings, own, where, float) for field, own in numbers if own in settings}
+    if found.settings.get("type_vocab_size", "") is None:
+        fields["types"] = 0
+    if _NARROW in found.settings:
+        if _NARROW not in settings:
+            raise ValueError(f"{where} has no {_NARROW}, which says how large the model is. Add it.")
+        columns = _number(settings, _NARROW, where, int)
+        fields["embedding"] = None if columns == fields["hidden"] else columns
+    if _PAD in found.defaults:
+        fields["first_position"] = _number({**found.defaults, **settings}, _PAD, where, int) + 1
+        if fields["positions"] <= fields["first_position"]:
+            raise ValueError(
+                f"{where}: max_position_embeddings must be more than {_PAD} + 1 = {fields['first_position']}, for "
+                f"{found.title}'s positions begin there. Got {fields['positions']}."
+            )
+        fields["positions"] -= fields["first_position"]
     try:
         return BertConfig(**fields)
     except ValueError as problem:
         raise ValueError(f"{where}: {problem}") from None
 
 
-def classifier_dropout_from(settings: Mapping[str, Any], where: Path) -> float | None:
-    """None: as of hidden states."""
-    if settings.get("classifier_dropout") is None:
+def _named(architecture: Architecture, names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Fields here and the settings of this architecture, without those that it does not have."""
+    found = ((field, architecture.settings.get(name, name)) for name, field in names.items())
+    return [(field, own) for field, own in found if own is not None]
+
+
+def classifier_dropout_from(settings: Mapping[str, Any], where: Path, *, of_texts: bool = True) -> float | None:
+    """In front of a classifier. None: as of hidden states.
+
+    Args:
+        of_texts: that of texts, and not of tokens: DistilBERT has a setting for that one alone.
+    """
+    found = architecture_of(settings, where)
+    own, default = found.settings.get(_DROPOUT), found.defaults.get(_DROPOUT)
+    if own is not None and not of_texts:
         return None
-    return _number(settings, "classifier_dropout", where, float)
+    name = own or _DROPOUT
+    return default if settings.get(name) is None else _number(settings, name, where, float)
 
 
 def labels_from(settings: Mapping[str, Any], where: Path) -> tuple[str, ...]:
@@ -113,16 +146,6 @@ def labels_from(settings: Mapping[str, Any], where: Path) -> tuple[str, ...]:
     if len(set(labels)) != len(labels):
         raise ValueError(f"{where}: id2label must give each class a name of its own. Got {named!r}.")
     return labels
-
-
-def architectures_from(settings: Mapping[str, Any], where: Path) -> tuple[str, ...]:
-    """The library's classes that the folder was saved from; none where it does not say."""
-    names = settings.get("architectures")
-    if names is None:
-        return ()
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{where}: architectures must be a list of names of classes. Got {names!r}.")
-    return tuple(names)
 
 
 def problem_from(settings: Mapping[str, Any], outputs: int, where: Path) -> str | None:
@@ -153,22 +176,32 @@ def settings_of(
         found: one that was imported: what it has besides is kept, but what it says of the classes of another model.
         labels, problem, classifier_dropout: of a classifier.
     """
-    found = dict(found or {})
+    kind, found = ARCHITECTURES[config.family], dict(found or {})
     same = architecture in (found.get("architectures") or ())
+    dropout = kind.settings.get(_DROPOUT) or _DROPOUT
     if not same:
-        found = {name: value for name, value in found.items() if name not in _OF_CLASSES}
-    activation = found.get("hidden_act")
+        found = {name: value for name, value in found.items() if name not in (*_OF_CLASSES, dropout)}
+    act = kind.settings.get("hidden_act") or "hidden_act"
+    activation = found.get(act)
     if _ACTIVATIONS.get(str(activation)) != config.activation:
         activation = next(name for name, ours in _ACTIVATIONS.items() if ours == config.activation)
-    sizes = {name: getattr(config, field) for name, field in (_SIZES | _NUMBERS).items()}
-    sizes["intermediate_size"] = config.inner_size
-    new: dict[str, Any] = {"architectures": [architecture], "model_type": "bert", "hidden_act": activation, **sizes}
+    sizes = {own: getattr(config, field) for field, own in _named(kind, _SIZES | _NUMBERS)}
+    sizes[kind.settings.get("intermediate_size") or "intermediate_size"] = config.inner_size
+    sizes["max_position_embeddings"] = config.position_rows
+    if _NARROW in kind.settings:
+        sizes[_NARROW] = config.embedding_size
+    if config.first_position:
+        sizes[_PAD] = config.first_position - 1
+    new: dict[str, Any] = {"architectures": [architecture], "model_type": kind.name, act: activation, **sizes}
     # Older versions of the library read the one name, newer ones both.
     new |= dict.fromkeys([name for name in ("torch_dtype", "dtype") if name in found] or ["dtype"], DTYPES[dtype])
     if labels is not None:
         new["id2label"] = {str(number): label for number, label in enumerate(labels)}
         new["label2id"] = {label: number for number, label in enumerate(labels)}
-        new["classifier_dropout"] = classifier_dropout
+        if dropout == _DROPOUT:
+            new[dropout] = classifier_dropout
+        elif architecture.endswith("ForSequenceClassification"):  # a setting of that one's own, with its own default
+            new[dropout] = config.dropout if classifier_dropout is None else classifier_dropout
         unsaid = same and "problem_type" not in found and problem == ("regress" if len(labels) == 1 else "classify")
         if problem == "rank":
             # What CrossEncoder of sentence-transformers does with the score; where nothing says so, a sigmoid.
@@ -178,16 +211,6 @@ def settings_of(
         found = {name: value for name, value in found.items() if name not in ("num_labels", "_num_labels")}
     # The decoder's weight is not written, so it is tied whatever was found: what was loaded had equal ones.
     return {"pad_token_id": 0, **found, **new, "tie_word_embeddings": True}
-
-
-def _check_model(settings: Mapping[str, Any], where: Path) -> None:
-    kind = settings.get("model_type")
-    names = architectures_from(settings, where)
-    if kind is None and all(name.startswith("Bert") for name in names):  # of 2019, or of nobody but BERT
-        return
-    if kind != "bert":
-        told = f"model_type {kind!r}" if kind is not None else f"architectures {list(names)!r}"
-        raise ValueError(f"{where} is of another model: {told}. Only BERT (model_type 'bert') can be read.")
 
 
 def _number(settings: Mapping[str, Any], name: str, where: Path, kind: type[T]) -> T:

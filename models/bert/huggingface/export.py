@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
+from models.bert.huggingface.architectures import ARCHITECTURES, BERT, CLASSES, Architecture
 from models.bert.huggingface.config import CONFIG, labels_from, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
 from models.bert.huggingface.param_names import HEADS, LABELLED, library_names, part_of, thirds
@@ -24,21 +25,11 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.parallelize import full_tensor
 
 WEIGHTS = "model.safetensors"
+_EPS_OF_DISTILBERT = 1e-12
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ARCHITECTURES = {
-    frozenset({"pooler", "masked_lm", "next_sentence"}): "BertForPreTraining",
-    frozenset({"masked_lm"}): "BertForMaskedLM",
-    frozenset({"pooler", "next_sentence"}): "BertForNextSentencePrediction",
-    frozenset({"pooler", "classifier"}): "BertForSequenceClassification",
-    frozenset({"answers"}): "BertForQuestionAnswering",
-    frozenset({"tags"}): "BertForTokenClassification",
-    frozenset({"pooler"}): "BertModel",
-    frozenset[str](): "BertModel",
-}
-
 _NO_POOLER = (
-    "the model has no pooler, and the library's BertModel makes a new one unless it is loaded with "
-    "add_pooling_layer=False; last_hidden_state does not depend on it"
+    "the model has no pooler, and the library's {} makes a new one unless it is loaded with add_pooling_layer=False; "
+    "last_hidden_state does not depend on it"
 )
 
 
@@ -113,9 +104,10 @@ class _Plan:
             if (folder / name).exists():
                 raise ValueError(f"{folder} has a {name} already, which is not overwritten. Name another folder.")
         parts = frozenset(part for name, _ in model.named_parameters() if (part := part_of(name)) is not None)
-        self.heads = _chosen(parts & frozenset(HEADS), heads)
+        self._kind = ARCHITECTURES[self.config.family]
+        self.heads = _chosen(parts & frozenset(HEADS), heads, self._kind)
         self._left_out = sorted(parts - self.heads) if heads is None else []
-        self.architecture = _ARCHITECTURES[self.heads]
+        self.architecture = self._kind.class_of(self.heads)
         self.parameters = {
             name: parameter.detach()
             for name, parameter in model.named_parameters()
@@ -130,8 +122,8 @@ class _Plan:
         if self._left_out:
             lost = ", ".join(self._left_out)
             told.append(f"{lost} was left out, which the library's {self.architecture} does not have")
-        if not self.heads:
-            told.append(_NO_POOLER)
+        if not self.heads and frozenset({"pooler"}) in self._kind.heads:
+            told.append(_NO_POOLER.format(self.architecture))
         return "; ".join(told) or None
 
     def settings(
@@ -181,8 +173,9 @@ class _Plan:
 
     def _targets(self, name: str) -> tuple[str, ...]:
         """As the library itself names them: of a bare encoder without the prefix."""
-        bare = self.architecture == "BertModel"
-        return tuple(each.removeprefix("bert.") if bare else each for each in library_names(name))
+        own = (self._kind.own_name(each, self.heads) for each in library_names(name))
+        is_bare = self.architecture.endswith("Model")
+        return tuple(each.removeprefix(self._kind.prefix) if is_bare else each for each in own)
 
     def _header(self) -> bytes:
         """The beginning of a safetensors file: its length, then JSON, filled up with blanks to a multiple of 8."""
@@ -238,17 +231,24 @@ def _check_encoder(config: BertConfig) -> None:
                 f'Hugging Face\'s BERT has no {field}="{value}": this model has {reason}. Only encoder="classic" with '
                 'norm="post" can be exported.'
             )
+    if config.family == "distilbert" and config.eps != _EPS_OF_DISTILBERT:
+        raise ValueError(
+            f"the library's DistilBERT adds {_EPS_OF_DISTILBERT} to LayerNorm's variances. Got eps={config.eps}, which "
+            "it would not compute with. Export a model with its eps."
+        )
 
 
-def _chosen(present: frozenset[str], heads: Collection[str] | None) -> frozenset[str]:
-    """The heads to write. Older files have a pooler beside heads that do not use it, and no class has them together."""
+def _chosen(present: frozenset[str], heads: Collection[str] | None, kind: Architecture) -> frozenset[str]:
+    """The heads to write. Older files have a pooler beside heads that do not use it, and no class has them together;
+    after pre-training here there is a head for next sentences, which BERT alone has."""
     chosen = present if heads is None else frozenset(heads)
     if lost := sorted(chosen - present):
         raise ValueError(f"the model has no head {lost[0]!r}. It has {_told(present)}.")
-    if heads is None and chosen not in _ARCHITECTURES:
-        chosen = chosen - {"pooler"}
-    if chosen not in _ARCHITECTURES:
-        known = "; ".join(map(_told, _ARCHITECTURES))
+    for spare in ("next_sentence", "pooler"):
+        if heads is None and chosen not in kind.heads and (spare == "pooler" or kind is not BERT):
+            chosen = chosen - {spare}
+    if chosen not in kind.heads:
+        known = "; ".join(_told(each) for each in CLASSES if each in kind.heads)
         raise ValueError(f"no model of the library has the heads {_told(chosen)} together. Export one of: {known}.")
     return chosen
 

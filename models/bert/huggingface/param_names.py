@@ -1,4 +1,5 @@
-"""The names of a BERT's tensors here and in Hugging Face's library, and the order of their rows.
+"""The names of a BERT's tensors here and in Hugging Face's library, and the order of their rows; what other
+architectures call them, architectures.py says.
 
     here                                     there
     bert.layers.0.attention.qkv.weight       bert.encoder.layer.0.attention.self.{query,key,value}.weight
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from models.bert.config import BertConfig
+from models.bert.huggingface.architectures import ARCHITECTURES, Architecture
 
 HEADS = ("pooler", "masked_lm", "next_sentence", "classifier", "answers", "tags")
 """What may stand on the encoder, `bert`: the first part of a parameter's name."""
@@ -34,7 +36,8 @@ BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _QKV = ("query", "key", "value")
 _LAYER = re.compile(r"bert\.layers\.(\d+)\.(\w+(?:\.\w+)?)\.(weight|bias)")
 _ANY_LAYER = re.compile(r"(?:bert\.)?(?:encoder\.layer|layers)\.(\d+)\.")
-_ENCODER = re.compile(r"bert\.(?!pooler\.)|embeddings\.|encoder\.")
+_PREFIXES = "|".join(re.escape(prefix) for prefix in {each.prefix for each in ARCHITECTURES.values()})
+_ENCODER = re.compile(rf"(?:{_PREFIXES})(?!pooler\.)|embeddings\.|encoder\.|transformer\.")
 _OF_LAYERS = {
     "attention.out": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
@@ -44,6 +47,8 @@ _OF_LAYERS = {
 }
 _THEIR_LAYER = re.compile(r"bert\.encoder\.layer\.\d+\.(.+)\.(?:weight|bias)")
 _IN_LAYERS = {*_OF_LAYERS.values(), *(f"attention.self.{each}" for each in _QKV)}
+PROJECTION = "bert.embeddings_project"
+"""ELECTRA's, as it would be called in a BERT."""
 _OTHERS = {
     "bert.embeddings.tokens.weight": EMBEDDING,
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
@@ -53,6 +58,7 @@ _OTHERS = {
     f"{ours}.{part}": f"{theirs}.{part}"
     for ours, theirs in (
         ("bert.embeddings.norm", "bert.embeddings.LayerNorm"),
+        ("bert.embeddings.projection", PROJECTION),
         ("pooler.dense", "bert.pooler.dense"),
         ("masked_lm.dense", "cls.predictions.transform.dense"),
         ("masked_lm.norm", "cls.predictions.transform.LayerNorm"),
@@ -101,8 +107,10 @@ def library_names(name: str) -> tuple[str, ...]:
     )
 
 
-def is_known(name: str) -> bool:
-    """Whether the library's BERT has a tensor of this name in its encoder, or had one."""
+def is_known(name: str, config: BertConfig) -> bool:
+    """Whether the library has, or had, a tensor of this name in the encoder of such a model."""
+    if name.startswith(PROJECTION):
+        return config.has_projection
     if match := _THEIR_LAYER.fullmatch(name):
         return match[1] in _IN_LAYERS
     return name in _OTHERS.values() or name in BUFFERS
@@ -131,18 +139,16 @@ def heads_among(names: Collection[str]) -> tuple[str, ...]:
     return tuple(head for head in HEADS if _MARKS[head] in names)
 
 
-def canonical(name: str, prefix: str) -> str:
-    """The library's name of today for one found in a file: LayerNorm's gamma and beta are of 2018's code.
+def canonical(name: str, architecture: Architecture, *, is_bare: bool) -> str:
+    """BERT's name of today for one found in a file: LayerNorm's gamma and beta are of 2018's code.
 
     Args:
-        prefix: what stands before "embeddings." in the file: "bert.", or nothing.
+        is_bare: whether the file has no prefix before "embeddings.".
     """
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(f"LayerNorm{old}"):
             name = name.removesuffix(old) + new
-    if not prefix and name.startswith(("embeddings.", "encoder.", "pooler.")):
-        return f"bert.{name}"
-    return name
+    return architecture.bert_name(architecture.with_prefix(name) if is_bare else name)
 
 
 def prefix_among(names: Iterable[str]) -> str | None:
@@ -154,9 +160,10 @@ def prefix_among(names: Iterable[str]) -> str | None:
 def table_shapes(config: BertConfig) -> dict[str, tuple[int, int]]:
     """Shapes of the tables that a configuration asks for, by the names here: the largest that it decides by a number
     alone, to be compared with the files before a model of those sizes is made."""
-    rows = {"tokens": config.vocab, "types": config.types}
-    rows |= {"positions": config.positions} if config.encoder == "classic" else {}
-    shapes = {f"bert.embeddings.{name}.weight": (number, config.hidden) for name, number in rows.items()}
+    rows = {"tokens": config.vocab, "types": config.types, "positions": config.position_rows}
+    shapes = {
+        f"bert.embeddings.{name}.weight": (number, config.embedding_size) for name, number in rows.items() if number
+    }
     if config.encoder == "classic":
         shapes["bert.layers.0.mlp.up.weight"] = (config.inner_size, config.hidden)
     return shapes

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from models.bert.huggingface import param_names
+from models.bert.huggingface.architectures import ARCHITECTURES, Architecture, architecture_of, architectures_from
 from models.bert.huggingface.config import (
     CONFIG,
-    architectures_from,
     classifier_dropout_from,
     config_from,
     labels_from,
@@ -209,14 +209,16 @@ class HFWeights(WeightSource):
     def __init__(self, folder: Path) -> None:
         where = folder / CONFIG
         self.folder, self.settings = folder, read_object(where)
+        self._architecture = architecture_of(self.settings, where)
         self.config = config_from(self.settings, where)
         found = file_tensors(folder)
-        self._tensors, self._names = found, _by_library_name(found, folder)
+        self._tensors, self._names = found, _by_bert_name(found, folder, self._architecture)
         self._check_names()
         if (layers := param_names.layers_among(self._names)) not in (0, self.config.layers):
             raise ValueError(
-                f"{folder}: the weights are of {layers} layers, and {CONFIG} says num_hidden_layers "
-                f"{self.config.layers}. {CONFIG} and weights are of different models: get both from the same place."
+                f"{folder}: the weights are of {layers} layers, and {CONFIG} says "
+                f"{self._architecture.settings.get('num_hidden_layers', 'num_hidden_layers')} {self.config.layers}. "
+                f"{CONFIG} and weights are of different models: get both from the same place."
             )
         for name, shape in param_names.table_shapes(self.config).items():
             (theirs,) = param_names.library_names(name)
@@ -229,26 +231,33 @@ class HFWeights(WeightSource):
         self.facts: dict[str, Any] = {"dtype": _type_of_most(found)}
         if types := _other_types(self._tensors, self._names, self.facts["dtype"]):
             self.facts["types"] = types
-        if (dropout := classifier_dropout_from(self.settings, where)) is not None:
+        dropout = classifier_dropout_from(self.settings, where, of_texts="tags" not in self.heads)
+        if dropout is not None:
             self.facts["classifier_dropout"] = dropout
 
     def _check_names(self) -> None:
         """Raises ValueError for an encoder under other names, or with more in it than a BERT has."""
-        prefix = param_names.prefix_among(self._tensors)
-        if prefix not in (None, "", "bert."):
+        kind, prefix = self._architecture, param_names.prefix_among(self._tensors)
+        if prefix not in (None, "", kind.prefix):
+            others = [each.title for each in ARCHITECTURES.values() if each.prefix == prefix]
+            if others:
+                raise ValueError(
+                    f"{self.folder}: {CONFIG} is of {kind.title}, and the names of the encoder begin with {prefix!r}, "
+                    f"as {others[0]}'s do. {CONFIG} and weights are of different models: get both from the same place."
+                )
             raise ValueError(
-                f"{self.folder}: the names of the encoder begin with {prefix!r} instead of 'bert.', as wrappers of a "
-                "model save them. Rename the tensors, without what stands before 'bert.', or save the model inside "
-                "with its own save_pretrained."
+                f"{self.folder}: the names of the encoder begin with {prefix!r} instead of {kind.prefix!r}, as "
+                f"wrappers of a model save them. Rename the tensors, without what stands before {kind.prefix!r}, or "
+                "save the model inside with its own save_pretrained."
             )
         names = {name: own for name, own in self._names.items() if param_names.of_encoder(name)}
-        more = [own for name, own in names.items() if not param_names.is_known(name)]
+        more = [own for name, own in names.items() if not param_names.is_known(name, self.config)]
         if more:
             told = f"{more[0]}{f' and {len(more) - 1} more' if len(more) > 1 else ''}"
             raise ValueError(
-                f"{self.folder} has tensors in its encoder that no BERT has: {told}. Adapters (LoRA and the like) "
-                "change what the model says: merge them into its weights with the library that made them, or take the "
-                "model without them. Other architectures are not read."
+                f"{self.folder} has tensors in its encoder that no {kind.title} has: {told}. Adapters (LoRA and the "
+                "like) change what the model says: merge them into its weights with the library that made them, or "
+                "take the model without them. Other architectures are not read."
             )
 
     def _take_labels(self, where: Path) -> None:
@@ -267,10 +276,15 @@ class HFWeights(WeightSource):
         """Whose classifier it is, the class of the model says: that of texts, of tokens, or of choices."""
         if head not in param_names.LABELLED:
             return True
-        said = architectures_from(self.settings or {}, self.folder / CONFIG) or ("BertForSequenceClassification",)
+        classes, said = self._architecture.classes, architectures_from(self.settings or {}, self.folder / CONFIG)
         if head == "tags":
-            return "BertForTokenClassification" in said
-        return "BertForSequenceClassification" in said and "bert.pooler.dense.weight" in self._names
+            return f"{classes}ForTokenClassification" in said
+        of_texts = not said or f"{classes}ForSequenceClassification" in said
+        return of_texts and "bert.pooler.dense.weight" in self._names
+
+    def _own(self, name: str) -> str:
+        """What this architecture calls a tensor of BERT, for messages."""
+        return self._names.get(name) or self._architecture.own_name(name, self.heads)
 
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         sources = run_on_all_ranks(cube, lambda: self._checked(used))
@@ -311,7 +325,10 @@ class HFWeights(WeightSource):
         begin = f"the names of its encoder begin with {prefix!r}" if prefix else "its names have no prefix"
         if prefix is None:
             begin = f"it has no embedding of tokens, and its first tensor is {next(iter(self._tensors), 'none')}"
-        raise ValueError(f"{self.folder}: {name} is missing, which the model needs; {begin}. Get a complete BERT.")
+        raise ValueError(
+            f"{self.folder}: {self._own(name)} is missing, which the model needs; {begin}. Get a complete "
+            f"{self._architecture.title}."
+        )
 
     def _check_shape(self, name: str, needed: tuple[int, ...]) -> None:
         found = self._tensors[self._names[name]]
@@ -337,8 +354,9 @@ class HFWeights(WeightSource):
         if not tied and param_names.DECODER_WEIGHT not in self._names:
             raise ValueError(
                 f"{self.folder}: {CONFIG} says that the masked-LM head has a weight of its own (tie_word_embeddings = "
-                f"false), and {param_names.DECODER_WEIGHT} is missing. Get a complete model, leave the head masked_lm "
-                "out (--heads of `python -m tools.convert from-hf`, or Weights.only), or correct the setting."
+                f"false), and {self._own(param_names.DECODER_WEIGHT)} is missing. Get a complete model, leave the head "
+                "masked_lm out (--heads of `python -m tools.convert from-hf`, or Weights.only), or correct the "
+                "setting."
             )
         embedding = used["bert.embeddings.tokens.weight"]
         pairs = (
@@ -355,9 +373,9 @@ class HFWeights(WeightSource):
                     for rows in _in_blocks(part)
                 ):
                     raise ValueError(
-                        f"{self.folder}: {one} differs from {other}, and this BERT has one tensor for both "
-                        "(tie_word_embeddings). Leave the head masked_lm out (--heads of `python -m tools.convert "
-                        "from-hf`, or Weights.only), or tie them."
+                        f"{self.folder}: {self._own(one)} differs from {self._own(other)}, and this "
+                        f"{self._architecture.title} has one tensor for both (tie_word_embeddings). Leave the head "
+                        "masked_lm out (--heads of `python -m tools.convert from-hf`, or Weights.only), or tie them."
                     )
 
     def _read(self, used: dict[str, Tensor], sources: dict[str, tuple[str, ...]], cube: Cube) -> None:
@@ -389,12 +407,17 @@ def _in_blocks(part: tuple[slice, ...]) -> Iterator[tuple[slice, ...]]:
         yield slice(first, min(first + _COMPARED, rows.stop)), *columns
 
 
-def _by_library_name(found: dict[str, FileTensor], folder: Path) -> dict[str, str]:
-    """The names in the files by the library's names of today."""
-    prefix = param_names.prefix_among(found)
+def _by_bert_name(found: dict[str, FileTensor], folder: Path, architecture: Architecture) -> dict[str, str]:
+    """The names in the files by those of the library's BERT of today."""
+    is_bare = param_names.prefix_among(found) == ""
+    # A classifier's dense layer is its pooler, and one of the encoder beside it is left over.
+    left_over = (
+        f"{architecture.prefix}pooler." if any(name in found for name in architecture.of_texts.values()) else None
+    )
     by_name: dict[str, str] = {}
     for name in sorted(found):
-        known = param_names.canonical(name, "" if prefix == "" else "bert.")
+        is_left = left_over is not None and name.startswith(left_over)
+        known = name if is_left else param_names.canonical(name, architecture, is_bare=is_bare)
         if known in by_name:
             raise ValueError(
                 f"{folder} has {by_name[known]} and {name}, which are the same tensor. Remove one of them."

@@ -16,8 +16,8 @@ MUTATIONS = (
     Mutation(
         "flops-head-without-vocabulary",
         "models/bert/cost_model/flops.py",
-        old="head = 2 * _PASSES * hidden * (hidden + config.vocab)",
-        new="head = 2 * _PASSES * hidden * hidden",
+        old="head = 2 * _PASSES * config.embedding_size * (hidden + config.vocab)",
+        new="head = 2 * _PASSES * config.embedding_size * hidden",
         tests=("tests/models/bert/cost_model/test_flops.py::test_a_step_costs_what_pytorch_counts",),
     ),
     Mutation(
@@ -141,5 +141,19 @@ MUTATIONS = (
         old="for third in range(3))",
         new="for third in (0, 2, 1))",
         tests=("tests/models/bert/huggingface/test_parity.py",),
+    ),
+    Mutation(
+        "weights-positions-from-the-first-row",
+        "models/bert/model.py",
+        old="positions + self.first_position if self.first_position else positions",
+        new="positions",
+        tests=("tests/models/bert/huggingface/test_architectures.py",),
+    ),
+    Mutation(
+        "weights-pooler-of-another-family",
+        "models/bert/config.py",
+        old='return "relu" if self.family == "distilbert" else',
+        new="return",
+        tests=("tests/models/bert/huggingface/test_architectures.py",),
     ),
 )

@@ -20,12 +20,15 @@ from models.bert.tasks import BertForSequenceClassification
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
+from tests.tools.relatives import roberta, roberta_tokenizer
 from tools.common import plotting
+from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.finetune import pictures, seed_sweep
 from tools.finetune.__main__ import main
 from tools.finetune.tasks import RegressTask
 from tools.finetune.trainer import depth_of, epoch_order, steps_of
+from tools.predict import load
 from tools.training.metrics import run_log
 
 WORDS = ["film", "actor", "plot", "scene", "music", "ending", "the", "a", "very", "was"]
@@ -327,6 +330,23 @@ def test_numbers_are_learnt_and_weights_go_on(
     assert open_weights(tmp_path / "run/seed-0").settings == {"more": "kept"}, "without those of another head"
     last = (tmp_path / "run/seed-0/predictions/test.tsv").read_text().splitlines()[-1]
     assert float(last.split("\t")[1]) == pytest.approx(1, abs=2)
+
+
+def test_a_roberta_learns_and_goes_back(recipe: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    roberta(tmp_path / "library", "RobertaForMaskedLM", roberta_tokenizer([" ".join([*WORDS, *GOOD, *BAD])] * 3))
+    start = ["--model.start-from", str(tmp_path / "library"), "--model.vocab", "None"]
+    assert run(recipe, tmp_path / "run", *ONE_STEP, *start) == 0
+    assert convert(["to-hf", str(tmp_path / "run/seed-0"), str(tmp_path / "back")]) == 0
+    kind = transformers.RobertaForSequenceClassification
+    model, told = kind.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(told.values()), told
+    assert model.config.id2label == {0: "blame", 1: "praise"}
+    (found,) = load(tmp_path / "run/seed-0", "classify").predict(["a great film"])
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")("a great film", return_tensors="pt")
+    with torch.no_grad():
+        wanted = model.eval()(**ids).logits[0].softmax(0)
+    assert list(found.as_json()["probabilities"].values()) == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
 def test_bad_calls_end_with_a_message(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

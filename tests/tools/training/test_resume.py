@@ -91,6 +91,26 @@ def test_heads_that_are_not_there_start_fresh(
     assert not {"pooler.dense.weight", "next_sentence.weight"} & same
 
 
+def test_a_roberta_goes_on(recipe: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One type for both texts of a pair, positions behind that of padding, and no head for next sentences there."""
+    kind = ("--model.family", "roberta", "--model.first-position", "2", "--model.types", "1")
+    run = arguments(recipe, tmp_path / "run", *kind, "--run.steps", "1", corpus=first / "corpus")
+    assert pretrain.main(run) == 0
+    assert convert_main(["to-hf", str(tmp_path / "run"), str(tmp_path / "library")]) == 0
+    assert "next_sentence, pooler was left out, which the library's RobertaForMaskedLM" in capsys.readouterr().out
+    settings = json.loads((tmp_path / "library" / "config.json").read_text())
+    assert (settings["max_position_embeddings"], settings["pad_token_id"], settings["type_vocab_size"]) == (34, 1, 1)
+    start = ("--start-from", str(tmp_path / "library"), *STILL)
+    assert pretrain.main(arguments(recipe, tmp_path / "bert", *start, corpus=first / "corpus")) == 2
+    assert "has family = 'roberta', the recipe's 'bert'. Set model.family = 'roberta'" in capsys.readouterr().err
+    assert pretrain.main(arguments(recipe, tmp_path / "on", *kind, *start, corpus=first / "corpus")) == 0
+    assert "loaded: encoder, masked_lm; not in the folder, so as init" in capsys.readouterr().out
+    before, after = weights_of(tmp_path / "run"), weights_of(tmp_path / "on")
+    assert before["bert.embeddings.positions.weight"].shape[0] == 34
+    own = {name for name in before if name.startswith(("bert.", "masked_lm."))}
+    assert all(torch.equal(after[name], before[name]) for name in own)
+
+
 def test_another_model_or_tokenizer_is_refused(
     recipe: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,7 +131,7 @@ def test_another_model_or_tokenizer_is_refused(
     (library / "config.json").write_text(json.dumps(config | {"type_vocab_size": 3}))
     weights, types = load_file(library / "model.safetensors"), "bert.embeddings.token_type_embeddings.weight"
     save_file({**weights, types: torch.zeros(3, weights[types].shape[1])}, library / "model.safetensors")
-    assert "has types = 3, and what a recipe trains has 2" in refused(library)
+    assert "has types = 3, the recipe's 2. Set model.types = 3" in refused(library)
     (library / "config.json").write_text(json.dumps(config))
     save_file(weights, library / "model.safetensors")
     # Of the model's files the first decides what an id means; one of other pieces is not asked.

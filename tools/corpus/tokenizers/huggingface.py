@@ -128,12 +128,19 @@ _ALSO_OF_BERT = _classes("ConvBert", "RetriBert")
 _AS_IT_IS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _OF_SENTENCEPIECE = _classes("Albert", "BigBird")
 """Classes whose ids are those of the sentencepiece model."""
-_OF_JSON = _OF_SENTENCEPIECE | _classes("Camembert", "Deberta", "DebertaV2", "Roberta", "XLMRoberta")
+_OF_ROBERTA = _classes("Camembert", "Roberta", "XLMRoberta")
+_OF_JSON = _OF_SENTENCEPIECE | _OF_ROBERTA | _classes("Deberta", "DebertaV2")
 """Classes whose tokenizer.json says what they do."""
-_WITHOUT_TYPES = _classes("DistilBert") | {"TokenizersBackend"}
+_WITHOUT_TYPES = _OF_ROBERTA | _classes("DistilBert") | {"TokenizersBackend"}
 """Classes that give no types where `model_input_names` is not said."""
-_MODEL_TYPES = frozenset({"bert", "distilbert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"})
-"""Of config.json: where nothing names a class, the library takes one of `_OF_BERT`."""
+_MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("bert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"), "BertTokenizer"),
+        **{"distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer"},
+        **{"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"},
+    }
+)
+"""Of config.json: where nothing names a class, the library takes this one, or one like it."""
 _BOOL = (bool, int)
 _TYPES: MappingProxyType[str, tuple[type, ...]] = MappingProxyType(
     {
@@ -168,7 +175,7 @@ def _class_of(folder: Path) -> tuple[str | None, Path]:
     for file in (folder / CONFIG, config):
         if name := read_config(file).get("tokenizer_class"):
             return str(name), file
-    return ("BertTokenizer" if str(read_config(config).get("model_type")) in _MODEL_TYPES else None), config
+    return _MODEL_TYPES.get(str(read_config(config).get("model_type"))), config
 
 
 def check_class(folder: Path, kind: Kind, file: Path, remedy: str) -> None:
@@ -192,9 +199,10 @@ def check_class(folder: Path, kind: Kind, file: Path, remedy: str) -> None:
         "json": _OF_BERT | _ALSO_OF_BERT | _OF_JSON,
     }
     if name not in known[kind] | _AS_IT_IS:
-        raise ValueError(
-            f"{where} has tokenizer_class = {name!r}, by which {file.name} alone does not give the ids. {remedy}"
-        )
+        said = f"tokenizer_class = {name!r}"
+        if "tokenizer_class" not in read_config(where):
+            said = f"model_type = {read_config(where)['model_type']!r}, whose class is {name}"
+        raise ValueError(f"{where} has {said}, by which {file.name} alone does not give the ids. {remedy}")
     if kind == "json" and name in _OF_BERT:
         _check_json(folder, file, name)
 
@@ -350,9 +358,12 @@ def find_tokenizer(folder: Path) -> FoundTokenizer:
     """
     for kind, file in _files(folder):
         return _found(folder, kind, file)
+    remedy = "Put the files of the tokenizer that the model was trained with beside its weights."
+    if (folder / "merges.txt").is_file():
+        remedy = f"Its merges.txt alone is not read: {_REWRITE.format(folder=folder)}"
     raise ValueError(
         f"{folder} has no tokenizer: none of {FILES['json']}, {FILES['wordpiece']} and {', '.join(_SENTENCEPIECE)} is "
-        "there. Put the files of the tokenizer that the model was trained with beside its weights."
+        f"there. {remedy}"
     )
 
 

@@ -111,6 +111,11 @@ def test_of_masked_tokens_alone(shape: Shape) -> None:
     check(shape, toy_config(67, next_sentence=False))
 
 
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (2, 2, 2, 1), (1, 2, 2, 2)))
+def test_of_narrow_embeddings(shape: Shape) -> None:
+    check(shape, toy_config(67, family="electra", embedding=24))
+
+
 @pytest.mark.slow
 def test_on_27_ranks() -> None:
     check((3, 3, 3, 1), toy_config(67, hidden=144, heads=24, inner=288), packs=72)

@@ -57,6 +57,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "default inside": {"inner": None, "vocab": 131},
     "modern": {"encoder": "modern", "inner": None},
     "masked-LM alone": {"next_sentence": False},
+    "narrow embeddings": {"family": "electra", "embedding": 24},
 }
 
 

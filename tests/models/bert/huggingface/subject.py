@@ -13,15 +13,29 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from models.bert import BertForPreTraining, EncodedText
+from models.bert.huggingface.architectures import ARCHITECTURES
+from models.bert.huggingface.param_names import library_names, thirds
 from tensor3d import Cube, checkpoint
 from tensor3d.parallelize import full_tensor
 from tests.models.toy import CAPACITY
+from tests.single_device_reference import error
 
 ODD = 67
+# What DistilBERT's configuration calls what the others call so.
+_OF_DISTILBERT = {
+    "intermediate_size": "hidden_dim",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "hidden_act": "activation",
+}
 
 
 def original(kind: str = "BertForPreTraining", **changes: Any) -> Any:
-    """A model of the library with random values in every vector too, in fp32 and without dropout."""
+    """A model of the library with random values in every vector too, in fp32 and without dropout.
+
+    Args:
+        changes: settings by BERT's names.
+    """
     import transformers
 
     settings = {
@@ -36,7 +50,10 @@ def original(kind: str = "BertForPreTraining", **changes: Any) -> Any:
         "initializer_range": 0.15,
     }
     torch.manual_seed(5)
-    model = getattr(transformers, kind)(transformers.BertConfig(**{**settings, **changes}))
+    made, settings = getattr(transformers, kind), {**settings, **changes}
+    if made.config_class is transformers.DistilBertConfig:
+        settings = {_OF_DISTILBERT.get(name, name): value for name, value in settings.items()}
+    model = made(made.config_class(**settings))
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape)
     return model.eval()
@@ -114,6 +131,32 @@ def texts(vocab: int, count: int = 5) -> list[EncodedText]:
     random = np.random.default_rng(1)
     lengths = random.integers(2, 20, count)
     return [EncodedText(ids=random.integers(0, vocab, n), types=np.arange(n) * 2 // n) for n in lengths.tolist()]
+
+
+def gradients(model: nn.Module, cube: Cube, *, heads: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Under the library's names, of a model with these heads, and in its order of rows."""
+    config: Any = model.config
+    kind, found = ARCHITECTURES[config.family], {}
+    whole = model if hasattr(model, "bert") else nn.ModuleDict({"bert": model})
+    for name, parameter in whole.named_parameters():
+        if parameter.grad is not None:
+            gradient, targets = full_tensor(parameter.grad, cube), library_names(name)
+            parts = thirds(gradient, config.head_dim) if len(targets) > 1 else (gradient,)
+            found |= {kind.own_name(each, heads): part for each, part in zip(targets, parts, strict=True)}
+    return found
+
+
+def gradient_errors(ours: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, float]:
+    """Of each tensor of the library that has a gradient."""
+    errors = {}
+    for name, gradient in ours.items():
+        beside = wanted.get(f"{name.removesuffix('.bias')}.weight", wanted[name]).abs().max()
+        if wanted[name].abs().max() < 1e-4 * beside:
+            # Shifts all scores of a row alike, so its gradient is zero but for rounding: measured by the weight's.
+            errors[name] = float(torch.maximum(gradient.abs().max(), wanted[name].abs().max()) / beside)
+        else:
+            errors[name] = error(gradient, wanted[name], name)
+    return errors
 
 
 def theirs(model: Any, text: EncodedText) -> Any:

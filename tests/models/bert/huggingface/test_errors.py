@@ -52,9 +52,19 @@ def told(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "is of another model: model_type 'gpt2'. Only BERT"),
-        ({"model_type": "roberta"}, "model_type 'roberta'"),
-        ({"model_type": None, "architectures": ["DistilBertModel"]}, "architectures ['DistilBertModel']"),
+        (
+            {"model_type": "gpt2"},
+            "is of another model: model_type 'gpt2'. The models that can be read are BERT (bert), R",
+        ),
+        ({"model_type": "deberta-v2"}, "model_type 'deberta-v2', and its attention has relative positions. The models"),
+        ({"model_type": "albert"}, "model_type 'albert', and its layers share one set of weights. The models"),
+        ({"model_type": "roberta"}, "says model_type 'roberta' and architectures ['BertForPreTraining'], of which"),
+        (
+            {"model_type": "roberta", "architectures": None},
+            "config.json is of RoBERTa, and the names of the encoder begin with 'bert.', as BERT's do.",
+        ),
+        ({"model_type": None, "architectures": ["FunnelModel"]}, "another model: architectures ['FunnelModel']. The"),
+        ({"model_type": None, "architectures": ["BertModel", "DistilBertModel"]}, "is of another model: architectures"),
         ({"is_decoder": True}, "is_decoder must be False, for a decoder sees no later tokens. Got True."),
         ({"add_cross_attention": True}, "add_cross_attention must be False"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute'"),
@@ -78,6 +88,55 @@ def told(folder: Path) -> str:
 def test_settings(model: Any, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     settings = {name: value for name, value in {**settings_of(model), **change}.items() if value is not ...}
     assert message in told(write(tmp_path, tensors_of(model), settings))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("RobertaForMaskedLM", {"pad_token_id": None}, "pad_token_id must be a whole number. Got None."),
+        (
+            "RobertaForMaskedLM",
+            {"pad_token_id": 30},
+            "must be more than pad_token_id + 1 = 31, for RoBERTa's positions",
+        ),
+        ("RobertaForMaskedLM", {"pad_token_id": -2}, "first_position must be at least 1"),
+        (
+            "RobertaForMaskedLM",
+            {"max_position_embeddings": 25},
+            "position_embeddings.weight has shape (24, 64), and (25,",
+        ),
+        (
+            "RobertaForMaskedLM",
+            {"model_type": "bert", "architectures": None},
+            "config.json is of BERT, and the names of",
+        ),
+        ("DistilBertForMaskedLM", {"n_layers": 3}, "the weights are of 2 layers, and config.json says n_layers 3."),
+        ("DistilBertForMaskedLM", {"dim": ...}, "has no dim, which says how large the model is."),
+        ("DistilBertForMaskedLM", {"activation": "mish"}, "activation must be one of gelu, "),
+        ("DistilBertForMaskedLM", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds must be False, for positions"),
+        ("ElectraForMaskedLM", {"embedding_size": ...}, "has no embedding_size, which says how large the model is."),
+        ("ElectraForMaskedLM", {"embedding_size": 64}, "electra.embeddings_project.bias and 1 more. Adapters"),
+    ],
+    ids=str,
+)
+def test_settings_of_relatives(tmp_path: Path, kind: str, change: dict[str, Any], message: str) -> None:
+    changes = {"embedding_size": 32} if kind.startswith("Electra") else {}
+    model = original(kind, pad_token_id=1, **changes)
+    settings = {name: value for name, value in {**settings_of(model), **change}.items() if value is not ...}
+    assert message in told(write(tmp_path, tensors_of(model), settings))
+
+
+def test_a_tensor_that_is_missing_has_its_own_name(tmp_path: Path) -> None:
+    model = original("DistilBertForMaskedLM")
+    name = "distilbert.transformer.layer.1.sa_layer_norm.weight"
+    tensors = {key: value for key, value in tensors_of(model).items() if key != name}
+    assert f"{name} is missing, which the model needs" in told(write(tmp_path / "a", tensors, settings_of(model)))
+    decoder = tensors_of(model)["distilbert.embeddings.word_embeddings.weight"] + 1
+    tensors = {**tensors_of(model), "vocab_projector.weight": decoder}
+    message = (
+        "vocab_projector.weight differs from distilbert.embeddings.word_embeddings.weight, and this DistilBERT has"
+    )
+    assert message in told(write(tmp_path / "b", tensors, settings_of(model)))
 
 
 def renamed(tensors: Tensors) -> None:

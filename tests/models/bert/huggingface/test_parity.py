@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.bert import BertConfig, BertForPreTraining, BertModel, open_weights
-from models.bert.huggingface.param_names import library_names, thirds
 from models.bert.model import Pooler
 from tensor3d import Cube, gather
 from tensor3d.data import Pack
-from tensor3d.parallelize import full_tensor
-from tests.models.bert.huggingface.subject import saved
+from tests.models.bert.huggingface.subject import gradient_errors as compared_gradients
+from tests.models.bert.huggingface.subject import gradients, saved
 from tests.models.padded import PACKS, of_sequences, of_tokens, padded
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_packs
 from tests.ranks import run_ranks
@@ -141,34 +140,15 @@ def cube_step(model: Any, kind: str, packs: list[Pack], cube: Cube) -> dict[str,
 # --- compared ------------------------------------------------------------------------------------------------------
 
 
-def gradients(model: Any, cube: Cube) -> dict[str, Tensor]:
-    """Under the library's names and in its order of rows."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            gradient, targets = full_tensor(parameter.grad, cube), library_names(name)
-            parts = thirds(gradient, model.config.head_dim) if len(targets) > 1 else (gradient,)
-            found |= dict(zip(targets, parts, strict=True))
-    return found
-
-
 def gradient_errors(twin: Any, kind: str, model: Any, cube: Cube) -> dict[str, float]:
     prefix = "bert." if kind == "BertModel" else ""
     theirs = {f"{prefix}{name}": parameter.grad for name, parameter in twin.named_parameters()}
-    mine, errors = gradients(model, cube), {}
+    mine = gradients(model, cube)
     if kind == "BertForMaskedLM":
         mine = {name: gradient for name, gradient in mine.items() if name in theirs}
     assert mine.keys() == {name for name, gradient in theirs.items() if gradient is not None}
     assert len(mine) >= 5 + 16  # of the embeddings and a layer
-    for name, gradient in mine.items():
-        wanted = theirs[name]
-        if name.endswith("key.bias"):
-            # Shifts all scores of a row alike, so its gradient is zero but for rounding: measured by the weight's.
-            scale = theirs[name.replace("bias", "weight")].abs().max()
-            errors[name] = float(torch.maximum(gradient.abs().max(), wanted.abs().max()) / scale)
-        else:
-            errors[name] = error(gradient, wanted, name)
-    return errors
+    return compared_gradients(mine, theirs)
 
 
 def parity(folder: Path, shape: Shape, count: int) -> dict[str, float]:

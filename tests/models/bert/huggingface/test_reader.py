@@ -284,3 +284,29 @@ def test_thirds_of_any_rows_of_qkv(seed: int) -> None:
         there, places = third_of_rows(slice(start, stop), d, third)
         rows[places] = third * heads * d + torch.arange(there.start, there.stop)
     assert torch.equal(rows, order[start:stop])
+
+
+def test_a_classifier_of_an_older_roberta(tmp_path: Path) -> None:
+    """Beside its dense layer there is a pooler that nobody asks, and positions that are counted."""
+    model = original("RobertaForSequenceClassification", pad_token_id=1, type_vocab_size=1)
+    tensors, buffer = tensors_of(model), "roberta.embeddings.position_ids"
+    more = {f"roberta.pooler.dense.{name}": torch.ones(64, *sizes) for name, sizes in (("weight", (64,)), ("bias", ()))}
+    write(tmp_path, {**tensors, **more, buffer: torch.arange(24).unsqueeze(0)}, settings_of(model))
+    weights, cube = open_weights(tmp_path), Cube.single()
+    assert (weights.heads, weights.config.positions) == (("pooler", "classifier"), 22)
+    ours = BertForSequenceClassification(weights.config, 2, cube)
+    filled = weights.fill(ours, cube)
+    assert (filled.fresh, sorted(filled.unused)) == ((), sorted(more))
+    assert torch.equal(values(ours)["pooler.dense.weight"], tensors["classifier.dense.weight"])
+
+
+def test_a_masked_lm_of_an_older_roberta(tmp_path: Path) -> None:
+    """With a decoder that is the embedding, and its bias twice; without `model_type`, as in 2019."""
+    model = original("RobertaForMaskedLM", pad_token_id=1, type_vocab_size=1)
+    tensors = tensors_of(model)
+    twice = {"lm_head.decoder.weight": tensors["roberta.embeddings.word_embeddings.weight"].clone()}
+    twice["lm_head.decoder.bias"] = tensors["lm_head.bias"].clone()
+    settings = {name: value for name, value in settings_of(model).items() if name != "model_type"}
+    weights, cube = open_weights(write(tmp_path, {**tensors, **twice}, settings)), Cube.single()
+    assert (weights.heads, weights.config.family) == (("masked_lm",), "roberta")
+    assert weights.fill(BertForPreTraining(weights.config, cube), cube).unused == ()

@@ -243,6 +243,26 @@ def test_pairs_are_laid_out_as_the_template_has_them(
     assert tokenizer_of(tmp_path).layout == replace(layout, cut_left=True)
 
 
+@pytest.mark.parametrize("model", ["roberta", "xlm-roberta", "camembert"])
+def test_relatives_of_roberta_give_no_types_and_need_a_tokenizer_json(
+    tmp_path: Path, sentencepiece: Path, model: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(ValueError, match=r"merges.txt alone is not read: AutoTokenizer.*save_pretrained"):
+        find_tokenizer(tmp_path)
+    shutil.copy(sentencepiece, tmp_path / "sentencepiece.bpe.model")
+    with pytest.raises(ValueError, match=rf"config.json has model_type = '{model}', whose class is \w+, by which sent"):
+        find_tokenizer(tmp_path)
+    library = library_of_sentencepiece(sentencepiece)
+    assert not isinstance(library, str)
+    special = [(name, library.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    pair = "[CLS] $A [SEP] [SEP] $B:1 [SEP]:1"
+    library.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=special)
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_of(tmp_path).layout == TextLayout(between=2, second_type=0)
+
+
 def test_other_classes_and_words_of_a_tokenizer_json_are_refused(tmp_path: Path) -> None:
     folder = json_of_bert(tmp_path / "model", lowercase=True)
     config = folder / "tokenizer_config.json"

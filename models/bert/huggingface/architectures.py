@@ -1,0 +1,264 @@
+"""The architectures of Hugging Face's library whose encoder is BERT's: what each calls the same tensors and settings.
+
+Inside this package tensors have the names of the library's BERT (param_names.py) and settings those of its config.json;
+an `Architecture` turns them into those of a folder of its own and back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+_LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
+
+CLASSES = {
+    frozenset({"pooler", "masked_lm", "next_sentence"}): "ForPreTraining",
+    frozenset({"masked_lm"}): "ForMaskedLM",
+    frozenset({"pooler", "next_sentence"}): "ForNextSentencePrediction",
+    frozenset({"pooler", "classifier"}): "ForSequenceClassification",
+    frozenset({"answers"}): "ForQuestionAnswering",
+    frozenset({"tags"}): "ForTokenClassification",
+    frozenset({"pooler"}): "Model",
+    frozenset[str](): "Model",
+}
+"""By the heads that a class of the library has, what its name ends with."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Architecture:
+    """One of them. Where a table is empty, names are BERT's."""
+
+    name: str
+    """`model_type` of a config.json."""
+    title: str
+    """What people call it."""
+    classes: str
+    """What the names of the library's classes begin with."""
+    prefix: str
+    """What stands before the names of the encoder's tensors, where a head is in the file too."""
+    stack: str = "encoder.layer"
+    """What stands before a layer's number."""
+    in_layers: Mapping[str, str] = field(default_factory=dict)
+    """Modules of a layer: BERT's names and these."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Tensors outside of layers."""
+    of_texts: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of the head that classifies texts; where it is, a pooler beside it is not read."""
+    settings: Mapping[str, str | None] = field(default_factory=dict)
+    """Of config.json. None: it has no such setting. `embedding_size` is there where it has that one."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of settings, where BERT's are others: by BERT's names."""
+    heads: frozenset[frozenset[str]]
+    """Which ones its classes have together."""
+
+    def class_of(self, heads: Collection[str]) -> str:
+        """The library's class with these heads together."""
+        return f"{self.classes}{CLASSES[frozenset(heads)]}"
+
+    def own_name(self, name: str, heads: Collection[str] = ()) -> str:
+        """What it calls a tensor of BERT, in a model with these heads."""
+        if "classifier" in heads and name in self.of_texts:
+            return self.of_texts[name]
+        if name in self.others:
+            return self.others[name]
+        if match := _LAYER.fullmatch(name):
+            number, part, kind = match.groups()
+            return f"{self.prefix}{self.stack}.{number}.{self.in_layers.get(part, part)}.{kind}"
+        return self.prefix + name.removeprefix("bert.") if name.startswith("bert.") else name
+
+    def bert_name(self, name: str) -> str:
+        """The other way. A name that it does not have stays as it is."""
+        if name in self._back:
+            return self._back[name]
+        if match := self._layer.fullmatch(name):
+            number, part, kind = match.groups()
+            return f"bert.encoder.layer.{number}.{self._parts.get(part, part)}.{kind}"
+        return f"bert.{name.removeprefix(self.prefix)}" if name.startswith(self.prefix) else name
+
+    def with_prefix(self, name: str) -> str:
+        """The name in a file with heads of one in a file of the encoder alone."""
+        inside = name.startswith(("embeddings.", "embeddings_project.", f"{self.stack}.", "pooler."))
+        return f"{self.prefix}{name}" if inside else name
+
+    @cached_property
+    def _back(self) -> dict[str, str]:
+        return {own: name for name, own in (*self.others.items(), *self.of_texts.items())}
+
+    @cached_property
+    def _parts(self) -> dict[str, str]:
+        return {own: name for name, own in self.in_layers.items()}
+
+    @cached_property
+    def _layer(self) -> re.Pattern[str]:
+        return re.compile(rf"{re.escape(f'{self.prefix}{self.stack}')}\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def _both(names: Mapping[str, str]) -> dict[str, str]:
+    """Of modules their weight and their bias."""
+    return {f"{name}.{part}": f"{own}.{part}" for name, own in names.items() for part in ("weight", "bias")}
+
+
+def _sets(*heads: str) -> frozenset[frozenset[str]]:
+    return frozenset(frozenset(each.split()) for each in heads)
+
+
+_FINE_TUNED = ("pooler classifier", "answers", "tags")
+_OF_TEXTS = _both({"bert.pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"})
+_ROBERTA: dict[str, Any] = {
+    "prefix": "roberta.",
+    "others": {
+        **_both(
+            {
+                "cls.predictions.transform.dense": "lm_head.dense",
+                "cls.predictions.transform.LayerNorm": "lm_head.layer_norm",
+                "cls.predictions.decoder": "lm_head.decoder",
+            }
+        ),
+        "cls.predictions.bias": "lm_head.bias",
+    },
+    "of_texts": _OF_TEXTS,
+    "defaults": {"pad_token_id": 1},
+    "heads": _sets(*_FINE_TUNED, "masked_lm", "pooler", ""),
+}
+
+BERT = Architecture(
+    name="bert",
+    title="BERT",
+    classes="Bert",
+    prefix="bert.",
+    heads=_sets(*_FINE_TUNED, "pooler masked_lm next_sentence", "masked_lm", "pooler next_sentence", "pooler", ""),
+)
+ARCHITECTURES = {
+    each.name: each
+    for each in (
+        BERT,
+        Architecture(name="roberta", title="RoBERTa", classes="Roberta", **_ROBERTA),
+        Architecture(name="xlm-roberta", title="XLM-RoBERTa", classes="XLMRoberta", **_ROBERTA),
+        Architecture(name="camembert", title="CamemBERT", classes="Camembert", **_ROBERTA),
+        Architecture(
+            name="distilbert",
+            title="DistilBERT",
+            classes="DistilBert",
+            prefix="distilbert.",
+            stack="transformer.layer",
+            in_layers={
+                "attention.self.query": "attention.q_lin",
+                "attention.self.key": "attention.k_lin",
+                "attention.self.value": "attention.v_lin",
+                "attention.output.dense": "attention.out_lin",
+                "attention.output.LayerNorm": "sa_layer_norm",
+                "intermediate.dense": "ffn.lin1",
+                "output.dense": "ffn.lin2",
+                "output.LayerNorm": "output_layer_norm",
+            },
+            others={
+                **_both(
+                    {
+                        "bert.pooler.dense": "pre_classifier",
+                        "cls.predictions.transform.dense": "vocab_transform",
+                        "cls.predictions.transform.LayerNorm": "vocab_layer_norm",
+                    }
+                ),
+                "cls.predictions.decoder.weight": "vocab_projector.weight",
+                "cls.predictions.bias": "vocab_projector.bias",
+            },
+            settings={
+                "hidden_size": "dim",
+                "num_hidden_layers": "n_layers",
+                "num_attention_heads": "n_heads",
+                "intermediate_size": "hidden_dim",
+                "hidden_dropout_prob": "dropout",
+                "attention_probs_dropout_prob": "attention_dropout",
+                "hidden_act": "activation",
+                "classifier_dropout": "seq_classif_dropout",
+                "type_vocab_size": None,
+                "layer_norm_eps": None,
+            },
+            defaults={"classifier_dropout": 0.2},
+            heads=_sets(*_FINE_TUNED, "masked_lm", ""),
+        ),
+        Architecture(
+            name="electra",
+            title="ELECTRA",
+            classes="Electra",
+            prefix="electra.",
+            others={
+                **_both(
+                    {
+                        "cls.predictions.transform.dense": "generator_predictions.dense",
+                        "cls.predictions.transform.LayerNorm": "generator_predictions.LayerNorm",
+                    }
+                ),
+                "cls.predictions.decoder.weight": "generator_lm_head.weight",
+                "cls.predictions.bias": "generator_lm_head.bias",
+            },
+            of_texts=_OF_TEXTS,
+            settings={"embedding_size": "embedding_size"},
+            heads=_sets(*_FINE_TUNED, "masked_lm", ""),
+        ),
+    )
+}
+"""By `model_type`."""
+_REASONS = {
+    "albert": "its layers share one set of weights",
+    "deberta": "its attention has relative positions",
+    "deberta-v2": "its attention has relative positions",
+    "xlm-roberta-xl": "it has LayerNorms before its blocks",
+    "roberta-prelayernorm": "it has LayerNorms before its blocks",
+    "mpnet": "its attention has relative positions",
+    "xlnet": "its attention has relative positions",
+    "big_bird": "its attention is sparse",
+    "longformer": "its attention is sparse",
+}
+
+
+def architecture_of(settings: Mapping[str, Any], where: Path) -> Architecture:
+    """Whose a config.json is: by its `model_type`; files of 2019 have none, and there the classes of `architectures`
+    say it, or nothing does and it is BERT.
+
+    Args:
+        where: the file, for messages.
+
+    Raises:
+        ValueError: an architecture that is not there, or a `model_type` and `architectures` of two of them.
+    """
+    kind, names = settings.get("model_type"), architectures_from(settings, where)
+    known = ", ".join(f"{each.title} ({name})" for name, each in ARCHITECTURES.items())
+    if kind is not None and kind not in ARCHITECTURES:
+        reason = _REASONS.get(str(kind))
+        raise ValueError(
+            f"{where} is of another model: model_type {kind!r}{f', and {reason}' if reason else ''}. The models that "
+            f"can be read are {known}."
+        )
+    said = {_class_of(name) for name in names}
+    if kind is None:
+        if len(said) > 1 or None in said:
+            raise ValueError(
+                f"{where} is of another model: architectures {list(names)!r}. The models that can be read are {known}."
+            )
+        return said.pop() or BERT if said else BERT
+    if others := [name for name in names if _class_of(name) not in (None, ARCHITECTURES[kind])]:
+        raise ValueError(
+            f"{where} says model_type {kind!r} and architectures {list(names)!r}, of which {others[0]} is another "
+            "model's class. Correct the one that is wrong."
+        )
+    return ARCHITECTURES[kind]
+
+
+def architectures_from(settings: Mapping[str, Any], where: Path) -> tuple[str, ...]:
+    """The library's classes that the folder was saved from; none where it does not say."""
+    names = settings.get("architectures")
+    if names is None:
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{where}: architectures must be a list of names of classes. Got {names!r}.")
+    return tuple(names)
+
+
+def _class_of(name: str) -> Architecture | None:
+    """Whose a class of the library is."""
+    return next((each for each in ARCHITECTURES.values() if name.startswith(each.classes)), None)

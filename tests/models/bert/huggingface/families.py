@@ -1,0 +1,173 @@
+"""Small models of BERT's relatives by chance, the texts that they read, and what they compute of these on a cube.
+
+Nothing here needs the library: ranks import it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.bert import (
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    EncodedText,
+    TextBatch,
+    collate_texts,
+)
+from models.bert.tasks import class_logits, span_logits, tag_logits
+from tensor3d import Cube, gather
+from tests.models.bert.huggingface.subject import gradient_errors, gradients
+from tests.models.toy import Shape
+from tests.single_device_reference import error, ranks_of
+
+FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra")
+OURS: dict[str, Any] = {
+    "ForMaskedLM": BertForPreTraining,
+    "ForSequenceClassification": BertForSequenceClassification,
+    "ForTokenClassification": BertForTokenClassification,
+    "ForQuestionAnswering": BertForQuestionAnswering,
+    "Model": BertModel,
+}
+HEADS = {
+    "ForMaskedLM": ("masked_lm",),
+    "ForSequenceClassification": ("pooler", "classifier"),
+    "ForTokenClassification": ("tags",),
+    "ForQuestionAnswering": ("answers",),
+    "Model": (),
+}
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
+LENGTHS = (24, 1, 4, 13, 2, 21, 9, 24, 3, 7, 17, 5)
+LABELS = 3
+
+
+def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
+    """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis."""
+    random = np.random.default_rng([*shape, number, FAMILIES.index(family)])
+    x, y, z, _ = shape
+    heads, pad = y * int(random.integers(1, 4)), int(random.integers(0, 3))
+    settings = {
+        "hidden_act": str(random.choice(["gelu", "gelu_new", "relu", "silu"])),
+        "hidden_size": heads * z * int(random.integers(3, 12)),
+        "num_attention_heads": heads,
+        "intermediate_size": y * int(random.integers(5, 40)),
+        "num_hidden_layers": int(random.integers(1, 3)),
+        "vocab_size": int(random.integers(10, 50)) * 2 * x * y * z + 1,
+        "max_position_embeddings": max(LENGTHS) + int(random.integers(3, 9)),
+        "pad_token_id": pad,
+        "num_labels": 2 if kind == "ForQuestionAnswering" else LABELS,
+    }
+    if family != "DistilBert":
+        settings |= {"type_vocab_size": 2 if family == "Electra" else 1, "layer_norm_eps": 1e-5}
+    if family == "Electra":
+        settings |= {"embedding_size": y * z * int(random.integers(2, 9)), "type_vocab_size": 2}
+    return settings
+
+
+def texts_for(settings: dict[str, Any]) -> list[EncodedText]:
+    """Of very different lengths, the longest as long as can be; no id is that of padding."""
+    random, vocab = np.random.default_rng(7), settings["vocab_size"]
+    texts = []
+    for n in LENGTHS:
+        masked = np.sort(random.choice(n, max(1, n // 6), replace=False))
+        types = np.arange(n) * settings.get("type_vocab_size", 1) // n
+        ids, hidden = random.integers(3, vocab, n), random.integers(0, vocab, len(masked))
+        texts.append(EncodedText(ids=ids, types=types, masked=masked, hidden=hidden))
+    texts[0].ids[-1] = vocab - 1
+    return texts
+
+
+def labels_for() -> tuple[Tensor, list[Any], Tensor, Tensor]:
+    """Of texts, of tokens, and both ends of a span."""
+    random = np.random.default_rng(8)
+    of_texts = torch.from_numpy(random.integers(0, LABELS, len(LENGTHS)))
+    of_tokens = [np.where(random.random(n) < 0.3, -100, random.integers(0, LABELS, n)) for n in LENGTHS]
+    starts, ends = (torch.tensor([int(random.integers(0, n)) for n in LENGTHS]) for _ in range(2))
+    return of_texts, of_tokens, starts, ends
+
+
+def direction(hidden: Tensor) -> Tensor:
+    """For a loss of an encoder without heads, of which nothing cancels out."""
+    return torch.randn(hidden.shape, dtype=torch.float32, generator=torch.Generator().manual_seed(9)).to(hidden.dtype)
+
+
+def loss_of(model: Any, kind: str, laid: TextBatch, texts: list[EncodedText], cube: Cube) -> Tensor:
+    of_texts, of_tokens, starts, ends = labels_for()
+    if kind == "ForMaskedLM":
+        targets = sum(len(text.masked) for text in texts)
+        for parameter in model.next_sentence.parameters():  # its loss is then log 2, and says nothing to the encoder
+            parameter.data.zero_()
+        loss: Tensor = model(laid.batch, targets, len(texts)).loss - math.log(2)
+    elif kind == "ForSequenceClassification":
+        loss = model(laid.batch, laid.spread(of_texts, -100), len(texts))
+    elif kind == "ForTokenClassification":
+        targets = sum(int((tags >= 0).sum()) for tags in of_tokens)
+        loss = model(laid.batch, laid.spread_tokens(of_tokens, -100), targets)
+    elif kind == "ForQuestionAnswering":
+        loss = model(laid, laid.spread(starts, -100), laid.spread(ends, -100), len(texts))
+    else:
+        last = of_tokens_of(laid, gather(model(laid.batch), cube, "z"))
+        loss = (last * direction(last)).square().mean()
+    return loss
+
+
+def of_tokens_of(laid: TextBatch, rows: Tensor) -> Tensor:
+    """Of one row a slot of the cube, those of the texts' tokens, text by text."""
+    return torch.cat([rows[first : first + n] for first, n in zip(laid.starts.tolist(), LENGTHS, strict=True)])
+
+
+def cube_step(model: Any, kind: str, texts: list[EncodedText], cube: Cube) -> dict[str, Tensor]:
+    """The same of packed rows on the cube."""
+    states: list[Tensor] = []
+    bert = model if kind == "Model" else model.bert
+    hooks = [
+        module.register_forward_hook(lambda _, __, h: states.append(h.detach()))
+        for module in (bert.embeddings, *bert.layers)
+    ]
+    laid = collate_texts(texts, cube)
+    loss = loss_of(model, kind, laid, texts, cube)
+    for hook in hooks:
+        hook.remove()
+    loss.backward()
+    found = {f"layer {i}": of_tokens_of(laid, gather(h, cube, "z")) for i, h in enumerate(states)}
+    if kind == "ForSequenceClassification":
+        found["logits"] = class_logits(model, texts)
+    elif kind == "ForTokenClassification":
+        found["logits"] = torch.cat(tag_logits(model, texts))
+    elif kind == "ForQuestionAnswering":
+        found["logits"] = torch.cat(span_logits(model, texts))
+    return {**found, "loss": loss.detach()}
+
+
+def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torch.dtype) -> dict[str, float]:
+    """Errors by model and tensor; each folder has what the library found, in `wanted`."""
+    cube, errors = Cube(*shape) if ranks_of(shape) > 1 else Cube.single(), {}
+    cube.manual_seed(0)
+    for number, (family, kind) in enumerate(cases):
+        name = f"{family}{kind}"
+        wanted, theirs = torch.load(folder / name / "wanted")
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)  # made in this type: converting a DTensor takes half a minute a model
+        try:
+            ours = OURS[kind].from_pretrained(folder / name, cube).eval()
+        finally:
+            torch.set_default_dtype(before)
+        got = cube_step(ours, kind, texts_for(drawn(family, kind, shape, number)), cube)
+        assert got.keys() == wanted.keys() - ({"logits"} if kind == "ForMaskedLM" else set())
+        found = {key: error(value, wanted[key], key) for key, value in got.items()}
+        mine = gradients(ours, cube, heads=HEADS[kind])
+        if kind == "ForMaskedLM":
+            mine = {key: value for key, value in mine.items() if key in theirs}
+        assert mine.keys() == theirs.keys()
+        assert len(mine) >= 4 + 16  # of the embeddings and a layer
+        found |= gradient_errors(mine, theirs)
+        errors |= {f"{name}: {key}": value for key, value in found.items()}
+    return errors

@@ -1,0 +1,140 @@
+"""RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and ELECTRA beside the library's: hidden states, heads, losses, gradients
+and tensors, of small models by chance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from models.bert import EncodedText, export_huggingface, open_weights
+from tensor3d import Cube
+from tests.models.bert.huggingface.families import (
+    FAMILIES,
+    HEADS,
+    LENGTHS,
+    OURS,
+    direction,
+    drawn,
+    labels_for,
+    parity,
+    texts_for,
+)
+from tests.models.bert.huggingface.subject import same, saved, tensors_of
+from tests.models.toy import Shape
+from tests.ranks import run_ranks
+from tests.single_device_reference import ranks_of, worst
+
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
+
+
+def library_step(model: Any, kind: str, settings: dict[str, Any], texts: list[EncodedText]) -> dict[str, Tensor]:
+    """Hidden states of all tokens, the logits, and the loss, of the batch padded with `pad_token_id`."""
+    count, longest = len(texts), max(LENGTHS)
+    ids, mask = torch.full((count, longest), settings["pad_token_id"]), torch.zeros(count, longest, dtype=torch.int64)
+    types, labels = torch.zeros_like(ids), torch.full((count, longest), -100)
+    of_texts, of_tokens, starts, ends = labels_for()
+    for row, text in enumerate(texts):
+        n = len(text.ids)
+        ids[row, :n], mask[row, :n] = torch.from_numpy(text.ids), 1
+        types[row, :n] = torch.from_numpy(text.types)
+        if kind == "ForMaskedLM":
+            labels[row, text.masked] = torch.from_numpy(text.hidden)
+        elif kind == "ForTokenClassification":
+            labels[row, :n] = torch.from_numpy(of_tokens[row])
+    given = {"input_ids": ids, "attention_mask": mask}
+    if settings.get("type_vocab_size", 1) > 1:
+        given["token_type_ids"] = types
+    output, real = model(**given, output_hidden_states=True), mask.bool()
+    states = [h[real] for h in output.hidden_states]
+    found = {f"layer {number}": h for number, h in enumerate(states)}
+    if kind == "Model":
+        found["loss"] = (states[-1] * direction(states[-1])).square().mean()
+    elif kind == "ForQuestionAnswering":
+        sides = ((output.start_logits, starts), (output.end_logits, ends))
+        found["logits"] = torch.stack([logits[real] for logits, _ in sides], 1)
+        found["loss"] = sum(
+            F.cross_entropy(logits.masked_fill(~real, -torch.inf), places) / 2 for logits, places in sides
+        )
+    else:
+        found["logits"] = output.logits if kind == "ForSequenceClassification" else output.logits[real]
+        flat = (output.logits, of_texts) if labels.eq(-100).all() else (output.logits.flatten(0, 1), labels.flatten())
+        found["loss"] = F.cross_entropy(*flat)
+    found["loss"].backward()
+    return found
+
+
+EVERY = [(family, kind) for family in FAMILIES for kind in OURS]
+FEW = [("Roberta", "ForMaskedLM"), ("DistilBert", "ForSequenceClassification"), ("Electra", "ForMaskedLM")]
+OTHERS = [("XLMRoberta", "ForSequenceClassification"), ("DistilBert", "ForQuestionAnswering"), ("Camembert", "Model")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "cases"),
+    [
+        ((1, 1, 1, 1), torch.float64, [*FEW, *OTHERS]),
+        ((1, 2, 2, 1), torch.float64, [FEW[0], FEW[2]]),
+        pytest.param((1, 1, 1, 1), torch.float32, EVERY, marks=pytest.mark.slow),
+        *(
+            pytest.param(shape, dtype, [*FEW, *OTHERS], marks=pytest.mark.slow)
+            for shape in ((2, 2, 2, 1), (1, 2, 1, 2))
+            for dtype in TOLERANCE
+        ),
+    ],
+    ids=lambda value: str(len(value)) if isinstance(value, list) else str(value),
+)
+@pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
+def test_models_by_chance_compute_what_the_librarys_do(
+    tmp_path: Path, shape: Shape, dtype: torch.dtype, cases: list[tuple[str, str]]
+) -> None:
+    for number, (family, kind) in enumerate(cases):
+        settings, folder = drawn(family, kind, shape, number), tmp_path / f"{family}{kind}"
+        twin = saved(folder, folder.name, **settings).to(dtype)
+        found = library_step(twin, kind, settings, texts_for(settings))
+        prefix = f"{twin.base_model_prefix}." if kind == "Model" else ""  # which a bare model's names are without
+        tied = set(getattr(twin, "_tied_weights_keys", None) or ())
+        every = {key: each.grad for key, each in twin.named_parameters(remove_duplicate=False) if key not in tied}
+        theirs = {f"{prefix}{key}": gradient for key, gradient in every.items() if gradient is not None}
+        torch.save(({key: value.detach() for key, value in found.items()}, theirs), folder / "wanted")
+    given = (tmp_path, shape, cases, dtype)
+    results = [parity(*given)] if ranks_of(shape) == 1 else run_ranks(ranks_of(shape), parity, *given, timeout=600)
+    name, value = worst(results)
+    print(f"{shape} {dtype}: {value:.1e} ({name})")
+    assert value <= TOLERANCE[dtype], f"{name} differs by {value}"
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=pytest.mark.slow if each in FAMILIES[1:3] else ()) for each in FAMILIES]
+)
+@pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
+def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
+    """Names, bits and settings; the library finds no tensor missing and none too much."""
+    for kind, ours in OURS.items():
+        folder, back, shape = tmp_path / kind, tmp_path / f"{kind}-back", (1, 1, 1, 1)
+        twin = saved(folder, f"{family}{kind}", **drawn(family, kind, shape, 0))
+        cube = Cube.single()
+        cube.manual_seed(0)
+        weights, model = open_weights(folder), ours.from_pretrained(folder, cube)
+        # A bare encoder of ours has no pooler, which RoBERTa's has.
+        heads = None if kind == "Model" else HEADS[kind]
+        told = {"settings": weights.settings, "labels": weights.labels, "problem": weights.problem}
+        written = export_huggingface(model, cube, back, heads=heads, **told)
+        assert written.architecture == f"{family}{kind}"
+        found = {name: value for name, value in tensors_of(twin).items() if kind != "Model" or "pooler" not in name}
+        assert same(load_file(back / "model.safetensors"), found)
+        before, after = (json.loads((each / "config.json").read_text()) for each in (folder, back))
+        labels = {"id2label", "label2id"} if weights.labels else set()
+        assert after.items() >= {k: v for k, v in before.items() if k not in labels}.items(), "all that was said"
+        again, wrong = getattr(transformers, f"{family}{kind}").from_pretrained(back, output_loading_info=True)
+        pooler = {name for name in wrong["missing_keys"] if kind == "Model" and name.startswith("pooler.")}
+        assert wrong.pop("missing_keys") == pooler
+        assert not any(wrong.values()), wrong
+        assert same({name: again.state_dict()[name] for name in found}, found)

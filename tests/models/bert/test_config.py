@@ -1,0 +1,47 @@
+"""Which families there are, and what belongs to which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models.bert import BertConfig
+from tensor3d import CubeShape
+
+
+def config(**changes: Any) -> BertConfig:
+    return BertConfig(**{"layers": 1, "hidden": 64, "heads": 8, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"family": "albert"}, "family must be one of bert, roberta, .*electra. Got 'albert'"),
+        ({"types": 0}, 'types must be at least 1, but of family="distilbert". Got 0'),
+        ({"family": "distilbert"}, "has no token types. Got types=2. Set types = 0"),
+        ({"family": "roberta"}, "first_position must be at least 1, the id of padding and one more.*Got 0"),
+        ({"first_position": 2}, "first_position must be 0 of family='bert'. Got 2"),
+        ({"first_position": -1}, "first_position must be 0 of family='bert'. Got -1"),
+        ({"embedding": 32}, "embedding belongs to family=\"electra\". Got embedding=32 with family='bert'"),
+        ({"family": "electra", "embedding": 0}, "embedding must be at least 1. Got 0"),
+        ({"family": "electra", "encoder": "modern"}, "family='electra' has encoder=\"classic\""),
+    ],
+    ids=str,
+)
+def test_what_belongs_to_another_family(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_narrow_embeddings_divide_too() -> None:
+    narrow = config(family="electra", embedding=6)
+    narrow.check(CubeShape(x=4, y=2))
+    with pytest.raises(ValueError, match=r"embedding must divide by z=4. Got 6"):
+        narrow.check(CubeShape(z=4))
+
+
+def test_rows_of_positions() -> None:
+    assert config(positions=512).position_rows == 512
+    assert config(family="roberta", first_position=2, positions=512).position_rows == 514
+    assert config(encoder="modern").position_rows == 0

@@ -1,0 +1,101 @@
+"""RoBERTa and DistilBERT say of texts, pairs and questions what they say in the library, and come back to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.tools.relatives import distilbert, roberta, roberta_tokenizer
+from tools.convert.__main__ import main as convert
+from tools.predict import load
+
+transformers = pytest.importorskip("transformers")
+
+TEXTS = ["a fox", "the fox went to the hill in the morning", "The story tells of a fox, of a hill, and of the morning!"]
+PAIR = ("A fox went", "to the hill in the morning")
+
+
+def asked(model: Any, tokenizer: Any, *texts: str) -> Any:
+    with torch.no_grad():
+        return model(**tokenizer(*texts, return_tensors="pt"))
+
+
+def there_and_back(folder: Path) -> Path:
+    """The folder as one of ours; what is written of that is what it was."""
+    ours, back = folder.with_name(f"{folder.name}-ours"), folder.with_name(f"{folder.name}-back")
+    assert convert(["from-hf", str(folder), str(ours)]) == 0
+    assert convert(["to-hf", str(ours), str(back)]) == 0
+    weights, again = load_file(folder / "model.safetensors"), load_file(back / "model.safetensors")
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (back / name).read_bytes() == (folder / name).read_bytes()
+    kind = json.loads((back / "config.json").read_text())["architectures"][0]
+    _, told = getattr(transformers, kind).from_pretrained(back, output_loading_info=True)
+    assert not any(told.values()), told
+    return ours
+
+
+def test_masks_of_a_roberta(tmp_path: Path) -> None:
+    tokenizer = roberta_tokenizer(TEXTS)
+    model = roberta(tmp_path / "roberta", "RobertaForMaskedLM", tokenizer)
+    text = "the <mask> went to the hill"
+    (logits,) = asked(model, tokenizer, text).logits
+    place = tokenizer(text).input_ids.index(tokenizer.mask_token_id)
+    wanted = logits[place].softmax(0).topk(3)
+    for folder in (tmp_path / "roberta", there_and_back(tmp_path / "roberta")):
+        for written in (text, text.replace("<mask>", "[MASK]")):
+            (found,) = load(folder, "fill-mask", k=3).predict([written])
+            assert [piece.id for piece in found.masks[0]] == wanted.indices.tolist()
+            assert [piece.probability for piece in found.masks[0]] == pytest.approx(wanted.values.tolist(), abs=1e-6)
+        (scored,) = load(folder, "score").predict([TEXTS[1]])
+        ids = tokenizer(TEXTS[1]).input_ids
+        score = 0.0
+        for place in range(1, len(ids) - 1):
+            masked = torch.tensor([[*ids[:place], tokenizer.mask_token_id, *ids[place + 1 :]]])
+            with torch.no_grad():
+                score += float(model(masked).logits[0, place].log_softmax(0)[ids[place]])
+        assert scored.as_json()["score"] == pytest.approx(score, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert"])
+def test_classes_and_answers_of_pairs(tmp_path: Path, family: str) -> None:
+    kinds, tokenizer = ("ForSequenceClassification", "ForQuestionAnswering"), roberta_tokenizer(TEXTS)
+    folders, models = [tmp_path / f"{family} {kind}" for kind in kinds], []
+    for folder, kind, outputs in zip(folders, kinds, (3, 2), strict=True):
+        if family == "roberta":
+            models.append(roberta(folder, f"Roberta{kind}", tokenizer, num_labels=outputs))
+        else:
+            model, tokenizer = distilbert(folder, f"DistilBert{kind}", num_labels=outputs)
+            models.append(model)
+    wanted = asked(models[0], tokenizer, *PAIR).logits[0].softmax(0)
+    for folder in (folders[0], there_and_back(folders[0])):
+        (found,) = load(folder, "classify").predict([dict(zip(("text", "text_b"), PAIR, strict=True))])
+        assert list(found.as_json()["probabilities"].values()) == pytest.approx(wanted.tolist(), abs=1e-6)
+    question, context = "who went?", "A fox went to the hill in the morning"
+    said, encoded = asked(models[1], tokenizer, question, context), tokenizer(question, context)
+    places = [place for place in range(len(encoded.input_ids)) if encoded.sequence_ids()[place] == 1]
+    scores = (said.start_logits[0][places, None] + said.end_logits[0][places]).triu()
+    scores = scores.masked_fill(torch.ones_like(scores).tril(-1).bool(), -torch.inf)
+    first, last = divmod(int(scores.argmax()), len(places))
+    (answer,) = load(folders[1], "answer").predict([{"question": question, "context": context}])
+    begin, end = encoded.token_to_chars(places[first]).start, encoded.token_to_chars(places[last]).end
+    assert answer.as_json()["text"] == context[begin:end].strip()
+
+
+def test_a_roberta_reads_as_many_tokens_as_it_has_rows_behind_padding(tmp_path: Path) -> None:
+    tokenizer = roberta_tokenizer(TEXTS)
+    model = roberta(tmp_path / "roberta", "RobertaModel", tokenizer)
+    predictor = load(tmp_path / "roberta", "embed")
+    long = " ".join(TEXTS * 6)
+    (vector,) = predictor.predict([long])
+    assert (predictor.truncated, predictor.tokens) == (1, 40), "42 rows, of which 2 are padding's"
+    with torch.no_grad():
+        ids = tokenizer(long, truncation=True, max_length=40, return_tensors="pt")
+        wanted = model(**ids).last_hidden_state[0].mean(0)
+    assert vector.as_json()["vector"] == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-5)

@@ -1,0 +1,63 @@
+"""Folders of RoBERTa and DistilBERT as the library leaves them, small, with random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.tools.corpus.tokenized import PIECES, write_vocabulary
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 42,
+    "initializer_range": 0.3,
+}
+
+
+def roberta_tokenizer(texts: list[str]) -> Any:
+    """Byte-level BPE, <s> A </s></s> B </s>, and a mask that takes the space before it, as the published one does."""
+    import tokenizers
+    import transformers
+
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=letters, show_progress=False
+    )
+    made.train_from_iterator(texts * 3, trainer)
+    model = json.loads(made.to_str())["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    mask = transformers.AddedToken("<mask>", lstrip=True)
+    return transformers.RobertaTokenizer(vocab=model["vocab"], merges=merges, mask_token=mask)
+
+
+def roberta(folder: Path, kind: str, tokenizer: Any, **changes: Any) -> Any:
+    """The model, and a folder of it with its tokenizer."""
+    import transformers
+
+    sizes = {"vocab_size": len(tokenizer), "intermediate_size": 48, "type_vocab_size": 1, **SIZES, **changes}
+    torch.manual_seed(2)
+    model = getattr(transformers, kind)(transformers.RobertaConfig(**sizes)).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def distilbert(folder: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
+    """The model, its tokenizer, and a folder of both."""
+    import transformers
+
+    sizes = {"vocab_size": len(PIECES), "hidden_dim": 48, **SIZES, **changes}
+    torch.manual_seed(2)
+    model = getattr(transformers, kind)(transformers.DistilBertConfig(**sizes)).eval()
+    model.save_pretrained(folder)
+    tokenizer = transformers.DistilBertTokenizer(str(write_vocabulary(folder / "vocab.txt")), do_lower_case=True)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
