@@ -178,7 +178,9 @@ def _layer_types(layers: int, every: int) -> list[str]:
 def _modern_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, Any]:
     """The way back of `_modern_fields`, in both spellings."""
     every = 1 if config.window is None else config.global_every or 3
-    bases = {_GLOBAL: config.rotary_base_of(0), _LOCAL: config.local_rotary_base or config.rotary_base_of(0)}
+    # Without layers that have a window, what was said of them says nothing, and stays.
+    local = _rotary_base(found, _LOCAL, Path(CONFIG)) if config.window is None else config.local_rotary_base
+    bases = {_GLOBAL: config.rotary_base_of(0), _LOCAL: local or config.rotary_base_of(0)}
     near = found.get(_WINDOW, 128) // 2 if config.window is None else config.window - 1
     return {
         "layer_types": _layer_types(config.layers, every),

@@ -17,11 +17,11 @@ from models.bert import EncodedText, export_huggingface, open_weights
 from tensor3d import Cube
 from tests.models.bert.huggingface.families import (
     FAMILIES,
-    HEADS,
     LENGTHS,
     OURS,
     direction,
     drawn,
+    heads_of,
     labels_for,
     parity,
     texts_for,
@@ -143,7 +143,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
         cube.manual_seed(0)
         weights, model = open_weights(folder), ours.from_pretrained(folder, cube)
         # A bare encoder of ours has no pooler, which RoBERTa's has.
-        heads = None if kind == "Model" else HEADS[kind]
+        heads = None if kind == "Model" else heads_of(family, kind)
         told = {"settings": weights.settings, "labels": weights.labels, "problem": weights.problem}
         written = export_huggingface(model, cube, back, heads=heads, **told)
         assert written.architecture == f"{family}{kind}"
