@@ -10,10 +10,13 @@ from tensor3d import CubeShape
 from tensor3d.ops.activations import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
-Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra"]
-"""Architectures that have the classic encoder, as Hugging Face's library calls them."""
+Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "modernbert"]
+"""Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT's is the modern one."""
+Pooling = Literal["cls", "mean"]
 _ROBERTA = ("roberta", "xlm-roberta", "camembert")
-_MODERN_ONLY = ("window", "global_every", "rotary_base")
+WITHOUT_TYPES = ("distilbert", "modernbert")
+"""Families whose tokens have no types."""
+_MODERN_ONLY = ("window", "global_every", "rotary_base", "local_rotary_base")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,8 @@ class BertConfig:
     """Row of the position table for the first token of a sequence; those before it are not used. RoBERTa's is the id of
     padding and one more."""
     types: int = 2
-    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT has 0."""
+    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT and
+    ModernBERT have 0."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -59,7 +63,8 @@ class BertConfig:
     std: float = 0.02
     """Standard deviation of initial weights."""
     family: Family = "bert"
-    """Whose heads stand on the classic encoder, and whose names it has in Hugging Face's library."""
+    """Whose heads stand on the encoder, and whose names it has in Hugging Face's library. "modernbert" has the modern
+    one; "bert" may have either."""
     encoder: Encoder = "classic"
     """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (model.py)."""
     window: int | None = None
@@ -70,6 +75,10 @@ class BertConfig:
     """Of the modern encoder: base of the rotary positions' wave lengths. Default: 10,000."""
     next_sentence: bool = True
     """Pre-training has a pooler and a next-sentence head beside that of the masked tokens. Other models do not ask."""
+    local_rotary_base: float | None = None
+    """Of the modern encoder with a window: the same of local layers. Default: rotary_base."""
+    pooling: Pooling = "cls"
+    """Of ModernBERT: what classifiers of texts look at, the state of [CLS] or the mean of all tokens'."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "embedding", "vocab", "positions", "inner", "window", "global_every"):
@@ -95,10 +104,18 @@ class BertConfig:
     def _check_family(self) -> None:
         if self.family not in get_args(Family):
             raise ValueError(f"family must be one of {', '.join(get_args(Family))}. Got {self.family!r}.")
-        if self.family == "distilbert" and self.types:
-            raise ValueError(f'family="distilbert" has no token types. Got types={self.types}. Set types = 0.')
-        if self.family != "distilbert" and self.types < 1:
-            raise ValueError(f'types must be at least 1, but of family="distilbert". Got {self.types}.')
+        if self.family in WITHOUT_TYPES and self.types:
+            raise ValueError(f'family="{self.family}" has no token types. Got types={self.types}. Set types = 0.')
+        if self.family not in WITHOUT_TYPES and self.types < 1:
+            known = " and ".join(f'"{each}"' for each in WITHOUT_TYPES)
+            raise ValueError(f"types must be at least 1, but of family={known}. Got {self.types}.")
+        if self.pooling not in get_args(Pooling):
+            raise ValueError(f'pooling must be "cls" or "mean". Got {self.pooling!r}.')
+        if self.pooling != "cls" and self.family != "modernbert":
+            raise ValueError(
+                f'pooling belongs to family="modernbert". Got pooling="{self.pooling}" with family={self.family!r}. '
+                "Leave it out."
+            )
         lowest = 1 if self.family in _ROBERTA else 0
         if self.first_position < lowest or (self.first_position and not lowest):
             raise ValueError(
@@ -113,6 +130,8 @@ class BertConfig:
             )
 
     def _check_classic(self) -> None:
+        if self.family == "modernbert":
+            raise ValueError('family="modernbert" has encoder="modern". Got encoder="classic". Set encoder = "modern".')
         for name in _MODERN_ONLY:
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -121,7 +140,7 @@ class BertConfig:
                 )
 
     def _check_modern(self) -> None:
-        if self.family != "bert":
+        if self.family not in ("bert", "modernbert"):
             raise ValueError(
                 f'family={self.family!r} has encoder="classic". Got encoder="modern". Leave one of them out.'
             )
@@ -140,13 +159,18 @@ class BertConfig:
                 "the modern encoder's rotary positions turn pairs, so hidden / heads must be even. Got "
                 f"{self.hidden} / {self.heads} = {self.head_dim}. Choose other heads."
             )
-        if self.rotary_base is not None and not 0 < self.rotary_base < math.inf:
-            raise ValueError(f"rotary_base must be above 0 and finite. Got {self.rotary_base}.")
-        if self.global_every is not None and self.window is None:
-            raise ValueError(
-                f"global_every={self.global_every} says which layers have no window, but there is no window. "
-                "Set window, or leave global_every out."
-            )
+        for name in ("rotary_base", "local_rotary_base"):
+            base = getattr(self, name)
+            if base is not None and not 0 < base < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite. Got {base}.")
+        for name, what in (
+            ("global_every", "says which layers have no window"),
+            ("local_rotary_base", "is that of layers with a window"),
+        ):
+            if getattr(self, name) is not None and self.window is None:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} {what}, but there is no window. Set window, or leave {name} out."
+                )
 
     @property
     def inner_size(self) -> int:
@@ -182,6 +206,12 @@ class BertConfig:
         return "relu" if self.family == "distilbert" else "gelu" if self.family == "electra" else "tanh"
 
     @property
+    def has_prediction_head(self) -> bool:
+        """Whether heads of fine-tuning read a prediction head (dense, GELU, LayerNorm), those of tokens too, and not
+        the pooler or the hidden states themselves."""
+        return self.family == "modernbert"
+
+    @property
     def has_dropout_before_pooler(self) -> bool:
         """Whether the head that classifies texts drops out [CLS] too, and not its pooled vector alone."""
         return self.family in (*_ROBERTA, "electra")
@@ -203,6 +233,11 @@ class BertConfig:
         """The attention window of a layer, counted from 0; None: it sees whole sequences."""
         every = 3 if self.global_every is None else self.global_every
         return None if layer % every == 0 else self.window
+
+    def rotary_base_of(self, layer: int) -> float:
+        """The base of a layer's rotary positions, layers counted from 0."""
+        base = 10_000.0 if self.rotary_base is None else self.rotary_base
+        return base if self.local_rotary_base is None or self.window_of(layer) is None else self.local_rotary_base
 
     @property
     def local_layers(self) -> int:

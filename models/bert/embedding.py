@@ -20,8 +20,10 @@ from models.bert.model import BertModel
 from models.bert.text_batches import TextBatch
 from tensor3d import Cube, all_reduce_replicated, local_rows, select
 from tensor3d.attention import Backend
+from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.layers.attention import Recompute
 from tensor3d.sharding.activation_layout import gather_over
+from tensor3d.sharding.redistribute import sum_rows
 
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len"]
 
@@ -88,6 +90,24 @@ def pooled_vectors(model: BertModel, laid: TextBatch, pooling: Pooling) -> Tenso
         return vectors
     lengths = torch.from_numpy(laid.lengths).to(vectors.device, dtype).unsqueeze(1)
     return vectors / (lengths.sqrt() if pooling == "mean_sqrt_len" else lengths)
+
+
+def mean_of_texts(h: Tensor, batch: PackedBatch, cube: Cube) -> Tensor:
+    """(C/y, H/z) on face z, of the type of h: the mean of the hidden states of each text of the plane, in the order of
+    `batch.first`; 0 in unused slots. Sends what `sum_rows` sends.
+
+    Args:
+        h: (M/xy, H/z) on face z, of all rows.
+    """
+    first, rows = batch.first, batch.ids.shape[0]
+    starts = torch.where(first < 0, rows, first)  # ascending, unused ones behind all
+    begins = first.new_zeros(rows + 1).index_fill(0, starts, 1)[:rows]
+    owner = torch.searchsorted(starts, torch.arange(rows, device=first.device), right=True) - 1
+    used = (batch.positions > 0) | (begins > 0)  # the unused tail of a pack is nobody's
+    tokens = first.new_zeros(len(first)).index_add(0, owner.clamp(min=0), used.long())
+    owner = torch.where(used, owner, -1)
+    sums = sum_rows(h, owner, len(first), cube)
+    return (sums / local_rows(tokens.clamp(min=1), cube, "z").unsqueeze(1)).to(h.dtype)
 
 
 # --- What vectors learn from ------------------------------------------------------------------------------------------

@@ -31,7 +31,9 @@ class EndsOnly(Sequences):
     def grouping(self) -> LengthGroups:
         raise ValueError(_NEEDS_ENDS)
 
-    def grouping_of(self, queries: RowSelection) -> LengthGroups:
+    def grouping_of(
+        self, queries: RowSelection | None, window: int | None = None, causal: bool = False
+    ) -> LengthGroups:
         raise ValueError(_NEEDS_ENDS)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:

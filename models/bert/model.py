@@ -49,9 +49,7 @@ from tensor3d.ops.activations import activated
 # What ModernBERT (Warner et al. 2024, arXiv 2412.13663, §2.1) changed of BERT's layer, with BERT's objectives kept.
 # As there, the first layer has no norm before its attention, for the embeddings end with one; and with a window, every
 # n-th layer sees whole sequences, beginning with the first. Its window of 128 tokens, 64 to each side, is `window=65`
-# here. Unlike there, one base of the rotary positions serves local and global layers.
-
-_ROTARY_BASE = 10_000.0
+# here. `family="modernbert"` is all of it: no token types, a rotary base of local layers, heads without a pooler.
 
 
 def modern_layer(
@@ -81,7 +79,7 @@ def modern_layer(
         std=config.std,
         recompute=recompute,
         reshard_after_forward=reshard_after_forward,
-        rotary_base=_ROTARY_BASE if config.rotary_base is None else config.rotary_base,
+        rotary_base=config.rotary_base_of(number),
         window=config.window_of(number),
     )
     mlp = GatedMLP3D(
@@ -291,8 +289,8 @@ class BertModel(Pretrained):
         return batch.read
 
 
-class MaskedLMHead(nn.Module):
-    """Logits over the vocabulary for chosen rows: dense, activation, LayerNorm, the tied projection."""
+class PredictionHead(nn.Module):
+    """Dense, activation, LayerNorm: what stands before logits of the vocabulary, and of classes in a ModernBERT."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
@@ -300,12 +298,23 @@ class MaskedLMHead(nn.Module):
         columns = config.embedding_size
         self.dense = Linear3D(config.hidden, columns, cube, "z", config.bias, std=config.std)
         self.norm = LayerNorm3D(columns, cube, "y", eps=config.eps, bias=config.bias)
-        self.projection = Projection3D(columns, config.vocab, cube, bias=True, holds_weight=False)
 
-    def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:
+    def forward(self, h: Tensor) -> Tensor:
+        """(R/xy, H/z) on face z to (R/xz, H/y) on face y; H of the embeddings, where theirs is another."""
+        result: Tensor = self.norm(activated(self.dense(h), self.activation))
+        return result
+
+
+class MaskedLMHead(PredictionHead):
+    """Logits over the vocabulary for chosen rows: dense, activation, LayerNorm, the tied projection."""
+
+    def __init__(self, config: BertConfig, cube: Cube) -> None:
+        super().__init__(config, cube)
+        self.projection = Projection3D(config.embedding_size, config.vocab, cube, bias=True, holds_weight=False)
+
+    def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:  # type: ignore[override]
         """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y."""
-        dense = self.dense(select(h, rows, self.cube))  # (R/xz, H/y) on face y
-        chosen = self.norm(activated(dense, self.activation))
+        chosen = super().forward(select(h, rows, self.cube))  # (R/xz, H/y) on face y
         return self.projection(redistribute(chosen, self.cube, to="z"), word_embedding)
 
 

@@ -14,21 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
-from models.bert.embedding import Pooling, pooled_vectors
+from models.bert.embedding import Pooling, mean_of_texts, pooled_vectors
 from models.bert.huggingface.from_pretrained import Pretrained, PretrainedClassifier
-from models.bert.model import BertForPreTraining, BertModel, Pooler
+from models.bert.model import BertForPreTraining, BertModel, Pooler, PredictionHead
 from models.bert.text_batches import EncodedText, TextBatch, collate_texts
-from tensor3d import Cube, Dropout3D, SmallHead3D, all_reduce_replicated, gather_rows, local_rows
+from tensor3d import Cube, Dropout3D, SmallHead3D, all_reduce_replicated, gather_rows, local_rows, select
 from tensor3d.attention import Backend
 from tensor3d.data.packed_batch import IGNORED, PackedBatch
 from tensor3d.distributed.collectives import all_gather
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.heads import vocab_topk
 from tensor3d.layers.loss import cross_entropy
+from tensor3d.sharding.activation_layout import Face, other
 
 
 class BertForSequenceClassification(PretrainedClassifier):
-    """The encoder, the pooler and a narrow head: classes of a text or a pair, or a number for it.
+    """The encoder, the pooler or a prediction head, and a narrow head: classes of a text or a pair, or a number for it.
 
     Args:
         outputs: c: classes, or 1 for regression.
@@ -57,14 +58,23 @@ class BertForSequenceClassification(PretrainedClassifier):
         self.bert = BertModel(
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
-        self.pooler = Pooler(config, cube)
+        if config.has_prediction_head:
+            self.prediction_head = PredictionHead(config, cube)
+        else:
+            self.pooler = Pooler(config, cube)
         self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
         self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(C/xz, c), fp32 at least: those of this rank's slots on face y, the same on all members of y."""
-        before = self.dropout if self.config.has_dropout_before_pooler else None
-        return self.classifier(self.dropout(self.pooler(self.bert(batch), batch.first, before)))
+        return self.classifier(self.dropout(self._vectors(self.bert(batch), batch)))
+
+    def _vectors(self, h: Tensor, batch: PackedBatch) -> Tensor:
+        """(C/xz, H/y) on face y."""
+        if not self.config.has_prediction_head:
+            return self.pooler(h, batch.first, self.dropout if self.config.has_dropout_before_pooler else None)
+        mean = self.config.pooling == "mean"
+        return self.prediction_head(mean_of_texts(h, batch, self.cube) if mean else select(h, batch.first, self.cube))
 
     def logits_of_texts(self, laid: TextBatch) -> Tensor:
         """(N, c): those of all texts of the batch, in their order and with their graph, the same on every rank: for a
@@ -115,7 +125,8 @@ class BertForSequenceClassification(PretrainedClassifier):
 
 
 class BertForQuestionAnswering(Pretrained):
-    """The encoder and a narrow head of two outputs a token: is it the first one of the answer, is it the last?
+    """The encoder, maybe a prediction head, and a narrow head of two outputs a token: is it the first one of the
+    answer, is it the last?
 
     Args:
         backend, recompute, reshard_after_forward: as in `BertModel`.
@@ -135,12 +146,13 @@ class BertForQuestionAnswering(Pretrained):
         self.bert = BertModel(
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
-        self.answers = SmallHead3D(config.hidden, 2, cube, "z", std=config.std)
+        self.face, self.prediction_head = _before_tokens(config, cube)
+        self.answers = SmallHead3D(config.hidden, 2, cube, self.face, std=config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(M/x, 2), fp32 at least: of all rows of the plane, on each of its ranks: two numbers a token travel over y,
         where a sequence may be cut."""
-        return gather_rows(self.answers(self.bert(batch)), self.cube, "z")
+        return gather_rows(self.answers(self.prediction_head(self.bert(batch))), self.cube, self.face)
 
     def forward(self, laid: TextBatch, starts: Tensor, ends: Tensor, texts: int) -> Tensor:
         """The loss of one micro-batch as its part of a step: the mean of the cross-entropies of both ends, each over
@@ -168,7 +180,7 @@ class BertForQuestionAnswering(Pretrained):
 
 
 class BertForTokenClassification(PretrainedClassifier):
-    """The encoder and a narrow head: a tag for each token, as of the names in a text.
+    """The encoder, maybe a prediction head, and a narrow head: a tag for each token, as of the names in a text.
 
     Args:
         outputs: c: tags.
@@ -200,11 +212,13 @@ class BertForTokenClassification(PretrainedClassifier):
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
         self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
-        self.tags = SmallHead3D(config.hidden, outputs, cube, "z", std=config.std)
+        self.face, self.prediction_head = _before_tokens(config, cube)
+        self.tags = SmallHead3D(config.hidden, outputs, cube, self.face, std=config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:
-        """(M/xy, c), fp32 at least: those of this rank's rows on face z, the same on all members of z."""
-        return self.tags(self.dropout(self.bert(batch)))
+        """(M/xy, c), fp32 at least: those of this rank's rows on face z, the same on all members of z. Behind a
+        prediction head face y: (M/xz, c), the same on all members of y."""
+        return self.tags(self.dropout(self.prediction_head(self.bert(batch))))
 
     def forward(self, batch: PackedBatch, labels: Tensor, targets: int) -> Tensor:
         """The loss of one micro-batch as its part of a step: cross-entropy, the mean over the labelled tokens of the
@@ -214,9 +228,14 @@ class BertForTokenClassification(PretrainedClassifier):
             labels: int64 (M/x,) of the plane's rows: tags, -100 where there is none to learn.
             targets: labelled tokens of the whole step, all planes and micro-batches.
         """
-        own = local_rows(labels, self.cube, "z")
+        own = local_rows(labels, self.cube, self.face)
         losses = F.cross_entropy(self.logits(batch), own, reduction="sum", ignore_index=IGNORED)
-        return all_reduce_replicated(losses / targets, self.cube.over("data", "x", "y"))
+        return all_reduce_replicated(losses / targets, self.cube.over("data", "x", other(self.face)))
+
+
+def _before_tokens(config: BertConfig, cube: Cube) -> tuple[Face, nn.Module]:
+    """What heads that look at every token read: the face, and the module in front of it."""
+    return ("y", PredictionHead(config, cube)) if config.has_prediction_head else ("z", nn.Identity())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -246,7 +265,7 @@ def tag_logits(model: BertForTokenClassification, texts: Sequence[EncodedText]) 
     """Of each text (tokens, c): how likely each tag is for each token."""
     laid = collate_texts(texts, model.cube)
     with _looking(model):
-        return laid.of_tokens(gather_rows(model.logits(laid.batch), model.cube, "z"))
+        return laid.of_tokens(gather_rows(model.logits(laid.batch), model.cube, model.face))
 
 
 def likely_pieces(model: BertForPreTraining, texts: Sequence[EncodedText], k: int) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     """Saved for backward: q, k, v and the result in slots, S each, and the kernel's statistics. On a CPU, with dropout:
     see `with_dropout`; without, of sequences that it takes as they lie: see `in_place`."""
     sequences, queries = call.sequences, call.queries
-    grouping = sequences.grouping if queries is None else sequences.grouping_of(queries)
+    grouping = sequences.grouping_of(queries, call.window, call.causal)
     if serves(k, call, grouping):
         return in_place(q, k, v, call, grouping)
     slots = list(zip(*_slots(q, k, v, grouping), strict=True))

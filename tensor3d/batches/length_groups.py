@@ -3,6 +3,10 @@
 The grouped attention of Zeng et al. 2022 (arXiv 2208.08124, §4.1) has fixed classes; here they are chosen for each
 micro-batch, on the host, such that the padded area is least. On a CPU, where a call is cheap beside what it computes,
 sequences that are long enough attend one by one instead, where they lie: what classes cost is the way there and back.
+
+Where a window hides most of a long sequence, it goes into classes in blocks (as the chunks of Beltagy et al. 2020,
+arXiv 2004.05150, §3.1): some rows that ask, and those around them that they may see. What is computed and kept grows
+with the rows then, not with their square.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from torch import Tensor
 Numbers = NDArray[np.int64]
 
 _MOST_GROUPS = 8
+_SMALLEST_BLOCK = 64
 # Of starting one more group, in score entries. On a CPU: what a few microseconds compute. On a GPU: what it computes in
 # some fifty, which launching a group's kernels takes, there and back (an estimate: no GPU has measured it yet).
 _GROUP_COST, _GROUP_COST_ON_GPU = 256.0, 2.0**19
@@ -118,22 +123,34 @@ def group_by_length(lengths: Sequence[int], starts: Sequence[int], device: torch
     )
 
 
-def group_queries(lengths: Sequence[int], starts: Sequence[int], rows: Numbers, device: torch.device) -> LengthGroups:
+def group_queries(
+    lengths: Sequence[int],
+    starts: Sequence[int],
+    rows: Numbers,
+    device: torch.device,
+    *,
+    window: int | None = None,
+    causal: bool = False,
+) -> LengthGroups:
     """Groups the sequences in which rows ask. Others have no slot, or, where sequences stay as they lie, no query.
 
     Args:
         rows: int64 (R,), which rows ask; -1: a slot that is not used.
+        window, causal: one by which sequences are cut into blocks, each a member like a sequence. None: they are whole.
     """
     sizes, firsts = np.asarray(lengths, dtype=np.int64), np.asarray(starts, dtype=np.int64)
+    begins = firsts  # the first row of each that asks, if all do
+    if window is not None:
+        sizes, firsts, begins = _cut(sizes, firsts, window, causal)
     asking = np.flatnonzero(rows >= 0)
     asking = asking[np.argsort(rows[asking], kind="stable")]
-    counts = np.bincount(np.searchsorted(firsts, rows[asking], side="right") - 1, minlength=len(sizes))
+    counts = np.bincount(np.searchsorted(begins, rows[asking], side="right") - 1, minlength=len(sizes))
     before = np.cumsum(counts) - counts
     order = np.lexsort((counts, sizes))
     order = order[counts[order] > 0]
     classes = [order[part] for part in _classes(sizes[order], counts[order], device)]
     alone = list(np.arange(len(sizes))[:, None])
-    gathered = not _as_they_lie(classes, alone, sizes, counts, device)
+    gathered = window is not None or not _as_they_lie(classes, alone, sizes, counts, device)
     groups, gather, ask, restore, slot = [], [_NONE], [_NONE], np.empty(len(rows), dtype=np.int64), 0
     for members in classes if gathered else alone:
         gather.append(_laid(firsts[members], sizes[members])[0].reshape(-1))
@@ -150,6 +167,29 @@ def group_queries(lengths: Sequence[int], starts: Sequence[int], rows: Numbers, 
         restore=_sent(restore, device),
         ask=_sent(np.concatenate(ask), device),
     )
+
+
+def is_cut(longest: int, window: int) -> bool:
+    """Whether a window is narrow enough for sequences of this length to go in blocks: less than half is computed."""
+    return longest > 2 * (_block(window) + 2 * (window - 1))
+
+
+def _block(window: int) -> int:
+    """Rows of a block: as many as it sees to each side of itself, and enough for one product."""
+    return max(_SMALLEST_BLOCK, window - 1)
+
+
+def _cut(sizes: Numbers, firsts: Numbers, window: int, causal: bool) -> tuple[Numbers, Numbers, Numbers]:
+    """Of the blocks of all sequences, short ones of which are one: how many rows each sees, the first of these, and the
+    first of those that ask in it."""
+    block, near = _block(window), window - 1
+    counts = np.where(sizes > block + 2 * near, -(-sizes // block), 1)
+    own = np.repeat(np.arange(len(sizes)), counts)
+    number = np.arange(len(own)) - np.repeat(np.cumsum(counts) - counts, counts)
+    low, length, whole = number * block, sizes[own], counts[own] == 1
+    first = np.maximum(0, low - near)
+    last = np.where(whole, length, np.minimum(length, low + block + (0 if causal else near)))
+    return last - first, firsts[own] + first, firsts[own] + low
 
 
 def _group(

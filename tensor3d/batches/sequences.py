@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tensor3d.batches.length_groups import LengthGroups, group_by_length, group_queries
+from tensor3d.batches.length_groups import LengthGroups, group_by_length, group_queries, is_cut
 from tensor3d.batches.row_selection import RowSelection
 
 T = TypeVar("T")
@@ -76,10 +77,23 @@ class Sequences:
         """The sequences by length class. Made once for all layers."""
         return group_by_length(self.lengths, self.starts, self.device)
 
-    def grouping_of(self, queries: RowSelection) -> LengthGroups:
-        """Those in which rows ask, by length class. Made once for all layers."""
+    def grouping_of(
+        self, queries: RowSelection | None, window: int | None = None, causal: bool = False
+    ) -> LengthGroups:
+        """Those in which rows ask, by length class; long ones in blocks where a window is narrow (`is_cut`). Made once
+        for all layers that have the same.
+
+        Args:
+            queries: None: all rows ask.
+        """
+        if window is None or not is_cut(self.max_seqlen, window):
+            if queries is None:
+                return self.grouping
+            window, causal = None, False
+        rows = np.arange(self.rows) if queries is None else queries.numbers
         return self.once(
-            ("grouping", queries), lambda: group_queries(self.lengths, self.starts, queries.numbers, self.device)
+            ("grouping", queries, window, causal),
+            lambda: group_queries(self.lengths, self.starts, rows, self.device, window=window, causal=causal),
         )
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -99,6 +99,53 @@ class _Selection(torch.autograd.Function):
         return sums.to(gradient.dtype), None, None
 
 
+def sum_rows(tensor: Tensor, owner: Tensor, slots: int, cube: Cube, face: Face = "z") -> Tensor:
+    """The sums of a plane's rows that belong together, spread over the cube as a matrix of `slots` rows on the same
+    face: the adjoint of `select`, which it is with rows and sums in each other's place.
+
+        forward  reduce-scatter over the axis that splits the rows of [sums of own rows by slot]    -> (slots/n, H')
+        backward dY' = all-gather dY over the axis; of each own row that of its slot
+
+    Elements received: `(n-1)/n * slots*H'` each way, forward in fp32 at least. Saved for backward: `owner` of own rows.
+
+    Args:
+        tensor: (M/xy, H/z) on face z (y and z swapped on face y).
+        owner: (M/x,) which slot each row of the plane belongs to, the same on every rank of it; -1: none.
+        slots: C, divides by y and by z.
+
+    Returns:
+        (C/y, H/z) on face z, in fp32 at least.
+
+    Raises:
+        ValueError: slots that do not divide, or rows that are not those of the plane.
+    """
+    check_face(face)
+    check_origin(tensor, face, cube, "sum_rows")
+    for axis in ("y", "z"):
+        if slots % cube.axis(axis).size:
+            raise ValueError(f"slots must divide by {axis}={cube.axis(axis).size}. Got {slots}.")
+    own = local_rows(owner, cube, face)
+    if own.shape != tensor.shape[:1]:
+        raise ValueError(f"owner must name a slot for each row of the plane. Got {owner.shape[0]} for {tensor.shape}.")
+    return _SumRows.apply(tensor, own, slots, cube.axis(other(face)))
+
+
+class _SumRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, own: Tensor, slots: int, axis: Axis) -> Tensor:
+        ctx.save_for_backward(own)
+        ctx.axis, ctx.dtype = axis, tensor.dtype
+        ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", "sum_rows"
+        return reduce_scatter(sums_by_row(tensor, own.clamp(min=0), own >= 0, slots), axis).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (own,) = ctx.saved_tensors
+        whole = all_gather(gradient, ctx.axis).wait()
+        return chosen_rows(whole, own.clamp(min=0), own >= 0, ctx.dtype), None, None, None
+
+
 def places_in(table: Tensor, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """(R,) each: where rows of the whole table lie in this part of it, from `first` on, and whether they do."""
     owned = (rows >= first) & (rows < first + table.shape[0])

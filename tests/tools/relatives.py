@@ -1,4 +1,4 @@
-"""Folders of RoBERTa and DistilBERT as the library leaves them, small, with random weights."""
+"""Folders of RoBERTa, DistilBERT and ModernBERT as the library leaves them, small, with random weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,24 @@ def distilbert(folder: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
     sizes = {"vocab_size": len(PIECES), "hidden_dim": 48, **SIZES, **changes}
     torch.manual_seed(2)
     model = getattr(transformers, kind)(transformers.DistilBertConfig(**sizes)).eval()
+    return model, _with_word_pieces(folder, model)
+
+
+def modernbert(folder: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
+    """The same, with windows of 4 to each side."""
+    import transformers
+
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
+    sizes = {"vocab_size": len(PIECES), "intermediate_size": 48, "pad_token_id": 0, "local_attention": 8, **SIZES}
+    torch.manual_seed(2)
+    model = getattr(transformers, kind)(transformers.ModernBertConfig(**{**sizes, **ids, **changes})).eval()
+    return model, _with_word_pieces(folder, model)
+
+
+def _with_word_pieces(folder: Path, model: Any) -> Any:
+    import transformers
+
     model.save_pretrained(folder)
     tokenizer = transformers.DistilBertTokenizer(str(write_vocabulary(folder / "vocab.txt")), do_lower_case=True)
     tokenizer.save_pretrained(folder)
-    return model, tokenizer
+    return tokenizer

@@ -55,6 +55,8 @@ class AttentionCommand(Benchmark[tuple[list[Name], list[int], str]]):
     """Of queries, keys and values."""
     backends: str = "grouped"
     """Some of grouped, varlen, flex and reference, with commas."""
+    window: Count | None = None
+    """Each backend is measured once more with this window."""
     dropout: Annotated[float, Share()] = 0.0
     """Of the probabilities."""
     rounds: Count = 7
@@ -155,7 +157,9 @@ def measure(command: AttentionCommand, names: Sequence[Name], lengths: list[int]
         FULL: _sdpa(command, whole, longest, None),
     }
     for name in names:
-        passes[name] = _packed(command, name, sequences)
+        passes[name] = _packed(command, name, sequences, None)
+        if command.window is not None:
+            passes[f"{name}, window {command.window}"] = _packed(command, name, sequences, command.window)
     clock = _CLOCKS[command.clock]
 
     def turn(i: int, number: int) -> float:
@@ -174,6 +178,10 @@ def measure(command: AttentionCommand, names: Sequence[Name], lengths: list[int]
         "reference": (1, sum(lengths) ** 2 / squares),
     }
     needed = 3 * 4 * command.heads * command.head_dim * squares
+    if command.window is not None:
+        blocks = sequences.grouping_of(None, command.window).groups
+        area = sum(group.asking_slots * group.length for group in blocks) / squares
+        work[f"grouped, window {command.window}"] = (len(blocks), area)
     of_full = whole * longest**2 / squares  # which are other sequences
     return [
         figures(
@@ -230,9 +238,9 @@ def _sdpa(command: AttentionCommand, count: int, longest: int, lengths: list[int
     return _pass(attend, (count, longest, command.heads, command.head_dim), _TYPES[command.type])
 
 
-def _packed(command: AttentionCommand, name: Name, sequences: Sequences) -> Callable[[], object]:
+def _packed(command: AttentionCommand, name: Name, sequences: Sequences, window: int | None) -> Callable[[], object]:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, sequences, backend=name, dropout=command.dropout)
+        return attention(q, k, v, sequences, backend=name, dropout=command.dropout, window=window)
 
     return _pass(attend, (sequences.rows, command.heads, command.head_dim), _TYPES[command.type])
 

@@ -28,10 +28,11 @@ from models.bert.huggingface import (
 )
 from models.bert.huggingface.param_names import BUFFERS, LABELLED
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
-from models.bert.model import BertModel, MaskedLMHead, Pooler
+from models.bert.model import BertModel, MaskedLMHead, Pooler, PredictionHead
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.files import nearest
+from tensor3d.sharding.activation_layout import Face
 from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.corpus.quick.prepare import draft_of
 from tools.corpus.tokenizers.export import write_tokenizer
@@ -130,10 +131,13 @@ class EncoderWithHeads(nn.Module):
                 self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
             if "classifier" in heads:
                 self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
+            face: Face = "z"
+            if "prediction_head" in heads:
+                self.prediction_head, face = PredictionHead(config, cube), "y"
             if "answers" in heads:
-                self.answers = SmallHead3D(config.hidden, 2, cube, "z", std=config.std)
+                self.answers = SmallHead3D(config.hidden, 2, cube, face, std=config.std)
             if "tags" in heads:
-                self.tags = SmallHead3D(config.hidden, outputs, cube, "z", std=config.std)
+                self.tags = SmallHead3D(config.hidden, outputs, cube, face, std=config.std)
 
 
 def parts_of(
@@ -175,7 +179,7 @@ def files_beside(folder: Path) -> list[str]:
 
 # --- `python -m tools.convert from-hf`: a Hugging Face folder as a folder of ours -------------------------------------
 
-Head = Literal["pooler", "masked_lm", "next_sentence", "classifier", "answers", "tags"]
+Head = Literal["pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags"]
 _HEADS = ("pooler", "masked_lm", "next_sentence")  # that pre-training or fine-tuning may want
 _SHOWN = 8
 """Names in a row of the report."""

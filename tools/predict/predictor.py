@@ -539,7 +539,10 @@ def _of(weights: WeightSource, action: Callable[[], R]) -> R:
 def _with_heads(weights: WeightSource, task: str) -> WeightSource:
     if task not in _HEADS:
         raise ValueError(f"task must be one of {', '.join(_HEADS)}. Got {task!r}.")
-    missing = [head for head in _HEADS[task] if head not in weights.heads]
+    needed = _HEADS[task]
+    if weights.config.has_prediction_head and needed and needed[-1] != "masked_lm":
+        needed = ("prediction_head", needed[-1])
+    missing = [head for head in needed if head not in weights.heads]
     if missing:
         has = ", ".join(weights.heads) or "none"
         kinds = (weights.settings or {}).get("architectures") or ()

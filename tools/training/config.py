@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import tyro
 
 from models.bert import PRESETS, BertConfig
-from models.bert.config import Family
+from models.bert.config import WITHOUT_TYPES, Family
 from tensor3d.attention import Backend
 from tensor3d.data import MaskingRules
 from tensor3d.data.masking import MASKED_SHARE
@@ -119,6 +119,8 @@ class ModelConfig:
     """With a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
     rotary_base: float | None = None
     """Modern encoder alone: base of the wave lengths of rotary positions. Default: 10,000."""
+    local_rotary_base: float | None = None
+    """With a window: the same of layers that have it. Default: rotary_base."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """Classic encoder alone: inside the MLP and the masked-LM head."""
     eps: Annotated[float, Positive()] = 1e-12
@@ -135,11 +137,14 @@ class ModelConfig:
     """Classic encoder alone: rows of the position table from `first_position` on. Default: data.max_length, which is
     also the least."""
     family: Family = "bert"
-    """Classic encoder alone: whose heads stand on it, to go on with such a model of Hugging Face's library."""
+    """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
+    "modernbert" has the modern encoder, "bert" may have either."""
     first_position: int = 0
     """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more."""
     types: int | None = None
-    """Token types; with 1, both texts of a pair have it. Default: 2; of DistilBERT 0."""
+    """Token types; with 1, both texts of a pair have it. Default: 2; of DistilBERT and ModernBERT 0."""
+    pooling: Literal["cls", "mean"] = "cls"
+    """Of ModernBERT: what its classifiers of texts will look at, the state of [CLS] or the mean of all tokens'."""
     embedding: int | None = None
     """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
     recompute: Literal["none", "layer", "attention"] = "none"
@@ -159,8 +164,9 @@ class ModelConfig:
                 f'model.positions={self.positions} are rows of a table that encoder="modern" does not have. Leave it '
                 "out."
             )
-        names = ("layers", "hidden", "heads", "inner", "window", "global_every", "rotary_base", "embedding")
-        changed = {name: getattr(self, name) for name in names}
+        sizes = ("layers", "hidden", "heads", "inner", "embedding")
+        modern = ("window", "global_every", "rotary_base", "local_rotary_base")
+        changed = {name: getattr(self, name) for name in (*sizes, *modern)}
         return dataclasses.replace(
             PRESETS[self.preset],
             **{name: value for name, value in changed.items() if value is not None},
@@ -168,7 +174,8 @@ class ModelConfig:
             positions=data.max_length if self.positions is None else self.positions,
             family=self.family,
             first_position=self.first_position,
-            types=self.types if self.types is not None else 0 if self.family == "distilbert" else 2,
+            types=self.types if self.types is not None else 0 if self.family in WITHOUT_TYPES else 2,
+            pooling=self.pooling,
             encoder=self.encoder,
             activation=self.activation,
             eps=self.eps,

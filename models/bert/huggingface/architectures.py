@@ -22,6 +22,9 @@ CLASSES = {
     frozenset({"pooler", "classifier"}): "ForSequenceClassification",
     frozenset({"answers"}): "ForQuestionAnswering",
     frozenset({"tags"}): "ForTokenClassification",
+    frozenset({"prediction_head", "classifier"}): "ForSequenceClassification",
+    frozenset({"prediction_head", "answers"}): "ForQuestionAnswering",
+    frozenset({"prediction_head", "tags"}): "ForTokenClassification",
     frozenset({"pooler"}): "Model",
     frozenset[str](): "Model",
 }
@@ -48,10 +51,16 @@ class Architecture:
     """Tensors outside of layers."""
     of_texts: Mapping[str, str] = field(default_factory=dict)
     """Tensors of the head that classifies texts; where it is, a pooler beside it is not read."""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Its modules of a layer whose rows are those of several of BERT's, one after another."""
+    prediction_head: str | None = None
+    """Its module before the decoder of the vocabulary, and before classifiers, which are all called `classifier`."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
     """Of config.json. None: it has no such setting. `embedding_size` is there where it has that one."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of settings, where BERT's are others: by BERT's names."""
+    fixed: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    """Settings that change what the model computes: the value that they have here, and what another one means."""
     heads: frozenset[frozenset[str]]
     """Which ones its classes have together."""
 
@@ -81,16 +90,38 @@ class Architecture:
 
     def with_prefix(self, name: str) -> str:
         """The name in a file with heads of one in a file of the encoder alone."""
-        inside = name.startswith(("embeddings.", "embeddings_project.", f"{self.stack}.", "pooler."))
+        inside = name.startswith(("embeddings.", "embeddings_project.", f"{self.stack}.", "pooler.", "final_norm."))
         return f"{self.prefix}{name}" if inside else name
+
+    def held_in(self, name: str, *, masked_lm: bool, answers: bool) -> tuple[tuple[str, ...], bool]:
+        """Names of BERT for what a tensor with such a name (of `bert_name`) holds, and whether each has its own part of
+        the rows. All have all of a prediction head: classifiers begin with the one that stood before the decoder.
+
+        Args:
+            masked_lm: whether the decoder of the vocabulary is there.
+            answers: whether `classifier` is the head that answers questions.
+        """
+        if (match := _LAYER.fullmatch(name)) and match[2] in self.fused:
+            return tuple(f"bert.encoder.layer.{match[1]}.{each}.{match[3]}" for each in self.fused[match[2]]), True
+        if self.prediction_head is None:
+            return (name,), False
+        if name.startswith("classifier.") and answers:
+            return (name.replace("classifier", "qa_outputs"),), False
+        if not name.startswith(f"{self.prediction_head}."):
+            return (name,), False
+        part = name.removeprefix(self.prediction_head)
+        transform = f"cls.predictions.transform{part.replace('.norm', '.LayerNorm')}"
+        return (f"prediction_head{part}", *([transform] if masked_lm else ())), False
 
     @cached_property
     def _back(self) -> dict[str, str]:
-        return {own: name for name, own in (*self.others.items(), *self.of_texts.items())}
+        back = {own: name for name, own in (*self.others.items(), *self.of_texts.items())}
+        several = () if self.prediction_head is None else (f"{self.prediction_head}.", "classifier.")  # `held_in`
+        return {own: name for own, name in back.items() if not own.startswith(several)}
 
     @cached_property
     def _parts(self) -> dict[str, str]:
-        return {own: name for name, own in self.in_layers.items()}
+        return {own: name for name, own in self.in_layers.items() if own not in self.fused}
 
     @cached_property
     def _layer(self) -> re.Pattern[str]:
@@ -108,6 +139,10 @@ def _sets(*heads: str) -> frozenset[frozenset[str]]:
 
 _FINE_TUNED = ("pooler classifier", "answers", "tags")
 _OF_TEXTS = _both({"bert.pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"})
+_FUSED = {
+    "attn.Wqkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "mlp.Wi": ("intermediate.gate", "intermediate.up"),
+}
 _ROBERTA: dict[str, Any] = {
     "prefix": "roberta.",
     "others": {
@@ -199,6 +234,59 @@ ARCHITECTURES = {
             of_texts=_OF_TEXTS,
             settings={"embedding_size": "embedding_size"},
             heads=_sets(*_FINE_TUNED, "masked_lm", ""),
+        ),
+        Architecture(
+            name="modernbert",
+            title="ModernBERT",
+            classes="ModernBert",
+            prefix="model.",
+            stack="layers",
+            in_layers={
+                **dict.fromkeys(_FUSED["attn.Wqkv"], "attn.Wqkv"),
+                **dict.fromkeys(_FUSED["mlp.Wi"], "mlp.Wi"),
+                "attention.output.dense": "attn.Wo",
+                "attention.output.LayerNorm": "attn_norm",
+                "output.dense": "mlp.Wo",
+                "output.LayerNorm": "mlp_norm",
+            },
+            fused=_FUSED,
+            prediction_head="head",
+            others={
+                "bert.embeddings.word_embeddings.weight": "model.embeddings.tok_embeddings.weight",
+                "bert.embeddings.LayerNorm.weight": "model.embeddings.norm.weight",
+                "cls.predictions.transform.dense.weight": "head.dense.weight",
+                "cls.predictions.transform.LayerNorm.weight": "head.norm.weight",
+                "prediction_head.dense.weight": "head.dense.weight",
+                "prediction_head.norm.weight": "head.norm.weight",
+                "cls.predictions.decoder.weight": "decoder.weight",
+                "cls.predictions.bias": "decoder.bias",
+                "qa_outputs.weight": "classifier.weight",
+                "qa_outputs.bias": "classifier.bias",
+            },
+            settings={
+                "hidden_act": "hidden_activation",
+                "layer_norm_eps": "norm_eps",
+                "hidden_dropout_prob": None,
+                "attention_probs_dropout_prob": None,
+                "type_vocab_size": None,
+            },
+            defaults={"layer_norm_eps": 1e-5, "classifier_dropout": 0.0},
+            fixed={
+                **dict.fromkeys(
+                    ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"),
+                    (False, "the modern encoder has biases where logits come out alone"),
+                ),
+                "decoder_bias": (True, "logits of the vocabulary have a bias here"),
+                "hidden_activation": ("gelu", "the modern encoder's gate is GELU"),
+                "classifier_activation": ("gelu", "the prediction head's is GELU here"),
+                **dict.fromkeys(
+                    ("embedding_dropout", "attention_dropout", "mlp_dropout"),
+                    (0, "dropout is said by the training here, and acts at other places"),
+                ),
+                "rope_scaling": (None, "rotary positions are not scaled here"),
+                "quantization_config": (None, "weights are floating-point numbers here"),
+            },
+            heads=_sets(*(f"prediction_head {each}" for each in ("classifier", "answers", "tags")), "masked_lm", ""),
         ),
     )
 }

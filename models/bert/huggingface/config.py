@@ -72,7 +72,7 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         ValueError: an architecture that is not there, a setting that it does not have here, a size that is missing
     """
     found = architecture_of(settings, where)
-    for name, (needed, reason) in _FIXED.items():
+    for name, (needed, reason) in (found.fixed or _FIXED).items():
         value = settings.get(name, needed)
         if value != needed and value is not None:
             raise ValueError(f"{where}: {name} must be {needed!r}, for {reason}. Got {value!r}.")
@@ -81,6 +81,8 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ValueError(f"{where}: {own} must be one of {', '.join(_ACTIVATIONS)}. Got {activation!r}.")
     fields: dict[str, Any] = {"family": found.name, "activation": _ACTIVATIONS[activation]}
+    if found.name == "modernbert":
+        fields |= _modern_fields(settings, found, where)
     for field, own in _named(found, _SIZES):
         if own not in settings and field != "types":
             raise ValueError(f"{where} has no {own}, which says how large the model is. Add it.")
@@ -106,6 +108,89 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         return BertConfig(**fields)
     except ValueError as problem:
         raise ValueError(f"{where}: {problem}") from None
+
+
+# ModernBERT's layers that see whole sequences and those that have a window, as version 5 of the library says it and, in
+# brackets, version 4: a list of all (`global_attn_every_n_layers`), and rotary bases of both kinds (`global_rope_theta`
+# and `local_rope_theta`). Version 5 reads both; both are written.
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
+_EVERY, _WINDOW = "global_attn_every_n_layers", "local_attention"
+# With defaults that are ids of ModernBERT's own tokenizer; the tokenizer of a folder has its own.
+_OF_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+
+
+def _modern_fields(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> dict[str, Any]:
+    """What the modern encoder has beside the sizes of all."""
+    fields: dict[str, Any] = {"encoder": "modern", "dropout": 0.0, "attention_dropout": 0.0}
+    fields["eps"] = architecture.defaults["layer_norm_eps"]
+    fields["pooling"] = settings.get("classifier_pooling", "cls")
+    bases = {kind: _rotary_base(settings, kind, where) for kind in _BASES}
+    fields["rotary_base"] = bases[_GLOBAL]
+    every = _global_every(settings, where)
+    if every != 1:
+        near = _number({_WINDOW: 128, **settings}, _WINDOW, where, int) // 2
+        fields |= {"window": near + 1, "global_every": every, "local_rotary_base": bases[_LOCAL]}
+    return fields
+
+
+def _rotary_base(settings: Mapping[str, Any], kind: str, where: Path) -> float:
+    own, default = _BASES[kind]
+    said = (settings.get("rope_parameters") or {}).get(kind) or {}
+    if said.get("rope_type", "default") != "default":
+        raise ValueError(
+            f"{where}: rope_type of rope_parameters must be 'default', for rotary positions are not scaled here. Got "
+            f"{said['rope_type']!r} of {kind}."
+        )
+    found = [
+        _number(each, name, where, float) for each, name in ((said, "rope_theta"), (settings, own)) if name in each
+    ]
+    if len(set(found)) > 1:
+        raise ValueError(
+            f"{where}: {own} {found[1]:g} and rope_parameters {found[0]:g} contradict. Remove one of them."
+        )
+    return found[0] if found else default
+
+
+def _global_every(settings: Mapping[str, Any], where: Path) -> int:
+    """Layers 0, n, 2n, ... see whole sequences; 1: all."""
+    layers = _number(settings, "num_hidden_layers", where, int) if "num_hidden_layers" in settings else 0
+    kinds, said = settings.get("layer_types"), settings.get(_EVERY)
+    every = 3 if said is None else _number(settings, _EVERY, where, int)
+    if every < 1:
+        raise ValueError(f"{where}: {_EVERY} must be at least 1. Got {every}.")
+    if kinds is None:
+        return every
+    wanted = [every] if said is not None else [3, *range(1, layers + 1)]
+    for each in wanted:
+        if kinds == _layer_types(layers, each):
+            return each
+    raise ValueError(
+        f"{where}: layer_types must say {_GLOBAL!r} of layers 0, n, 2n, ... of {layers} and {_LOCAL!r} of the others"
+        f"{f', n = {_EVERY} = {said}' if said is not None else ''}. Got {kinds!r:.200}."
+    )
+
+
+def _layer_types(layers: int, every: int) -> list[str]:
+    return [_LOCAL if number % every else _GLOBAL for number in range(layers)]
+
+
+def _modern_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The way back of `_modern_fields`, in both spellings."""
+    every = 1 if config.window is None else config.global_every or 3
+    # Without layers that have a window, what was said of them says nothing, and stays.
+    local = _rotary_base(found, _LOCAL, Path(CONFIG)) if config.window is None else config.local_rotary_base
+    bases = {_GLOBAL: config.rotary_base_of(0), _LOCAL: local or config.rotary_base_of(0)}
+    near = found.get(_WINDOW, 128) // 2 if config.window is None else config.window - 1
+    return {
+        "layer_types": _layer_types(config.layers, every),
+        _EVERY: every,
+        _WINDOW: found[_WINDOW] if found.get(_WINDOW, -1) // 2 == near else 2 * near,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        **{_BASES[kind][0]: base for kind, base in bases.items()},
+        "classifier_pooling": config.pooling,
+        **{name: needed for name, (needed, _) in ARCHITECTURES["modernbert"].fixed.items() if needed is not None},
+    }
 
 
 def _named(architecture: Architecture, names: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -187,7 +272,7 @@ def settings_of(
         activation = next(name for name, ours in _ACTIVATIONS.items() if ours == config.activation)
     sizes = {own: getattr(config, field) for field, own in _named(kind, _SIZES | _NUMBERS)}
     sizes[kind.settings.get("intermediate_size") or "intermediate_size"] = config.inner_size
-    sizes["max_position_embeddings"] = config.position_rows
+    sizes["max_position_embeddings"] = config.position_rows or config.positions
     if _NARROW in kind.settings:
         sizes[_NARROW] = config.embedding_size
     if config.first_position:
@@ -195,12 +280,17 @@ def settings_of(
     new: dict[str, Any] = {"architectures": [architecture], "model_type": kind.name, act: activation, **sizes}
     # Older versions of the library read the one name, newer ones both.
     new |= dict.fromkeys([name for name in ("torch_dtype", "dtype") if name in found] or ["dtype"], DTYPES[dtype])
+    if kind.name == "modernbert":
+        new |= _modern_settings(config, found)
+        found = {**dict.fromkeys(_OF_TOKENS), **found}
     if labels is not None:
         new["id2label"] = {str(number): label for number, label in enumerate(labels)}
         new["label2id"] = {label: number for number, label in enumerate(labels)}
-        if dropout == _DROPOUT:
+        if _DROPOUT not in kind.defaults:
             new[dropout] = classifier_dropout
-        elif architecture.endswith("ForSequenceClassification"):  # a setting of that one's own, with its own default
+        elif dropout == _DROPOUT or architecture.endswith(
+            "ForSequenceClassification"
+        ):  # a setting of that one's own, with its own default
             new[dropout] = config.dropout if classifier_dropout is None else classifier_dropout
         unsaid = same and "problem_type" not in found and problem == ("regress" if len(labels) == 1 else "classify")
         if problem == "rank":

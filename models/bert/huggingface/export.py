@@ -18,7 +18,7 @@ from models.bert.config import BertConfig
 from models.bert.huggingface.architectures import ARCHITECTURES, BERT, CLASSES, Architecture
 from models.bert.huggingface.config import CONFIG, labels_from, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
-from models.bert.huggingface.param_names import HEADS, LABELLED, library_names, part_of, thirds
+from models.bert.huggingface.param_names import HEADS, LABELLED, library_names, part_of, parted
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF, write_parts
 from tensor3d.distributed.object_collectives import run_on_all_ranks
@@ -124,6 +124,8 @@ class _Plan:
             told.append(f"{lost} was left out, which the library's {self.architecture} does not have")
         if not self.heads and frozenset({"pooler"}) in self._kind.heads:
             told.append(_NO_POOLER.format(self.architecture))
+        if self.config.family == "modernbert" and (self.config.dropout or self.config.attention_dropout):
+            told.append(f"{CONFIG} says no dropout, for that of training here acts at other places of a ModernBERT")
         return "; ".join(told) or None
 
     def settings(
@@ -187,7 +189,13 @@ class _Plan:
             for target, known in zip(targets, library_names(name), strict=True):
                 kind = self._type_of(known)
                 stop = start + prod(shape) * kind.itemsize
-                content[target] = {"dtype": NAME_OF[kind], "shape": shape, "data_offsets": (start, stop)}
+                before = content.get(target)  # what is fused there comes part by part
+                first, rows = (before["data_offsets"][0], before["shape"][0]) if before else (start, 0)
+                content[target] = {
+                    "dtype": NAME_OF[kind],
+                    "shape": (rows + shape[0], *shape[1:]),
+                    "data_offsets": (first, stop),
+                }
                 start = stop
         text = json.dumps(content, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
@@ -197,8 +205,7 @@ class _Plan:
         """The data of the file, tensor by tensor, on every rank."""
         for name, parameter in self.parameters.items():
             whole, targets = full_tensor(parameter, cube).cpu(), library_names(name)
-            parts = thirds(whole, self.config.head_dim) if len(targets) > 1 else (whole,)
-            for target, part in zip(targets, parts, strict=True):
+            for target, part in zip(targets, parted(whole, len(targets), self.config), strict=True):
                 yield self._bytes(name, part, self._type_of(target))
 
     def _type_of(self, target: str) -> torch.dtype:
@@ -222,6 +229,8 @@ def _labels_found(found: Mapping[str, Any], architecture: str, outputs: int) -> 
 
 
 def _check_encoder(config: BertConfig) -> None:
+    if config.family == "modernbert":
+        return
     for field, value, needed, reason in (
         ("encoder", config.encoder, "classic", "rotary positions, a gated MLP and no biases"),
         ("norm", config.norm, "post", "norms before its blocks"),
@@ -229,7 +238,7 @@ def _check_encoder(config: BertConfig) -> None:
         if value != needed:
             raise ValueError(
                 f'Hugging Face\'s BERT has no {field}="{value}": this model has {reason}. Only encoder="classic" with '
-                'norm="post" can be exported.'
+                'norm="post", and family="modernbert", can be exported.'
             )
     if config.family == "distilbert" and config.eps != _EPS_OF_DISTILBERT:
         raise ValueError(
@@ -244,7 +253,7 @@ def _chosen(present: frozenset[str], heads: Collection[str] | None, kind: Archit
     chosen = present if heads is None else frozenset(heads)
     if lost := sorted(chosen - present):
         raise ValueError(f"the model has no head {lost[0]!r}. It has {_told(present)}.")
-    for spare in ("next_sentence", "pooler"):
+    for spare in ("next_sentence", "pooler", "prediction_head"):
         if heads is None and chosen not in kind.heads and (spare == "pooler" or kind is not BERT):
             chosen = chosen - {spare}
     if chosen not in kind.heads:

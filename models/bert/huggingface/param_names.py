@@ -4,9 +4,11 @@ architectures call them, architectures.py says.
     here                                     there
     bert.layers.0.attention.qkv.weight       bert.encoder.layer.0.attention.self.{query,key,value}.weight
     bert.layers.0.mlp.up.weight              bert.encoder.layer.0.intermediate.dense.weight
+    bert.layers.0.mlp.gate_up.weight         bert.encoder.layer.0.intermediate.{gate,up}.weight, if a BERT had gates
     ...                                      ...
 
-Rows of QKV are ordered (head, q/k/v, d) here, so that a cut over y takes whole heads, and (q/k/v, head, d) there.
+Rows of QKV are ordered (head, q/k/v, d) here, so that a cut over y takes whole heads, and (q/k/v, head, d) there; those
+of gates (inner unit, gate/up) here, and (gate/up, inner unit) there.
 
 d head dimension
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -22,7 +25,7 @@ from torch import Tensor
 from models.bert.config import BertConfig
 from models.bert.huggingface.architectures import ARCHITECTURES, Architecture
 
-HEADS = ("pooler", "masked_lm", "next_sentence", "classifier", "answers", "tags")
+HEADS = ("pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags")
 """What may stand on the encoder, `bert`: the first part of a parameter's name."""
 LABELLED = ("classifier", "tags")
 """Those whose outputs have labels, of texts and of tokens. The library calls both `classifier`."""
@@ -33,11 +36,14 @@ MASKED_LM_BIAS = "cls.predictions.bias"
 BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 """Of older versions of the library; no weights."""
 
-_QKV = ("query", "key", "value")
+_FUSED = {
+    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "mlp.gate_up": ("intermediate.gate", "intermediate.up"),
+}
 _LAYER = re.compile(r"bert\.layers\.(\d+)\.(\w+(?:\.\w+)?)\.(weight|bias)")
 _ANY_LAYER = re.compile(r"(?:bert\.)?(?:encoder\.layer|layers)\.(\d+)\.")
 _PREFIXES = "|".join(re.escape(prefix) for prefix in {each.prefix for each in ARCHITECTURES.values()})
-_ENCODER = re.compile(rf"(?:{_PREFIXES})(?!pooler\.)|embeddings\.|encoder\.|transformer\.")
+_ENCODER = re.compile(rf"(?:{_PREFIXES})(?!pooler\.)|embeddings\.|encoder\.|transformer\.|layers\.|final_norm\.")
 _OF_LAYERS = {
     "attention.out": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
@@ -46,7 +52,9 @@ _OF_LAYERS = {
     "mlp_norm": "output.LayerNorm",
 }
 _THEIR_LAYER = re.compile(r"bert\.encoder\.layer\.\d+\.(.+)\.(?:weight|bias)")
-_IN_LAYERS = {*_OF_LAYERS.values(), *(f"attention.self.{each}" for each in _QKV)}
+_GATED = {*_OF_LAYERS.values(), *chain(*_FUSED.values())} - {"intermediate.dense"}
+_IN_LAYERS = {*_OF_LAYERS.values(), *_FUSED["attention.qkv"]}
+_FINAL_NORM = "bert.final_norm"
 PROJECTION = "bert.embeddings_project"
 """ELECTRA's, as it would be called in a BERT."""
 _OTHERS = {
@@ -59,6 +67,9 @@ _OTHERS = {
     for ours, theirs in (
         ("bert.embeddings.norm", "bert.embeddings.LayerNorm"),
         ("bert.embeddings.projection", PROJECTION),
+        (_FINAL_NORM, _FINAL_NORM),
+        ("prediction_head.dense", "prediction_head.dense"),
+        ("prediction_head.norm", "prediction_head.norm"),
         ("pooler.dense", "bert.pooler.dense"),
         ("masked_lm.dense", "cls.predictions.transform.dense"),
         ("masked_lm.norm", "cls.predictions.transform.LayerNorm"),
@@ -74,14 +85,19 @@ _MARKS = {
     "pooler": "bert.pooler.dense.weight",
     "masked_lm": "cls.predictions.transform.dense.weight",
     "next_sentence": "cls.seq_relationship.weight",
+    "prediction_head": "prediction_head.dense.weight",
     "classifier": "classifier.weight",
     "answers": "qa_outputs.weight",
     "tags": "classifier.weight",
 }
 
 
+BEFORE_CLASSIFIER = (_MARKS["pooler"], _MARKS["prediction_head"])
+"""One of them stands before a classifier of texts."""
+
+
 def library_names(name: str) -> tuple[str, ...]:
-    """The library's tensors of a parameter: one, or query, key and value.
+    """The library's tensors of a parameter: one, or query, key and value, or gate and up.
 
     Raises:
         ValueError: the library's BERT has no such tensor.
@@ -90,8 +106,8 @@ def library_names(name: str) -> tuple[str, ...]:
         return (_OTHERS[name],)
     if match := _LAYER.fullmatch(name):
         layer, part, kind = match.groups()
-        if part == "attention.qkv":
-            return tuple(f"bert.encoder.layer.{layer}.attention.self.{each}.{kind}" for each in _QKV)
+        if part in _FUSED:
+            return tuple(f"bert.encoder.layer.{layer}.{each}.{kind}" for each in _FUSED[part])
         if part in _OF_LAYERS:
             return (f"bert.encoder.layer.{layer}.{_OF_LAYERS[part]}.{kind}",)
     head = part_of(name)
@@ -111,8 +127,13 @@ def is_known(name: str, config: BertConfig) -> bool:
     """Whether the library has, or had, a tensor of this name in the encoder of such a model."""
     if name.startswith(PROJECTION):
         return config.has_projection
+    is_modern = config.encoder == "modern"
+    if is_modern and name.endswith(".bias"):
+        return False
+    if name.startswith(f"{_FINAL_NORM}."):
+        return is_modern
     if match := _THEIR_LAYER.fullmatch(name):
-        return match[1] in _IN_LAYERS
+        return match[1] in (_GATED if is_modern else _IN_LAYERS)
     return name in _OTHERS.values() or name in BUFFERS
 
 
@@ -153,8 +174,9 @@ def canonical(name: str, architecture: Architecture, *, is_bare: bool) -> str:
 
 def prefix_among(names: Iterable[str]) -> str | None:
     """What stands before the names of the encoder's tensors in a file. None: it has no embedding of tokens."""
-    mark = EMBEDDING.removeprefix("bert.")
-    return next((name.removesuffix(mark) for name in names if name.endswith(mark)), None)
+    own = (each.own_name(EMBEDDING).removeprefix(each.prefix) for each in ARCHITECTURES.values())
+    marks = tuple(dict.fromkeys(own))
+    return next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), None)
 
 
 def table_shapes(config: BertConfig) -> dict[str, tuple[int, int]]:
@@ -169,21 +191,31 @@ def table_shapes(config: BertConfig) -> dict[str, tuple[int, int]]:
     return shapes
 
 
-def third_of_rows(rows: slice, head_dim: int, third: int) -> tuple[slice, Tensor]:
-    """Of rows of QKV as they are here, those of q (third 0), k (1) or v (2).
+# --- The order of rows of what is one product here: d rows of each part in turn ---------------------------------------
+
+
+def rows_in_turn(parts: int, config: BertConfig) -> int:
+    """d: of the three of QKV a head's, of gate and up one."""
+    return config.head_dim if parts == len(_FUSED["attention.qkv"]) else 1
+
+
+def rows_of_part(rows: slice, d: int, part: int, parts: int) -> tuple[slice, Tensor]:
+    """Of rows as they are here, those of one part: of QKV those of q (part 0), k (1) or v (2).
 
     Returns:
         Which rows of the library's tensor they are, and their numbers within `rows`; both ascend.
     """
     own = torch.arange(rows.start, rows.stop)
-    places = torch.nonzero(own // head_dim % 3 == third).squeeze(1)
+    places = torch.nonzero(own // d % parts == part).squeeze(1)
     if not len(places):
         return slice(0, 0), places
-    there = own[places] // (3 * head_dim) * head_dim + own[places] % head_dim
+    there = own[places] // (parts * d) * d + own[places] % d
     return slice(int(there[0]), int(there[-1]) + 1), places
 
 
-def thirds(qkv: Tensor, head_dim: int) -> tuple[Tensor, ...]:
-    """QKV's rows as the library has them: query, key and value."""
-    parted = qkv.unflatten(0, (-1, 3, head_dim))
-    return tuple(parted[:, third].flatten(0, 1) for third in range(3))
+def parted(whole: Tensor, parts: int, config: BertConfig) -> tuple[Tensor, ...]:
+    """Rows as the library has them: query, key and value, or gate and up, or the whole."""
+    if parts == 1:
+        return (whole,)
+    turns = whole.unflatten(0, (-1, parts, rows_in_turn(parts, config)))
+    return tuple(turns[:, part].flatten(0, 1) for part in range(parts))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,10 @@ class FileTensor:
     shape: tuple[int, ...]
     dtype: str
     """As safetensors calls it: "F32"."""
+    stored: str | None = None
+    """Its name in the file, where it is a part of another one's rows."""
+    first: int = 0
+    """The first of these rows."""
 
 
 def file_tensors(folder: Path) -> dict[str, FileTensor]:
@@ -82,13 +86,14 @@ def reading(tensors: dict[str, FileTensor]) -> Iterator[Read]:
         opened: dict[Path, Any] = {}
 
         def read(name: str, part: tuple[slice, ...]) -> Tensor:
-            path = tensors[name].path
+            path, stored, first = tensors[name].path, tensors[name].stored or name, tensors[name].first
+            part = (slice(part[0].start + first, part[0].stop + first), *part[1:])
             is_safe = path.suffix == ".safetensors"
             try:  # the file may have changed, or be another one on this rank, since its header was read
                 if path not in opened:
                     opened[path] = stack.enter_context(safe_open(path, framework="pt")) if is_safe else _unpickled(path)
                 source = opened[path]
-                values: Tensor = (source.get_slice(name) if is_safe else source[name])[part]
+                values: Tensor = (source.get_slice(stored) if is_safe else source[stored])[part]
             except (SafetensorError, KeyError, RuntimeError) as problem:
                 raise ValueError(f"{path}: {name} cannot be read: {problem}.") from None
             return values
@@ -195,7 +200,6 @@ def _check_beginning(path: Path) -> None:
 
 # --- Weights of a Hugging Face folder ---------------------------------------------------------------------------------
 
-_ATTENTION = ".attention.qkv."
 _COMPARED = 4096  # rows at once
 
 
@@ -212,7 +216,8 @@ class HFWeights(WeightSource):
         self._architecture = architecture_of(self.settings, where)
         self.config = config_from(self.settings, where)
         found = file_tensors(folder)
-        self._tensors, self._names = found, _by_bert_name(found, folder, self._architecture)
+        said = architectures_from(self.settings, where)
+        self._tensors, self._names = _by_bert_name(found, folder, self._architecture, said)
         self._check_names()
         if (layers := param_names.layers_among(self._names)) not in (0, self.config.layers):
             raise ValueError(
@@ -280,7 +285,7 @@ class HFWeights(WeightSource):
         if head == "tags":
             return f"{classes}ForTokenClassification" in said
         of_texts = not said or f"{classes}ForSequenceClassification" in said
-        return of_texts and "bert.pooler.dense.weight" in self._names
+        return of_texts and not self._names.keys().isdisjoint(param_names.BEFORE_CLASSIFIER)
 
     def _own(self, name: str) -> str:
         """What this architecture calls a tensor of BERT, for messages."""
@@ -295,10 +300,9 @@ class HFWeights(WeightSource):
             asked |= {param_names.DECODER_WEIGHT, param_names.DECODER_BIAS, param_names.MASKED_LM_BIAS}
         rounded = [name for name in asked if name in self._names and self._tensors[self._names[name]].dtype == "F64"]
         narrow = any(tensor.dtype != torch.float64 for tensor in used.values())
+        taken = {found for name, found in self._names.items() if name in asked | set(param_names.BUFFERS)}
         return {
-            "unused": tuple(
-                found for name, found in self._names.items() if name not in asked | set(param_names.BUFFERS)
-            ),
+            "unused": tuple(found for found in dict.fromkeys(self._names.values()) if found not in taken),
             "rounded": tuple(sorted(self._names[name] for name in rounded)) if narrow else (),
         }
 
@@ -383,11 +387,12 @@ class HFWeights(WeightSource):
             for name, parameter in used.items():
                 found = [self._names[each] for each in sources[name]]
                 here, part = local(parameter), local_slices(parameter, cube)
-                if _ATTENTION not in name:
+                if len(found) == 1:
                     here.copy_(_read(read, found[0], part))
                     continue
-                for third, each in enumerate(found):
-                    rows, places = param_names.third_of_rows(part[0], self.config.head_dim, third)
+                d = param_names.rows_in_turn(len(found), self.config)
+                for number, each in enumerate(found):
+                    rows, places = param_names.rows_of_part(part[0], d, number, len(found))
                     values = _read(read, each, (rows, *part[1:]))
                     here.index_copy_(0, places.to(here.device), values.to(here.device, here.dtype))
 
@@ -407,23 +412,48 @@ def _in_blocks(part: tuple[slice, ...]) -> Iterator[tuple[slice, ...]]:
         yield slice(first, min(first + _COMPARED, rows.stop)), *columns
 
 
-def _by_bert_name(found: dict[str, FileTensor], folder: Path, architecture: Architecture) -> dict[str, str]:
-    """The names in the files by those of the library's BERT of today."""
+def _by_bert_name(
+    found: dict[str, FileTensor], folder: Path, architecture: Architecture, classes: Sequence[str]
+) -> tuple[dict[str, FileTensor], dict[str, str]]:
+    """The tensors, fused ones in their parts; and their names by those of the library's BERT of today.
+
+    Args:
+        classes: of the library, that the folder was saved from.
+    """
+    masked_lm = architecture.own_name(param_names.MASKED_LM_BIAS) in found
+    answers = any(name.endswith("ForQuestionAnswering") for name in classes)
     is_bare = param_names.prefix_among(found) == ""
     # A classifier's dense layer is its pooler, and one of the encoder beside it is left over.
     left_over = (
         f"{architecture.prefix}pooler." if any(name in found for name in architecture.of_texts.values()) else None
     )
+    tensors: dict[str, FileTensor] = {}
     by_name: dict[str, str] = {}
     for name in sorted(found):
         is_left = left_over is not None and name.startswith(left_over)
         known = name if is_left else param_names.canonical(name, architecture, is_bare=is_bare)
-        if known in by_name:
-            raise ValueError(
-                f"{folder} has {by_name[known]} and {name}, which are the same tensor. Remove one of them."
-            )
-        by_name[known] = name
-    return by_name
+        held, apart = architecture.held_in(known, masked_lm=masked_lm, answers=answers)
+        parts = _parts(name, found[name], len(held)) if apart else {name: found[name]}
+        tensors |= parts
+        for each, own in zip(held, parts if apart else [name] * len(held), strict=True):
+            if each in by_name:
+                raise ValueError(
+                    f"{folder} has {by_name[each]} and {name}, which are the same tensor. Remove one of them."
+                )
+            by_name[each] = own
+    return tensors, by_name
+
+
+def _parts(name: str, whole: FileTensor, count: int) -> dict[str, FileTensor]:
+    """The rows of a fused tensor in as many parts, one after another."""
+    rows, *columns = whole.shape or (0,)
+    if rows % count:
+        raise ValueError(f"{whole.path}: {name} has shape {whole.shape}, and its rows must divide by {count}.")
+    each = rows // count
+    return {
+        f"{name} (rows from {i * each})": replace(whole, shape=(each, *columns), stored=name, first=i * each)
+        for i in range(count)
+    }
 
 
 def _type_of_most(found: Mapping[str, FileTensor]) -> str:

@@ -17,8 +17,15 @@ def config(**changes: Any) -> BertConfig:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "albert"}, "family must be one of bert, roberta, .*electra. Got 'albert'"),
-        ({"types": 0}, 'types must be at least 1, but of family="distilbert". Got 0'),
+        ({"family": "albert"}, "family must be one of bert, roberta, .*electra, modernbert. Got 'albert'"),
+        ({"types": 0}, 'types must be at least 1, but of family="distilbert" and "modernbert". Got 0'),
+        ({"family": "modernbert", "types": 0}, 'family="modernbert" has encoder="modern". Got encoder="classic"'),
+        ({"family": "modernbert", "encoder": "modern"}, "has no token types. Got types=2. Set types = 0"),
+        ({"pooling": "max"}, 'pooling must be "cls" or "mean". Got \'max\''),
+        ({"pooling": "mean"}, 'pooling belongs to family="modernbert". Got pooling="mean" with family=\'bert\''),
+        ({"local_rotary_base": 5.0}, 'local_rotary_base belongs to encoder="modern"'),
+        ({"encoder": "modern", "local_rotary_base": 5.0}, "is that of layers with a window, but there is no window"),
+        ({"encoder": "modern", "window": 4, "local_rotary_base": 0.0}, "local_rotary_base must be above 0"),
         ({"family": "distilbert"}, "has no token types. Got types=2. Set types = 0"),
         ({"family": "roberta"}, "first_position must be at least 1, the id of padding and one more.*Got 0"),
         ({"first_position": 2}, "first_position must be 0 of family='bert'. Got 2"),

@@ -196,6 +196,13 @@ MUTATIONS = (
         tests=("tests/ops/test_dropout.py::test_the_mean_stays_exactly",),
     ),
     Mutation(
+        "attention-block-sees-less-than-its-window",
+        "tensor3d/batches/length_groups.py",
+        old="first = np.maximum(0, low - near)",
+        new="first = np.maximum(0, low - near + 1)",
+        tests=("tests/attention/test_windows.py",),
+    ),
+    Mutation(
         "block-pre-norm-without-residual",
         "tensor3d/layers/transformer.py",
         old="return self._added(x, self.mlp(self.mlp_norm(x)))",

@@ -136,10 +136,10 @@ MUTATIONS = (
         tests=("tests/tools/finetune/test_main.py", "tests/models/bert/test_text_batches.py"),
     ),
     Mutation(
-        "weights-qkv-thirds-in-another-order",
+        "weights-fused-parts-in-another-order",
         "models/bert/huggingface/param_names.py",
-        old="for third in range(3))",
-        new="for third in (0, 2, 1))",
+        old="for part in range(parts))",
+        new="for part in (*range(parts - 2), parts - 1, parts - 2))",
         tests=("tests/models/bert/huggingface/test_parity.py",),
     ),
     Mutation(

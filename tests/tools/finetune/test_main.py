@@ -20,7 +20,7 @@ from models.bert.tasks import BertForSequenceClassification
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
-from tests.tools.relatives import roberta, roberta_tokenizer
+from tests.tools.relatives import modernbert, roberta, roberta_tokenizer
 from tools.common import plotting
 from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.model_dir import tokenizer_of
@@ -330,6 +330,28 @@ def test_numbers_are_learnt_and_weights_go_on(
     assert open_weights(tmp_path / "run/seed-0").settings == {"more": "kept"}, "without those of another head"
     last = (tmp_path / "run/seed-0/predictions/test.tsv").read_text().splitlines()[-1]
     assert float(last.split("\t")[1]) == pytest.approx(1, abs=2)
+
+
+def test_a_modernbert_learns_from_its_language_models_head_and_goes_back(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    modernbert(tmp_path / "library", "ModernBertForMaskedLM", classifier_pooling="mean")
+    start = ["--model.start-from", str(tmp_path / "library"), "--model.vocab", "None"]
+    assert run(recipe, tmp_path / "run", *ONE_STEP, *start) == 0
+    assert (
+        "loaded: encoder, prediction_head; not in the folder, so as initialised: classifier" in capsys.readouterr().err
+    )
+    assert convert(["to-hf", str(tmp_path / "run/seed-0"), str(tmp_path / "back")]) == 0
+    kind = transformers.ModernBertForSequenceClassification
+    model, told = kind.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(told.values()), told
+    assert model.config.classifier_pooling == "mean"
+    (found,) = load(tmp_path / "run/seed-0", "classify").predict(["the hill"])
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")("the hill", return_tensors="pt")
+    with torch.no_grad():
+        wanted = model.eval()(**ids).logits[0].softmax(0)
+    assert list(found.as_json()["probabilities"].values()) == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
 def test_a_roberta_learns_and_goes_back(recipe: Path, tmp_path: Path) -> None:

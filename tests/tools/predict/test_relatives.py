@@ -1,4 +1,4 @@
-"""RoBERTa and DistilBERT say of texts, pairs and questions what they say in the library, and come back to the bit."""
+"""RoBERTa, DistilBERT and ModernBERT say of texts what they say in the library, and come back to the bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tools.relatives import distilbert, roberta, roberta_tokenizer
+from tests.tools.relatives import distilbert, modernbert, roberta, roberta_tokenizer
 from tools.convert.__main__ import main as convert
 from tools.predict import load
 
@@ -63,7 +63,7 @@ def test_masks_of_a_roberta(tmp_path: Path) -> None:
         assert scored.as_json()["score"] == pytest.approx(score, rel=1e-5)
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert"])
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "modernbert"])
 def test_classes_and_answers_of_pairs(tmp_path: Path, family: str) -> None:
     kinds, tokenizer = ("ForSequenceClassification", "ForQuestionAnswering"), roberta_tokenizer(TEXTS)
     folders, models = [tmp_path / f"{family} {kind}" for kind in kinds], []
@@ -71,7 +71,8 @@ def test_classes_and_answers_of_pairs(tmp_path: Path, family: str) -> None:
         if family == "roberta":
             models.append(roberta(folder, f"Roberta{kind}", tokenizer, num_labels=outputs))
         else:
-            model, tokenizer = distilbert(folder, f"DistilBert{kind}", num_labels=outputs)
+            made, title = (distilbert, "DistilBert") if family == "distilbert" else (modernbert, "ModernBert")
+            model, tokenizer = made(folder, f"{title}{kind}", num_labels=outputs)
             models.append(model)
     wanted = asked(models[0], tokenizer, *PAIR).logits[0].softmax(0)
     for folder in (folders[0], there_and_back(folders[0])):
@@ -86,6 +87,23 @@ def test_classes_and_answers_of_pairs(tmp_path: Path, family: str) -> None:
     (answer,) = load(folders[1], "answer").predict([{"question": question, "context": context}])
     begin, end = encoded.token_to_chars(places[first]).start, encoded.token_to_chars(places[last]).end
     assert answer.as_json()["text"] == context[begin:end].strip()
+
+
+def test_masks_and_tags_of_a_modernbert(tmp_path: Path) -> None:
+    model, tokenizer = modernbert(tmp_path / "masked", "ModernBertForMaskedLM")
+    text = "the [MASK] went to the hill"
+    (logits,) = asked(model, tokenizer, text).logits
+    wanted = logits[tokenizer(text).input_ids.index(tokenizer.mask_token_id)].softmax(0).topk(3)
+    for folder in (tmp_path / "masked", there_and_back(tmp_path / "masked")):
+        (found,) = load(folder, "fill-mask", k=3).predict([text])
+        assert [piece.id for piece in found.masks[0]] == wanted.indices.tolist()
+        assert [piece.probability for piece in found.masks[0]] == pytest.approx(wanted.values.tolist(), abs=1e-6)
+    model, _ = modernbert(tmp_path / "tags", "ModernBertForTokenClassification", num_labels=3)
+    words = ["the", "fox", "went"]
+    wanted = asked(model, tokenizer, " ".join(words)).logits[0, 1:-1].argmax(1)
+    for folder in (tmp_path / "tags", there_and_back(tmp_path / "tags")):
+        (tagged,) = load(folder, "tag").predict([{"tokens": words}])
+        assert list(tagged.tags) == [f"LABEL_{tag}" for tag in wanted.tolist()]
 
 
 def test_a_roberta_reads_as_many_tokens_as_it_has_rows_behind_padding(tmp_path: Path) -> None:

@@ -112,6 +112,22 @@ def test_kept_of_packs_that_need_no_grouping() -> None:
     _check_kept((1, 1, 1, 1), cases, lengths=[[toy.CAPACITY]])
 
 
+def _kept_of_long(changes: Changes, tokens: int) -> tuple[MicroBatchShape, int]:
+    model = BertForPreTraining(toy_config(**{"vocab": 67, **changes}), Cube.single())
+    given = model.example(tokens)
+    return load_of(given["batch"]), kept_bytes(model, lambda: model(**given).loss)
+
+
+def test_kept_of_long_sequences_in_blocks_of_their_window() -> None:
+    """To the byte; and what a local layer keeps of twice the rows is twice as much."""
+    found = []
+    for tokens in (600, 1200):
+        ((load, kept),) = run_ranks(1, _kept_of_long, MODERN, tokens)
+        found.append(dry_step(toy_config(67, **MODERN), CubeShape(), load).memory.saved)
+        assert found[-1] == kept
+    assert found[1] < 2.2 * found[0]
+
+
 def _peak(
     shape: Shape, changes: Changes, made: Changes, dtype: torch.dtype | None, micro: int, runs: int = 1
 ) -> tuple[MicroBatchShape, int, int]:

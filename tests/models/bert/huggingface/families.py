@@ -29,7 +29,7 @@ from tests.models.bert.huggingface.subject import gradient_errors, gradients
 from tests.models.toy import Shape
 from tests.single_device_reference import error, ranks_of
 
-FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra")
+FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "ModernBert")
 OURS: dict[str, Any] = {
     "ForMaskedLM": BertForPreTraining,
     "ForSequenceClassification": BertForSequenceClassification,
@@ -49,6 +49,13 @@ LENGTHS = (24, 1, 4, 13, 2, 21, 9, 24, 3, 7, 17, 5)
 LABELS = 3
 
 
+def heads_of(family: str, kind: str) -> tuple[str, ...]:
+    """Those of a class of the library."""
+    if family != "ModernBert" or kind in ("ForMaskedLM", "Model"):
+        return HEADS[kind]
+    return ("prediction_head", HEADS[kind][-1])
+
+
 def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
     """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis."""
     random = np.random.default_rng([*shape, number, FAMILIES.index(family)])
@@ -65,6 +72,18 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
         "pad_token_id": pad,
         "num_labels": 2 if kind == "ForQuestionAnswering" else LABELS,
     }
+    if family == "ModernBert":
+        return settings | {
+            "hidden_act": "gelu",
+            "hidden_size": settings["hidden_size"]
+            + heads * z * (settings["hidden_size"] // heads % 2),  # heads of pairs
+            "num_hidden_layers": int(random.integers(1, 7)),
+            "layer_norm_eps": 1e-5,
+            "local_attention": int(random.integers(2, 20)),
+            "global_attn_every_n_layers": int(random.integers(1, 4)),
+            "classifier_pooling": ("cls", "mean")[number % 2],
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
+        }
     if family != "DistilBert":
         settings |= {"type_vocab_size": 2 if family == "Electra" else 1, "layer_norm_eps": 1e-5}
     if family == "Electra":
@@ -132,6 +151,8 @@ def cube_step(model: Any, kind: str, texts: list[EncodedText], cube: Cube) -> di
         module.register_forward_hook(lambda _, __, h: states.append(h.detach()))
         for module in (bert.embeddings, *bert.layers)
     ]
+    if bert.final_norm is not None:  # the library's last hidden states are behind it
+        hooks.append(bert.final_norm.register_forward_hook(lambda _, __, h: states.__setitem__(-1, h.detach())))
     laid = collate_texts(texts, cube)
     loss = loss_of(model, kind, laid, texts, cube)
     for hook in hooks:
@@ -163,11 +184,11 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
         got = cube_step(ours, kind, texts_for(drawn(family, kind, shape, number)), cube)
         assert got.keys() == wanted.keys() - ({"logits"} if kind == "ForMaskedLM" else set())
         found = {key: error(value, wanted[key], key) for key, value in got.items()}
-        mine = gradients(ours, cube, heads=HEADS[kind])
+        mine = gradients(ours, cube, heads=heads_of(family, kind))
         if kind == "ForMaskedLM":
             mine = {key: value for key, value in mine.items() if key in theirs}
         assert mine.keys() == theirs.keys()
-        assert len(mine) >= 4 + 16  # of the embeddings and a layer
+        assert len(mine) >= (2 + 6 if family == "ModernBert" else 4 + 16)  # of the embeddings and a layer
         found |= gradient_errors(mine, theirs)
         errors |= {f"{name}: {key}": value for key, value in found.items()}
     return errors

@@ -14,19 +14,27 @@ from torch import Tensor, nn
 
 from models.bert import BertForPreTraining, EncodedText
 from models.bert.huggingface.architectures import ARCHITECTURES
-from models.bert.huggingface.param_names import library_names, thirds
+from models.bert.huggingface.param_names import library_names, parted
 from tensor3d import Cube, checkpoint
 from tensor3d.parallelize import full_tensor
 from tests.models.toy import CAPACITY
 from tests.single_device_reference import error
 
 ODD = 67
-# What DistilBERT's configuration calls what the others call so.
-_OF_DISTILBERT = {
-    "intermediate_size": "hidden_dim",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "hidden_act": "activation",
+# What some configurations call what the others call so.
+_OWN_NAMES = {
+    "distilbert": {
+        "intermediate_size": "hidden_dim",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "hidden_act": "activation",
+    },
+    "modernbert": {
+        "hidden_dropout_prob": "embedding_dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "hidden_act": "hidden_activation",
+        "layer_norm_eps": "norm_eps",
+    },
 }
 
 
@@ -51,8 +59,8 @@ def original(kind: str = "BertForPreTraining", **changes: Any) -> Any:
     }
     torch.manual_seed(5)
     made, settings = getattr(transformers, kind), {**settings, **changes}
-    if made.config_class is transformers.DistilBertConfig:
-        settings = {_OF_DISTILBERT.get(name, name): value for name, value in settings.items()}
+    own = _OWN_NAMES.get(made.config_class.model_type, {})
+    settings = {own.get(name, name): value for name, value in settings.items()}
     model = made(made.config_class(**settings))
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape)
@@ -141,8 +149,9 @@ def gradients(model: nn.Module, cube: Cube, *, heads: tuple[str, ...] = ()) -> d
     for name, parameter in whole.named_parameters():
         if parameter.grad is not None:
             gradient, targets = full_tensor(parameter.grad, cube), library_names(name)
-            parts = thirds(gradient, config.head_dim) if len(targets) > 1 else (gradient,)
-            found |= {kind.own_name(each, heads): part for each, part in zip(targets, parts, strict=True)}
+            for each, part in zip(targets, parted(gradient, len(targets), config), strict=True):
+                own = kind.own_name(each, heads)  # of several, where they are fused there
+                found[own] = torch.cat([found[own], part]) if own in found else part
     return found
 
 

@@ -17,11 +17,11 @@ from models.bert import EncodedText, export_huggingface, open_weights
 from tensor3d import Cube
 from tests.models.bert.huggingface.families import (
     FAMILIES,
-    HEADS,
     LENGTHS,
     OURS,
     direction,
     drawn,
+    heads_of,
     labels_for,
     parity,
     texts_for,
@@ -34,6 +34,16 @@ from tests.single_device_reference import ranks_of, worst
 transformers = pytest.importorskip("transformers")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
+
+
+def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """ModernBERT's rotary positions without the library's rounding of queries and keys to fp32."""
+
+    def turn(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos.unsqueeze(unsqueeze_dim) + torch.cat([-second, first], -1) * sin.unsqueeze(unsqueeze_dim)
+
+    return turn(q), turn(k)
 
 
 def library_step(model: Any, kind: str, settings: dict[str, Any], texts: list[EncodedText]) -> dict[str, Tensor]:
@@ -74,6 +84,7 @@ def library_step(model: Any, kind: str, settings: dict[str, Any], texts: list[En
 
 EVERY = [(family, kind) for family in FAMILIES for kind in OURS]
 FEW = [("Roberta", "ForMaskedLM"), ("DistilBert", "ForSequenceClassification"), ("Electra", "ForMaskedLM")]
+MODERN = [("ModernBert", kind) for kind in OURS]
 OTHERS = [("XLMRoberta", "ForSequenceClassification"), ("DistilBert", "ForQuestionAnswering"), ("Camembert", "Model")]
 
 
@@ -82,9 +93,12 @@ OTHERS = [("XLMRoberta", "ForSequenceClassification"), ("DistilBert", "ForQuesti
     [
         ((1, 1, 1, 1), torch.float64, [*FEW, *OTHERS]),
         ((1, 2, 2, 1), torch.float64, [FEW[0], FEW[2]]),
+        ((1, 1, 1, 1), torch.float64, MODERN),
+        ((1, 2, 2, 1), torch.float64, MODERN[1:2]),
         pytest.param((1, 1, 1, 1), torch.float32, EVERY, marks=pytest.mark.slow),
         *(
-            pytest.param(shape, dtype, [*FEW, *OTHERS], marks=pytest.mark.slow)
+            pytest.param(shape, dtype, cases, marks=pytest.mark.slow)
+            for cases in ([*FEW, *OTHERS], MODERN)
             for shape in ((2, 2, 2, 1), (1, 2, 1, 2))
             for dtype in TOLERANCE
         ),
@@ -93,8 +107,13 @@ OTHERS = [("XLMRoberta", "ForSequenceClassification"), ("DistilBert", "ForQuesti
 )
 @pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
 def test_models_by_chance_compute_what_the_librarys_do(
-    tmp_path: Path, shape: Shape, dtype: torch.dtype, cases: list[tuple[str, str]]
+    tmp_path: Path,
+    shape: Shape,
+    dtype: torch.dtype,
+    cases: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("transformers.models.modernbert.modeling_modernbert.apply_rotary_pos_emb", turned)
     for number, (family, kind) in enumerate(cases):
         settings, folder = drawn(family, kind, shape, number), tmp_path / f"{family}{kind}"
         twin = saved(folder, folder.name, **settings).to(dtype)
@@ -124,7 +143,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
         cube.manual_seed(0)
         weights, model = open_weights(folder), ours.from_pretrained(folder, cube)
         # A bare encoder of ours has no pooler, which RoBERTa's has.
-        heads = None if kind == "Model" else HEADS[kind]
+        heads = None if kind == "Model" else heads_of(family, kind)
         told = {"settings": weights.settings, "labels": weights.labels, "problem": weights.problem}
         written = export_huggingface(model, cube, back, heads=heads, **told)
         assert written.architecture == f"{family}{kind}"

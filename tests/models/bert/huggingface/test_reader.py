@@ -20,7 +20,7 @@ from models.bert import (
     BertModel,
     open_weights,
 )
-from models.bert.huggingface.param_names import third_of_rows
+from models.bert.huggingface.param_names import rows_of_part
 from models.bert.huggingface.reader import WEIGHT_FILES
 from models.bert.tasks import class_logits, sentence_vectors, span_logits, tag_logits
 from tensor3d import Cube
@@ -273,16 +273,18 @@ def test_an_untied_decoder_that_is_missing(model: Any, wanted: Tensors, tmp_path
     assert same(values(encoder), {name[5:]: value for name, value in wanted.items() if name.startswith("bert.")})
 
 
+@pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("seed", range(8))
-def test_thirds_of_any_rows_of_qkv(seed: int) -> None:
+def test_parts_of_any_rows_of_qkv_and_of_gates(seed: int, parts: int) -> None:
     random = np.random.default_rng(seed)
     heads, d = random.integers(1, 6, 2).tolist()
-    order = torch.arange(3 * heads * d).view(3, heads, d).transpose(0, 1).flatten()  # the library's row of each of ours
-    start, stop = sorted(random.integers(0, 3 * heads * d + 1, 2).tolist())
+    # The library's row of each of ours.
+    order = torch.arange(parts * heads * d).view(parts, heads, d).transpose(0, 1).flatten()
+    start, stop = sorted(random.integers(0, parts * heads * d + 1, 2).tolist())
     rows = torch.full((stop - start,), -1)
-    for third in range(3):
-        there, places = third_of_rows(slice(start, stop), d, third)
-        rows[places] = third * heads * d + torch.arange(there.start, there.stop)
+    for part in range(parts):
+        there, places = rows_of_part(slice(start, stop), d, part, parts)
+        rows[places] = part * heads * d + torch.arange(there.start, there.stop)
     assert torch.equal(rows, order[start:stop])
 
 
