@@ -152,7 +152,7 @@ class BertForQuestionAnswering(Pretrained):
     def logits(self, batch: PackedBatch) -> Tensor:
         """(M/x, 2), fp32 at least: of all rows of the plane, on each of its ranks: two numbers a token travel over y,
         where a sequence may be cut."""
-        return gather_rows(self.answers(self.prediction_head(self.bert(batch))), self.cube, self.face)
+        return gather_rows(self.answers(_behind(self.prediction_head, self.bert(batch))), self.cube, self.face)
 
     def forward(self, laid: TextBatch, starts: Tensor, ends: Tensor, texts: int) -> Tensor:
         """The loss of one micro-batch as its part of a step: the mean of the cross-entropies of both ends, each over
@@ -218,7 +218,7 @@ class BertForTokenClassification(PretrainedClassifier):
     def logits(self, batch: PackedBatch) -> Tensor:
         """(M/xy, c), fp32 at least: those of this rank's rows on face z, the same on all members of z. Behind a
         prediction head face y: (M/xz, c), the same on all members of y."""
-        return self.tags(self.dropout(self.prediction_head(self.bert(batch))))
+        return self.tags(self.dropout(_behind(self.prediction_head, self.bert(batch))))
 
     def forward(self, batch: PackedBatch, labels: Tensor, targets: int) -> Tensor:
         """The loss of one micro-batch as its part of a step: cross-entropy, the mean over the labelled tokens of the
@@ -233,9 +233,13 @@ class BertForTokenClassification(PretrainedClassifier):
         return all_reduce_replicated(losses / targets, self.cube.over("data", "x", other(self.face)))
 
 
-def _before_tokens(config: BertConfig, cube: Cube) -> tuple[Face, nn.Module]:
-    """What heads that look at every token read: the face, and the module in front of it."""
-    return ("y", PredictionHead(config, cube)) if config.has_prediction_head else ("z", nn.Identity())
+def _before_tokens(config: BertConfig, cube: Cube) -> tuple[Face, PredictionHead | None]:
+    """What heads that look at every token read: the face, and the head in front of them, if the family has one."""
+    return ("y", PredictionHead(config, cube)) if config.has_prediction_head else ("z", None)
+
+
+def _behind(head: PredictionHead | None, h: Tensor) -> Tensor:
+    return h if head is None else head(h)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -180,6 +181,7 @@ def collect(ranks: Sequence[Rank], timeout: float) -> list[Any]:
 
 def _rank_main(pipe: Connection, rank: int, world: int, work: bytes, path: str, timeout: float) -> None:
     torch.set_num_threads(1)
+    faulthandler.enable(2)
     try:
         body, args = pickle.loads(work)
         limit = timedelta(seconds=timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import os
@@ -180,6 +181,7 @@ class _World:
 def _serve(pipe: Connection, rank: int, world: int, packages: Sequence[str]) -> None:
     """A standing rank: meets the others, runs what it is sent, puts back what that changed; again and again."""
     torch.set_num_threads(1)
+    faulthandler.enable(2)  # one that a signal kills says where it was
     try:
         if rank == 0:
             store, port = _open_store()

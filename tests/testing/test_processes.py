@@ -99,6 +99,14 @@ def test_a_plain_script_runs_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_that_a_signal_kills_says_where_it_was(tmp_path: Path) -> None:
+    breaks = "import ctypes\n" + SCRIPT.replace("return dist.get_rank()", "return ctypes.string_at(0)")
+    done = run_script(tmp_path, breaks + 'if __name__ == "__main__":\n    print(run_ranks(1, body))\n')
+    assert "rank 0 died with exit code -11" in done.stderr
+    assert re.search(r"line \d+ in body\b", done.stderr)
+
+
+@pytest.mark.slow
 def test_a_script_without_the_guard_is_told_so(tmp_path: Path) -> None:
     done = run_script(tmp_path, SCRIPT + "print(run_ranks(2, body))\n")
     assert done.returncode == 1

@@ -82,7 +82,7 @@ def test_it_learns_and_writes_what_the_scripts_read(tmp_path: Path, capsys: pyte
     assert not (folder / "predictions" / "null_odds.json").exists()
 
     facts = json.loads((folder / "model.json").read_text())
-    assert (facts["problem"], "answers" in facts["heads"]) == ("answer", True)
+    assert (facts["problem"], facts["heads"]) == ("answer", ["answers"])
     wanted = AnswerSettings(max_length=24, stride=4, question_length=8, answer_length=3)
     assert AnswerSettings.from_facts(facts["facts"]) == wanted
 
