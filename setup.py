@@ -70,6 +70,7 @@ setup(
             "mypy",
             "pre-commit",
             "pytest",
+            "pytest-timeout",
             "pytest-xdist",
             "ruff",
             "scikit-learn",

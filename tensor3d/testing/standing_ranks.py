@@ -119,6 +119,8 @@ class _World:
         self._generation, self._timeout = 0, 0.0
         try:
             start(self._ranks, world, preload, _serve, packages)
+            if not wait([self._ranks[0].pipe], _ANSWER):
+                raise hang_error([0], _ANSWER)
             port = self._ranks[0].result()
             self._tell(port)
         except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -61,10 +62,16 @@ def doctors(
     return _collected(folder, world, body, absent + lost, timeout)
 
 
-def roll(folder: Path, arguments: dict[int, list[str]], timeout: float = 60.0) -> dict[int, Ended]:
-    """`python -m tools.doctor.nodes` on nodes, with these arguments."""
+def roll(
+    folder: Path, arguments: dict[int, list[str]], *, last_after: tuple[int, ...] = (), timeout: float = 60.0
+) -> dict[int, Ended]:
+    """`python -m tools.doctor.nodes` on nodes, with these arguments.
+
+    Args:
+        last_after: the last node comes when one of these has complained.
+    """
     absent = tuple(node for node in range(max(arguments) + 1) if node not in arguments)
-    return _collected(folder, max(arguments) + 1, partial(_node, folder, arguments), absent, timeout)
+    return _collected(folder, max(arguments) + 1, partial(_node, folder, arguments, last_after), absent, timeout)
 
 
 def _collected(
@@ -106,8 +113,11 @@ def _doctor(
     return _written(folder, rank, lambda: main(arguments))
 
 
-def _node(folder: Path, arguments: dict[int, list[str]]) -> int:
-    number, _ = _alone()
+def _node(folder: Path, arguments: dict[int, list[str]], last_after: tuple[int, ...]) -> int:
+    number, world = _alone()
+    complaints = [folder / f"err-{node}" for node in last_after if number == world - 1]
+    while complaints and not any(path.exists() and path.stat().st_size for path in complaints):
+        time.sleep(0.05)
     return _written(folder, number, lambda: nodes.main(arguments[number])) if number in arguments else 0
 
 

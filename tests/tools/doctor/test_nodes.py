@@ -123,11 +123,12 @@ def test_a_master_that_nobody_knows(capfd: pytest.CaptureFixture[str], monkeypat
 
 
 def test_the_same_number_twice(tmp_path: Path) -> None:
-    node = called(wait=5)
-    ended = roll(tmp_path, {0: node(0), 1: node(1), 2: node(1)})
+    """The roll stays open for both, because node 2 comes when one of them has been sent away."""
+    node = called(nodes=3)
+    ended = roll(tmp_path, {0: node(0), 1: node(1), 2: node(1), 3: node(2)}, last_after=(1, 2))
     twins = sorted((ended[1], ended[2]), key=lambda each: each.status == 0)
     assert "another process has come as node 1. Give each node a --node-rank of its own." in twins[0].err
-    assert [twins[0].status, twins[1].status, ended[0].status] == [2, 0, 0]
+    assert [twins[0].status, twins[1].status, ended[0].status, ended[3].status] == [2, 0, 0, 0]
 
 
 @pytest.mark.slow
