@@ -10,6 +10,9 @@ other call for one node, meets in a store on 127.0.0.1, and gloo and NCCL take t
 GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME says otherwise. Of several nodes the first listens at the address by which
 --master-addr is its own, else at --local-addr. Only --rdzv-backend=c10d for several nodes is torch's own.
 
+Ranks without a GPU are forked from a process that has imported what they need (`RankForks`): eight of them take the
+imports of one, in time and in memory.
+
 | what happened                     | exit status                                                                  |
 | --------------------------------- | ---------------------------------------------------------------------------- |
 | all ranks ended well              | 0                                                                            |
@@ -22,20 +25,33 @@ GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME says otherwise. Of several nodes the fi
 from __future__ import annotations
 
 import argparse
+import ast
+import ctypes
+import gc
+import importlib
+import json
 import os
+import runpy
 import secrets
 import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
+from io import FileIO, TextIOWrapper
 from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, TextIO, cast
 
 from torch.distributed import DistError, TCPStore, run
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousInfo, static_tcp_rendezvous
 from torch.distributed.launcher import api
 
@@ -44,6 +60,16 @@ TOLD = (BAD_INPUT, PREEMPTED)
 """Statuses of ranks that have said themselves why they ended."""
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 LOOPBACK = "127.0.0.1"
+GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""One of these is there where NVIDIA's or AMD's driver is."""
+PRELOAD = ("torch.distributed.tensor", "torch._dynamo", "scipy.optimize")
+"""What ranks import later than at their start: torch._dynamo with the first DTensor, scipy.optimize to plan packs."""
+OF_RANKS = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TENSOR3D_SECRET", "PET_SIGNALS_TO_HANDLE"),
+)
+"""Variables that torchrun, or `listen`, sets for a rank and that nothing reads while it is imported."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,6 +79,16 @@ def main(arguments: Sequence[str]) -> int:
     asked = run.parse_args(list(arguments))
     if not (asked.log_dir or asked.redirects != "0" or asked.tee != "0"):
         asked.log_dir = os.devnull  # else a folder in /tmp for nothing
+    forks = RankForks.begin(asked)
+    try:
+        return run_agent(asked, forks)
+    finally:
+        if forks:
+            forks.close()
+
+
+def run_agent(asked: argparse.Namespace, forks: RankForks | None) -> int:
+    """torchrun itself; the exit status."""
     try:
         listener = listen(asked)
     except OSError as error:
@@ -107,6 +143,8 @@ def main(arguments: Sequence[str]) -> int:
 
     # torchrun has no other way to say which
     api.LocalElasticAgent = Agent  # type: ignore[misc]
+    if forks:
+        forks.serve(SubprocessHandler)
     static_tcp_rendezvous.StaticTCPRendezvous = Rendezvous  # type: ignore[misc]
     try:
         run.run(asked)
@@ -197,6 +235,205 @@ def exit_status(codes: Sequence[int | None]) -> int:
     statuses = [128 + signal.SIGKILL if code is None else code if code >= 0 else 128 - code for code in codes]
     failed = [status for status in statuses if status not in (0, PREEMPTED)]
     return failed[0] if failed else max(statuses)
+
+
+# --- Ranks that are forked from a process that has imported what they need --------------------------------------------
+
+
+class RankForks:
+    """Starts `python -u -m MODULE ...` for each rank by forking a process that has imported torch, and MODULE where it
+    ends with `if __name__ == "__main__"`, once.
+
+    To whoever looks they are started as ever: children of torchrun, leaders of a session, with the signals, the
+    environment and the arguments that they would have. Not on GPUs, whose driver does not live on in a fork; not where
+    the environment of a rank differs by more than torchrun's own variables, for libraries read theirs when they are
+    loaded; and on Linux alone.
+    """
+
+    def __init__(self, module: str, call: socket.socket, keeper: int) -> None:
+        self._module, self._call, self._keeper = module, call, keeper
+        self._environment = dict(os.environ)
+        self._lines = call.makefile()
+        self._process: int | None = None
+        """A handle, and not its number, which another process may get."""
+        with suppress(OSError):
+            self._process = os.pidfd_open(int(self._lines.readline() or 0))
+
+    @classmethod
+    def begin(cls, asked: argparse.Namespace) -> RankForks | None:
+        """Starts that process, which imports while torchrun goes on; None where ranks are to be started as usual.
+
+        It returns in a rank never: the rank runs its module, and ends.
+        """
+        has_gpu = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(os.path.exists, GPUS))
+        # Without it torch and NumPy have made threads by now.
+        if has_gpu or sys.platform != "linux" or not asked.module or "OMP_NUM_THREADS" not in os.environ:
+            return None
+        # Whoever loses its parent below this process becomes its child (PR_SET_CHILD_SUBREAPER).
+        if ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) != 0:
+            return None
+        ours, theirs = socket.socketpair()
+        keeper = os.fork()
+        if keeper:
+            theirs.close()
+            return cls(asked.training_script, ours, keeper)
+        # The keeper is all that is between: among torchrun's children are its ranks, and nothing that looks like one.
+        ours.close()
+        os.setsid()
+        dispositions = {
+            number: signal.signal(number, signal.SIG_IGN)
+            for number in map(signal.Signals.__getitem__, SIGNALS.split(","))
+        }
+        over, held = os.pipe()
+        if os.fork():
+            os.dup2(over, 0)
+            os.execv("/bin/sh", ["sh", "-c", "read -r _", "launch/torchrun.py"])  # until the other one is gone
+        os.close(over)
+        arguments, environment = serve(theirs, asked.training_script, held, dispositions)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv[1:] = arguments
+        sys.stdout, sys.stderr = unbuffered(sys.stdout, 1), unbuffered(sys.stderr, 2)
+        runpy.run_module(asked.training_script, run_name="__main__", alter_sys=True)
+        sys.exit()
+
+    def serve(self, handler: type[SubprocessHandler]) -> None:
+        """Has torchrun start its ranks by this."""
+        usual = handler._popen
+
+        def popen(rank: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            written = rank._stdout is not None or rank._stderr is not None
+            return (None if written else self._start(args, env)) or usual(rank, args, env)
+
+        handler._popen = popen  # type: ignore[assignment, method-assign]
+
+    def _start(self, command: tuple[str, ...], environment: dict[str, str]) -> ForkedRank | None:
+        """A rank; None where it has to be started as usual."""
+        if command[:4] != (sys.executable, "-u", "-m", self._module):
+            return None
+        names = environment.keys() | self._environment.keys()
+        differ = {name for name in names if environment.get(name) != self._environment.get(name)}
+        if not all(name in OF_RANKS or name.startswith("TORCHELASTIC_") for name in differ):
+            return None
+        with suppress(OSError):
+            self._call.sendall(json.dumps([command[4:], environment]).encode() + b"\n")
+            if number := int(self._lines.readline() or 0):
+                return ForkedRank(number)
+        print("launch/torchrun.py: a rank cannot be forked and is started by itself", file=sys.stderr, flush=True)
+        return None
+
+    def close(self) -> None:
+        """Ends what was begun; ranks live on."""
+        if self._process:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            os.close(self._process)
+        self._call.close()
+        os.waitpid(self._keeper, 0)
+
+
+class ForkedRank:
+    """A rank as torchrun knows its processes: what it uses of `subprocess.Popen`."""
+
+    def __init__(self, number: int) -> None:
+        self.pid = number
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout or 0.0)
+            time.sleep(0.02)
+        return code
+
+
+def serve(
+    call: socket.socket, module: str, held: int, dispositions: Mapping[signal.Signals, Any]
+) -> tuple[list[str], dict[str, str]]:
+    """Forks a rank for each line that comes; returns in the ranks alone, with their arguments and environment.
+
+    Args:
+        held: the end of a pipe that no rank is to have.
+        dispositions: of signals, for the ranks.
+    """
+    call.sendall(b"%d\n" % os.getpid())
+    preload(module)
+    with call.makefile() as lines:
+        for line in lines:
+            # A signal that comes before a rank has its dispositions waits for them.
+            signal.pthread_sigmask(signal.SIG_BLOCK, dispositions)
+            if number := fork_orphan():
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, dispositions)
+                call.sendall(b"%d\n" % number)
+                continue
+            os.setsid()
+            os.close(held)
+            call.close()
+            for each, what in dispositions.items():
+                signal.signal(each, what)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, dispositions)
+            arguments, environment = json.loads(line)
+            return arguments, environment
+    os._exit(0)
+
+
+def fork_orphan() -> int:
+    """The number of a new process whose parent is gone, so that torchrun becomes it; 0 in that process."""
+    told, tell = os.pipe()
+    if child := os.fork():
+        os.close(tell)
+        os.waitpid(child, 0)
+        with open(told, "rb") as file:
+            return int(file.read())
+    parent = os.getpid()
+    with suppress(OSError):
+        if orphan := os.fork():
+            os.write(tell, b"%d" % orphan)
+    if os.getpid() == parent:
+        os._exit(0)
+    os.close(told)
+    os.close(tell)
+    while os.getppid() == parent:
+        time.sleep(0.001)
+    return 0
+
+
+def unbuffered(stream: TextIO | None, number: int) -> Any:
+    """The same as `python -u` has it; None where it is closed."""
+    if stream is None:
+        return None
+    raw = FileIO(number, "w", closefd=False)
+    return TextIOWrapper(cast(Any, raw), encoding=stream.encoding, errors=stream.errors, write_through=True)
+
+
+def preload(module: str) -> None:
+    """Imports what a rank would, as far as that runs nothing."""
+    sys.path[0] = os.getcwd()  # as of `python -m`
+    for name in PRELOAD:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    with suppress(Exception, SystemExit):  # the ranks will say it
+        spec = find_spec(module)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = find_spec(module := f"{module}.__main__")
+        if spec is not None and spec.origin is not None and has_guard(Path(spec.origin).read_text(encoding="utf-8")):
+            importlib.import_module(module)
+            del sys.modules[module]  # the ranks run it anew, as __main__
+    gc.collect()
+    gc.freeze()  # what ranks share stays shared
+
+
+def has_guard(source: str) -> bool:
+    """Whether importing it defines things and no more: its last statement is `if __name__ == "__main__":`."""
+    last = ast.parse(source).body[-1]
+    return isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutation in chosen:
             print(f"{mutation.name:<44}  {mutation.file}{'  (quick)' if mutation.quick else ''}")
         return 0
+    if options.controls:
+        chosen += _controls()
     start = time.monotonic()
     child.preload()
     results, baseline = audit(chosen, jobs=options.jobs, limit=options.limit, tell=_tell)
@@ -43,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="mutations at a time (default 2)")
     parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="seconds for a mutation (default 180)")
+    parser.add_argument(
+        "--controls", action="store_true", help="also one that no test can see, and one that cannot be imported"
+    )
     parser.add_argument("--quick", action="store_true", help="only those that CI runs")
     parser.add_argument("--list", action="store_true", help="print the mutations and run none")
     return parser
@@ -53,6 +59,16 @@ def _chosen(names: Sequence[str], *, quick: bool) -> list[Mutation]:
         mutation
         for mutation in MUTATIONS
         if (not names or any(fnmatchcase(mutation.name, name) for name in names)) and (mutation.quick or not quick)
+    ]
+
+
+def _controls() -> list[Mutation]:
+    """Verdicts can differ: a break that changes nothing survives, and one that no import survives is told."""
+    (sound,) = (each for each in MUTATIONS if each.name == "shape-ranks-without-data")
+    first = "from __future__ import annotations\n"
+    return [
+        dataclasses.replace(sound, name="harmless", new="return self.data * self.x * self.y * self.z"),
+        dataclasses.replace(sound, name="fatal", old=first, new=f"{first}raise RuntimeError\n"),
     ]
 
 

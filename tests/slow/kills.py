@@ -155,7 +155,7 @@ def moments(kills: int, seed: int, ranks: int) -> Iterator[tuple[str, float]]:
     ranks, the longer they take to start."""
     chance = random.Random(seed)
     for number in range(kills):
-        ways = [("start", chance.uniform(0.0, 0.75 * ranks)), ("step", chance.uniform(0.0, 1.5)), ("save", 0.0)]
+        ways = [("start", chance.uniform(0.0, 0.15 * ranks)), ("step", chance.uniform(0.0, 1.5)), ("save", 0.0)]
         yield ways[number % 3]
 
 
