@@ -165,6 +165,7 @@ def without_numbers(report: str) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_adapter_passes_and_prints_the_report_of_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load_adapter(folder, "page_adapter", {}).test_adapter()
     assert without_numbers(capsys.readouterr().out) == without_numbers(shown("report"))

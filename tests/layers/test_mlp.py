@@ -46,6 +46,7 @@ def test_on_cubes(shape: Shape) -> None:
     assert value <= TOLERANCE[torch.float64], f"{name} differs by {value}"
 
 
+@pytest.mark.slow
 def test_on_a_cube_in_fp32() -> None:
     name, value = worst(run_ranks(8, on_the_cube, (1, 2, 4, 1), torch.float32))
     assert value <= TOLERANCE[torch.float32], f"{name} differs by {value}"

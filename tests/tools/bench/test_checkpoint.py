@@ -66,6 +66,7 @@ def test_a_bad_call(call: list[str], message: str, capsys: pytest.CaptureFixture
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "figures.json"
     call = ["--parameters", "2M", "--cube", "1x2x1", "--rounds", "1", "--steps", "2", "--directory", str(tmp_path)]

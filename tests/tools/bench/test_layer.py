@@ -26,6 +26,7 @@ def measured(tmp_path: Path, *more: str) -> list[dict[str, Any]]:
     return results
 
 
+@pytest.mark.slow
 def test_the_same_layer_on_all_cubes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, plane, boxes = measured(tmp_path, "--cubes", "1x1x1,1x2x2,4x1x1")
     assert [cube["collectives"] for cube in (one, plane, boxes)] == [0, 27, 14]

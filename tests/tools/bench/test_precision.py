@@ -61,6 +61,7 @@ def test_only_the_type_of_computing_is_changed() -> None:
 # Real processes
 
 
+@pytest.mark.slow
 def test_a_short_run(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plot = tmp_path / "precision.json", tmp_path / "precision.png"
     more = ["--steps", "3", "--last", "2", "--cube", "1x2x1", "--tolerance", "0.05"]

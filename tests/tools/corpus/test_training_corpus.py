@@ -115,6 +115,7 @@ def test_text_is_prepared_by_the_rules_of_the_recipes_language(tmp_path: Path) -
         parse([*call, "--data.language", "German"])
 
 
+@pytest.mark.slow
 def test_benchmarks_read_samples(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = str(prepared / "samples")
     assert bench.parse(["step", str(recipe_in(tmp_path)), "--corpus", samples]).settings.data.vocab_size == 500

@@ -75,6 +75,7 @@ def test_the_closed_forms_hold(shape: CubeShape, changes: dict[str, Any], step: 
     check(dry_beside_prediction(toy(**changes), shape, load_of(shape), **step))
 
 
+@pytest.mark.slow
 def test_the_last_rank_of_an_uneven_cut() -> None:
     """Of 67 entries the last of four members has 16, and the others 17."""
     shape = CubeShape(x=2, y=4)
@@ -107,6 +108,7 @@ def test_65536_ranks() -> None:
     check(dry_beside_prediction(toy(layers=1, heads=8), shape, load_of(shape, (64,), packs=1), rank=65_535))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind() -> None:
     before = torch.get_rng_state(), sys.excepthook
     dry_step(toy(layers=1, dropout=0.1), BOX, load_of(BOX))

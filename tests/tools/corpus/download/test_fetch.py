@@ -152,6 +152,7 @@ def test_more_workers_than_a_server_allows_are_told_so(tmp_path: Path, capsys: p
         DownloadOptions(output=tmp_path / "out", workers=0).team()
 
 
+@pytest.mark.slow
 def test_under_mpirun_the_first_rank_fetches_for_all(tmp_path: Path, web: Web) -> None:
     urls = [web.add(f"/{number}", CONTENT[:1000], faults=[Fault(delay=0.1)]) for number in range(6)]
     arguments = ["download", "--output", str(tmp_path / "out"), *urls]
