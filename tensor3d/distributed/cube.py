@@ -105,6 +105,8 @@ class Cube:
         self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
+        if connected:
+            process_group.forget_shardings()  # those of an equal mesh whose cube is gone
         self.mesh = _mesh(shape, self.device) if connected else None
         self._groups = process_group.CubeGroups()
         self._every_axis: list[Axis] = []

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import hashlib
 import hmac
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
+from types import FrameType
 from typing import Any
 
 import torch
@@ -416,29 +419,73 @@ def forget_meshes() -> None:
     _clear_lru_caches()
 
 
-def forget_shardings() -> None:
+def forget_shardings(*, dispatching: bool = False) -> None:
     """What DTensor has worked out of operators and of ways from one layout to another, each with its mesh.
 
     `torch.distributed.tensor.debug` has the first two lines as a function. To import it takes all of torch's compiler
     along, a fifth of what starting a process costs.
+
+    Args:
+        dispatching: this may run in the midst of an operator. Torch works on in its own cache then, which would be gone
+            (a segmentation fault), so that stays as it is.
     """
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()
+    if not dispatching:
+        torch._C._clear_DTensor_sharding_propagator_cache()
     clear_redistribute_planner_cache()
 
 
 def forget_meshes_at_end() -> None:
-    """The same, where a cube ends by itself, perhaps in the midst of a collection, which hides caches; and plans that
-    hold one another and a mesh are left to the collector, too."""
-    forget_meshes()
+    """The same, where a cube ends by itself, perhaps in the midst of a collection, which hides caches, and that in the
+    midst of an operator. What has to wait is done by a thread, also for plans that hold one another and a mesh; under
+    `gc.freeze`, by the next cube."""
+    forget_shardings(dispatching=True)
+    _clear_lru_caches()
     if gc.get_freeze_count() == 0:
-        threading.Thread(target=_collect_soon, name="end of a cube", daemon=True).start()
+        threading.Thread(target=_forget_soon, name="end of a cube", daemon=True).start()
 
 
-def _collect_soon() -> None:
-    time.sleep(0.01)
+def _forget_soon() -> None:
+    pause = 0.01
+    while True:
+        time.sleep(pause)
+        if _between_operators(forget_shardings):
+            break
+        pause = min(2 * pause, 0.5)
     _clear_lru_caches()
     gc.collect()
+
+
+def _between_operators(action: Callable[[], None]) -> bool:
+    """Has the main thread call it between two steps of its Python code, and waits for that; whether it was done: not
+    where an operator of DTensor, or the end of a cube, is under way there."""
+    ran, done = threading.Event(), []
+
+    def call(_: object) -> int:
+        if not _is_dispatching():
+            action()
+            done.append(True)
+        ran.set()
+        return 0
+
+    pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call)
+    if ctypes.pythonapi.Py_AddPendingCall(pending, None) != 0:  # too many wait
+        return False
+    ran.wait()  # also because `pending` must live until it is called
+    return bool(done)
+
+
+def _is_dispatching() -> bool:
+    """Whether Python code that DTensor's dispatcher calls, or a finalizer of this module, is running below."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(("torch.distributed.tensor", "torch.distributed.device_mesh")):
+            return True
+        if frame.f_code is forget_meshes_at_end.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def objects_of(kind: type, *, subclasses: bool = False) -> list[Any]:
