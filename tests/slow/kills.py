@@ -150,16 +150,20 @@ def verify(run: Path) -> int:
     return whole
 
 
-def moments(kills: int, seed: int, ranks: int) -> Iterator[tuple[str, float]]:
-    """When to kill next: so many seconds after the ranks were started, after their first step, or into a save. The more
-    ranks, the longer they take to start."""
+def moments(kills: int, seed: int, first_step: float) -> Iterator[tuple[str, float]]:
+    """When to kill next: so many seconds after the ranks were started, after their first step, or into a save.
+    `first_step`: the seconds from a start to the first step on this machine. The first kill comes at once, so that one
+    is before training for certain."""
     chance = random.Random(seed)
     for number in range(kills):
-        ways = [("start", chance.uniform(0.0, 0.15 * ranks)), ("step", chance.uniform(0.0, 1.5)), ("save", 0.0)]
+        start = chance.uniform(0.0, first_step) if number else 0.0
+        ways = [("start", start), ("step", chance.uniform(0.0, 1.5)), ("save", 0.0)]
         yield ways[number % 3]
 
 
-def kill_again_and_again(folder: Path, *, cube: str, steps: int, kills: int, seed: int, timeout: float) -> Story:
+def kill_again_and_again(
+    folder: Path, *, cube: str, steps: int, kills: int, seed: int, first_step: float, timeout: float
+) -> Story:
     """A run that loses `kills` ranks, and ends well. Raises AssertionError for a checkpoint that is not whole."""
     story, begin, run, chance = Story(), time.monotonic(), folder / "killed", random.Random(seed)
     launcher = launch(folder, cube=cube, steps=steps, name="killed", restarts=kills)
@@ -175,10 +179,10 @@ def kill_again_and_again(folder: Path, *, cube: str, steps: int, kills: int, see
         return max((step for step, _ in losses(run, since)), default=0)
 
     try:
-        for number, (when, delay) in enumerate(moments(kills, seed, world)):
+        for number, (when, delay) in enumerate(moments(kills, seed, first_step)):
             while len(ranks := ranks_of(launcher.pid)) < world or set(ranks) & set(previous):
                 look()
-                time.sleep(0.1)
+                time.sleep(0.01)
             since = time.time()
             # Each life has its share of the steps, or the run would end too early.
             last = (number + 1) * (steps - 2 * EVERY) // kills
@@ -186,7 +190,7 @@ def kill_again_and_again(folder: Path, *, cube: str, steps: int, kills: int, see
                 time.sleep(0.1)
             deadline = time.monotonic() + delay
             while time.monotonic() < deadline and look() < last:
-                time.sleep(0.1)
+                time.sleep(0.01)
             victim, steps_before = chance.choice(ranks), look()
             while when == "save" and not being_saved(run, since) and look() < last + 2 * EVERY:
                 time.sleep(0.002)
@@ -208,6 +212,13 @@ def kill_again_and_again(folder: Path, *, cube: str, steps: int, kills: int, see
     return story
 
 
+def until(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def tail(folder: Path, name: str) -> str:
     return (folder / f"{name}.log").read_text(errors="replace")[-4000:]
 
@@ -219,13 +230,19 @@ def kill_test(
     begin = time.monotonic()
     alone = launch(folder, cube=cube, steps=steps, name="alone")
     try:
+        until(lambda: len(ranks_of(alone.pid)) == CubeShape.parse(cube).ranks, timeout)
+        started = time.monotonic()
+        until(lambda: losses(folder / "alone") or alone.poll() is not None, timeout)
+        first_step = time.monotonic() - started
         assert alone.wait(timeout) == 0, tail(folder, "alone")
     finally:
         alone.terminate()
     truth = dict(losses(folder / "alone"))
     assert sorted(truth) == list(range(1, steps + 1))
     left = begin + timeout - time.monotonic()
-    story = kill_again_and_again(folder, cube=cube, steps=steps, kills=kills, seed=seed, timeout=left)
+    story = kill_again_and_again(
+        folder, cube=cube, steps=steps, kills=kills, seed=seed, first_step=first_step, timeout=left
+    )
     wrong = sorted((step, loss, truth[step]) for step, loss in story.losses if truth[step] != loss)
     assert not wrong, f"step, loss, loss without kills: {wrong}"
     assert {step for step, _ in story.losses} == set(truth)
@@ -251,10 +268,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-def until(condition: Callable[[], object], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
