@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -187,9 +187,13 @@ def as_parameter(block: Tensor, shape: torch.Size | tuple[int, ...], layout: Lay
     if cube.mesh is None:
         return nn.Parameter(block)
     full = torch.empty(shape, device="meta")
-    parameter = nn.Parameter(
-        DTensor.from_local(block, cube.mesh, layout.placements, run_check=False, shape=full.shape, stride=full.stride())
+    whole = DTensor.from_local(
+        block.detach(), cube.mesh, layout.placements, run_check=False, shape=full.shape, stride=full.stride()
     )
+    # All that nn.Parameter does with a DTensor but one `detach`, for which DTensor makes a plan for each shape anew:
+    # that was most of what making a model took.
+    parameter = cast(nn.Parameter, whole.requires_grad_())
+    parameter._is_param = True
     cube.numbers.add(parameter)
     return parameter
 

@@ -116,7 +116,7 @@ class ProcessState:
                     config.load_config(values)
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        return [*self._left_running(), *self._left_changed()]
+        return [*self.left_running(), *self._left_changed()]
 
     def _put_back_names(self) -> None:
         for owner, names in self._names.items():
@@ -152,14 +152,17 @@ class ProcessState:
             if logger.level != level:
                 logger.setLevel(level)
 
-    def _left_running(self) -> Iterator[str]:
+    def left_running(self) -> Iterator[str]:
+        """Threads and processes that were not there before and do not end by themselves."""
         deadline = time.monotonic() + _SECONDS_TO_END
         for thread in threading.enumerate():
             if type(thread).__name__ == "TMonitor":  # which tqdm keeps for all bars to come
                 thread.exit()  # type: ignore[attr-defined]
                 thread.tqdm_cls.monitor = None  # type: ignore[attr-defined]
         for thread in set(threading.enumerate()) - self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            # A thread may itself wait until this one runs Python code, as that at the end of a cube does.
+            while thread.is_alive() and time.monotonic() < deadline:
+                thread.join(0.001)
             if thread.is_alive():
                 yield f"thread {thread.name}"
         for child in multiprocessing.active_children():

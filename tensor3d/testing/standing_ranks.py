@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tensor3d.distributed.process_group import forget_shardings, objects_of
+from tensor3d.distributed.process_group import forget_shardings, let_go, objects_of
 from tensor3d.testing.process_state import ProcessState
 from tensor3d.testing.processes import PRELOAD, Rank, check_may_start, collect, end, hang_error, pickled, start
 
@@ -192,12 +192,15 @@ def _serve(pipe: Connection, rank: int, world: int, packages: Sequence[str]) -> 
         else:
             store = dist.TCPStore("127.0.0.1", pipe.recv(), is_master=False, wait_for_workers=False)
         state = ProcessState(packages)
-        caches = _caches_of_torch()
+        caches = dict.fromkeys(_caches_of_torch())
         gc.collect()
         gc.freeze()  # so that later collections see only what functions leave behind
         generation, group, functions = -1, None, 0
+        ending: list[threading.Thread] = []
         while True:
             wanted, timeout, folder, paths = pipe.recv()
+            for thread in ending:
+                thread.join()
             os.chdir(folder)
             sys.path[:] = paths
             if wanted != generation:
@@ -208,7 +211,7 @@ def _serve(pipe: Connection, rank: int, world: int, packages: Sequence[str]) -> 
             pipe.send_bytes(pickle.dumps((True, _met())))
             pipe.send_bytes(_called(pipe.recv_bytes(), state))
             pipe.recv()
-            left = _settle(state, caches)
+            left, ending = _settle(state, caches)
             pipe.send_bytes(pickle.dumps((True, (left, _issued(group)))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone, or has ended this rank
@@ -256,12 +259,16 @@ def _met() -> bool:
         return False
 
 
-def _settle(state: ProcessState, caches: Sequence[functools._lru_cache_wrapper[Any]]) -> list[str]:
-    """Puts the process back; what could not be."""
+def _settle(
+    state: ProcessState, caches: dict[functools._lru_cache_wrapper[Any], None]
+) -> tuple[list[str], list[threading.Thread]]:
+    """Puts the process back: what could not be, and the threads in which groups end, for as long as the next function
+    is not there. Adds to `caches` those of modules that were imported since."""
     left = state.put_back()
     groups = [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
     for group in groups:
         dist.destroy_process_group(group)
+        del group
     # A mesh equals any other of its shape: one that DTensor has in a cache would be used although its groups are gone.
     forget_shardings()
     for cache in [*caches, *_caches_of_torch()]:
@@ -270,11 +277,11 @@ def _settle(state: ProcessState, caches: Sequence[functools._lru_cache_wrapper[A
     # What stood before the function is frozen, so that this sees only what it left behind.
     if objects_of(DeviceMesh):
         left.append("a device mesh in some cache")
-    # The end of each waits some milliseconds for a thread of its own: beside one another, and beside the next function.
-    while groups:
-        last = [groups.pop()]
-        threading.Thread(target=last.clear, name="end of a process group").start()
-    return left
+    left += state.left_running()  # of cubes that were found only now
+    # What modules that were imported since hold would be looked through after each function to come.
+    caches.update(dict.fromkeys(_caches_of_torch()))
+    gc.freeze()
+    return left, let_go(groups)
 
 
 def _caches_of_torch() -> list[functools._lru_cache_wrapper[Any]]:

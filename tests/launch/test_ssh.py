@@ -75,8 +75,11 @@ def test_statuses_and_output(far: Path) -> None:
 
 
 def test_a_host_that_fails_takes_the_others_with_it(far: Path) -> None:
-    body = 'if [ "$node" = 1 ]; then exit 7; fi; trap "echo told; exit 5" TERM; while :; do sleep 0.1; done'
-    done = run(far, body, "--grace", "0.2")
+    ready = far / "ready"
+    other = f"if [ $node = 1 ]; then until [ -e {ready} ]; do sleep 0.05; done; exit 7; fi"
+    done = run(
+        far, f'{other}; trap "echo told; exit 5" TERM; touch {ready}; while :; do sleep 0.1; done', "--grace", "0.2"
+    )
     assert done.returncode == 7
     assert "[a] told" in done.stdout
 
