@@ -1,1 +1,9 @@
 """Commands: prepare a corpus, pre-train, plot, benchmark. They run from a checkout, as `python -m tools.NAME`."""
+
+import sys
+
+from tools.common.quick_help import asks_for_help, import_stand_ins
+
+# Python names a program "-m" for as long as it looks for the module to run: this process is a command's alone.
+if sys.argv[0] == "-m" and asks_for_help(sys.argv[1:]):
+    import_stand_ins()
