@@ -149,7 +149,7 @@ def patch(at: int, value: bytes) -> Callable[[bytes], bytes]:
     return lambda index: index[:at] + value + index[at + len(value) :]
 
 
-def test_modes_of_items_are_ignored_with_a_word(tmp_path: Path) -> None:
+def test_kind_10_modes_of_items_are_ignored_with_a_word(tmp_path: Path) -> None:
     """As Megatron writes them for data of several kinds: a byte an item, behind everything else."""
     with pytest.warns(UserWarning, match=r"set\.idx has a mode of one byte for each of its 3 items"):
         dataset = IndexedDataset(put(tmp_path, index=INDEX + bytes([0, 1, 0])))
@@ -178,7 +178,7 @@ def test_modes_of_items_are_ignored_with_a_word(tmp_path: Path) -> None:
         (lambda index: patch(26, struct.pack("<Q", 0))(index)[:70], "set.idx is damaged: its documents"),
     ],
 )
-def test_a_damaged_index_is_named(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
+def test_kind_10_a_damaged_index_is_named(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         IndexedDataset(put(tmp_path, index=damage(INDEX)))
 

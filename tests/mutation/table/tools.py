@@ -110,7 +110,7 @@ MUTATIONS = (
         "tools/corpus/extract/wikitext/__init__.py",
         old="given if self.variant in _FIRST_OF_ANY else None",
         new="given",
-        tests=(f"{WIKITEXT}::test_the_variant_that_is_asked_for_stays",),
+        tests=(f"{WIKITEXT}::test_kind_5_the_variant_that_is_asked_for_stays",),
     ),
     Mutation(
         "entropy-in-bits",

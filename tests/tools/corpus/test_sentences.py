@@ -95,7 +95,7 @@ TWO = {
 
 
 @pytest.mark.parametrize("language", TWO)
-def test_prose_is_prose_in_scripts_with_marks(language: str) -> None:
+def test_kind_2_prose_is_prose_in_scripts_with_marks(language: str) -> None:
     assert not is_code(TWO[language])
     assert len(split_sentences(TWO[language], language)) == 2
 

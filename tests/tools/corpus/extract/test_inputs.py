@@ -197,7 +197,7 @@ def test_kind_13_columns_of_structures_may_be_null_or_have_dots(tmp_path: Path) 
             run(tmp_path / f"{name}-again", path, text_field="data.body")
 
 
-def test_dotted_names_reach_columns_of_structures(tmp_path: Path) -> None:
+def test_kind_13_dotted_names_reach_columns_of_structures(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     table = pyarrow.table({"data": [{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}], "id": ["a", "b"]})
     pyarrow.parquet.write_table(table, path)
@@ -207,7 +207,7 @@ def test_dotted_names_reach_columns_of_structures(tmp_path: Path) -> None:
         run(tmp_path / "again", path, text_field="other.text")
 
 
-def test_both_forms_of_wikiextractor_give_one_text(tmp_path: Path) -> None:
+def test_kind_6_both_forms_of_wikiextractor_give_one_text(tmp_path: Path) -> None:
     url = "https://en.wikipedia.org/wiki?curid=12"
     lines = "R&amp;D\n\nAbout 1 &lt; 2\nIt is &quot;so&quot;.\n"
     (tmp_path / "doc").mkdir()
@@ -228,7 +228,7 @@ def test_both_forms_of_wikiextractor_give_one_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\u00a0", "\u3000", "\u2003\u2009", "\u0085"])
-def test_a_blank_line_of_any_kind_ends_a_document(blank: str, tmp_path: Path) -> None:
+def test_kind_12_a_blank_line_of_any_kind_ends_a_document(blank: str, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(f"One.\n{blank}\nTwo.\n".encode())
     assert texts(run(tmp_path / "out", path, format="text")) == ["One.", "Two."]

@@ -166,7 +166,7 @@ def test_a_template_is_listed_by_its_commonest_spelling(tmp_path: Path) -> None:
     assert -1 < shown.index("redirects") < shown.index("duplicates") < shown.index("templates dropped")
 
 
-def test_wikiextractor_in_both_of_its_forms(tmp_path: Path) -> None:
+def test_kind_6_wikiextractor_in_both_of_its_forms(tmp_path: Path) -> None:
     folder = tmp_path / "extracted" / "AA"
     folder.mkdir(parents=True)
     (folder / "wiki_00").write_text(

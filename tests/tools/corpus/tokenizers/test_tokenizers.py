@@ -84,7 +84,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
     assert flat.lengths.tolist() == [2, 0, 2]
 
 
-def test_only_line_feeds_end_the_lines_of_a_vocabulary(tmp_path: Path) -> None:
+def test_kind_1_only_line_feeds_end_the_lines_of_a_vocabulary(tmp_path: Path) -> None:
     """Google's Chinese vocabulary has a piece that is U+2028, which some readers take for the end of a line."""
     odd = ["\u2028", "\u2029", "\u0085", "\u00a0", "\u3000", "\x0b", "\x0c", "\x1c"]
     file = tmp_path / "vocab.txt"

@@ -208,11 +208,11 @@ GERMAN = Site(language="de", namespaces=((6, "Datei"), (6, "Datei_alt")))
         (ENGLISH, "In [[w:Rome|Rome]] and [[commons:Rome]], [[:fr:Rome|Rome]].", "In Rome and Rome, Rome."),
     ],
 )  # fmt: skip
-def test_namespaces_are_those_of_the_dump(site: Site, wikitext: str, text: str) -> None:
+def test_kind_3_namespaces_are_those_of_the_dump(site: Site, wikitext: str, text: str) -> None:
     assert cleaned(wikitext, site=site) == text
 
 
-def test_a_dump_says_what_its_wiki_is() -> None:
+def test_kind_3_a_dump_says_what_its_wiki_is() -> None:
     head = (
         '<mediawiki xmlns="http://x" xml:lang="bn">\n<siteinfo><sitename>উইকি</sitename><dbname>bnwiki</dbname>'
         "<base>https://bn.wikipedia.org/wiki/A</base><case>first-letter</case><namespaces>"
@@ -286,7 +286,7 @@ def test_redirects_are_known_in_any_language(text: str, redirects: bool) -> None
         ("", "Of {{convert|5|km|mi}}, {{nowrap|a word}} {{formatnum:5}}.", "Of, a word."),
     ],
 )  # fmt: skip
-def test_a_template_is_the_right_text_or_a_hole(language: str, wikitext: str, text: str) -> None:
+def test_kind_4_a_template_is_the_right_text_or_a_hole(language: str, wikitext: str, text: str) -> None:
     assert read_in(language, wikitext) == text
 
 
@@ -366,7 +366,7 @@ def test_templates_of_another_kind_of_wiki_are_not_known() -> None:
         ("zh-yue", "呢個-{zh-hans:甲}-係。", "呢個-{zh-hans:甲}-係。"),  # a wiki without variants
     ],
 )  # fmt: skip
-def test_the_variant_that_is_asked_for_stays(language: str, wikitext: str, text: str) -> None:
+def test_kind_5_the_variant_that_is_asked_for_stays(language: str, wikitext: str, text: str) -> None:
     assert read_in(language, wikitext) == text
 
 
