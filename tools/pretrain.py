@@ -26,12 +26,12 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_ran
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
 from tools.common.files import check_unlocked, remove
-from tools.common.log import lasting_streams, progress
+from tools.common.log import lasting_streams, progress, take_verbose
 from tools.common.machine import environment, write_json
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
-from tools.training.arguments import parse, resolve
+from tools.training.arguments import Command, parse, resolve
 from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
 from tools.training.factory import set_matmul_precision
 from tools.training.loop import LoopSchedule, TrainLoop
@@ -151,8 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SIGTERM or SIGUSR1 and a checkpoint, 130 after Ctrl-C.
     Those with which a run ends that hangs or is orphaned stand in `tensor3d.distributed.watchdog`.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    return run_main("tools.pretrain", lambda: carry_out(resolve(parse(given))))
+    words, verbose = take_verbose(arguments)
+    return run_main("tools.pretrain", lambda: carry_out(resolve(parse(words))), verbose=verbose, options=Command)
 
 
 def carry_out(plan: RunPlan) -> int:

@@ -41,6 +41,8 @@ from tools.bench.vs_transformers.pretrain import LibraryCommand
 from tools.training.arguments import fitted
 from tools.training.config import with_new_names
 
+_PROG = "python -m tools.bench"
+
 # --- The command ------------------------------------------------------------------------------------------------------
 
 SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
@@ -87,17 +89,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> Subcommand:
     """The subcommand that the command line asks for, with its options."""
-    kinds: list[Any] = []
-    for name, kind in SUBCOMMANDS.items():
-        # Of the one that is asked for alone: it may read files.
-        default = kind.defaults(arguments[1:]) if arguments[:1] == [name] else tyro.MISSING_NONPROP
-        kinds.append(Annotated[kind, tyro.conf.subcommand(name, default=default)])
-    # Not shown: a union of one would be no choice, and the subcommand's name no part of the call.
-    kinds.append(Annotated[None, tyro.conf.Suppress])
-    union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
-    chosen: Any = tyro.cli(
-        union, args=with_new_names(arguments), prog="python -m tools.bench", description="Measurements, side by side."
-    )
+    name, *rest = arguments or [""]
+    chosen: Any
+    if name in SUBCOMMANDS:
+        # Alone, so that messages are about its own options, and since its defaults may be read from files.
+        kind = SUBCOMMANDS[name]
+        chosen = tyro.cli(kind, args=with_new_names(rest), default=kind.defaults(rest), prog=f"{_PROG} {name}")
+    else:
+        # None is not shown: a union of one would be no choice, and the subcommand's name no part of the call.
+        kinds: list[Any] = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in SUBCOMMANDS.items()]
+        kinds.append(Annotated[None, tyro.conf.Suppress])
+        union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
+        chosen = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description="Measurements, side by side.")
     if isinstance(chosen, RecipeBenchmark) and hasattr(chosen, "corpus"):
         # Samples have decided some of the recipe, as for training.
         return replace(chosen, settings=fitted(chosen.settings, chosen.corpus))
