@@ -36,7 +36,8 @@ def found(folder: Path, *, every: bool) -> list[Path]:
     there = checkpoint.complete(folder) or checkpoint.complete(folder / "checkpoints")
     if not there:
         raise ValueError(
-            f"{folder} holds no checkpoint. Name a checkpoint (step-NNNNNNNN), a folder of checkpoints or a run."
+            f"{folder.absolute()} holds no checkpoint. Name a checkpoint (step-NNNNNNNN), a folder of "
+            "checkpoints or a run."
         )
     return there if every else there[-1:]
 

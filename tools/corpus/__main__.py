@@ -156,7 +156,7 @@ def in_words(error: Exception) -> str:
         where = f" ({error.filename})" if error.filename else ""
         return f"no space left on the disk{where}. Free some and run the same command again: what is done is kept."
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}. What is done is kept."
+        return f"{os.path.abspath(os.fsdecode(error.filename))}: {error.strerror}. What is done is kept."
     return str(error)
 
 

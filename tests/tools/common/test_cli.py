@@ -1,15 +1,19 @@
-"""The frame of commands: what is said of an option that is none, and how the settings in a message are typed."""
+"""The frame of commands: what is said of an option that is none, how the settings in a message
+are typed, and how missing files are named."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 import tyro
 
 from tools.common.option_names import with_options
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -21,7 +25,6 @@ from tools.common.option_names import with_options
         ("tools.checkpoint", ["inspect", "A", "--al"], ""),
         ("tools.gpt", ["generate", "A", "--prompt", "a", "--steps", "3"], ""),
         ("tools.squad", ["score", "--top"], ""),
-        ("tools.finetune", ["classify", "--top"], ""),
     ],
 )
 def test_hints_are_about_the_same_command_as_it_is_typed(
@@ -76,3 +79,29 @@ class Options:
 def test_a_setting_is_told_as_it_is_typed(told: str, typed: str | None) -> None:
     assert with_options(told, Options) == (told if typed is None else f"{told} (To be typed: {typed}.)")
     assert with_options(told, None) == told
+
+
+# --- Files that are not there -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tools.pretrain none.toml",
+        "tools.pretrain launch/recipes/quickstart.toml --data.source none --prepare-only --corpus corpus",
+        "tools.predict.__main__ fill-mask none a",
+        "tools.plot none",
+        "tools.convert.__main__ from-hf none out",
+        "tools.checkpoint.__main__ inspect none",
+        "tools.corpus.__main__ prepare --source none --output out",
+    ],
+)
+def test_a_missing_file_is_named_from_the_root(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Launchers go to another folder first: nobody knows what a relative path was relative to."""
+    (tmp_path / "launch").symlink_to(ROOT / "launch")
+    monkeypatch.chdir(tmp_path)
+    module, *arguments = words.split()
+    assert importlib.import_module(module).main(arguments) == 2
+    assert str(tmp_path / "none") in capsys.readouterr().err
