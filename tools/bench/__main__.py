@@ -5,6 +5,7 @@ A new measurement is a file with a `Subcommand` and a line in `SUBCOMMANDS`.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,9 +39,11 @@ from tools.bench.vs_pytorch.command import RivalsCommand
 from tools.bench.vs_transformers.finetune import FinetuneBenchCommand
 from tools.bench.vs_transformers.infer import InferCommand
 from tools.bench.vs_transformers.pretrain import LibraryCommand
+from tools.common import log
 from tools.training.arguments import fitted
 from tools.training.config import with_new_names
 
+_log = logging.getLogger("tools.bench")
 _PROG = "python -m tools.bench"
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -76,14 +79,15 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 2 for a bad call, recipe or corpus; 1 where a rank failed or what was measured is wrong."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    words, verbose = log.take_verbose(arguments)
+    log.start_logging(verbose=verbose)
     try:
-        return parse(arguments).run(arguments)
+        return parse(words).run(words)
     except (ValueError, OSError) as problem:
-        print(f"tools.bench: {problem}", file=sys.stderr, flush=True)
+        _log.error("tools.bench: %s", problem)
         return 2
     except RankFailedError as problem:
-        print(f"tools.bench: {problem}", file=sys.stderr, flush=True)
+        _log.error("tools.bench: %s", problem)
         return 1
 
 
