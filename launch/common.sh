@@ -327,7 +327,8 @@ show_ranks() {
     done
 }
 
-# Runs a command that must end well before training starts; a signal ends it, and this script.
+# Runs a command that must end well before training starts; a signal ends it, and this script. What a preparation prints
+# at its end, how to train next, is for who calls it alone: callers drop it.
 before_training() {
     env ${environment[@]+"${environment[@]}"} "$@" &
     trap 'kill "$!" 2>/dev/null; exit 130' INT

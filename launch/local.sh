@@ -61,7 +61,7 @@ if [ "$dry_run" = yes ]; then
 fi
 if [ "$processes" -gt 1 ] && [ "$module" = tools.pretrain ]; then
     # One process checks the call and prepares the corpus, so that a mistake is told once and no rank waits for text.
-    before_training "$python" "${training[@]}" --prepare-only
+    before_training "$python" "${training[@]}" --prepare-only >/dev/null
 fi
 show "${command[@]}" >&2
 # exec: signals reach torchrun itself, which passes them on to every process.

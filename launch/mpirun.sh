@@ -312,7 +312,7 @@ if [ "$dry_run" = yes ]; then
     done
     exit 0
 fi
-[ "${#prepare[@]}" -eq 0 ] || before_training "${prepare[@]}"
+[ "${#prepare[@]}" -eq 0 ] || before_training "${prepare[@]}" >/dev/null
 environment=()
 trap 'pass TERM' TERM HUP
 trap 'pass USR1' USR1

@@ -197,7 +197,12 @@ $master:$port can run commands as $(id -un). Use it in a closed network alone."
 for step in prepare roll check; do
     words="${step}[@]"
     words=(${!words+"${!words}"})
-    [ "${#words[@]}" -eq 0 ] || before_training "${words[@]}"
+    [ "${#words[@]}" -ne 0 ] || continue
+    if [ "$step" = prepare ]; then
+        before_training "${words[@]}" >/dev/null
+    else
+        before_training "${words[@]}"
+    fi
 done
 show "${command[@]}" >&2
 # exec: signals reach torchrun itself, which passes them on to every process.

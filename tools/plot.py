@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from models.bert import PRESETS
 from tensor3d import CubeShape
+from tools.common.cli import run_main
 from tools.common.files import check_output, parsed_json, read_file
+from tools.common.log import take_verbose
 from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
 from tools.training.metrics import JOURNAL, read_journal
 from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
@@ -112,7 +114,7 @@ def read_facts(folder: Path) -> RunFacts:
             unigram_entropy=float(facts["unigram_entropy"]),
         )
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} is no run: it has no run.json. {remedy}") from None
+        raise ValueError(f"{folder.absolute()} is no run: it has no run.json. {remedy}") from None
     except (ValueError, KeyError, TypeError) as problem:
         raise ValueError(f"{path} does not describe a run ({type(problem).__name__}: {problem}). {remedy}") from None
 
@@ -211,18 +213,20 @@ class Command:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for a bad call or a folder that is no run (one message on standard error)."""
-    command = tyro.cli(Command, args=arguments, prog="python -m tools.plot")
-    try:
-        if not command.runs:
-            raise ValueError("name at least one run: a folder that tools.pretrain has written.")
-        output = command.output or command.runs[0] / default_name(command.tag)
-        if command.output is not None:
-            check_output(output)
-        curves = [read_run(folder, command.tag) for folder in command.runs]
-        save(draw(curves, command.tag), output)
-    except (ValueError, OSError) as problem:
-        print(f"tools.plot: {problem}", file=sys.stderr, flush=True)
-        return 2
+    words, verbose = take_verbose(arguments)
+    command = tyro.cli(Command, args=words, prog="python -m tools.plot")
+    return run_main("tools.plot", lambda: run(command), verbose=verbose, options=Command)
+
+
+def run(command: Command) -> int:
+    """Raises ValueError for what cannot be drawn, OSError for a file that cannot be read or written."""
+    if not command.runs:
+        raise ValueError("name at least one run: a folder that tools.pretrain has written.")
+    output = command.output or command.runs[0] / default_name(command.tag)
+    if command.output is not None:
+        check_output(output)
+    curves = [read_run(folder, command.tag) for folder in command.runs]
+    save(draw(curves, command.tag), output)
     for curve in curves:
         print(f"{curve.run.name} on {curve.run.cube}: {len(curve.values)} points, last {curve.values[-1]:.4g}")
     print(f"written: {output}")

@@ -5,6 +5,7 @@ On several processes it is started by torchrun; launch/local.sh does that on one
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -26,22 +27,26 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_ran
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
 from tools.common.files import check_unlocked, remove
-from tools.common.log import lasting_streams, progress
+from tools.common.log import lasting_streams, progress, take_verbose
 from tools.common.machine import environment, write_json
-from tools.corpus.quick.prepare import prepare
+from tools.common.units import in_bytes
+from tools.corpus.quick.corpus_info import CorpusInfo
+from tools.corpus.quick.prepare import in_lines, prepare
 from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
-from tools.training.arguments import parse, resolve
+from tools.training.arguments import Command, parse, resolve
 from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
 from tools.training.factory import set_matmul_precision
 from tools.training.loop import LoopSchedule, TrainLoop
-from tools.training.metrics import ConsoleLogger, summary, table
+from tools.training.metrics import JOURNAL, ConsoleLogger, first_step, summary, table
 from tools.training.mlperf_log import MLPerfLog, settings
 from tools.training.pretraining import PretrainTrainer
 from tools.training.profiling import StepProfiler
 from tools.training.resume import check_begin, check_resume, ended
 from tools.training.run_plan import AUTO, RunPlan, first_intact, latest_checkpoint
 from tools.training.trainer import Ending
+
+_log = logging.getLogger("tools.pretrain")
 
 # --- What a run needs before its first step: the corpus, and plans for its packs --------------------------------------
 
@@ -84,7 +89,7 @@ def prepare_packs(plan: RunPlan) -> None:
         epochs = -(-recipe.run.steps * packs // data.packs_per_epoch)
         for epoch in progress(range(1, epochs), desc="plans", unit="epoch"):
             data.epochs.save_plan(epoch)
-        print(f"plans of {epochs} epochs in {recipe.data.plans}")
+        _log.info("plans of %d epochs in %s", epochs, recipe.data.plans)
 
 
 def load_same_corpus(plan: RunPlan, info: CorpusFacts) -> TrainingCorpus:
@@ -151,12 +156,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SIGTERM or SIGUSR1 and a checkpoint, 130 after Ctrl-C.
     Those with which a run ends that hangs or is orphaned stand in `tensor3d.distributed.watchdog`.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    return run_main("tools.pretrain", lambda: carry_out(resolve(parse(given))))
+    words, verbose = take_verbose(arguments)
+    return run_main("tools.pretrain", lambda: carry_out(resolve(parse(words)), words), verbose=verbose, options=Command)
 
 
-def carry_out(plan: RunPlan) -> int:
-    """What the call was for. Its exit status."""
+def carry_out(plan: RunPlan, words: Sequence[str]) -> int:
+    """What the call was for. Its exit status.
+
+    Args:
+        words: the command line, to be told with what is left to do.
+    """
     plan.check()
     plan.check_folders()
     if plan.purpose == "dry run":
@@ -165,12 +174,30 @@ def carry_out(plan: RunPlan) -> int:
     if plan.purpose == "prepare":
         if plan.output is not None or plan.resume is not None:
             check_unlocked(next(plan.run_folders()))
-        prepare_corpus(plan, shown=True)
+        info = prepare_corpus(plan, shown=True)
         prepare_packs(plan)
         check_checkpoint(plan)
+        print(prepared(plan, info, words))
         return 0
     with lasting_streams():
         return train(plan)
+
+
+def prepared(plan: RunPlan, info: CorpusFacts, words: Sequence[str]) -> str:
+    """What a preparation has come to, where it lies, and how to train on it."""
+    sizes = [path.stat().st_size for path in plan.corpus.iterdir() if path.is_file()]
+    train = [word for word in words if word not in ("--prepare-only", "--prepare_only")]
+    start = ["launch/local.sh"] if plan.shape.ranks > 1 else ["python", "-m", "tools.pretrain"]
+    told = in_lines(info) if isinstance(info, CorpusInfo) else f"  corpus      {info.in_words()}"
+    return "\n".join(
+        [
+            f"{plan.corpus}: prepared, {in_bytes(sum(sizes))} in {len(sizes)} files",
+            told,
+            *([f"  plans       {plan.recipe.data.plans}"] if plan.recipe.data.plans is not None else []),
+            "next:",
+            f"  {shlex.join([*start, *train])}",
+        ]
+    )
 
 
 def dry_run(plan: RunPlan) -> str:
@@ -209,7 +236,7 @@ def train(plan: RunPlan) -> int:
                 return run(plan, cube, watch)
     except KeyboardInterrupt:
         if rank == 0:
-            print("tools.pretrain: stopped. --resume goes on from the last checkpoint.", file=sys.stderr)
+            _log.warning("tools.pretrain: stopped. --resume goes on from the last checkpoint.")
         raise
 
 
@@ -233,7 +260,7 @@ def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
         found = resume_or_start(plan, cube, trainer)
         if (ended := trainer.state.ending) is not None:
             if first:
-                print(f"{found} is the end of its run ({_ENDINGS[ended]}): there is nothing left to do.")
+                _log.info("%s is the end of its run (%s): there is nothing left to do.", found, _ENDINGS[ended])
             return 0
         around = environment(cube)
 
@@ -310,10 +337,10 @@ def loop(
         conclude(display, trainer, ending, info, folder, tracer.written)
     if run.unsaved:
         if first:
-            print(
-                f"tools.pretrain: the run has ended after step {trainer.state.step}, and its last checkpoint could "
-                "not be written (above). What came after the one before is lost.",
-                file=sys.stderr,
+            _log.error(
+                "tools.pretrain: the run has ended after step %d, and its last checkpoint could not be written "
+                "(above). What came after the one before is lost.",
+                trainer.state.step,
             )
         return UNSAVED
     return PREEMPTED if ending == "signal" else 0
@@ -329,13 +356,13 @@ def resume_or_start(plan: RunPlan, cube: Cube, trainer: PretrainTrainer) -> Path
 
     def damaged(problem: str) -> None:
         if cube.rank == 0:
-            print(f"tools.pretrain: {problem} Trying the one before.", file=sys.stderr, flush=True)
+            _log.warning("tools.pretrain: %s Trying the one before.", problem)
 
     found = first_intact(run_on_rank0(cube, plan.resume_candidates), resume, damaged)
     if found is None and (source := plan.start_from) is not None:
         told = trainer.start_from(run_on_rank0(cube, lambda: latest_checkpoint(source)))
         if cube.rank == 0:
-            print(told, flush=True)
+            _log.info("%s", told)
     return found
 
 
@@ -369,24 +396,30 @@ def settings_of(trainer: PretrainTrainer, corpus: TrainingCorpus) -> dict[str, A
 
 
 def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
-    """What is about to happen, with the resolved recipe."""
-    config = trainer.model.config
+    """What is about to happen, in a few lines of the log; all settings and facts at the level DEBUG, as they are in
+    run.json."""
+    config, recipe = trainer.model.config, trainer.recipe
+    ranks, steps = cube.shape.ranks, recipe.run.steps
+    device = ", ".join(f"{count} x {name}" for name, count in around["devices"].items())
     rows = [
         (
             "model",
             f"{config.layers} layers, hidden {config.hidden}, {config.heads} heads, {trainer.parameters:,} weights",
         ),
-        ("cube", f"{cube.shape} = {cube.shape.ranks} processes on {cube.device.type}{placement(cube)}"),
+        ("cube", f"{cube.shape} = {ranks} process{'es' if ranks > 1 else ''} on {device}{placement(cube)}"),
+        ("machine", f"{around['cores']} cores of {around['cpu']}, torch {around['torch']}"),
         ("corpus", info.in_words()),
-        ("environment", ", ".join(f"{name} {value}" for name, value in around.items() if name != "command")),
+        *([("not text", info.omissions)] if info.omissions else []),
+        ("step", f"{trainer.feed.global_batch:,} packs of {recipe.data.capacity:,} tokens; {recipe.data.objective}"),
+        ("training", f"{steps:,} steps of {recipe.optimizer.kind}, learning rate up to {recipe.optimizer.lr:g}"),
+        *([("goes on", f"after step {trainer.state.step}")] if trainer.state.step else []),
         ("run", str(folder)),
+        ("settings", f"{folder / 'run.json'}, all of them; --verbose shows them here"),
     ]
-    if trainer.state.step:
-        rows.append(("goes on", f"after step {trainer.state.step}"))
-    print("\n".join(table(rows)))
-    for section, values in trainer.recipe.to_dict().items():
-        print(f"  [{section}] " + ", ".join(f"{name} = {value}" for name, value in values.items()))
-    sys.stdout.flush()
+    for line in table(rows):
+        _log.info("%s", line)
+    for section, values in {**recipe.to_dict(), "environment": around}.items():
+        _log.debug("  [%s] %s", section, ", ".join(f"{name} = {value}" for name, value in values.items()))
 
 
 def placement(cube: Cube) -> str:
@@ -404,22 +437,41 @@ def conclude(
     folder: Path,
     traces: Sequence[Path],
 ) -> None:
-    """What was done, and where things are."""
+    """What was done, where things are, and what comes next."""
     state, found = trainer.state, checkpoint.latest(folder / "checkpoints")
     rows = [
-        (
-            "time and samples",
-            f"{state.seconds:,.1f} s of training, {state.samples:,} sequences, {state.step} steps",
-        ),
+        ("time and samples", f"{state.seconds:,.1f} s of training, {state.samples:,} sequences, {state.step} steps"),
         ("checkpoint", str(found) if found else "none was asked for"),
         ("TensorBoard", shlex.join(["tensorboard", "--logdir", str(folder / "tensorboard")])),
         ("plot of the loss", shlex.join(["python", "-m", "tools.plot", str(folder)])),
         *(("trace", str(path)) for path in traces),
     ]
+    lines = summary(
+        display.history,
+        display.evaluations,
+        info.unigram_entropy,
+        memories=display.memories,
+        first=first_step(folder / JOURNAL),
+        more=rows,
+    )
+    begun = display.first_step
+    title = _ENDINGS[ending] + (f"; shares, medians and means are those of the steps after {begun}" if begun else "")
+    print("\n".join(["", f"{title}:", *lines, "next:", *table(next_commands(folder, found, ending))]))
+
+
+def next_commands(folder: Path, found: Path | None, ending: Ending) -> list[tuple[str, str]]:
+    """What to do with a run, and how that is typed; without a checkpoint there is no model to be asked."""
+
+    def command(*words: str) -> str:
+        return shlex.join(["python", "-m", *words])
+
+    curves = ("curves, time, memory", command("tools.report", str(folder)))
+    if found is None:
+        return [curves]
+    ask = ("ask the model", command("tools.predict", "fill-mask", str(folder), "Your text with a [MASK] in it."))
     if ending == "signal":
-        rows.append(("go on with", f"--resume {folder}"))
-    lines = summary(display.history, display.evaluations, info.unigram_entropy, memories=display.memories)
-    print("\n".join(["", f"{_ENDINGS[ending]}:", *lines, *table(rows)]))
+        return [curves, ask, ("go on", f"the same command with --resume {folder} instead of --output")]
+    return [curves, ask, ("to Hugging Face's format", command("tools.convert", "to-hf", str(folder), f"{folder}-hf"))]
 
 
 if __name__ == "__main__":

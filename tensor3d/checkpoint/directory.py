@@ -200,7 +200,7 @@ def read_progress(folder: Path) -> dict[str, Any]:
 
 def _no_checkpoint(folder: Path) -> ValueError:
     """Why a folder without progress.json is refused."""
-    told = f"{folder} is not a checkpoint: it has no {PROGRESS}."
+    told = f"{folder.absolute()} is not a checkpoint: it has no {PROGRESS}."
     if os.path.lexists(folder / ".metadata"):
         why = "A .metadata of torch.distributed.checkpoint is a pickle, which may run code: it is never read."
         return ValueError(f"{told} {why}")

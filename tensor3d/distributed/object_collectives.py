@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -151,7 +152,9 @@ def check_copies(tensors: Mapping[str, Tensor], cube: Cube) -> None:
 def format_error(problem: Exception) -> str:
     """One line for the user, also of what the operating system refuses."""
     if isinstance(problem, OSError) and problem.filename is not None:
-        return f"{problem.filename} cannot be read or written: {problem.strerror}."
+        # Absolute: who reads a log does not know where relative paths began.
+        name = os.path.abspath(os.fsdecode(problem.filename)) if isinstance(problem.filename, str | bytes) else None
+        return f"{name or problem.filename} cannot be read or written: {problem.strerror}."
     return str(problem)
 
 

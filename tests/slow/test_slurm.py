@@ -84,7 +84,7 @@ def test_a_job_that_comes_back_twice_learns_what_one_machine_learns(
     assert cluster.field(job, "ExitCode") == "0:0"
     assert "saved; Slurm has ended the job" in said
     assert f"saved; job {job} asks to be requeued" in said
-    assert said.count("goes on    ") == 2, said
+    assert said.count("goes on   after step ") == 2, said
     assert losses(place / "job") == losses(place / "alone")
     assert len(losses(place / "job")) == STEPS
     assert cluster.processes() == {}

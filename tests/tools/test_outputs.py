@@ -207,7 +207,7 @@ def test_when_nothing_can_be_written_any_more_the_run_goes_on_and_what_was_saved
     run, more = tmp_path / "run", ["--run.checkpoint-every", "1", "--run.steps", "4", "--run.evaluate-every", "0"]
     assert pretrain.main(arguments(recipe, run, *more)) == 74
     told = capsys.readouterr()
-    assert os.strerror(number) in told.out
+    assert os.strerror(number) in told.err
     assert "its last checkpoint could not be written" in told.err.splitlines()[-1]
     saved = checkpoint.latest(run / "checkpoints")
     assert saved == run / "checkpoints" / "step-00000001"
@@ -222,7 +222,7 @@ def test_a_folder_that_is_removed_while_the_run_goes_on_is_made_again(
     run, more = tmp_path / "run", ["--run.checkpoint-every", "1", "--run.steps", "4", "--run.evaluate-every", "0"]
     begin_to_fail(monkeypatch, 2, lambda: shutil.rmtree(run))
     assert pretrain.main(arguments(recipe, run, *more)) == 0
-    assert "metrics.jsonl was removed: it begins anew after step 2." in capsys.readouterr().out
+    assert "metrics.jsonl was removed: it begins anew after step 2." in capsys.readouterr().err
     saved = checkpoint.latest(run / "checkpoints")
     assert saved is not None
     assert (saved.name, checkpoint.verify(saved)) == ("step-00000004", [])

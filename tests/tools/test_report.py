@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from tensor3d import CubeShape
+from tests.tools.bench.measured import step as step_metrics
 from tools.report import __main__ as report
 from tools.report import charts, page
 from tools.report.__main__ import Command, main
 from tools.report.cube_picture import cube_picture
 from tools.report.runs import read_runs
-from tools.training.metrics import JOURNAL
+from tools.training.metrics import JOURNAL, first_step, summary
 
 STUB = "window.vegaEmbed = () => Promise.resolve();\n"
 CHROMIUM = "/usr/bin/chromium"
@@ -122,6 +123,21 @@ def points(data: dict[str, list[Any]], run: str, what: str = "step") -> dict[int
 def cells(text: str) -> list[list[str]]:
     """All rows of tables."""
     return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)]
+
+
+def test_the_page_says_of_the_first_step_what_a_resumed_run_ends_with(tmp_path: Path) -> None:
+    """A process that goes on after step 2 has not seen step 1, which both show."""
+    history = [step_metrics(number, loss=8.0 - number, masked_lm_loss=5.0 - number) for number in range(1, 5)]
+    run = write(tmp_path / "run", *({"kind": "step", "time": 1e9, **each.record()} for each in history))
+    closing = summary(history[2:], [], 5.0, first=first_step(run / JOURNAL))
+    told = dict(re.split(r" {2,}", line.strip(), maxsplit=1) for line in closing)
+    shown = {row[0]: row[1] for row in cells(made(tmp_path, run)) if len(row) == 2}
+    assert told["loss, step 1"] == f"{shown['loss, step 1']} nats" == "7.000 nats"
+    assert told["masked-LM loss, step 1"] == f"{shown['masked-LM loss, step 1 (nats)']} nats" == "4.000 nats"
+    assert told["masked-LM loss, step 3 (resumed)"] == "2.000 nats"
+    assert told["masked-LM loss, mean of last 2"] == "1.500 nats"
+    assert shown["masked-LM loss, mean of the last 4 (nats)"] == "2.500"
+    assert told["received a step by rank 0"] == shown["received a step by rank 0"]
 
 
 def test_points_are_those_of_the_journal(tmp_path: Path) -> None:

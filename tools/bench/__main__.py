@@ -5,6 +5,7 @@ A new measurement is a file with a `Subcommand` and a line in `SUBCOMMANDS`.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,8 +39,12 @@ from tools.bench.vs_pytorch.command import RivalsCommand
 from tools.bench.vs_transformers.finetune import FinetuneBenchCommand
 from tools.bench.vs_transformers.infer import InferCommand
 from tools.bench.vs_transformers.pretrain import LibraryCommand
+from tools.common import log
 from tools.training.arguments import fitted
 from tools.training.config import with_new_names
+
+_log = logging.getLogger("tools.bench")
+_PROG = "python -m tools.bench"
 
 # --- The command ------------------------------------------------------------------------------------------------------
 
@@ -74,30 +79,32 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 2 for a bad call, recipe or corpus; 1 where a rank failed or what was measured is wrong."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    words, verbose = log.take_verbose(arguments)
+    log.start_logging(verbose=verbose)
     try:
-        return parse(arguments).run(arguments)
+        return parse(words).run(words)
     except (ValueError, OSError) as problem:
-        print(f"tools.bench: {problem}", file=sys.stderr, flush=True)
+        _log.error("tools.bench: %s", problem)
         return 2
     except RankFailedError as problem:
-        print(f"tools.bench: {problem}", file=sys.stderr, flush=True)
+        _log.error("tools.bench: %s", problem)
         return 1
 
 
 def parse(arguments: Sequence[str]) -> Subcommand:
     """The subcommand that the command line asks for, with its options."""
-    kinds: list[Any] = []
-    for name, kind in SUBCOMMANDS.items():
-        # Of the one that is asked for alone: it may read files.
-        default = kind.defaults(arguments[1:]) if arguments[:1] == [name] else tyro.MISSING_NONPROP
-        kinds.append(Annotated[kind, tyro.conf.subcommand(name, default=default)])
-    # Not shown: a union of one would be no choice, and the subcommand's name no part of the call.
-    kinds.append(Annotated[None, tyro.conf.Suppress])
-    union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
-    chosen: Any = tyro.cli(
-        union, args=with_new_names(arguments), prog="python -m tools.bench", description="Measurements, side by side."
-    )
+    name, *rest = arguments or [""]
+    chosen: Any
+    if name in SUBCOMMANDS:
+        # Alone, so that messages are about its own options, and since its defaults may be read from files.
+        kind = SUBCOMMANDS[name]
+        chosen = tyro.cli(kind, args=with_new_names(rest), default=kind.defaults(rest), prog=f"{_PROG} {name}")
+    else:
+        # None is not shown: a union of one would be no choice, and the subcommand's name no part of the call.
+        kinds: list[Any] = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in SUBCOMMANDS.items()]
+        kinds.append(Annotated[None, tyro.conf.Suppress])
+        union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
+        chosen = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description="Measurements, side by side.")
     if isinstance(chosen, RecipeBenchmark) and hasattr(chosen, "corpus"):
         # Samples have decided some of the recipe, as for training.
         return replace(chosen, settings=fitted(chosen.settings, chosen.corpus))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +36,8 @@ def found(folder: Path, *, every: bool) -> list[Path]:
     there = checkpoint.complete(folder) or checkpoint.complete(folder / "checkpoints")
     if not there:
         raise ValueError(
-            f"{folder} holds no checkpoint. Name a checkpoint (step-NNNNNNNN), a folder of checkpoints or a run."
+            f"{folder.absolute()} holds no checkpoint. Name a checkpoint (step-NNNNNNNN), a folder of "
+            "checkpoints or a run."
         )
     return there if every else there[-1:]
 
@@ -161,9 +162,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 where `verify` found damage or numbers that are not finite; 2 for a bad call or what is no
     checkpoint."""
     words, verbose = take_verbose(arguments)
+    commands: dict[str, Callable[..., int]] = {"inspect": inspect, "verify": verify}
+    chosen, *rest = words or [""]
+    prog, config = "python -m tools.checkpoint", (tyro.conf.FlagCreatePairsOff,)
 
     def run() -> int:
-        status: int = app.cli(prog="python -m tools.checkpoint", args=words, config=(tyro.conf.FlagCreatePairsOff,))
+        status: int
+        if chosen in commands:
+            # Alone, so that messages are about its own options.
+            status = tyro.cli(commands[chosen], args=rest, prog=f"{prog} {chosen}", config=config)
+        else:
+            status = app.cli(prog=prog, args=words, config=config)
         return status
 
     return run_main("tools.checkpoint", run, verbose=verbose)

@@ -24,6 +24,7 @@ from tensor3d.distributed.object_collectives import format_error, run_on_rank0
 from tensor3d.distributed.process_group import is_launched, place
 from tools.common import log
 from tools.common.files import lock_folder
+from tools.common.option_names import with_options
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +103,18 @@ class CubeCommand(ABC):
         """Runs on every rank, which is connected inside alone. The exit status."""
 
 
+def parse_command(name: str, commands: Mapping[str, type], words: Sequence[str], description: str) -> Any:
+    """The options of the command that `words` begin with. Arguments are those of `run_command`, without `--verbose`."""
+    chosen, *rest = words or [""]
+    prog = f"python -m {name}"
+    if chosen in commands:
+        # Alone, so that messages are about its own options.
+        return tyro.cli(commands[chosen], args=rest, prog=f"{prog} {chosen}")
+    kinds = tuple(Annotated[kind, tyro.conf.subcommand(each)] for each, kind in commands.items())
+    union: Any = Union[kinds]  # noqa: UP007 (its arms are a tuple)
+    return tyro.cli(union, args=words, prog=prog, description=f"{description} {log.HELP}")
+
+
 def run_command(
     name: str,
     commands: Mapping[str, type],
@@ -119,9 +132,7 @@ def run_command(
         refused: as of `run_main`.
     """
     words, verbose = log.take_verbose(arguments)
-    kinds = tuple(Annotated[kind, tyro.conf.subcommand(command)] for command, kind in commands.items())
-    union: Any = Union[kinds]  # noqa: UP007 (its arms are a tuple)
-    command: Command = tyro.cli(union, args=words, prog=f"python -m {name}", description=f"{description} {log.HELP}")
+    command: Command = parse_command(name, commands, words, description)
 
     def run() -> int:
         if isinstance(command, CubeCommand):
@@ -129,7 +140,7 @@ def run_command(
             check_started(command.shape, name, words)
         return command.run()
 
-    return run_main(name, run, verbose=verbose, refused=refused)
+    return run_main(name, run, verbose=verbose, refused=refused, options=type(command))
 
 
 # --- How a command ends -----------------------------------------------------------------------------------------------
@@ -141,7 +152,12 @@ def recipe_among(arguments: Sequence[str]) -> Path | None:
 
 
 def run_main(
-    name: str, action: Callable[[], int], *, verbose: bool = False, refused: tuple[type[Exception], ...] = ()
+    name: str,
+    action: Callable[[], int],
+    *,
+    verbose: bool = False,
+    refused: tuple[type[Exception], ...] = (),
+    options: type | None = None,
 ) -> int:
     """The exit status of `action`; 2 for bad input or a file that cannot be read or written, 1 where another rank died
     (one message on standard error each), 130 after Ctrl-C. Where the reader of standard output has gone, as `head`
@@ -151,6 +167,7 @@ def run_main(
         name: of the command, such as "tools.gpt".
         verbose: of the log.
         refused: what else is bad input.
+        options: the dataclass of the command line, by which messages say how a setting is typed.
     """
     mendable: tuple[type[Exception], ...] = (ValueError, FloatingPointError, OSError, *refused)
     rank = 0
@@ -165,7 +182,7 @@ def run_main(
         gone = problem.errno == errno.EPIPE  # whoever read it has seen enough
         return 0 if gone else _end(name, f"standard output cannot be written: {problem.strerror}.", 2)
     except mendable as problem:
-        return _end(name, format_error(problem), 2)
+        return _end(name, with_options(format_error(problem), options), 2)
     except PeerError as problem:
         return _end(name, str(problem), 1)
     except dist.DistError as problem:

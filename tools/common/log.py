@@ -20,10 +20,16 @@ HELP = f"{VERBOSE}, anywhere before a --, shows more, and begins each line of th
 
 
 class _StandardError(logging.Handler):
-    """Writes to what is standard error when a line comes, and raises what the writing raises."""
+    """Writes to what is standard error when a line comes, above a bar where one is drawn, and raises what the writing
+    raises."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
+        line, bars = self.format(record), sys.modules.get("tqdm")
+        if bars is not None and sys.stderr.isatty():
+            bars.tqdm.write(line, file=sys.stderr)
+            sys.stderr.flush()
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 def take_verbose(arguments: Sequence[str] | None) -> tuple[list[str], bool]:

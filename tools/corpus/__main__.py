@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import tyro
 
 from tools.common import log
+from tools.common.option_names import with_options
 from tools.corpus.pipeline.step import LEFT_OUT, Manifest
 from tools.corpus.pipeline.workers import MpiTeam, Options
 
@@ -93,7 +94,7 @@ def run(name: str, arguments: Sequence[str], *, verbose: bool) -> int:
     options = tyro.cli(getattr(module, entry.options), args=list(arguments), prog=f"{PROGRAM} {name}")
     do: Callable[..., Any] = getattr(module, entry.function)
     if not isinstance(options, Options):
-        return _told(lambda: do(options), _show)
+        return _told(lambda: do(options), _show, type(options))
     try:
         team = options.team()
     except ValueError as error:
@@ -102,7 +103,7 @@ def run(name: str, arguments: Sequence[str], *, verbose: bool) -> int:
     log.start_logging(verbose=verbose, rank=team.rank)
     speaks = team.rank == 0
     try:
-        return _told(lambda: do(options, team), lambda manifest: _show(in_lines(manifest)), speaks)
+        return _told(lambda: do(options, team), lambda manifest: _show(in_lines(manifest)), type(options), speaks)
     except Exception:
         # The other ranks wait for this one, and it has nothing to tell them.
         if isinstance(team, MpiTeam):
@@ -126,14 +127,14 @@ def usage() -> str:
     )
 
 
-def _told(do: Callable[[], T], show: Callable[[T], int], speaks: bool = True) -> int:
+def _told(do: Callable[[], T], show: Callable[[T], int], options: type, speaks: bool = True) -> int:
     """Does it and shows what came of it, or says what is wrong; the exit status."""
     try:
         result = do()
     except (ValueError, OSError) as error:
         with suppress(BrokenPipeError):
             if speaks:
-                _log.error("error: %s", in_words(error))
+                _log.error("error: %s", with_options(in_words(error), options))
         return 2
     return show(result) if speaks else 0
 
@@ -155,7 +156,7 @@ def in_words(error: Exception) -> str:
         where = f" ({error.filename})" if error.filename else ""
         return f"no space left on the disk{where}. Free some and run the same command again: what is done is kept."
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}. What is done is kept."
+        return f"{os.path.abspath(os.fsdecode(error.filename))}: {error.strerror}. What is done is kept."
     return str(error)
 
 

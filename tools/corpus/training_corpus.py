@@ -47,6 +47,10 @@ class CorpusFacts(Protocol):
         """Nats a token: the loss of a model that knows the frequencies only."""
 
     @property
+    def omissions(self) -> str:
+        """What of the source is not in the corpus, in words; empty where nothing is, or other steps have told it."""
+
+    @property
     def train_tokens(self) -> int:
         """In one epoch, about."""
 
@@ -177,6 +181,10 @@ class SamplesInfo:
     @property
     def has_held_out(self) -> bool:
         return self.held_out_sequences > 0
+
+    @property
+    def omissions(self) -> str:
+        return ""
 
     @property
     def train_tokens(self) -> int:

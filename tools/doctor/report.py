@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.common.machine import format_table, write_json
+from tools.common.units import in_bytes
 from tools.doctor.collective_checks import HEADER, WireFigures, as_json
 from tools.doctor.facts import NodeFacts
 from tools.doctor.rules import Finding, as_lines, count, numbers
@@ -95,7 +96,7 @@ class Report:
                     numbers(range(first, first + node.ranks)),
                     _gpus(node),
                     str(node.cores),
-                    "-" if node.memory is None else f"{node.memory / 2**30:.0f} GiB",
+                    "-" if node.memory is None else in_bytes(node.memory),
                     clock,
                 ]
             )
@@ -104,6 +105,6 @@ class Report:
 
 
 def _gpus(node: NodeFacts) -> str:
-    kinds = [f"{name} {memory / 2**30:.0f} GiB" for name, memory in zip(node.gpus, node.gpu_memory, strict=False)]
+    kinds = [f"{name} {in_bytes(memory)}" for name, memory in zip(node.gpus, node.gpu_memory, strict=False)]
     told = " + ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     return told + (f" ({'/'.join(node.links)})" if node.links else "") if told else "-"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from tools.common.cli import check_started, cube_of, recipe_among, run_main
-from tools.common.log import lasting_streams
+from tools.common.log import lasting_streams, take_verbose
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
 from tools.finetune.embed_data import MAX_LENGTH, EmbedData, encoder_folder, settings_for, start_files
@@ -167,17 +167,18 @@ COMMANDS: Mapping[str, type[FinetuneCommand]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 2 for a bad call, recipe or file, or a loss that is not finite, 1 where another rank died (one
     message on standard error each), 130 after Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    words, verbose = take_verbose(arguments)
 
     def run() -> int:
-        command = parse(arguments)
+        command = parse(words)
         command.check()
-        check_started(command.shape, "tools.finetune", arguments)
+        check_started(command.shape, "tools.finetune", words)
         with lasting_streams(), cube_of(command.shape) as cube:
             finetune(command, cube)
         return 0
 
-    return run_main("tools.finetune", run)
+    options = COMMANDS.get(words[0]) if words else None
+    return run_main("tools.finetune", run, verbose=verbose, options=options)
 
 
 def parse(arguments: Sequence[str]) -> FinetuneCommand:

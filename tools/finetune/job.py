@@ -97,7 +97,7 @@ class FinetuneCommand:
         _ = self.shape
         for path in self.inputs():
             if not path.is_file():
-                raise ValueError(f"{path} is no file. Correct it in [data], or give it as --data.NAME.")
+                raise ValueError(f"{path.absolute()} is no file. Correct it in [data], or give it as --data.NAME.")
         check_folder(self.folder)
 
     @property

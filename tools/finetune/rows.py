@@ -114,7 +114,9 @@ def kind_of(path: Path, format: Format) -> str:
     if path.is_dir():
         return "dataset"
     if not path.is_file():
-        raise ValueError(f"{path} is no file. Give the path of one, with columns in TSV, CSV, JSON lines or Parquet.")
+        raise ValueError(
+            f"{path.absolute()} is no file. Give the path of one, with columns in TSV, CSV, JSON lines or Parquet."
+        )
     kind = _FORMATS.get(path.suffix.lower()) if format == "auto" else format
     if kind is None:
         raise ValueError(

@@ -15,8 +15,8 @@ result.json         written last: the metrics of the best weights
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -49,6 +49,8 @@ from tools.training.metrics import RunLog
 
 RESULT, PREDICTIONS = "result.json", "predictions"
 _SMOOTH = 0.95  # of the loss that the bar shows
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -167,7 +169,6 @@ class SeedRun:
             directory=self._folder,
             steps=trainer.total_steps,
             shown=self._cube.rank == 0,
-            stream=sys.stderr,
             seed=self._seed,
             unit=self._task.unit,
         )
@@ -250,7 +251,7 @@ def _seed_result(
     done: dict[str, Any] | None = run_on_rank0(cube, lambda: _read_result(folder / RESULT))
     if done is not None:
         if cube.rank == 0:
-            print(f"seed {seed} is done already: {folder}", file=sys.stderr)
+            _log.info("seed %d is done already: %s", seed, folder)
         return done
     steps = count_steps(len(task.train), recipe.run.batch, recipe.run.epochs)
     trainer = FinetuneTrainer(task, recipe, cube, start.config, start.weights, seed=seed, steps=steps)
@@ -262,20 +263,18 @@ def _seed_result(
 
 def _tell(task: FinetuneTask) -> None:
     for line in task.notes:
-        print(line, file=sys.stderr)
+        _log.info("%s", line)
     if task.truncated:
-        print(f"a part of {task.truncated} texts is left out: they are longer than max_length", file=sys.stderr)
-    sys.stderr.flush()
+        _log.warning("a part of %d texts is left out: they are longer than max_length", task.truncated)
 
 
 def _announce(task: FinetuneTask, trainer: FinetuneTrainer, *, first: bool) -> None:
     if first:
         tokens = sum(example.tokens for example in task.train)
-        print(
-            f"{len(task.train)} {task.unit} to train on, {tokens} tokens; {trainer.total_steps} steps", file=sys.stderr
-        )
+        what = f"{len(task.train)} {task.unit} to train on"
+        _log.info("%s, %d tokens; %d steps", what, tokens, trainer.total_steps)
     if first and trainer.filled is not None:
-        print(trainer.filled.in_words(), file=sys.stderr)
+        _log.info("%s", trainer.filled.in_words())
 
 
 def _next(task: FinetuneTask, folder: Path) -> str:

@@ -107,7 +107,8 @@ def read_config(folder: Path) -> GptConfig:
         return GptConfig(**values[_CONFIG])
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
-            f"{folder} holds no run: it has no {_RUN}. Train one first: python -m tools.gpt train --output {folder}"
+            f"{folder.absolute()} holds no run: it has no {_RUN}. Train one first: "
+            f"python -m tools.gpt train --output {folder}"
         ) from None
     except (ValueError, TypeError, KeyError) as problem:
         raise ValueError(f"{folder / _RUN} is not what training writes: {problem!r}. Train the model again.") from None

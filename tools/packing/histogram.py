@@ -93,7 +93,7 @@ def _counts_of(path: Path) -> list[Any]:
     try:
         content = json.loads(read_file(path).decode())
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"there is no histogram file {path}. {REMEDY}") from None
+        raise ValueError(f"there is no histogram file {path.absolute()}. {REMEDY}") from None
     except OSError as problem:
         raise ValueError(f"{path} cannot be read: {problem.strerror}. {REMEDY}") from None
     except (ValueError, RecursionError) as problem:

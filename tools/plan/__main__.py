@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,14 @@ from tensor3d.cost_model.step_time import Overlap
 from tensor3d.data.masking import MASKED_SHARE
 from tools.common.cli import run_main
 from tools.common.files import check_output, write_file
-from tools.common.log import progress
+from tools.common.log import progress, take_verbose
 from tools.common.machine import format_table, write_json
 from tools.plan import tables
 from tools.plan.tables import kind_of, model_of
 from tools.report.file_sections import plan_sections
 from tools.report.page import Page, check_library, render
 
+_log = logging.getLogger("tools.plan")
 DEFAULT_GPU = "H100"
 COUNTED = 5
 """Plans whose memory is counted."""
@@ -276,8 +278,9 @@ def _resized(cluster: Cluster, ranks: int) -> Cluster:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 where no box holds the model; 2 for a bad call."""
-    command = tyro.cli(PlanCommand, args=arguments, prog="python -m tools.plan")
-    return run_main("tools.plan", lambda: run(command))
+    words, verbose = take_verbose(arguments)
+    command = tyro.cli(PlanCommand, args=words, prog="python -m tools.plan")
+    return run_main("tools.plan", lambda: run(command), verbose=verbose, options=PlanCommand)
 
 
 def run(command: PlanCommand) -> int:
@@ -314,7 +317,7 @@ def plan_one(command: PlanCommand) -> int:
     print("\n".join(tables.refusals(found.refused, every=command.all or not found.plans)))
     _write(command, {**_content(command, costs, cluster), "search": as_json(found, cluster, costs)})
     if not found.plans:
-        print("no box of these ranks holds the model", file=sys.stderr)
+        _log.warning("no box of these ranks holds the model")
         return 1
     if command.dry_run:
         return count_beside(found.plans[0], costs)
@@ -458,7 +461,7 @@ def count_beside(plan: BoxPlan, costs: BertCosts) -> int:
     print("\n".join(format_table(("", "predicted", "counted", "ratio"), rows)))
     if all(each.ratio == 1 or (each.what == "peak" and 0.9 <= each.ratio <= 1.1) for each in found):
         return 0
-    print("tools.plan: the formulas do not say what the model does; please report it", file=sys.stderr)
+    _log.error("tools.plan: the formulas do not say what the model does; please report it")
     return 1
 
 

@@ -22,7 +22,7 @@ from tensor3d.cost_model.search import BoxPlan, Refused, Search
 from tensor3d.distributed.cube_shape import AXES
 from tools.common.machine import format_table
 from tools.common.plotting import check_drawing, mark, new_figure, plain, plain_numbers, save
-from tools.training.estimate import in_bytes, in_time
+from tools.common.units import in_bytes, in_time
 
 MODELS: Mapping[str, BertConfig] = MappingProxyType(
     {

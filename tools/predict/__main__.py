@@ -209,7 +209,7 @@ class FillMaskCommand(PredictCommand):
     """
 
     task = "fill-mask"
-    k: int = 5
+    k: Annotated[int, tyro.conf.arg(aliases=["--top"])] = 5
     """Pieces for each mask."""
 
     @property
@@ -230,14 +230,14 @@ class ScoreCommand(PredictCommand):
     seed: int = 0
     """Of the draw of places with --masked-share."""
     pieces: bool = False
-    """JSON has each hidden piece with its log-probability, too."""
+    """Lines of JSON, also for texts that are given as arguments, with each hidden piece and its log-probability too."""
 
     @property
     def options(self) -> Mapping[str, Any]:
         return {"masked_share": self.masked_share, "seed": self.seed}
 
     def _output(self, files: ExitStack, predictor: Predictor[Any]) -> ResultWriter:
-        if not self.pieces or (self.texts and not self.json and self.output is None):
+        if not self.pieces:
             return super()._output(files, predictor)
         file = sys.stdout.buffer if self.output is None else files.enter_context(draft(self.output))
         return JsonOutput(file, Scored.with_pieces)
@@ -272,7 +272,7 @@ class AnswerCommand(PredictCommand):
     """
 
     task = "answer"
-    k: int = 5
+    k: Annotated[int, tyro.conf.arg(aliases=["--top"])] = 5
     """Answers to each question, at most."""
 
     @property

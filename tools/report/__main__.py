@@ -14,12 +14,13 @@ import tyro
 
 from tools.common.cli import run_main
 from tools.common.files import LOCK, SILENCE, check_output, write_file
+from tools.common.log import take_verbose
 from tools.common.plotting import COLOURS
+from tools.common.units import in_bytes
 from tools.report.file_sections import file_sections, scaling_section, seeds_section
 from tools.report.page import Page, Section, check_library, render
 from tools.report.run_sections import run_sections
 from tools.report.runs import RESULTS, Run, named_apart, read_json, read_runs
-from tools.training.estimate import in_bytes
 from tools.training.metrics import JOURNAL
 
 _LEAST = 1.0  # seconds between two pages
@@ -41,8 +42,9 @@ class Command:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for a bad call or a folder that is no run (one message on standard error)."""
-    command = tyro.cli(Command, args=arguments, prog="python -m tools.report")
-    return run_main("tools.report", lambda: run(command))
+    words, verbose = take_verbose(arguments)
+    command = tyro.cli(Command, args=words, prog="python -m tools.report")
+    return run_main("tools.report", lambda: run(command), verbose=verbose, options=Command)
 
 
 def run(command: Command, sleep: Callable[[float], None] = time.sleep) -> int:
@@ -85,7 +87,7 @@ def page_of(paths: Sequence[Path]) -> tuple[Page, bool]:
     runs, more = list[Run](), list[Section]()
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{path} does not exist. Name a run's folder, or a JSON file.")
+            raise ValueError(f"{path.absolute()} does not exist. Name a run's folder, or a JSON file.")
         scalings = [each for kind in ("strong", "weak") for each in sorted(path.glob(f"*/{kind}.json"))]
         if path.is_file():
             more += file_sections(path)

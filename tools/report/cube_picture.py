@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from tensor3d import CubeShape
 from tensor3d.distributed.cube_shape import AXES
-from tools.training.estimate import in_bytes
+from tools.common.units import in_bytes
 
 # Where the edges of the drawn box run, in SVG's units; y goes down. Nearest corner, then the step along each axis.
 _CORNER = (120.0, 190.0)

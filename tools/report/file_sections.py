@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tensor3d import CubeShape
+from tools.common.units import in_bytes, in_time
 from tools.report.charts import Columns, scatter
 from tools.report.page import Cell, Section, Table
 from tools.report.runs import REMEDY, flat, read_json
-from tools.training.estimate import in_bytes, in_time
 
 
 def file_sections(path: Path) -> list[Section]:

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from tools.common.plotting import window_of
+from tools.common.units import in_bytes, in_time
 from tools.plot import AXIS_LABELS, HELD_OUT
 from tools.report.charts import Chart, Line, bars, curve, stacks
 from tools.report.cube_picture import cube_picture
 from tools.report.page import Cell, Picture, Section, Table
 from tools.report.runs import Record, Run, number
-from tools.training.estimate import in_bytes, in_time
 from tools.training.metrics.records import EVALUATION_TAGS, STEP_TAGS
 
 _PHASES = {
@@ -56,13 +56,20 @@ def _overview(runs: Runs) -> Section:
         memories = run.records.get("memory", [])
         return in_bytes(max(memories[-1]["peak_bytes"])) if memories else "-"
 
+    # As the table says that a run ends with.
+    firsts = {run.steps[0]["step"] for run in runs.values() if run.steps}
+    begun = f"step {firsts.pop()}" if len(firsts) == 1 else "first step in the journal"
+    last = min(_LAST, max((len(run.steps) for run in runs.values()), default=_LAST))
     quantities: dict[str, Callable[[Run], str]] = {
         "kind": lambda run: run.kind,
         "cube": lambda run: str(run.shape) if run.shape else "-",
         "steps": _progress,
-        "loss, first step": lambda run: _shown(run.points("step", "loss")[1][:1], ".3f"),
-        f"loss, mean of the last {_LAST}": lambda run: _shown(run.points("step", "loss")[1][-_LAST:], ".3f"),
-        "masked-LM loss, the same (nats)": lambda run: _shown(run.points("step", "masked_lm_loss")[1][-_LAST:], ".3f"),
+        f"loss, {begun}": partial(_first_loss, "loss"),
+        f"masked-LM loss, {begun} (nats)": partial(_first_loss, "masked_lm_loss"),
+        f"loss, mean of the last {last}": lambda run: _shown(run.points("step", "loss")[1][-_LAST:], ".3f"),
+        f"masked-LM loss, mean of the last {last} (nats)": lambda run: _shown(
+            run.points("step", "masked_lm_loss")[1][-_LAST:], ".3f"
+        ),
         "unigram entropy of the corpus (nats)": lambda run: "-" if run.entropy is None else f"{run.entropy:.3f}",
         "time of a step, median": lambda run: _median(run, "seconds", in_time),
         "real tokens/s, median": lambda run: _median(run, "tokens_per_second", lambda value: f"{value:,.0f}"),
@@ -86,6 +93,12 @@ def _overview(runs: Runs) -> Section:
         if run.damaged
     ]
     return Section(title="Overview", notes=notes, tables=[Table(header=["", *runs], rows=rows, numbers=True)])
+
+
+def _first_loss(key: str, run: Run) -> str:
+    """Of the first step, as long as it was finite."""
+    value = number(run.steps[0].get(key)) if run.steps else None
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _progress(run: Run) -> str:

@@ -99,7 +99,7 @@ def read_runs(folder: Path) -> list[Run]:
         return [_seed(each, f"{folder.resolve().name}/{each.name}") for each in sorted(seeds, key=_by_number)]
     if (folder.resolve().parent / SETTINGS).is_file():
         return [_seed(folder.resolve(), folder.resolve().name)]
-    raise ValueError(f"{folder} is no run: it has neither {FACTS} nor {SETTINGS}. {REMEDY}")
+    raise ValueError(f"{folder.absolute()} is no run: it has neither {FACTS} nor {SETTINGS}. {REMEDY}")
 
 
 def named_apart(runs: Sequence[Run]) -> list[str]:

@@ -241,7 +241,7 @@ def _parsed(path: Path) -> Any:
     try:
         return parsed_json(read_file(path))
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist. Give a file of SQuAD v1.1 or v2.0.") from None
+        raise ValueError(f"{path.absolute()} does not exist. Give a file of SQuAD v1.1 or v2.0.") from None
     except ValueError as problem:
         raise ValueError(f"{path} is not valid JSON in UTF-8: {problem}.") from None
 
@@ -314,7 +314,7 @@ def _table(path: Path, kind: type | tuple[type, ...], what: str) -> dict[str, An
     try:
         table = parsed_json(read_file(path))
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist.") from None
+        raise ValueError(f"{path.absolute()} does not exist.") from None
     except ValueError as problem:
         raise ValueError(f"{path} is not valid JSON in UTF-8: {problem}.") from None
     if not isinstance(table, dict):

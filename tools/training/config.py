@@ -477,7 +477,7 @@ def read_recipe(kind: type[T], path: Path, *, shipped: str = "launch/recipes") -
     try:
         table = tomllib.loads(read_file(path).decode())
     except FileNotFoundError:
-        raise ValueError(f"recipe {path} does not exist. Shipped ones lie in {shipped}.") from None
+        raise ValueError(f"recipe {path.absolute()} does not exist. Shipped ones lie in {shipped}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ValueError(f"recipe {path} is not valid TOML: {problem}.") from None
     try:

@@ -24,6 +24,7 @@ from tensor3d.data.masking import masked_count
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE
 from tensor3d.packing import attended, packs_per_step
+from tools.common.units import in_bytes, in_time
 from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
 from tools.training.dry_step import StepMemory, counted_memory
@@ -287,7 +288,6 @@ def _known_peak(precision: PrecisionConfig) -> tuple[str, float] | None:
 # --- The dry run: sizes, memory, traffic and the time to expect, before anything starts -------------------------------
 
 Rows = list[tuple[str, str]]
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def report(recipe: TrainConfig, shape: CubeShape, corpus_info: CorpusFacts | None = None) -> str:
@@ -476,23 +476,6 @@ def _available(ranks: int) -> tuple[str, int]:
     except (ValueError, OSError, AttributeError):
         return "", 0
     return f"for each of {ranks} rank{'s' if ranks > 1 else ''} on this machine alone", memory // ranks
-
-
-def in_bytes(count: float) -> str:
-    """1234567 as "1.23 MB"."""
-    for unit in _UNITS[:-1]:
-        if count < 1000:
-            return f"{count:.3g} {unit}" if count < 999.5 else f"1 {_UNITS[_UNITS.index(unit) + 1]}"
-        count /= 1000
-    return f"{count:,.3g} {_UNITS[-1]}"
-
-
-def in_time(seconds: float) -> str:
-    """4000 as "1.1 hours"."""
-    for size, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "s")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {name}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _counted(number: float) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 from tensor3d.files import beside, draft
+
+_log = logging.getLogger(__name__)
 
 # --- Where a step's time goes, measured without making the host wait for the device -----------------------------------
 
@@ -234,7 +236,7 @@ class StepProfiler:
         try:
             _export(profiler, path)
         except OSError as problem:  # a trace is not worth a run
-            print(f"no trace of {path.name}: {problem}", file=sys.stderr)
+            _log.warning("no trace of %s: %s", path.name, problem)
             return
         self.written.append(path)
 

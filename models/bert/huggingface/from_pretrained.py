@@ -95,7 +95,9 @@ def open_weights(folder: Path | str) -> WeightSource:
     folder = Path(folder)
     if not folder.is_dir():
         kind = "is a file" if folder.exists() else "is not there"
-        raise ValueError(f"{folder} {kind}: a model is a folder. Nothing is downloaded; get the folder first.")
+        raise ValueError(
+            f"{folder.absolute()} {kind}: a model is a folder. Nothing is downloaded; get the folder first."
+        )
     if (folder / MODEL_JSON).exists():
         return CheckpointWeights(folder)
     root = model_folder_of(folder)

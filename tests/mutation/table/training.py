@@ -131,10 +131,10 @@ MUTATIONS = (
         tests=(TABLE,),
     ),
     Mutation(
-        "table-traffic-in-kibibytes",
+        "table-traffic-in-kilobytes",
         "tools/training/metrics/console.py",
-        old="history[-1].bytes_received / 2**20:.2f} MiB",
-        new="history[-1].bytes_received / 2**10:.2f} MiB",
+        old="in_bytes(history[-1].bytes_received)",
+        new="in_bytes(1000 * history[-1].bytes_received)",
         tests=(TABLE,),
     ),
     Mutation(

@@ -88,6 +88,14 @@ def test_a_terminal_has_a_bar_unless_it_is_not_to_be_shown(monkeypatch: pytest.M
         assert ("five: 100%" in terminal.getvalue()) == shown
 
 
+def test_a_line_of_the_log_stands_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    start_logging()
+    for _ in progress(range(2), desc="two", mininterval=0):
+        logging.getLogger("tools.common.test").info("a line")
+    assert re.findall(r"\r +\ra line\n", terminal.getvalue()) != [], "the bar is cleared, and drawn again"
+
+
 def test_all_tools_show_their_progress_in_one_way() -> None:
     """A bar that tqdm draws by itself would fill logs."""
     own = [
@@ -96,6 +104,16 @@ def test_all_tools_show_their_progress_in_one_way() -> None:
         for line in file.read_text(encoding="utf-8").splitlines()
         if re.search(r"\b(tqdm|trange)\(", line) and file != Path(log.__file__)
     ]
+    assert own == []
+
+
+def test_nothing_but_the_log_writes_to_standard_error() -> None:
+    """What is no result of a command has its time, rank and level where these are asked for."""
+    folder = Path(log.__file__).parents[2]
+    # Formatted, the arguments of a call end with its own bracket.
+    printed = re.compile(r"(?<!\w)print\((?:[^\n]*|\n.*?\n *)file=sys\.stderr.*\)$", re.MULTILINE)
+    files = [file for room in ("tools", "models") for file in (folder / room).rglob("*.py")]
+    own = [str(file) for file in files if file != Path(log.__file__) and printed.search(file.read_text("utf-8"))]
     assert own == []
 
 

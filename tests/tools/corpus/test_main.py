@@ -15,8 +15,8 @@ from tools.corpus.__main__ import in_words
     [
         (OSError(errno.ENOSPC, "No space left on device", "a/b"), "no space left on the disk (a/b). Free some and "),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "no space left on the disk. Free some"),
-        (OSError(errno.EROFS, os.strerror(errno.EROFS), "a/b"), "a/b: Read-only file system. What is done is kept."),
-        (PermissionError(errno.EACCES, "Permission denied", b"a/\xff"), "a/\udcff: Permission denied."),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS), "/a/b"), "/a/b: Read-only file system. What is done is kept."),
+        (PermissionError(errno.EACCES, "Permission denied", b"/a/\xff"), "/a/\udcff: Permission denied."),
         (ValueError("a sentence."), "a sentence."),
     ],
 )

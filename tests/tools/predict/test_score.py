@@ -113,7 +113,7 @@ def test_a_score_does_not_depend_on_the_cube(models: Path) -> None:
 def test_the_command(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = str(models / "language")
     (wanted, second) = load(folder, "score").predict(["the fox", "hill"])
-    assert main(["score", folder, "the fox", "hill", "--json", "--pieces"]) == 0
+    assert main(["score", folder, "the fox", "hill", "--pieces"]) == 0
     captured = capfd.readouterr()
     first, other = (json.loads(line) for line in captured.out.splitlines())
     assert first["score"] == pytest.approx(wanted.score, abs=SAME)

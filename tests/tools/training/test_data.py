@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,15 @@ def test_plans_are_made_once_and_read(recipe: Path, tmp_path: Path, capsys: pyte
     plans = tmp_path / "plans"
     more = ["--data.plans", str(plans), "--batch.global-batch", "64"]
     assert pretrain.main(arguments(recipe, tmp_path / "none", *QUIET, *more, "--prepare-only")) == 0
+    told = capsys.readouterr()
     files = sorted(path.name for path in plans.iterdir())
+    assert f"plans of {len(files)} epochs in {plans}" in told.err
+    first, *lines = told.out.splitlines()
+    assert re.fullmatch(rf"{recipe.parent / 'corpus'}: prepared, [\d.]+ kB in \d+ files", first)
+    assert re.search(r"^  text +[\d,]+ words, [\d,]+ sentences, 60 documents$", told.out, re.MULTILINE)
+    assert f"  plans       {plans}" in lines
+    call = arguments(recipe, tmp_path / "none", *QUIET, *more)
+    assert lines[-2:] == ["next:", f"  {shlex.join(['python', '-m', 'tools.pretrain', *call])}"]
     assert files[0] == "epoch-00000-group-0.json"
     assert len(files) > 1
     with_files = trained(recipe, tmp_path / "files", *more)

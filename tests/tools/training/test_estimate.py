@@ -15,6 +15,7 @@ from models.bert.cost_model.param_shapes import parameters
 from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import CommModel
 from tools import pretrain
+from tools.common.units import in_bytes, in_time
 from tools.corpus.quick.corpus_info import CorpusInfo
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
@@ -35,8 +36,6 @@ from tools.training.estimate import (
     expect,
     expected_contents,
     expected_speed,
-    in_bytes,
-    in_time,
     measured_flops,
     report,
 )

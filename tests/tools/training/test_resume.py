@@ -69,13 +69,13 @@ def test_a_run_begins_with_the_weights_of_a_library_model(
         assert started(recipe, first, tmp_path / f"{number}", source) == 0
         assert (
             "loaded: encoder, pooler, masked_lm, next_sentence; the optimiser's moments begin at 0"
-            in capsys.readouterr().out
+            in capsys.readouterr().err
         )
         after = weights_of(tmp_path / f"{number}")
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     # Its own run, by contrast, has moments too.
     assert started(recipe, first, tmp_path / "own", first / "run") == 0
-    assert "weights and moments are loaded" in capsys.readouterr().out
+    assert "weights and moments are loaded" in capsys.readouterr().err
 
 
 def test_heads_that_are_not_there_start_fresh(
@@ -83,7 +83,7 @@ def test_heads_that_are_not_there_start_fresh(
 ) -> None:
     library = exported(first, tmp_path / "library", "--heads", "masked_lm")
     assert started(recipe, first, tmp_path / "run", library) == 0
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert "loaded: encoder, masked_lm; not in the folder, so as initialised: next_sentence, pooler" in said
     before, after = weights_of(first / "run"), weights_of(tmp_path / "run")
     same = {name for name, tensor in before.items() if torch.equal(after[name], tensor)}
@@ -104,7 +104,7 @@ def test_a_roberta_goes_on(recipe: Path, first: Path, tmp_path: Path, capsys: py
     assert pretrain.main(arguments(recipe, tmp_path / "bert", *start, corpus=first / "corpus")) == 2
     assert "has family = 'roberta', the recipe's 'bert'. Set model.family = 'roberta'" in capsys.readouterr().err
     assert pretrain.main(arguments(recipe, tmp_path / "on", *kind, *start, corpus=first / "corpus")) == 0
-    assert "loaded: encoder, masked_lm; not in the folder, so as init" in capsys.readouterr().out
+    assert "loaded: encoder, masked_lm; not in the folder, so as init" in capsys.readouterr().err
     before, after = weights_of(tmp_path / "run"), weights_of(tmp_path / "on")
     assert before["bert.embeddings.positions.weight"].shape[0] == 34
     own = {name for name in before if name.startswith(("bert.", "masked_lm."))}

@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_other_switches(recipe: Path, tmp_path: Path, capsys:
     (whole / "checkpoints" / "step-00000002").rename(run / "checkpoints" / "step-00000002")
     changed = ["--speed.no-overlap", "--speed.attention", "reference", "--speed.read-rows-only", "--run.steps", "4"]
     assert pretrain.main(arguments(recipe, run, *steady, *changed, "--resume", str(run))) == 0
-    told = capsys.readouterr().out
+    told = capsys.readouterr().err
     for difference in ("overlap = False, was True", "attention = 'reference', was 'auto'", "read_rows_only = True"):
         assert f"speed.{difference}" in told
     assert losses(run) == pytest.approx({step: losses(whole)[step] for step in (3, 4)}, rel=1e-5)

@@ -7,6 +7,8 @@ import errno
 import gzip
 import json
 import math
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -231,15 +233,35 @@ def test_a_run_that_has_ended_is_left_alone(recipe: Path, tmp_path: Path, capsys
     before = (run / "metrics.jsonl").read_bytes()
     for again in (reached, [*reached, "--prepare-only"]):
         assert pretrain.main(again) == 0
-    assert "is the end of its run (the target accuracy is reached): there is nothing left" in capsys.readouterr().out
+    assert "is the end of its run (the target accuracy is reached): there is nothing left" in capsys.readouterr().err
     assert (run / "metrics.jsonl").read_bytes() == before
     finished = tmp_path / "finished"
     call = arguments(recipe, finished, "--resume", "auto", "--output", str(finished), *QUIET, "--run.steps", "2")
     call += ["--run.checkpoint-every", "2"]
     assert pretrain.main(call) == 0
     assert pretrain.main(call) == 0
+    capsys.readouterr()
     assert pretrain.main([*call, "--run.steps", "3"]) == 0
     assert [line["step"] for line in journal(finished, "step")] == [1, 2, 3]
+    check_console(*capsys.readouterr(), finished)
+
+
+def check_console(out: str, err: str, run: Path) -> None:
+    """At most twelve lines before the first step, at most as wide as a page; at the end what can be done next."""
+    header = err.split("run.json, all of them")[0].splitlines()
+    assert 6 <= len(header) <= 12, err
+    assert "[data]" not in err, "settings are in a file"
+    assert "goes on" in err
+    assert all(len(line) <= 120 for line in header if str(run) not in line)
+    table, following = out.split("next:\n")
+    assert "done; shares, medians and means are those of the steps after 2:\n" in table
+    assert "loss, step 1 " in table
+    assert "masked-LM loss, step 3 (resumed) " in table
+    commands = [shlex.split(line.split("  ")[-1])[2:4] for line in following.splitlines()]
+    assert commands == [["tools.report", str(run)], ["tools.predict", "fill-mask"], ["tools.convert", "to-hf"]]
+    # Numbers are aligned: what follows them begins in one column.
+    ends = {match.end() for line in table.splitlines() if (match := re.match(r"  .*?  +[\d,]+\.\d+(?= nats)", line))}
+    assert len(ends) == 1, table
 
 
 def test_a_damaged_checkpoint_is_passed_over(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +276,7 @@ def test_a_damaged_checkpoint_is_passed_over(recipe: Path, tmp_path: Path, capsy
     told = capsys.readouterr()
     assert "rank-00000.safetensors" in told.err
     assert "Trying the one before." in told.err
-    assert "after step 2" in told.out
+    assert "after step 2" in told.err
     assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / "step-00000005"
 
 
@@ -268,7 +290,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_no_success(
     run = tmp_path / "run"
     assert pretrain.main(arguments(recipe, run, *QUIET, "--run.checkpoint-every", "2", "--run.steps", "4")) == 74
     told = capsys.readouterr()
-    assert told.out.count("NO CHECKPOINT") >= 2
+    assert told.err.count("NO CHECKPOINT") >= 2
     assert "ended after step 4, and its last checkpoint could not be written" in told.err
     assert [line["step"] for line in journal(run, "step")] == [1, 2, 3, 4], "the run went on"
 

@@ -7,7 +7,7 @@ it (`measure`), and shows and writes the `Report` that comes back.
 
 from __future__ import annotations
 
-import sys
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +29,8 @@ import dataclasses
 from abc import ABC
 
 import tyro
+
+_log = logging.getLogger(__name__)
 
 # --- What every subcommand is -----------------------------------------------------------------------------------------
 
@@ -213,4 +215,4 @@ class Benchmark(Subcommand, Generic[P]):
                 write_json(self.output, {**heading(arguments, machine), **self.settled(), **report.content})
                 print(f"written: {self.output}", flush=True)
         for fault in report.faults:
-            print(f"tools.bench: {fault}", file=sys.stderr, flush=True)
+            _log.error("tools.bench: %s", fault)

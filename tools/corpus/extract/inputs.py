@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from tools.corpus.extract.read_context import (
 )
 from tools.corpus.pipeline import Unit, read_manifest
 
+_log = logging.getLogger(__name__)
 ENGINE_FILES = frozenset({"step.json", "left-out.jsonl"})
 BZIP2_SHARE = 4
 """Text takes about so many times the bytes of its .bz2 or .gz, so a unit of those has fewer bytes."""
@@ -69,12 +71,22 @@ def find_sources(inputs: Iterable[Path], wanted: str) -> tuple[list[InputFile], 
                 else:
                     sources.append(InputFile(path=found, name=printable(found.relative_to(path))))
         else:
-            raise ValueError(f"{printable(path)} does not exist. Name files or folders with the text of the corpus.")
+            raise ValueError(
+                f"{printable(path.absolute())} does not exist. Name files or folders with the text of the corpus."
+            )
     if not sources:
         what = f"{' or '.join(_SUFFIXES[wanted])} file" if wanted in _SUFFIXES else "file"
         names = ", ".join(map(printable, inputs)) or "nothing"
         raise ValueError(f"there is no {what} in the input ({names}). Name files, or folders that hold some.")
     return sources, passed_over
+
+
+def tell_empty(sources: Iterable[InputFile]) -> None:
+    """Says in the log which files have not one byte: among others these are no error."""
+    empty = [source.path for source in sources if not source.path.stat().st_size]
+    if empty:
+        more = f", and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+        _log.warning("%s has no text%s: left out of the corpus.", printable(empty[0].absolute()), more)
 
 
 def _walk(folder: Path, suffixes: tuple[str, ...], above: tuple[Path, ...] = ()) -> Iterator[Path | None]:

@@ -26,7 +26,7 @@ from tools.corpus.extract.format_readers import (
     read_text,
     read_wikiextractor,
 )
-from tools.corpus.extract.inputs import InputFile, Pieces, cut_sources, find_sources
+from tools.corpus.extract.inputs import InputFile, Pieces, cut_sources, find_sources, tell_empty
 from tools.corpus.extract.parquet import read_parquet
 from tools.corpus.extract.read_context import (
     Document,
@@ -239,6 +239,7 @@ def _plan(options: ExtractOptions, unit_bytes: int) -> tuple[list[Pieces], dict[
         if path.is_dir() and Path(options.output).resolve().is_relative_to(path.resolve()):
             raise ValueError(f"{options.output} lies in the input folder {path}. Choose an --output outside of it.")
     sources, passed_over = find_sources(options.input, options.format)
+    tell_empty(sources)
     units = cut_sources(sources, options.format, unit_bytes, options.language.replace("_", "-").lower())
     names = (
         "format", "text_field", "title_field", "id_field", "encoding", "min_characters", "max_characters",

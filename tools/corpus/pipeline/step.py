@@ -85,7 +85,9 @@ def read_manifest(folder: Path, *steps: str) -> Manifest:
     try:
         values = parsed_json(read_file(path))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(f"{folder} is no output of {wanted}: there is no {STEP}. Run that step first.") from error
+        raise ValueError(
+            f"{folder.absolute()} is no output of {wanted}: there is no {STEP}. Run that step first."
+        ) from error
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. Remove the folder and run {wanted} again.") from error
     try:

@@ -99,12 +99,17 @@ REQUIRED = (INFO, TOKENIZER, f"{HELD_OUT}.bin", f"{HELD_OUT}.idx")
 """Files without which no machine can use a corpus; of the training shards it needs its own only."""
 
 
+def in_words(counts: dict[str, int]) -> str:
+    """3 sentences left out, 12 characters left out."""
+    return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class CorpusInfo:
     """The contents of corpus.json. Counts are of the whole corpus where nothing else is said."""
 
     source: str
-    """"embedded", or the path that was read."""
+    """"embedded", or the path that was read; absolute, but for corpora of before."""
     vocab_size: int
     """Pieces of the tokenizer."""
     held_out: float
@@ -134,6 +139,10 @@ class CorpusInfo:
     """Those that were too long for the tokenizer's training, which had them in parts."""
     reserved_characters_left_out: int = 0
     """From the tokenizer's training."""
+    files_without_text: int = 0
+    """Of a source of text files: those that are empty, or hold nothing but blank lines."""
+    language: str | None = None
+    """ISO 639-1 code, by whose rules the text was cut into sentences. None: a corpus of before tells it not."""
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -144,6 +153,12 @@ class CorpusInfo:
     def trained_on(self) -> dict[str, int]:
         """What was changed of the text that the tokenizer was trained on; without what is 0."""
         return {name: value for name in TRAINING_COUNTS if (value := getattr(self, name))}
+
+    @property
+    def omissions(self) -> str:
+        """What of the source is not in the corpus, in words; empty where all of it is."""
+        files = {"files_without_text": self.files_without_text} if self.files_without_text else {}
+        return in_words(files | self.left_out)
 
     @property
     def has_held_out(self) -> bool:
@@ -166,7 +181,10 @@ class CorpusInfo:
 
     def in_words(self) -> str:
         """A line for the user."""
-        return f"{self.pieces:,} pieces of {self.vocab_size:,}, unigram entropy {self.unigram_entropy:.3f} nats"
+        return (
+            f"{self.pieces:,} pieces of {self.vocab_size:,}, unigram entropy {self.unigram_entropy:.3f} nats; "
+            f"{self.documents:,} documents, {self.held_out_documents:,} of them held out"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

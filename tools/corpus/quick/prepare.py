@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import compress, islice
@@ -31,6 +33,7 @@ from tools.corpus.quick.corpus_info import (
     TRAIN,
     CorpusInfo,
     check_shards,
+    in_words,
     load_corpus,
     read_info,
     write_info,
@@ -41,6 +44,8 @@ from tools.corpus.quick.text_sources import EmbeddedSource, Source, TextSource
 from tools.corpus.sentences import LEFT_OUT, check_language, split_sentences
 from tools.corpus.tokenize.documents import COUNTS, batches, encode_documents, entropy
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
+
+_log = logging.getLogger(__name__)
 
 # --- Sentences on their way to the tokenizer, in a text file, so that a corpus need not fit into memory ---------------
 
@@ -131,6 +136,7 @@ def taking_turns(output: Path) -> Iterator[None]:
 
 # --- From text to a folder that training reads ------------------------------------------------------------------------
 
+EMBEDDED = "embedded"
 VERSION = 1
 """Part of the fingerprint: raised whenever the same text would be prepared differently."""
 TOKENIZER_SENTENCES = 2_000_000
@@ -154,7 +160,8 @@ def prepare(
 
     `output` then holds tokenizer.model, train.bin/.idx, heldout.bin/.idx and corpus.json. It appears whole or not at
     all. If it is there already, made from the same text with the same settings, nothing is written, also where it is a
-    copy without some of the shards; if the text or a setting has changed, it is replaced.
+    copy without some of the shards; if the text or a setting has changed, it is replaced, and the log says what has
+    changed.
 
     Args:
         source: "embedded", a UTF-8 text file, or a folder of *.txt files; in text a blank line ends a document.
@@ -184,6 +191,7 @@ def prepare(
     # Folders of before were all prepared by the rules of English.
     settings += [] if language == "en" else [language]
     fingerprint = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
+    path = source if source == EMBEDDED else str(Path(source).absolute())
     if not _is_current(output, fingerprint):
         _check_replaceable(output)
         with taking_turns(output), draft_of(output) as draft:
@@ -199,7 +207,7 @@ def prepare(
                     progress=progress,
                 )
                 info = CorpusInfo(
-                    source=source,
+                    source=path,
                     vocab_size=vocab_size,
                     held_out=held_out,
                     seed=seed,
@@ -214,16 +222,20 @@ def prepare(
                     held_out_pieces=aside["tokens"],
                     unigram_entropy=unigram_entropy(IndexedDataset(draft / TRAIN), vocab_size),
                     fingerprint=fingerprint,
+                    files_without_text=len(text.without_text),
+                    language=language,
                     **told,
                 )
                 write_shards(draft, shards, vocab_size=vocab_size)
                 write_info(info, draft)
+                older = _info_of_older(output)
                 publish(draft, output, is_current=lambda: _is_current(output, fingerprint))
+                _tell(info, older, output, text.without_text)
     return read_info(output)
 
 
 def open_source(source: str) -> Source:
-    return EmbeddedSource() if source == "embedded" else TextSource(Path(source))
+    return EmbeddedSource() if source == EMBEDDED else TextSource(Path(source))
 
 
 def choose_held_out(words: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
@@ -313,6 +325,32 @@ def _is_current(output: Path, fingerprint: str) -> bool:
         return False
 
 
+def _info_of_older(output: Path) -> CorpusInfo | None:
+    """What the corpus says of itself that is about to be replaced; None where there is none, or it is damaged."""
+    try:
+        return read_info(output)
+    except ValueError:
+        return None
+
+
+_COMPARED = ("source", "language", "vocab_size", "held_out", "seed", "shards")
+
+
+def _tell(info: CorpusInfo, older: CorpusInfo | None, output: Path, without_text: Sequence[Path]) -> None:
+    """Says in the log what a user of the same name or a folder of many files would not notice."""
+    if without_text:
+        more = f", and {len(without_text) - 1:,} more" if len(without_text) > 1 else ""
+        _log.warning("%s has no text%s: left out of the corpus.", without_text[0].absolute(), more)
+    if older is not None and older.fingerprint != info.fingerprint:
+        # A corpus of before has its source as it was named, and tells no language.
+        named = older.source if older.source == EMBEDDED else str(Path(older.source).absolute())
+        before = dataclasses.asdict(older) | {"source": named, "language": older.language or info.language}
+        pairs = [(name, before[name], getattr(info, name)) for name in _COMPARED]
+        changes = [f"{name} was {was}, is {now}" for name, was, now in pairs if was != now]
+        changed = "; ".join(changes) or f"the text of {info.source} has changed"
+        _log.warning("%s held another corpus, which is replaced: %s.", output.absolute(), changed)
+
+
 def _check_replaceable(output: Path) -> None:
     """Refuses to replace what is not ours."""
     if output.exists() and not (output / INFO).is_file() and not (output.is_dir() and not any(output.iterdir())):
@@ -362,21 +400,18 @@ def run(command: PrepareCommand) -> str:
         language=command.language,
         progress=sys.stderr.isatty(),
     )
-    return f"{command.output}: ready in {perf_counter() - start:.1f} s\n{_words(info)}"
+    return f"{command.output}: ready in {perf_counter() - start:.1f} s\n{in_lines(info)}"
 
 
-def _words(info: CorpusInfo) -> str:
+def in_lines(info: CorpusInfo) -> str:
+    """What the corpus has come to."""
     dealt = f", dealt into {info.shards} shards" if info.shards > 1 else ""
-    trained, dropped = (
-        ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in told.items())
-        for told in (info.trained_on, info.left_out)
-    )
     return "\n".join(
         [
             f"  text        {info.words:,} words, {info.sentences:,} sentences, {info.documents:,} documents",
             f"  vocabulary  {info.vocab_size:,} pieces, unigram entropy {info.unigram_entropy:.3f} nats a piece",
-            *([f"  its training {trained}"] if trained else []),
-            *([f"  not text    {dropped}"] if dropped else []),
+            *([f"  its training {in_words(info.trained_on)}"] if info.trained_on else []),
+            *([f"  not text    {info.omissions}"] if info.omissions else []),
             f"  training    {info.train_pieces:,} pieces in {info.train_documents:,} documents{dealt}",
             f"  held out    {info.held_out_pieces:,} pieces in {info.held_out_documents:,} documents",
         ]

@@ -12,7 +12,7 @@ import os
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +32,10 @@ class Source(Protocol):
 
     def documents(self) -> Iterator[str]:
         """The documents; blank lines separate the paragraphs of one."""
+
+    @property
+    def without_text(self) -> Sequence[Path]:
+        """Files that were to hold text and hold none, as far as they have been read."""
 
 
 def hash_files(files: Iterable[Path], root: Path) -> str:
@@ -65,26 +69,34 @@ class TextSource:
             self._files = [path]
         else:
             raise ValueError(
-                f'{path} does not exist. The source is "embedded", a text file or a folder of *.txt files.'
+                f'{path.absolute()} does not exist. The source is "embedded", a text file or a folder of *.txt files.'
             )
         if not self._files:
-            raise ValueError(f"the folder {path} holds no *.txt file; name one text file, or rename the files.")
+            raise ValueError(
+                f"the folder {path.absolute()} holds no *.txt file; name one text file, or rename the files."
+            )
+        self.without_text: list[Path] = []
 
     def fingerprint(self) -> str:
         return hash_files(self._files, self._root)
 
     def documents(self) -> Iterator[str]:
         """Raises ValueError where a file is not UTF-8."""
+        self.without_text.clear()
         for file in self._files:
             lines: list[str] = []
+            empty = True
             for line in read_lines(file):
                 if line.strip():
                     lines.append(line)
+                    empty = False
                 elif lines:
                     yield "\n".join(lines)
                     lines = []
             if lines:
                 yield "\n".join(lines)
+            if empty:
+                self.without_text.append(file)
 
 
 def read_lines(file: Path) -> Iterator[str]:
@@ -96,10 +108,12 @@ def read_lines(file: Path) -> Iterator[str]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 likely = likely_encoding(line)
-                reason = f"{file} is not UTF-8 in line {number}: {error.reason}{likely and f', as of {likely}'}"
+                reason = (
+                    f"{file.absolute()} is not UTF-8 in line {number}: {error.reason}{likely and f', as of {likely}'}"
+                )
                 raise ValueError(f"{reason}. Convert the file to UTF-8 first.") from error
             if "\0" in text:
-                reason = f"{file} has NUL characters in line {number}, as of {likely_encoding(line)}"
+                reason = f"{file.absolute()} has NUL characters in line {number}, as of {likely_encoding(line)}"
                 raise ValueError(f"{reason}. Convert the file to UTF-8 first.")
             yield text
 
@@ -120,6 +134,9 @@ class EmbeddedSource:
     Raises:
         ValueError: this Python has come without the sources of its standard library.
     """
+
+    without_text: Sequence[Path] = ()
+    """A module without docstrings is nothing to be told of."""
 
     def __init__(self) -> None:
         self._root = Path(sysconfig.get_path("stdlib"))

@@ -178,7 +178,7 @@ def read_step(folder: Path) -> tuple[dict[str, Any], str]:
         step, version = values["step"], values["version"]
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
-            f"{folder} holds no samples: there is no {STEP}. Run `python -m tools.corpus samples` first."
+            f"{folder.absolute()} holds no samples: there is no {STEP}. Run `python -m tools.corpus samples` first."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}. {_COPY}") from error

@@ -41,7 +41,7 @@ def read(file: Path) -> bytes:
     try:
         return read_file(file)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise ValueError(f"there is no tokenizer file {file}; name one that exists.") from error
+        raise ValueError(f"there is no tokenizer file {file.absolute()}; name one that exists.") from error
 
 
 def missing(package: str, error: ImportError) -> ValueError:

@@ -103,7 +103,8 @@ def read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:
             raise KeyError(kind)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
-            f"{folder} holds no tokenizer: there is no {SETTINGS}. Make one: python -m tools.corpus tokenizer."
+            f"{folder.absolute()} holds no tokenizer: there is no {SETTINGS}. Make one: "
+            "python -m tools.corpus tokenizer."
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

@@ -1,6 +1,6 @@
 """What a run tells of itself: records of its steps, a journal and TensorBoard, a table at the end."""
 
-from tools.training.metrics.console import ConsoleLogger, summary, table
+from tools.training.metrics.console import ConsoleLogger, first_step, summary, table
 from tools.training.metrics.jsonl import JOURNAL, read_journal
 from tools.training.metrics.records import (
     EvaluationMetrics,
@@ -23,6 +23,7 @@ __all__ = [
     "StepMetrics",
     "StepRecord",
     "by_axis",
+    "first_step",
     "next_sentence_accuracy",
     "peak_memory",
     "read_journal",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +17,8 @@ from tqdm import tqdm
 
 from tensor3d import Cube
 from tools.common.log import progress
+from tools.common.units import in_bytes
+from tools.training.metrics.jsonl import read_journal
 from tools.training.metrics.records import EvaluationMetrics, MemoryMetrics, StepMetrics, peak_memory
 from tools.training.metrics.run_log import CheckpointOutcome, RunLog
 from tools.training.metrics.tensorboard import TensorBoardLogger
@@ -21,6 +27,7 @@ from tools.training.mlperf_log import MLPerfLog
 # --- The table at the end of a run ------------------------------------------------------------------------------------
 
 Rows = list[tuple[str, str]]
+_NUMBER = re.compile(r"-?\d(?:[\d,]*\d)?(?:\.\d+)?%?")
 
 
 def summary(
@@ -28,9 +35,21 @@ def summary(
     evaluations: Sequence[EvaluationMetrics],
     entropy: float,
     memories: Sequence[MemoryMetrics] = (),
+    *,
+    first: Mapping[str, Any] | None = None,
+    more: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
-    """Lines of the closing table that come from the metrics. `entropy`: of the corpus' unigrams, nats."""
-    rows = [*_losses(history, entropy)]
+    """Lines of the closing table.
+
+    Args:
+        history: steps of this process; one that was resumed has not done the earlier ones.
+        evaluations: its held-out evaluations.
+        entropy: of the corpus' unigrams, nats.
+        memories: its looks at memory.
+        first: the first step in the run's journal, as a record. Default: that of the history.
+        more: rows behind those that come from the metrics.
+    """
+    rows = [*_losses(history, entropy, vars(history[0]) if first is None else first)]
     if evaluations:
         held_out = evaluations[-1]
         rows.append(("held-out masked-LM loss", f"{held_out.masked_lm_loss:.3f} nats"))
@@ -40,26 +59,44 @@ def summary(
         ("busiest rank over the mean", f"{statistics.fmean(m.imbalance for m in history):.4f} of the work"),
         *_speed(history),
         ("collectives a step", f"{history[-1].collectives}"),
-        ("received a step by rank 0", f"{history[-1].bytes_received / 2**20:.2f} MiB"),
+        ("received a step by rank 0", in_bytes(history[-1].bytes_received)),
     ]
     if memories:
         rows.append(_memory(memories[-1].peak_bytes))
-    return table(rows)
+    return table([*rows, *more], numbers=True)
 
 
-def table(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Two columns, as lines."""
+def table(rows: Sequence[tuple[str, str]], *, numbers: bool = False) -> list[str]:
+    """Two columns, as lines. `numbers`: those that values begin with stand on the right of a column of their own."""
     width = max(len(name) for name, _ in rows)
-    return [f"  {name:<{width}}  {value}" for name, value in rows]
+    leading = [match[0] if numbers and (match := _NUMBER.match(value)) else "" for _, value in rows]
+    column = max(map(len, leading))
+    return [
+        f"  {name:<{width}}  {number:>{column if number else 0}}{value.removeprefix(number)}"
+        for (name, value), number in zip(rows, leading, strict=True)
+    ]
 
 
-def _losses(history: Sequence[StepMetrics], entropy: float) -> Rows:
+def first_step(journal: Path) -> dict[str, Any] | None:
+    """The first step in a journal, which is step 1 unless somebody has removed the file. None: it cannot be read."""
+    with suppress(OSError):
+        return next((line for line in read_journal(journal) if line["kind"] == "step"), None)
+    return None
+
+
+def _losses(history: Sequence[StepMetrics], entropy: float, first: Mapping[str, Any]) -> Rows:
     # A skipped step may have a loss that is not finite.
     last = [m.masked_lm_loss for m in history[-20:] if math.isfinite(m.masked_lm_loss)]
     end = statistics.fmean(last) if last else math.nan
     side = "below" if end < entropy else "above"
-    rows = [
-        ("masked-LM loss, first step", f"{history[0].masked_lm_loss:.3f} nats"),
+    begun, resumed = first["step"], history[0].step
+    rows = [(f"masked-LM loss, step {begun}", f"{float(first['masked_lm_loss']):.3f} nats")]
+    # All of the loss, as the page of tools.report begins with.
+    if first.get("next_sentence_loss") is not None:
+        rows.insert(0, (f"loss, step {begun}", f"{float(first['loss']):.3f} nats"))
+    if resumed != begun:
+        rows.append((f"masked-LM loss, step {resumed} (resumed)", f"{history[0].masked_lm_loss:.3f} nats"))
+    rows += [
         (f"masked-LM loss, mean of last {len(last)}", f"{end:.3f} nats"),
         ("unigram entropy of the corpus", f"{entropy:.3f} nats; the loss is {abs(end - entropy):.3f} {side} it"),
     ]
@@ -103,8 +140,8 @@ def _split(history: Sequence[StepMetrics], total: float) -> str:
 def _memory(peaks: Sequence[int]) -> tuple[str, str]:
     most = max(peaks)
     where = "" if len(peaks) == 1 else f" on rank {peaks.index(most)}; mean of {len(peaks)}: "
-    mean = "" if len(peaks) == 1 else f"{statistics.fmean(peaks) / 2**20:,.0f} MiB"
-    return ("peak memory of a rank", f"{most / 2**20:,.0f} MiB{where}{mean}")
+    mean = "" if len(peaks) == 1 else in_bytes(statistics.fmean(peaks))
+    return ("peak memory of a rank", f"{in_bytes(most)}{where}{mean}")
 
 
 # --- What a run shows while it trains ---------------------------------------------------------------------------------
@@ -204,7 +241,10 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
             )
         else:
             why = (outcome.error or "").rstrip(".")
-            self.say(f"step {outcome.step}: NO CHECKPOINT: {why}. Weights and the checkpoints before stay as they are.")
+            self.say(
+                f"step {outcome.step}: NO CHECKPOINT: {why}. Weights and the checkpoints before stay as they are.",
+                logging.WARNING,
+            )
 
     def flush(self) -> None:
         if self._board is not None:

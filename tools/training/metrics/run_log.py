@@ -3,18 +3,21 @@ its evaluations, with when to stop waiting for a better one."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TextIO, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tqdm import tqdm
 
 from tensor3d import Cube
 from tools.common.log import progress
 from tools.training.metrics.jsonl import EVENT, JOURNAL, JsonlLogger
+
+_log = logging.getLogger(__name__)
 
 
 class StepRecord(Protocol):
@@ -75,8 +78,6 @@ class RunLog(Generic[S, E]):
     first_step: int = 0
     """Steps done before: what the folder says of later ones, from a run that was killed, is cut off."""
     shown: bool
-    stream: TextIO | None = None
-    """For what is said. Default: standard output."""
     restore: Callable[[], object] = lambda: None
     """Writes what else belongs into the folder, where somebody has removed that while the run goes on."""
 
@@ -133,7 +134,7 @@ class RunLog(Generic[S, E]):
     def checkpoint(self, outcome: CheckpointOutcome) -> None:
         """A checkpoint is complete, or has failed; what is left over beside one that is complete ends no run."""
         if outcome.path is not None and outcome.error is not None:
-            self.say(f"step {outcome.step}: the checkpoint is written, but {outcome.error}")
+            self.say(f"step {outcome.step}: the checkpoint is written, but {outcome.error}", logging.WARNING)
 
     def event(self, name: str, **facts: Any) -> None:
         """Something that happened, for the journal alone: a restart, a signal, a spike of the loss.
@@ -149,7 +150,10 @@ class RunLog(Generic[S, E]):
                 self._journal.sync()
                 if self._journal.is_gone:
                     self._journal.close()
-                    self.say(f"{self.directory / JOURNAL} was removed: it begins anew after step {self._done}.")
+                    self.say(
+                        f"{self.directory / JOURNAL} was removed: it begins anew after step {self._done}.",
+                        logging.WARNING,
+                    )
                     self.open_files()
                     self.restore()
             except OSError as problem:
@@ -158,11 +162,11 @@ class RunLog(Generic[S, E]):
     def stopped(self, samples: int, *, reached: bool) -> None:
         """The end. `reached`: what the run was to reach."""
 
-    def say(self, line: str) -> None:
-        """One line above the progress bar."""
+    def say(self, line: str, level: int = logging.INFO) -> None:
+        """One line of the log."""
         if self.shown:
             with suppress(OSError):
-                tqdm.write(line, file=self.stream)
+                _log.log(level, "%s", line)
 
     # --- what differs ---------------------------------------------------------------------------------------------
 
@@ -185,7 +189,8 @@ class RunLog(Generic[S, E]):
     def _complain(self, problem: OSError) -> None:
         """Weeks of training do not end for want of a line; said once, until lines can be written again."""
         if not self._failing:
-            self.say(f"{self.directory / JOURNAL} cannot be written ({problem}): the run goes on, lines are missing.")
+            told = f"{self.directory / JOURNAL} cannot be written ({problem}): the run goes on, lines are missing."
+            self.say(told, logging.WARNING)
         self._failing = True
 
 

@@ -15,7 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from tests.tools.corpus.dumps import HEAD, TAIL, documents, page, pages, run, texts
+from tools.common.log import start_logging
 from tools.corpus.extract.bzip2 import find_marks
+from tools.corpus.extract.inputs import find_sources, tell_empty
 from tools.corpus.extract.read_context import detect_format
 from tools.corpus.pipeline import BadInput
 from tools.corpus.quick.text_sources import TextSource
@@ -271,3 +273,13 @@ def test_kind_12_text_of_other_encodings_is_refused_by_its_likely_name(
     path.write_bytes(text.encode(encoding))
     with pytest.raises(BadInput, match=rf"(not UTF-8 .* but, as it seems,|NUL characters, as of).* {said}"):
         run(tmp_path / "out", path, format="text")
+
+
+def test_empty_files_among_others_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()
+    for name, text in (("a.txt", "A text."), ("b.txt", ""), ("c.txt", "")):
+        (tmp_path / name).write_text(text)
+    tell_empty(find_sources([tmp_path / "a.txt"], "text")[0])
+    assert capsys.readouterr().err == ""
+    tell_empty(find_sources([tmp_path], "text")[0])
+    assert capsys.readouterr().err == f"{tmp_path / 'b.txt'} has no text, and 1 more: left out of the corpus.\n"

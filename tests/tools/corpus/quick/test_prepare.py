@@ -7,13 +7,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tools.stories import STORIES
+from tools.common.log import start_logging
 from tools.corpus.__main__ import main
 from tools.corpus.quick.corpus_info import REQUIRED, CorpusInfo, load_corpus
-from tools.corpus.quick.prepare import draft_of, prepare, publish, taking_turns
+from tools.corpus.quick.prepare import draft_of, in_lines, prepare, publish, taking_turns
 from tools.corpus.quick.sentencepiece_tokenizer import load_tokenizer
 from tools.corpus.sentences import split_sentences
 
@@ -34,9 +36,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 # Preparing
 
 
-def test_unusable_sources_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"missing.txt does not exist"):
-        prepare(str(tmp_path / "missing.txt"), tmp_path / "out", vocab_size=100)
+def test_unusable_sources_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/missing.txt does not exist"):  # and not relative to a guess
+        prepare("missing.txt", tmp_path / "out", vocab_size=100)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match=r"folder holds no \*.txt file"):
         prepare(str(tmp_path / "folder"), tmp_path / "out", vocab_size=100)
@@ -107,6 +110,35 @@ def test_changed_text_or_a_damaged_folder_prepares_again(text: Path, tmp_path: P
     (tmp_path / "out" / "train.bin").write_bytes(b"\x00")
     prepare(str(text), tmp_path / "out", vocab_size=60)
     assert contents(tmp_path / "out") == whole
+
+
+def test_what_is_replaced_and_which_files_have_no_text_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two folders of the same name share a corpus' folder, and an empty file among others is no error."""
+    start_logging()
+    for place, more in (("a", ""), ("b", "More of it. And more.")):
+        (tmp_path / place / "mine").mkdir(parents=True)
+        (tmp_path / place / "mine" / "stories.txt").write_text(STORIES + "\n\n" + more, encoding="utf-8")
+    for name in ("empty.txt", "none.txt"):
+        (tmp_path / "b" / "mine" / name).write_text("\n \n")
+
+    def told(folder: str, **more: Any) -> list[str]:
+        prepare(str(tmp_path / folder / "mine"), tmp_path / "out", **{"vocab_size": 60, **more})
+        return capsys.readouterr().err.splitlines()
+
+    out, a, b = tmp_path / "out", tmp_path / "a" / "mine", tmp_path / "b" / "mine"
+    replaced = f"{out} held another corpus, which is replaced: "
+    assert told("a") == told("a") == []
+    assert told("b") == [
+        f"{b / 'empty.txt'} has no text, and 1 more: left out of the corpus.",
+        f"{replaced}source was {a}, is {b}.",
+    ]
+    assert load_corpus(out).info.omissions == "2 files without text"
+    assert "not text    2 files without text" in in_lines(load_corpus(out).info)
+    assert told("a", vocab_size=61) == [f"{replaced}source was {b}, is {a}; vocab_size was 60, is 61."]
+    (a / "stories.txt").write_text(STORIES[:-40])
+    assert told("a", vocab_size=61) == [f"{replaced}the text of {a} has changed."]
 
 
 def test_a_failure_leaves_the_older_corpus(text: Path, tmp_path: Path) -> None:

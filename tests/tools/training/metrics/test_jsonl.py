@@ -14,11 +14,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from tests.tools.bench.measured import STEP, Outcome, evaluation, step
+from tools.common.log import start_logging
 from tools.training.metrics import ConsoleLogger, MemoryMetrics, console, read_journal
 from tools.training.metrics.jsonl import JsonlLogger
 
 
 def show(folder: Path, first_step: int = 0, log_every: int = 1) -> ConsoleLogger:
+    start_logging()
     return ConsoleLogger(directory=folder, steps=10, first_step=first_step, shown=True, log_every=log_every)
 
 
@@ -186,7 +188,7 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, capsys: py
                 shown.step(step(number))
         shown._journal._file = written
         shown.step(step(4))
-    told = capsys.readouterr().out
+    told = capsys.readouterr().err
     assert told.count("metrics.jsonl cannot be written") == 1
     assert told.count("TensorBoard's files cannot be written any more") == 1
     assert "No space left on device" in told
@@ -204,7 +206,7 @@ def test_a_folder_that_is_removed_is_made_again_before_the_next_checkpoint(
             shown.flush()
             if number == 2:
                 shutil.rmtree(run)
-    assert capsys.readouterr().out.count(f"{run / 'metrics.jsonl'} was removed: it begins anew after step 3.") == 1
+    assert capsys.readouterr().err.count(f"{run / 'metrics.jsonl'} was removed: it begins anew after step 3.") == 1
     assert [line["step"] for line in lines(run)] == [4]
     assert list(board(run, "loss/total")) == [4]
     assert (run / "run.json").exists()
@@ -216,7 +218,7 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path, name: str, capsys: p
         (tmp_path / name).touch()
         with show(tmp_path) as shown:
             shown.step(step(1))
-        assert "TensorBoard's files cannot be written any more" in capsys.readouterr().out
+        assert "TensorBoard's files cannot be written any more" in capsys.readouterr().err
     else:
         (tmp_path / name).mkdir()
         with pytest.raises(OSError, match=r"metrics\.jsonl"):
@@ -228,7 +230,7 @@ def test_a_failed_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         shown.checkpoint(Outcome(path=None, error="rank 3: No space left on device."))
     assert (
         "step 2: NO CHECKPOINT: rank 3: No space left on device. Weights and the checkpoints before"
-        in capsys.readouterr().out
+        in capsys.readouterr().err
     )
     assert lines(tmp_path)[0]["error"] == "rank 3: No space left on device."
 

@@ -67,7 +67,7 @@ def test_the_table_says_where_the_time_went() -> None:
     told = "\n".join(summary(history, [], 5.0, [MemoryMetrics(step=2, peak_bytes=[2**20, 3 * 2**20])]))
     assert "forward 25.0%, backward 40.0%, gradient sum 20.0%, optimiser 10.0%" in told
     assert "1.00 s, 20.00% of the time" in told
-    assert "3 MiB on rank 1; mean of 2: 2 MiB" in told
+    assert "3.15 MB on rank 1; mean of 2: 2.1 MB" in told
     assert "utilisation" not in told
     assert "skipped" not in told
 
@@ -77,12 +77,12 @@ def test_the_table_shows_the_numbers_of_the_run() -> None:
     history = [step(1, masked_lm_loss=9.0, fill=0.5, tokens_per_second=9000.0)]
     history += [step(n, masked_lm_loss=4.0, fill=0.75, tokens_per_second=1000.0 + n) for n in range(2, 22)]
     told = [" ".join(line.split()) for line in summary(history, [], 5.0)]
-    assert "masked-LM loss, first step 9.000 nats" in told
+    assert "masked-LM loss, step 1 9.000 nats" in told
     assert "masked-LM loss, mean of last 20 4.000 nats" in told
     assert "unigram entropy of the corpus 5.000 nats; the loss is 1.000 below it" in told
     assert "fill of the packs 73.81%" in told  # (0.5 + 20 * 0.75) / 21
     assert "real tokens/s, median 1,012" in told
-    assert "received a step by rank 0 3.00 MiB" in told
+    assert "received a step by rank 0 3.15 MB" in told
     above = [" ".join(line.split()) for line in summary(history, [], 3.0)]
     assert "unigram entropy of the corpus 3.000 nats; the loss is 1.000 above it" in above
 

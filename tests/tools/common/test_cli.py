@@ -1,0 +1,107 @@
+"""The frame of commands: what is said of an option that is none, how the settings in a message
+are typed, and how missing files are named."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import tyro
+
+from tools.common.option_names import with_options
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "meant"),
+    [
+        ("tools.predict", ["fill-mask", "M", "a", "--kk", "3"], "--k INT"),
+        ("tools.predict", ["score", "M", "a", "--top", "3"], ""),
+        ("tools.convert", ["from-hf", "A", "B", "--heds", "x"], ""),
+        ("tools.checkpoint", ["inspect", "A", "--al"], ""),
+        ("tools.gpt", ["generate", "A", "--prompt", "a", "--steps", "3"], ""),
+        ("tools.squad", ["score", "--top"], ""),
+    ],
+)
+def test_hints_are_about_the_same_command_as_it_is_typed(
+    module: str, words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        importlib.import_module(f"{module}.__main__").main(words)
+    told = capsys.readouterr().err
+    assert left.value.code == 2
+    assert f"python -m {module} {words[0]} --help" in " ".join(told.replace("│", "").split())
+    assert "in python" not in told, "an option of another command, and no command that can be typed"
+    assert meant in told
+
+
+def test_fill_mask_takes_the_option_of_its_neighbours() -> None:
+    from tools.predict.__main__ import FillMaskCommand
+
+    assert tyro.cli(FillMaskCommand, args=["M", "a", "--top", "3"]).k == 3
+
+
+# --- Settings in messages, as they are typed --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    vocab_size: int = 0
+    shards: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    data: Data = field(default_factory=Data)
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Options:
+    settings: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+    max_length: int = 0
+
+
+@pytest.mark.parametrize(
+    ("told", "typed"),
+    [
+        ("Lower vocab_size or add text.", "--data.vocab-size"),
+        ("too long: max_length=3. Raise the shards.", "--data.shards, --max-length"),
+        ("Raise data.vocab_size.", None),
+        ("Raise --data.vocab-size: vocab_size is small.", None),
+        ("runs/max_length/vocab_size.txt, max_length.txt: 3 shards are there", None),
+    ],
+)
+def test_a_setting_is_told_as_it_is_typed(told: str, typed: str | None) -> None:
+    assert with_options(told, Options) == (told if typed is None else f"{told} (To be typed: {typed}.)")
+    assert with_options(told, None) == told
+
+
+# --- Files that are not there -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tools.pretrain none.toml",
+        "tools.pretrain launch/recipes/quickstart.toml --data.source none --prepare-only --corpus corpus",
+        "tools.predict.__main__ fill-mask none a",
+        "tools.plot none",
+        "tools.convert.__main__ from-hf none out",
+        "tools.checkpoint.__main__ inspect none",
+        "tools.corpus.__main__ prepare --source none --output out",
+    ],
+)
+def test_a_missing_file_is_named_from_the_root(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Launchers go to another folder first: nobody knows what a relative path was relative to."""
+    (tmp_path / "launch").symlink_to(ROOT / "launch")
+    monkeypatch.chdir(tmp_path)
+    module, *arguments = words.split()
+    assert importlib.import_module(module).main(arguments) == 2
+    assert str(tmp_path / "none") in capsys.readouterr().err
