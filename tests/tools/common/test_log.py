@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import logging
 import os
@@ -110,10 +111,14 @@ def test_all_tools_show_their_progress_in_one_way() -> None:
 def test_nothing_but_the_log_writes_to_standard_error() -> None:
     """What is no result of a command has its time, rank and level where these are asked for."""
     folder = Path(log.__file__).parents[2]
-    # Formatted, the arguments of a call end with its own bracket.
-    printed = re.compile(r"(?<!\w)print\((?:[^\n]*|\n.*?\n *)file=sys\.stderr.*\)$", re.MULTILINE)
     files = [file for room in ("tools", "models") for file in (folder / room).rglob("*.py")]
-    own = [str(file) for file in files if file != Path(log.__file__) and printed.search(file.read_text("utf-8"))]
+    own = [
+        f"{file}, line {node.lineno}"
+        for file in files
+        if file != Path(log.__file__) and "stderr" in (text := file.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print" and "file=sys.stderr" in ast.unparse(node)
+    ]
     assert own == []
 
 
