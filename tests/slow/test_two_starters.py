@@ -6,8 +6,6 @@ import ctypes
 import os
 import random
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,73 +16,9 @@ from typing import Any
 
 import pytest
 
-from tensor3d import checkpoint
-from tests.slow.kills import ROOT, losses
-from tests.tools.runs import write_text
+from tests.slow.kills import ROOT
+from tests.slow.starters import MANNERS, check_round, rounds
 from tools.common import files
-
-STEPS = 1_000_000  # no run comes to its end before the other has begun, however slow the machine is
-STOPPED = 75
-RECIPE = f"""
-[data]
-source = "SOURCE"
-vocab_size = 67
-held_out = 0
-capacity = 32
-max_length = 32
-packing = "spfhp"
-[model]
-layers = 1
-hidden = 32
-heads = 4
-[batch]
-global_batch = 4
-[run]
-steps = {STEPS}
-evaluate_every = 0
-checkpoint_every = 5
-log_every = 1000
-"""
-
-
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    if not (folder / "text.txt").exists():
-        write_text(folder / "text.txt")
-        (folder / "small.toml").write_text(RECIPE.replace("SOURCE", str(folder / "text.txt")))
-    places = ["--output", str(folder / "run"), "--corpus", str(folder / "corpus")]
-    command = [sys.executable, "-m", "tools.pretrain", str(folder / "small.toml"), *places, *more]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}  # so that the two do not wait for each other's
-    return subprocess.Popen(
-        command, cwd=ROOT, env=threads, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-
-
-def check_one_of(runs: list[subprocess.Popen[str]], folder: Path) -> None:
-    """One trains, and the other has said who does."""
-    limit = time.monotonic() + 300
-    while all(run.poll() is None for run in runs):
-        assert time.monotonic() < limit, "two runs in one folder"
-        time.sleep(0.02)
-    (refused,) = (run for run in runs if run.poll() is not None)
-    (winner,) = (run for run in runs if run is not refused)
-    refusal = refused.communicate()[1]
-    assert refused.returncode == 2, refusal
-    (line,) = (each for each in refusal.splitlines() if "in use by" in each)
-    assert f"tools.pretrain: {folder / 'run'} is in use by process {winner.pid} on {socket.gethostname()} since" in line
-    began = len(losses(folder / "run"))
-    while len(losses(folder / "run")) < began + 5:
-        assert winner.poll() is None, winner.communicate()[1]
-        assert time.monotonic() < limit, "the winner does not train"
-        time.sleep(0.02)
-    winner.send_signal(signal.SIGTERM)
-    told = winner.communicate(timeout=300)[1]
-    assert winner.returncode == STOPPED, told
-    newest = checkpoint.latest(folder / "run" / "checkpoints")
-    assert newest is not None
-    assert checkpoint.verify(newest) == []
-    done = checkpoint.read_progress(newest)["step"]
-    assert [step for step, _ in losses(folder / "run")] == list(range(1, done + 1)), "every step once"
-    assert not (folder / "run" / "run.lock").exists()
 
 
 @pytest.fixture
@@ -101,26 +35,12 @@ def network_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_of_two_runs_in_a_network_folder_one_is_refused_also_after_a_kill(tmp_path: Path, network_folder: None) -> None:
     """Each checkpoint is whole, too."""
-    check_after_a_kill(tmp_path)
+    check_round(tmp_path, "tools.pretrain", ("--resume", "auto", "after a kill"), 0.12)
 
 
-@pytest.mark.long(reason="the same in a local folder, whose locks have fast tests")
-def test_of_two_runs_one_is_refused_also_after_a_kill(tmp_path: Path) -> None:
-    check_after_a_kill(tmp_path)
-
-
-def check_after_a_kill(tmp_path: Path) -> None:
-    draw = random.Random(3)
-    owner = start(tmp_path, "--resume", "auto")
-    while checkpoint.latest(tmp_path / "run" / "checkpoints") is None:
-        assert owner.poll() is None, owner.stderr and owner.stderr.read()
-        time.sleep(0.02)
-    owner.send_signal(signal.SIGKILL)
-    owner.communicate()
-    assert (tmp_path / "run" / "run.lock").exists()
-    runs = [start(tmp_path, "--resume", "auto")]
-    time.sleep(draw.uniform(0, 0.5))
-    check_one_of([*runs, start(tmp_path, "--resume", "auto")], tmp_path)
+@pytest.mark.long(reason="the same in a local folder, whose locks have fast tests: python -m tests.slow.starters")
+def test_of_two_runs_one_is_refused_in_every_manner(tmp_path: Path) -> None:
+    rounds(tmp_path, count=2 * len(MANNERS), seed=3)
 
 
 @pytest.mark.long(reason="two more jobs; the lock of each training has a fast test")

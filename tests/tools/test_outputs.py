@@ -285,9 +285,11 @@ def test_a_training_that_must_save_and_cannot_is_one_sentence(
     assert re.fullmatch(r"tools\.gpt: rank 0: No space left on device: .*checkpoints/step-00000002.*", last)
 
 
+@pytest.mark.parametrize("begun", [False, True])
 def test_a_second_starter_of_any_training_is_told_who_has_the_folder(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    begun: bool, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And not that there is a run, which could be removed, when the first one has begun."""
     run = str(tmp_path / "run")
     text = ["--source", str(recipe.parent / "text.txt"), "--vocab-size", "67", "--steps", "2"]
     trainings: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
@@ -296,8 +298,10 @@ def test_a_second_starter_of_any_training_is_told_who_has_the_folder(
         "tools.finetune": (finetune.main, ["classify", *CLASSIFY, "--output", run]),
     }
     with lock_folder(tmp_path / "run"):
+        if begun:
+            (tmp_path / "run" / "run.json").write_text("{}")
         for name, (main, call) in trainings.items():
             assert main(call) == 2
             told = f"{name}: {run} is in use by process {os.getpid()} on {socket.gethostname()} since "
             assert capsys.readouterr().err.splitlines()[-1].startswith(told)
-        assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
+        assert {path.name for path in (tmp_path / "run").iterdir()} - {"run.json"} == {"run.lock"}

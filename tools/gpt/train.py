@@ -29,7 +29,7 @@ from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
 from tools.common.bounds import LANGUAGE, AtLeast, check_bounds
 from tools.common.cli import cube_of, run_folder
-from tools.common.files import parsed_json, write_file
+from tools.common.files import check_unlocked, parsed_json, write_file
 from tools.common.log import lasting_streams
 from tools.common.machine import write_json
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
@@ -81,10 +81,14 @@ _RUN, _CONFIG = "run.json", "model"
 TOKENIZER, CHECKPOINTS = "tokenizer.model", "checkpoints"
 
 
-def check_new(folder: Path) -> None:
-    """Raises ValueError where the folder holds a run, or cannot hold one."""
+def check_new(folder: Path, *, taken: bool = True) -> None:
+    """Raises ValueError where the folder holds a run, or cannot hold one.
+
+    Args:
+        taken: whether it is this process's. Nobody is told to remove what may be another one's, which is named.
+    """
     check_folder(folder)
-    if os.path.lexists(folder / _RUN):
+    if os.path.lexists(folder / _RUN) and (taken or check_unlocked(folder)):
         raise ValueError(f"{folder} holds a run already. Choose another --output, or remove it.")
 
 
@@ -308,7 +312,7 @@ class TrainCommand:
         self.learning_rate.at(0)
         k = fit_packs_per_rank(self.batch, shape, None)
         check_rows(shape, k, self.length)
-        check_new(self.output)
+        check_new(self.output, taken=False)
 
     def run(self) -> int:
         """Trains, on every rank. The exit status."""

@@ -106,6 +106,7 @@ def killed(folder: Path) -> None:
 
 def test_a_folder_is_taken_over_from_who_was_killed(tmp_path: Path) -> None:
     killed(tmp_path)
+    assert check_unlocked(tmp_path)
     (tmp_path / f"run.json.{'a' * 32}.tmp").write_text("half")
     with lock_folder(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "run.lock"], "no draft is left"
@@ -181,7 +182,7 @@ def test_a_lock_of_another_machine_that_is_renewed_is_respected(
     monkeypatch.setattr(files, "sleep", lambda _: os.utime(lock, (5, 5)))
     with pytest.raises(FolderInUseError, match="process 4711 on far"), lock_folder(tmp_path):
         pass
-    check_unlocked(tmp_path)  # which knows of this machine alone
+    assert not check_unlocked(tmp_path), "it looks at this machine alone, and cannot tell"
 
 
 def test_whoever_was_taken_for_dead_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
