@@ -229,6 +229,27 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("linked", [True, False], ids=["hard links", "no links"])
+def test_a_lock_is_made_once_and_of_whoever_is_gone_alone_it_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    """Also where two starters come to it at the same moment, without a kernel lock between them."""
+    if not linked:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
+    lock = tmp_path / "run.lock"
+    assert files._put(lock, b"of the dead")
+    dead = files._look(lock)
+    assert dead is not None
+    assert not files._put(lock, b"mine")
+    assert lock.read_bytes() == b"of the dead"
+    files._take_away(lock, dead)
+    assert files._put(lock, b"mine")
+    if linked:
+        files._take_away(lock, dead)  # of a starter that has judged the same dead owner, and comes late
+        assert lock.read_bytes() == b"mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
+
+
 PLANTED: dict[str, Callable[[Path, Path], None]] = {
     "a link": lambda path, secret: path.symlink_to(secret),
     "a link to nothing": lambda path, secret: path.symlink_to(secret.with_name("nowhere")),
@@ -350,6 +371,23 @@ def test_a_link_to_nothing_is_no_place_to_write_to(tmp_path: Path) -> None:
             check_output(tmp_path / name)
     (tmp_path / "good").symlink_to(tmp_path)
     assert library.make_folder(tmp_path / "good" / "new") == [tmp_path / "good" / "new"]
+
+
+def test_what_is_changed_between_the_look_and_the_opening_is_neither_followed_nor_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "fifo")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_symlink", lambda _: False)
+        with pytest.raises(OSError, match="symbolic links"):
+            library.append(tmp_path / "link")
+        regular = os.stat(tmp_path / "secret")
+        patch.setattr(os, "stat", lambda *_: regular)
+        with pytest.raises(OSError, match="it is a FIFO"):
+            library.open_regular(tmp_path / "fifo")
+    assert (tmp_path / "secret").read_text() == "mine"
 
 
 def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path) -> None:
