@@ -69,12 +69,18 @@ class Starter:
     process: subprocess.Popen[str]
 
 
-def start(folder: Path, *more: str, tool: str = "tools.pretrain") -> Starter:
-    """Starts a run in `folder/run`; what it needs lies beside it and is made by the first call."""
+def recipe_in(folder: Path) -> Path:
+    """Of a run that never ends; it is made, with its text, by the first call."""
     text, recipe = folder / "text.txt", folder / "small.toml"
     if not recipe.exists():
         write_text(text)
         recipe.write_text(RECIPE.replace("SOURCE", str(text)))
+    return recipe
+
+
+def start(folder: Path, *more: str, tool: str = "tools.pretrain") -> Starter:
+    """Starts a run in `folder/run`; what it needs lies beside it."""
+    recipe, text = recipe_in(folder), folder / "text.txt"
     sizes = ["--source", text, "--vocab-size", "67", "--length", "32", "--batch", "4", "--steps", STEPS]
     words: list[object] = [recipe] if tool == "tools.pretrain" else ["train", *sizes]
     places = ["--output", folder / "run", "--corpus", folder / f"corpus of {tool}"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.slow.kills import ROOT
-from tests.slow.starters import MANNERS, check_round, rounds
+from tests.hosts import Host, hosts, why_not
+from tests.slow.kills import ROOT, losses
+from tests.slow.starters import MANNERS, STOPPED, check_round, recipe_in, rounds
 from tools.common import files
 
 
@@ -108,3 +111,40 @@ def test_of_two_hosts_one_gets_a_shared_folder_and_a_dead_one_loses_it(tmp_path:
     assert said.count("has it") == 1
     for _, process in pair:
         process.kill()
+
+
+@pytest.mark.long(reason="a dead host is waited for 45 s; a slow test has the lock alone, between name spaces")
+def test_of_launchers_on_two_hosts_one_trains_and_the_other_takes_over_from_the_dead(tmp_path: Path) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    run = tmp_path / "run"
+    words = [recipe_in(tmp_path), "--output", run, "--corpus", tmp_path / "corpus", "--resume", "auto"]
+
+    def start_on(host: Host) -> subprocess.Popen[Any]:
+        command = [ROOT / "launch/local.sh", "--cpu", "--cube", "1x1x2", *words]
+        log = (tmp_path / f"{host.name}.log").open("wb")
+        with log:
+            return host.popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def wait_until(condition: Callable[[], bool]) -> None:
+        limit = time.monotonic() + 300
+        while not condition():
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+
+    with hosts(2) as pair:
+        jobs = {host.name: start_on(host) for host in pair}
+        wait_until(lambda: any(job.poll() is not None for job in jobs.values()))
+        refused, winner = sorted(pair, key=lambda host: jobs[host.name].poll() is None)
+        assert jobs[refused.name].wait() == 2
+        told = (tmp_path / f"{refused.name}.log").read_text()
+        assert re.search(rf"{run} is in use by process \d+ on {winner.name} since .*Wait for its end", told)
+        wait_until(lambda: len(losses(run)) >= 8)
+        winner.close()  # all that runs there is killed
+        done = len(losses(run))
+        heir = start_on(refused)
+        wait_until(lambda: len(losses(run)) > done + 5 or heir.poll() is not None)
+        os.kill(heir.pid, signal.SIGTERM)
+        assert heir.wait(120) == STOPPED
+        steps = [step for step, _ in losses(run)]
+        assert steps == list(range(1, len(steps) + 1)), "every step once"

@@ -137,6 +137,20 @@ MUTATIONS = (
         tests=(KEYED,),
     ),
     Mutation(
+        "compiled-code-of-others-is-run",
+        "tensor3d/ops/compiled_regions.py",
+        old="strange = everyone(_cache_of_others())",
+        new='strange = everyone("")',
+        tests=("tests/ops/test_compiled_regions.py::test_what_others_could_have_compiled_is_not_run",),
+    ),
+    Mutation(
+        "gpt-removed-folder-stays-without-its-model",
+        "tools/gpt/train.py",
+        old="shown=cube.rank == 0, restore=restore)",
+        new="shown=cube.rank == 0)",
+        tests=("tests/tools/test_outputs.py::test_a_training_whose_folder_is_removed_under_it_leaves_a_whole_one",),
+    ),
+    Mutation(
         "roll-reads-a-strangers-verdict",
         "tools/doctor/store_agreement.py",
         old="except (TypeError, KeyError, AttributeError):",
@@ -167,8 +181,8 @@ MUTATIONS = (
     Mutation(
         "secret-of-hosts-on-the-command-line",
         "launch/ssh.py",
-        old="read -r TENSOR3D_SECRET && export TENSOR3D_SECRET",
-        new="read -r TENSOR3D_SECRET && export TENSOR3D_SECRET && sh -c : $TENSOR3D_SECRET",
+        old="exec {shlex.join(launcher)}'",
+        new="exec {shlex.join(launcher)} $TENSOR3D_SECRET'",
         tests=("tests/launch/test_ssh.py::test_the_hosts_get_a_secret_that_no_command_line_shows",),
     ),
     Mutation(
