@@ -165,8 +165,8 @@ evaluate_every = 2
 
 
 @pytest.fixture(scope="module")
-def trainings(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[Path], int]]:
-    """Each training by its name, of two steps."""
+def calls(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[Path], list[str]]]:
+    """The words of each training, of two steps, by its name and the folder of the run."""
     folder = tmp_path_factory.mktemp("trainings")
     (folder / "train.tsv").write_text("sentence\tlabel\n" + "good film\t1\nbad film\t0\n" * 4)
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "good", "bad"]))
@@ -175,9 +175,19 @@ def trainings(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     places = ["--source", str(recipe.parent / "text.txt"), "--corpus", str(recipe.parent / "gpt-corpus")]
     two = ["--run.steps", "2", "--run.checkpoint-every", "1", "--run.evaluate-every", "0"]
     return {
-        "pretrain": lambda run: pretrain.main(arguments(recipe, run, *two)),
-        "gpt": lambda run: gpt.main(["train", *sizes, *places, "--output", str(run)]),
-        "finetune": lambda run: finetune.main(["classify", str(folder / "finetune.toml"), "--output", str(run)]),
+        "pretrain": lambda run: arguments(recipe, run, *two),
+        "gpt": lambda run: ["train", *sizes, *places, "--output", str(run)],
+        "finetune": lambda run: ["classify", str(folder / "finetune.toml"), "--output", str(run)],
+    }
+
+
+@pytest.fixture(scope="module")
+def trainings(calls: dict[str, Callable[[Path], list[str]]]) -> dict[str, Callable[[Path], int]]:
+    """Each training in this process."""
+    return {
+        "pretrain": lambda run: pretrain.main(calls["pretrain"](run)),
+        "gpt": lambda run: gpt.main(calls["gpt"](run)),
+        "finetune": lambda run: finetune.main(calls["finetune"](run)),
     }
 
 
@@ -325,9 +335,12 @@ def test_a_clock_that_is_set_back_changes_no_measure(
 
 
 @pytest.mark.slow
-def test_two_ranks_in_poor_surroundings(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("training", ["pretrain", "gpt", "finetune"])
+def test_two_ranks_in_poor_surroundings(
+    training: str, calls: dict[str, Callable[[Path], list[str]]], tmp_path: Path
+) -> None:
     """Few files, no home, no folder for temporary files, an ASCII locale, a reader that goes, no standard error."""
-    call = [*TORCHRUN, "-m", "tools.pretrain", *arguments(recipe, tmp_path / "a run"), "--run.steps", "4"]
+    call = [*TORCHRUN, "-m", f"tools.{training}", *calls[training](tmp_path / "a run")]
     script = 'ulimit -n 64; "$@" 2>&- | head -1 >"$FIRST"; exit "${PIPESTATUS[0]}"'
     around = {name: value for name, value in os.environ.items() if name not in ("HOME", "PYTHONUTF8", "LANG")}
     around |= {"TMPDIR": f"{tmp_path}/not there", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -341,9 +354,10 @@ def test_two_ranks_in_poor_surroundings(recipe: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert (tmp_path / "first").read_text().count("\n") == 1
-    saved = checkpoint.latest(tmp_path / "a run" / "checkpoints")
+    saved = checkpoint.latest(checkpoints_of(training, tmp_path / "a run"))
     assert saved is not None
-    assert (saved.name, checkpoint.verify(saved)) == ("step-00000004", [])
+    assert saved.name == "step-00000002"
+    check_no_half_file(tmp_path / "a run")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
