@@ -204,13 +204,14 @@ class KeyedStore(dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(minutes=5)) -> None:
         """Raises DistStoreError where not all have come in time."""
-        deadline = time.monotonic() + timeout.total_seconds()
+        deadline, least = time.monotonic() + timeout.total_seconds(), timedelta(milliseconds=1)
         while True:
-            self._store.wait(keys, max(timedelta(milliseconds=1), timedelta(seconds=deadline - time.monotonic())))
+            self._store.wait(keys, max(least, timedelta(seconds=deadline - time.monotonic())))
             if self.check(keys):
                 return
             if time.monotonic() > deadline:
                 raise dist.DistStoreError(f"{keys[0]} holds what no process of this job has set. Look for a stranger.")
+            least = timedelta(seconds=1)  # they are there, and a busy host needs more than what may be left to say so
             time.sleep(0.02)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:

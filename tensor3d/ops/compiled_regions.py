@@ -8,6 +8,8 @@ collectives, and states itself what it saves.
 
 from __future__ import annotations
 
+import os
+import stat
 import sysconfig
 import warnings
 from collections.abc import Callable, Sequence
@@ -43,7 +45,8 @@ class CompiledRegions:
             ranks refuse what one of them cannot do. Default: this rank is alone.
 
     Raises:
-        ValueError: regions are to be compiled, and there is nothing to compile them with.
+        ValueError: regions are to be compiled, and there is nothing to compile them with, or others can write where
+            PyTorch keeps what is compiled.
     """
 
     def __init__(self, compiled: bool, device: torch.device, everyone: Callable[[str], Sequence[str]] = _alone) -> None:
@@ -111,7 +114,7 @@ def own_copy(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def _check_compiler(device: torch.device, everyone: Callable[[str], Sequence[str]]) -> None:
-    """Raises ValueError where nothing can be compiled for the device, on some rank."""
+    """Raises ValueError where nothing can be compiled for the device, or others may change what is, on some rank."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch imports what it has deprecated itself
         import torch._inductor.compile_fx  # noqa: F401  # slow, and needed where something is compiled alone
@@ -123,6 +126,26 @@ def _check_compiler(device: torch.device, everyone: Callable[[str], Sequence[str
             f"compile=True needs {told[lacking[0]]}, and there is none {place}. Install it, or leave compile off: the "
             "results are the same but for rounding."
         )
+    strange = everyone(_cache_of_others())
+    if found := [rank for rank, folder in enumerate(strange) if folder]:
+        raise ValueError(
+            f"compile=True runs the code that lies in {strange[found[0]]!r}, and others can write there (on rank "
+            f"{found[0]}). Remove it, or set TORCHINDUCTOR_CACHE_DIR to a folder of your own."
+        )
+
+
+def _cache_of_others() -> str:
+    """The folder in which PyTorch keeps compiled code and takes it from, where that is its own choice, /tmp in general,
+    and somebody else has made it, or may write into it; else nothing."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
+
+    folder = cache_dir()
+    if folder != default_cache_dir():
+        return ""  # whoever named it knows whom it is for
+    found, name = os.stat(folder), os.lstat(folder)
+    made_by_others = not {found.st_uid, name.st_uid} <= {os.geteuid(), 0}
+    in_their_group = found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid()
+    return folder if made_by_others or in_their_group or found.st_mode & stat.S_IWOTH else ""
 
 
 def _missing_for_cpu() -> str:

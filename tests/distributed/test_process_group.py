@@ -199,7 +199,7 @@ STRANGERS: dict[str, Callable[[dist.Store], bytes]] = {
     "empty": lambda store: b"",
     "no text": lambda store: b"\xff\xfe" * 50,
     "a seal alone": lambda store: b"0" * 64,
-    "another secret": lambda store: _sealed(store, "watch 1", "other", "theirs", b"of another job"),
+    "another secret": lambda store: _sealed(store, "watch 1", "verdict", "theirs", b"of another job"),
     "of another key": lambda store: _sealed(store, "watch 1", "beat/1", "theirs"),
     "of another part": lambda store: _sealed(store, "watch 2", "verdict", "theirs"),
     "cut off": lambda store: _sealed(store, "watch 1", "beat/1", "theirs")[:-1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def main():
         "signals": {name: repr(signal.getsignal(getattr(signal, name))) for name in ("SIGINT", "SIGTERM", "SIGUSR1")},
         "name": __name__, "module": sys.modules["__main__"].__spec__.name,
         "unbuffered": (sys.stdout.write_through, sys.stderr.write_through),
-        "importer": job.heavy.PROCESS,
+        "importer": job.heavy.PROCESS, "secret": os.environ["TENSOR3D_SECRET"],
     }
     (folder / f"{rank}.partial").write_text(json.dumps(facts))
     os.rename(folder / f"{rank}.partial", folder / f"{rank}.json")
@@ -122,12 +123,15 @@ def test_ranks_are_as_if_each_had_been_started_by_itself(tmp_path: Path) -> None
             assert sorted(like_ranks) == sorted(rank["process"] for rank in ranks), name
             assert all(rank["session"] == rank["process"] for rank in ranks)
             assert [rank["environment"]["RANK"] for rank in ranks] == ["0", "1"]
-        own = ("process", "parent", "session", "importer", "path")
+        own = ("process", "parent", "session", "importer", "path", "secret")
         same = [[{k: v for k, v in rank.items() if k not in own} for rank in job.ranks] for job in jobs.values()]
         assert same[0] == same[1]
         assert [rank["path"] for job in jobs.values() for rank in job.ranks] == [
             str(tmp_path / name) for name in ("forked", "forked", "usual", "usual")
         ]
+        secrets = [{rank["secret"] for rank in job.ranks} for job in jobs.values()]
+        assert all(re.fullmatch("[0-9a-f]{32}", each) for (each,) in secrets), "one for the ranks of a job"
+        assert secrets[0] != secrets[1]
         # One process has imported it for both, and is neither of them.
         assert len({rank["importer"] for rank in forked.ranks}) == 1
         assert forked.ranks[0]["importer"] not in {rank["process"] for rank in forked.ranks}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import os
 import pickle
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
@@ -283,6 +286,33 @@ def test_without_a_compiler_the_cube_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match=r"compile=True needs a C\+\+ compiler .* none here.* leave compile off"):
         Cube.single(speed=ExecutionPolicy(compile=True))
     Cube.single()
+
+
+@pytest.mark.parametrize("whose", ["ours", "writable for all", "another user's", "behind another user's link"])
+def test_what_others_could_have_compiled_is_not_run(
+    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch takes compiled code from a folder of /tmp with a known name."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = Path(default_cache_dir())
+    folder.mkdir()
+    if whose == "writable for all":
+        folder.chmod(0o777)
+    if whose == "behind another user's link":
+        folder.rename(tmp_path / "ours")
+        folder.symlink_to("ours")
+    if "another user" in whose:
+        if os.geteuid() != 0:
+            pytest.skip("only root gives a file to another user")
+        os.lchown(folder, 12345, 12345)
+    refused = pytest.raises(ValueError, match=r"others can write there .*set TORCHINDUCTOR_CACHE_DIR to a folder of")
+    with contextlib.nullcontext() if whose == "ours" else refused:
+        CompiledRegions(True, torch.device("cpu"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    CompiledRegions(True, torch.device("cpu"))
 
 
 def test_what_one_rank_cannot_compile_no_rank_begins() -> None:

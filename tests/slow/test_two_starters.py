@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,73 +18,10 @@ from typing import Any
 
 import pytest
 
-from tensor3d import checkpoint
+from tests.hosts import Host, hosts, why_not
 from tests.slow.kills import ROOT, losses
-from tests.tools.runs import write_text
+from tests.slow.starters import MANNERS, STOPPED, check_round, recipe_in, rounds
 from tools.common import files
-
-STEPS = 1_000_000  # no run comes to its end before the other has begun, however slow the machine is
-STOPPED = 75
-RECIPE = f"""
-[data]
-source = "SOURCE"
-vocab_size = 67
-held_out = 0
-capacity = 32
-max_length = 32
-packing = "spfhp"
-[model]
-layers = 1
-hidden = 32
-heads = 4
-[batch]
-global_batch = 4
-[run]
-steps = {STEPS}
-evaluate_every = 0
-checkpoint_every = 5
-log_every = 1000
-"""
-
-
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    if not (folder / "text.txt").exists():
-        write_text(folder / "text.txt")
-        (folder / "small.toml").write_text(RECIPE.replace("SOURCE", str(folder / "text.txt")))
-    places = ["--output", str(folder / "run"), "--corpus", str(folder / "corpus")]
-    command = [sys.executable, "-m", "tools.pretrain", str(folder / "small.toml"), *places, *more]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}  # so that the two do not wait for each other's
-    return subprocess.Popen(
-        command, cwd=ROOT, env=threads, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-
-
-def check_one_of(runs: list[subprocess.Popen[str]], folder: Path) -> None:
-    """One trains, and the other has said who does."""
-    limit = time.monotonic() + 300
-    while all(run.poll() is None for run in runs):
-        assert time.monotonic() < limit, "two runs in one folder"
-        time.sleep(0.02)
-    (refused,) = (run for run in runs if run.poll() is not None)
-    (winner,) = (run for run in runs if run is not refused)
-    refusal = refused.communicate()[1]
-    assert refused.returncode == 2, refusal
-    (line,) = (each for each in refusal.splitlines() if "in use by" in each)
-    assert f"tools.pretrain: {folder / 'run'} is in use by process {winner.pid} on {socket.gethostname()} since" in line
-    began = len(losses(folder / "run"))
-    while len(losses(folder / "run")) < began + 5:
-        assert winner.poll() is None, winner.communicate()[1]
-        assert time.monotonic() < limit, "the winner does not train"
-        time.sleep(0.02)
-    winner.send_signal(signal.SIGTERM)
-    told = winner.communicate(timeout=300)[1]
-    assert winner.returncode == STOPPED, told
-    newest = checkpoint.latest(folder / "run" / "checkpoints")
-    assert newest is not None
-    assert checkpoint.verify(newest) == []
-    done = checkpoint.read_progress(newest)["step"]
-    assert [step for step, _ in losses(folder / "run")] == list(range(1, done + 1)), "every step once"
-    assert not (folder / "run" / "run.lock").exists()
 
 
 @pytest.fixture
@@ -101,26 +38,12 @@ def network_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_of_two_runs_in_a_network_folder_one_is_refused_also_after_a_kill(tmp_path: Path, network_folder: None) -> None:
     """Each checkpoint is whole, too."""
-    check_after_a_kill(tmp_path)
+    check_round(tmp_path, "tools.pretrain", ("--resume", "auto", "after a kill"), 0.12)
 
 
-@pytest.mark.long(reason="the same in a local folder, whose locks have fast tests")
-def test_of_two_runs_one_is_refused_also_after_a_kill(tmp_path: Path) -> None:
-    check_after_a_kill(tmp_path)
-
-
-def check_after_a_kill(tmp_path: Path) -> None:
-    draw = random.Random(3)
-    owner = start(tmp_path, "--resume", "auto")
-    while checkpoint.latest(tmp_path / "run" / "checkpoints") is None:
-        assert owner.poll() is None, owner.stderr and owner.stderr.read()
-        time.sleep(0.02)
-    owner.send_signal(signal.SIGKILL)
-    owner.communicate()
-    assert (tmp_path / "run" / "run.lock").exists()
-    runs = [start(tmp_path, "--resume", "auto")]
-    time.sleep(draw.uniform(0, 0.5))
-    check_one_of([*runs, start(tmp_path, "--resume", "auto")], tmp_path)
+@pytest.mark.long(reason="the same in a local folder, whose locks have fast tests: python -m tests.slow.starters")
+def test_of_two_runs_one_is_refused_in_every_manner(tmp_path: Path) -> None:
+    rounds(tmp_path, count=2 * len(MANNERS), seed=3)
 
 
 @pytest.mark.long(reason="two more jobs; the lock of each training has a fast test")
@@ -188,3 +111,40 @@ def test_of_two_hosts_one_gets_a_shared_folder_and_a_dead_one_loses_it(tmp_path:
     assert said.count("has it") == 1
     for _, process in pair:
         process.kill()
+
+
+@pytest.mark.long(reason="a dead host is waited for 45 s; a slow test has the lock alone, between name spaces")
+def test_of_launchers_on_two_hosts_one_trains_and_the_other_takes_over_from_the_dead(tmp_path: Path) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    run = tmp_path / "run"
+    words = [recipe_in(tmp_path), "--output", run, "--corpus", tmp_path / "corpus", "--resume", "auto"]
+
+    def start_on(host: Host) -> subprocess.Popen[Any]:
+        command = [ROOT / "launch/local.sh", "--cpu", "--cube", "1x1x2", *words]
+        log = (tmp_path / f"{host.name}.log").open("wb")
+        with log:
+            return host.popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def wait_until(condition: Callable[[], bool]) -> None:
+        limit = time.monotonic() + 300
+        while not condition():
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+
+    with hosts(2) as pair:
+        jobs = {host.name: start_on(host) for host in pair}
+        wait_until(lambda: any(job.poll() is not None for job in jobs.values()))
+        refused, winner = sorted(pair, key=lambda host: jobs[host.name].poll() is None)
+        assert jobs[refused.name].wait() == 2
+        told = (tmp_path / f"{refused.name}.log").read_text()
+        assert re.search(rf"{run} is in use by process \d+ on {winner.name} since .*Wait for its end", told)
+        wait_until(lambda: len(losses(run)) >= 8)
+        winner.close()  # all that runs there is killed
+        done = len(losses(run))
+        heir = start_on(refused)
+        wait_until(lambda: len(losses(run)) > done + 5 or heir.poll() is not None)
+        os.kill(heir.pid, signal.SIGTERM)
+        assert heir.wait(120) == STOPPED
+        steps = [step for step, _ in losses(run)]
+        assert steps == list(range(1, len(steps) + 1)), "every step once"

@@ -147,22 +147,93 @@ def test_links_in_the_folder_of_a_run_keep_their_targets(recipe: Path, finished:
 
 # --- accidents -------------------------------------------------------------------------------------------------------
 
+FINETUNE = """
+[data]
+train = "{folder}/train.tsv"
+dev = "{folder}/train.tsv"
+max_length = 16
+[model]
+vocab = "{folder}/vocab.txt"
+preset = "tiny"
+[run]
+epochs = 1
+batch = 4
+seeds = [0]
+evaluate_every = 2
+"""
+"""Eight texts, so that it saves at step 2, its last."""
 
+
+@pytest.fixture(scope="module")
+def calls(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[Path], list[str]]]:
+    """The words of each training, of two steps, by its name and the folder of the run."""
+    folder = tmp_path_factory.mktemp("trainings")
+    (folder / "train.tsv").write_text("sentence\tlabel\n" + "good film\t1\nbad film\t0\n" * 4)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "good", "bad"]))
+    (folder / "finetune.toml").write_text(FINETUNE.format(folder=folder))
+    sizes = ["--vocab-size", "67", "--length", "32", "--batch", "8", "--steps", "2"]
+    places = ["--source", str(recipe.parent / "text.txt"), "--corpus", str(recipe.parent / "gpt-corpus")]
+    two = ["--run.steps", "2", "--run.checkpoint-every", "1", "--run.evaluate-every", "0"]
+    return {
+        "pretrain": lambda run: arguments(recipe, run, *two),
+        "gpt": lambda run: ["train", *sizes, *places, "--output", str(run)],
+        "finetune": lambda run: ["classify", str(folder / "finetune.toml"), "--output", str(run)],
+    }
+
+
+@pytest.fixture(scope="module")
+def trainings(calls: dict[str, Callable[[Path], list[str]]]) -> dict[str, Callable[[Path], int]]:
+    """Each training in this process."""
+    return {
+        "pretrain": lambda run: pretrain.main(calls["pretrain"](run)),
+        "gpt": lambda run: gpt.main(calls["gpt"](run)),
+        "finetune": lambda run: finetune.main(calls["finetune"](run)),
+    }
+
+
+def checkpoints_of(training: str, run: Path) -> Path:
+    return run / ("seed-0" if training == "finetune" else "") / "checkpoints"
+
+
+def check_no_half_file(run: Path) -> None:
+    """Every checkpoint that is there is whole, and no draft and no lock is left."""
+    assert not [path for path in run.rglob("*") if path.name.endswith((".tmp", ".lock"))]
+    for folder in run.rglob("step-*"):
+        assert checkpoint.verify(folder) == []
+
+
+@pytest.mark.parametrize("training", ["pretrain", "gpt", "finetune"])
 def test_a_run_whose_disk_is_full_at_the_start_is_one_sentence(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    training: str,
+    trainings: dict[str, Callable[[Path], int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "run" / "run.lock"))
 
     monkeypatch.setattr("tools.common.files._put", full)
-    assert pretrain.main(arguments(recipe, tmp_path / "run")) == 2
+    assert trainings[training](tmp_path / "run") == 2
     assert capsys.readouterr().err.endswith("run.lock cannot be read or written: No space left on device.\n")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("full", ["tokenizer-settings.json", "model.json", "metrics.jsonl"])
+BEGUN = {
+    "pretrain": ["tokenizer-settings.json", "model.json", "metrics.jsonl"],
+    "gpt": ["run.json", "metrics.jsonl"],
+    "finetune": ["finetune.json", "metrics.jsonl"],
+}
+
+
+@pytest.mark.parametrize(("training", "full"), [(training, name) for training in BEGUN for name in BEGUN[training]])
 def test_of_a_run_that_could_not_begin_nothing_keeps_the_next_one_out(
-    full: str, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    training: str,
+    full: str,
+    trainings: dict[str, Callable[[Path], int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     real = tensor3d.files._not_through_links
 
@@ -174,10 +245,11 @@ def test_of_a_run_that_could_not_begin_nothing_keeps_the_next_one_out(
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("tensor3d.files._not_through_links", refuse)
-        assert pretrain.main(arguments(recipe, run, "--run.steps", "1")) == 2
+        assert trainings[training](run) == 2
     assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
-    assert not run.exists()
-    assert pretrain.main(arguments(recipe, run, "--run.steps", "1")) == 0
+    assert training == "finetune" or not run.exists()
+    assert trainings[training](run) == 0
+    check_no_half_file(run)
 
 
 def begin_to_fail(monkeypatch: pytest.MonkeyPatch, step: int, accident: Callable[[], object]) -> None:
@@ -231,6 +303,19 @@ def test_a_folder_that_is_removed_while_the_run_goes_on_is_made_again(
     assert "run.lock" not in there
 
 
+@pytest.mark.parametrize("training", ["gpt", "finetune"])
+def test_a_training_whose_folder_is_removed_under_it_leaves_a_whole_one(
+    training: str, trainings: dict[str, Callable[[Path], int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    trainings[training](tmp_path / "other")
+    begin_to_fail(monkeypatch, 2, lambda: shutil.rmtree(run))
+    assert trainings[training](run) == 0
+    check_no_half_file(run)
+    wanted, there = ({str(path.relative_to(each)) for path in each.rglob("*")} for each in (tmp_path / "other", run))
+    assert there == wanted - {"seed-0/curves.png"}, "of which the journal knows no more"
+
+
 def test_a_clock_that_is_set_back_changes_no_measure(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,9 +335,12 @@ def test_a_clock_that_is_set_back_changes_no_measure(
 
 
 @pytest.mark.slow
-def test_two_ranks_in_poor_surroundings(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("training", ["pretrain", "gpt", "finetune"])
+def test_two_ranks_in_poor_surroundings(
+    training: str, calls: dict[str, Callable[[Path], list[str]]], tmp_path: Path
+) -> None:
     """Few files, no home, no folder for temporary files, an ASCII locale, a reader that goes, no standard error."""
-    call = [*TORCHRUN, "-m", "tools.pretrain", *arguments(recipe, tmp_path / "a run"), "--run.steps", "4"]
+    call = [*TORCHRUN, "-m", f"tools.{training}", *calls[training](tmp_path / "a run")]
     script = 'ulimit -n 64; "$@" 2>&- | head -1 >"$FIRST"; exit "${PIPESTATUS[0]}"'
     around = {name: value for name, value in os.environ.items() if name not in ("HOME", "PYTHONUTF8", "LANG")}
     around |= {"TMPDIR": f"{tmp_path}/not there", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -266,28 +354,40 @@ def test_two_ranks_in_poor_surroundings(recipe: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert (tmp_path / "first").read_text().count("\n") == 1
-    saved = checkpoint.latest(tmp_path / "a run" / "checkpoints")
+    saved = checkpoint.latest(checkpoints_of(training, tmp_path / "a run"))
     assert saved is not None
-    assert (saved.name, checkpoint.verify(saved)) == ("step-00000004", [])
+    assert saved.name == "step-00000002"
+    check_no_half_file(tmp_path / "a run")
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("training", ["gpt", "finetune"])
 def test_a_training_that_must_save_and_cannot_is_one_sentence(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    training: str,
+    number: int,
+    trainings: dict[str, Callable[[Path], int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(name: str, _: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device", name)
+        raise OSError(number, os.strerror(number), name)
 
-    begin_to_fail(monkeypatch, 2, lambda: monkeypatch.setattr("tensor3d.files._not_through_links", refuse))
-    sizes = ["--vocab-size", "67", "--length", "32", "--batch", "8", "--steps", "2"]
-    places = ["--source", str(recipe.parent / "text.txt"), "--corpus", str(recipe.parent / "gpt-corpus")]
-    assert gpt.main(["train", *sizes, *places, "--output", str(tmp_path / "run")]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(r"tools\.gpt: rank 0: No space left on device: .*checkpoints/step-00000002.*", last)
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        begin_to_fail(patch, 2, lambda: patch.setattr("tensor3d.files._not_through_links", refuse))
+        assert trainings[training](run) == 2
+    last, place = capsys.readouterr().err.splitlines()[-1], checkpoints_of(training, run)
+    assert last.startswith(f"tools.{training}: rank 0: {os.strerror(number)}: {place}/step-00000002")
+    check_no_half_file(run)
+    assert checkpoint.latest(place) is None
 
 
+@pytest.mark.parametrize("begun", [False, True])
 def test_a_second_starter_of_any_training_is_told_who_has_the_folder(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    begun: bool, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And not that there is a run, which could be removed, when the first one has begun."""
     run = str(tmp_path / "run")
     text = ["--source", str(recipe.parent / "text.txt"), "--vocab-size", "67", "--steps", "2"]
     trainings: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
@@ -296,8 +396,10 @@ def test_a_second_starter_of_any_training_is_told_who_has_the_folder(
         "tools.finetune": (finetune.main, ["classify", *CLASSIFY, "--output", run]),
     }
     with lock_folder(tmp_path / "run"):
+        if begun:
+            (tmp_path / "run" / "run.json").write_text("{}")
         for name, (main, call) in trainings.items():
             assert main(call) == 2
             told = f"{name}: {run} is in use by process {os.getpid()} on {socket.gethostname()} since "
             assert capsys.readouterr().err.splitlines()[-1].startswith(told)
-        assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
+        assert {path.name for path in (tmp_path / "run").iterdir()} - {"run.json"} == {"run.lock"}

@@ -227,12 +227,19 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 each.rmdir()
 
 
-def check_unlocked(folder: Path) -> None:
-    """Raises FolderInUseError where a process of this machine has the folder. Nothing is made, taken or waited for."""
+def check_unlocked(folder: Path) -> bool:
+    """Whether nobody has the folder. Nothing is made, taken or waited for, so False is for whoever cannot be looked up
+    from here, as on another machine, or is about to end: `lock_folder` will tell.
+
+    Raises:
+        FolderInUseError: a process of this machine has it.
+    """
     with suppress(OSError):
-        seen = _look(folder / LOCK)
-        if seen is not None and seen.state == "alive":
-            raise _in_use(folder, seen)
+        if (seen := _look(folder / LOCK)) is not None:
+            if (state := seen.state) == "alive":
+                raise _in_use(folder, seen)
+            return state == "gone"
+    return True
 
 
 def _lock(folder: Path, content: bytes, made: list[Path]) -> None:

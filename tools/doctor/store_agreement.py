@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tensor3d.distributed.failure_detector import wait_for
+from tools.common.files import parsed_json
 from tools.doctor.rules import Finding, MemberNames, NotReadyError
 
 MARGIN = 10.0
@@ -40,6 +41,36 @@ class RoundResult:
     findings: Sequence[Finding] = ()
     data: Any = None
     """JSON-able; for all members."""
+
+    @classmethod
+    def of(cls, content: Any) -> RoundResult:
+        """What `dataclasses.asdict` and JSON, which knows lists alone, have made of one."""
+        findings = [Finding(**{**each, "about": tuple(each["about"])}) for each in content["findings"]]
+        return cls(findings=findings, data=content["data"])
+
+
+# --- What is read of a store, which takes what anybody sets: a value that has been looked at may be another one by then
+
+
+def _foreign(key: str) -> ValueError:
+    return ValueError(
+        f"the store of the job holds under {key} what no process of the job has set there. Look for a stranger in its "
+        "network, and give the job a secret of its own: --secret-file."
+    )
+
+
+def _parsed(key: str, content: bytes) -> Any:
+    """The value of a key. Raises ValueError for what is no JSON."""
+    try:
+        return parsed_json(content)
+    except ValueError:
+        raise _foreign(key) from None
+
+
+def _printable(hosts: Any) -> tuple[str, ...]:
+    """Names of hosts as others tell them; none where it is no list."""
+    told = hosts if isinstance(hosts, list) else []
+    return tuple(host if isinstance(host, str) and host.isprintable() else ascii(host) for host in told)
 
 
 class StoreRounds:
@@ -87,7 +118,7 @@ class StoreRounds:
             NotReadyError: as `decide`.
         """
         hosts = self.decide(MEETING, host, lambda hosts: RoundResult(findings=judge(), data=hosts))
-        self.names = dataclasses.replace(self.names, hosts=tuple(hosts))
+        self.names = dataclasses.replace(self.names, hosts=_printable(hosts))
 
     def decide(self, round: str, own: Any, judge: Callable[[list[Any]], RoundResult]) -> Any:
         """The data of the verdict, on every member.
@@ -109,6 +140,10 @@ class StoreRounds:
                 verdict = self._judged(round, judge) if self.member == 0 else self._read_verdict(round)
             except RuntimeError as error:
                 raise self._gone(error) from error
+            except ValueError as error:  # of another member than 0, which takes it for a finding
+                finding = Finding(text=str(error), about=(self.member,))
+                self._say([finding])
+                raise NotReadyError([finding]) from error
         told = [finding for finding in verdict.findings if self.store is None or self._hears(finding)]
         if told and (self.store is None or self.member != 0):
             self._say(told)
@@ -156,7 +191,7 @@ class StoreRounds:
             verdict = (
                 RoundResult(findings=[self._absent(round, missing)])
                 if missing
-                else judge([json.loads(text) for text in self.store.multi_get(keys)])
+                else judge([_parsed(key, text) for key, text in zip(keys, self.store.multi_get(keys), strict=True)])
             )
         except (ValueError, OSError) as error:
             verdict = RoundResult(findings=[Finding(text=str(error), about=(0,))])
@@ -169,8 +204,10 @@ class StoreRounds:
         assert self.store is not None
         came, names = [member for member in range(self.members) if member not in set(missing)], self.names
         if round == MEETING and not any(names.hosts):
-            known = dict(zip(came, self.store.multi_get([f"{round}/{member}" for member in came]), strict=True))
-            hosts = tuple(str(json.loads(known.get(member, '""'))) for member in range(self.members))
+            keys = [f"{round}/{member}" for member in came]
+            told = (_parsed(key, text) for key, text in zip(keys, self.store.multi_get(keys), strict=True))
+            known = dict(zip(came, told, strict=True))
+            hosts = _printable([known.get(member, "") for member in range(self.members)])
             names = dataclasses.replace(names, hosts=hosts)
         single = len(missing) == 1
         what = "come" if round == MEETING else f"come to the check of {round}"
@@ -190,9 +227,11 @@ class StoreRounds:
         begun = not wait_for(self.store, [f"{round}/0"], patience, pause=self._pause)
         # It now waits for others, as long as this one has.
         if begun and not wait_for(self.store, [f"{round}/verdict"], patience, pause=self._pause):
-            text = json.loads(self.store.get(f"{round}/verdict"))
-            found = [Finding(**{**each, "about": tuple(each["about"])}) for each in text["findings"]]
-            return RoundResult(findings=found, data=text["data"])
+            key = f"{round}/verdict"
+            try:
+                return RoundResult.of(_parsed(key, self.store.get(key)))
+            except (TypeError, KeyError, AttributeError):
+                raise _foreign(key) from None
         where = f"stopped in the check of {round}" if begun else f"did not come to the check of {round}"
         finding = Finding(
             text=f"{self.names.one(0)} {where} for {patience:g} s. Look for an error in its log.", about=(0,)

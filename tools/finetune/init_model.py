@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -43,6 +45,8 @@ class InitModel:
     tokenizer: Tokenizer
     tokenizer_folder: Path
     """Where it lies."""
+    install: Callable[[], None] = lambda: None
+    """Puts it there, unless it is there."""
 
     def keep(self, folder: Path) -> None:
         """Copies into the folder of a model what stays as it is: the tokenizer, and settings of an imported folder."""
@@ -82,7 +86,13 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *
         config = dataclasses.replace(
             PRESETS[model.preset], vocab=tokenizer.vocab_size, positions=max_length, std=model.std
         )
-        start = InitModel(config=model.changed(config), weights=None, tokenizer=tokenizer, tokenizer_folder=folder)
+        start = InitModel(
+            config=model.changed(config),
+            weights=None,
+            tokenizer=tokenizer,
+            tokenizer_folder=folder,
+            install=partial(_install, model, folder),
+        )
     if start.config.encoder == "classic" and start.config.positions < max_length:
         raise ValueError(
             f"data.max_length={max_length} is more than the {start.config.positions} positions of the model in "

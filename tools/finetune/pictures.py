@@ -3,7 +3,6 @@ are left out, with a word."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from tools.common.plotting import COLOURS, check_drawing, new_figure, plain, running_mean, save, window_of
 from tools.training.metrics import JOURNAL
+from tools.training.metrics.jsonl import read_journal
 
 CURVES = "curves.png"
 _MOST = 40  # classes of a picture: more could not be read
@@ -21,11 +21,14 @@ _log = logging.getLogger(__name__)
 
 def draw_curves(folder: Path, metric: str) -> None:
     """CURVES beside a seed's metrics.jsonl: the loss of each step with its running mean, and the metric on dev with the
-    best evaluation marked."""
+    best evaluation marked. None where the journal has neither, as it was removed, or could not be written."""
     if not _can_draw():
         return
-    records = [json.loads(line) for line in (folder / JOURNAL).read_text(encoding="utf-8").splitlines()]
+    records = list(read_journal(folder / JOURNAL)) if (folder / JOURNAL).exists() else []
     steps, evaluations = ([each for each in records if each["kind"] == kind] for kind in ("step", "evaluation"))
+    if not (steps and evaluations):
+        _log.warning("%s is not drawn: %s does not have the whole training.", folder / CURVES, JOURNAL)
+        return
     losses, places = np.array([each["loss"] for each in steps]), [each["step"] for each in steps]
     figure = new_figure(8.0, 4.0)
     axes = figure.subplots()
@@ -36,8 +39,8 @@ def draw_curves(folder: Path, metric: str) -> None:
     axes.set_ylabel("loss", color=COLOURS[0])
     other = axes.twinx()
     other.plot([each["step"] for each in evaluations], [each[metric] for each in evaluations], "o-", color=COLOURS[1])
-    best = [each for each in evaluations if each["best"]][-1]
-    other.plot(best["step"], best[metric], "*", color=COLOURS[1], markersize=14)
+    for best in [each for each in evaluations if each["best"]][-1:]:
+        other.plot(best["step"], best[metric], "*", color=COLOURS[1], markersize=14)
     other.set_ylabel(f"{metric} on dev", color=COLOURS[1])
     save(figure, folder / CURVES, dpi=100)
 

@@ -87,12 +87,18 @@ class SeedRun:
         trainer: as made, no step taken.
         folder: of the seed, made anew.
         card: makes README.md of what result.json will say.
+        shared: puts what all seeds share where it belongs, unless it is there.
     """
 
     def __init__(
-        self, trainer: FinetuneTrainer, start: InitModel, folder: Path, card: Callable[[dict[str, Any]], str]
+        self,
+        trainer: FinetuneTrainer,
+        start: InitModel,
+        folder: Path,
+        card: Callable[[dict[str, Any]], str],
+        shared: Callable[[], None],
     ) -> None:
-        self._card = card
+        self._card, self._shared = card, shared
         self._trainer, self._start, self._seed, self._folder = trainer, start, trainer.seed, folder
         self._cube, self._task = trainer.cube, trainer.task
 
@@ -131,6 +137,11 @@ class SeedRun:
     def _begin(self) -> None:
         """On the first rank: an unfinished seed starts again."""
         remove(self._folder)  # also where it is a link; what cannot be removed is in the way of a name, if at all
+        self._restore()
+
+    def _restore(self) -> None:
+        """Writes what is known before the first step; also again, where somebody has removed it."""
+        self._shared()
         make_folder(self._folder / PREDICTIONS)
         self._start.keep(self._folder)
         self._describe({})
@@ -169,6 +180,7 @@ class SeedRun:
             directory=self._folder,
             steps=trainer.total_steps,
             shown=self._cube.rank == 0,
+            restore=self._restore,
             seed=self._seed,
             unit=self._task.unit,
         )
@@ -220,7 +232,8 @@ def _all_seeds(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
         raise
     if cube.rank == 0:
         _tell(task)
-    results = [_seed_result(command, task, start, cube, seed) for seed in recipe.run.seeds]
+    settings: dict[str, Any] = run_on_rank0(cube, lambda: parsed_json(read_file(folder / SETTINGS)))
+    results = [_seed_result(command, task, start, cube, seed, settings) for seed in recipe.run.seeds]
     found = _together(results, task.best)
     run_on_rank0(cube, lambda: write_json(folder / RESULTS, found))
     if cube.rank == 0:
@@ -245,8 +258,9 @@ def table(results: dict[str, Any], unit: str = "texts") -> str:
 
 
 def _seed_result(
-    command: FinetuneCommand, task: FinetuneTask, start: InitModel, cube: Cube, seed: int
+    command: FinetuneCommand, task: FinetuneTask, start: InitModel, cube: Cube, seed: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
+    """Args: settings: as SETTINGS has them."""
     recipe, folder = command.settings, command.folder / f"seed-{seed}"
     done: dict[str, Any] | None = run_on_rank0(cube, lambda: _read_result(folder / RESULT))
     if done is not None:
@@ -257,8 +271,14 @@ def _seed_result(
     trainer = FinetuneTrainer(task, recipe, cube, start.config, start.weights, seed=seed, steps=steps)
     if cube.rank == 0:
         _announce(task, trainer, first=seed == recipe.run.seeds[0])
-    settings: dict[str, Any] = run_on_rank0(cube, lambda: parsed_json(read_file(command.folder / SETTINGS)))
-    return SeedRun(trainer, start, folder, partial(model_card, command, task, settings)).result()
+
+    def shared() -> None:
+        if not (command.folder / SETTINGS).exists():
+            make_folder(command.folder)
+            write_json(command.folder / SETTINGS, settings)
+        start.install()
+
+    return SeedRun(trainer, start, folder, partial(model_card, command, task, settings), shared).result()
 
 
 def _tell(task: FinetuneTask) -> None:

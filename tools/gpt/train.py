@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -24,18 +25,19 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import IndexedDataset, SpecialTokens
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
-from tensor3d.files import check_folder, read_file
+from tensor3d.files import check_folder, read_file, remove
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
 from tools.common.bounds import LANGUAGE, AtLeast, check_bounds
 from tools.common.cli import cube_of, run_folder
-from tools.common.files import parsed_json, write_file
+from tools.common.files import check_unlocked, parsed_json, write_file
 from tools.common.log import lasting_streams
 from tools.common.machine import write_json
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
 from tools.corpus.quick.prepare import prepare
 from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import RunLog
+from tools.training.metrics.jsonl import JOURNAL
 from tools.training.step import PendingStep, StepScalars
 from tools.training.trainer import Trainer
 
@@ -81,16 +83,19 @@ _RUN, _CONFIG = "run.json", "model"
 TOKENIZER, CHECKPOINTS = "tokenizer.model", "checkpoints"
 
 
-def check_new(folder: Path) -> None:
-    """Raises ValueError where the folder holds a run, or cannot hold one."""
+def check_new(folder: Path, *, taken: bool) -> None:
+    """Raises ValueError where the folder holds a run, or cannot hold one.
+
+    Args:
+        taken: whether it is this process's. Nobody is told to remove what may be another one's, which is named.
+    """
     check_folder(folder)
-    if os.path.lexists(folder / _RUN):
+    if os.path.lexists(folder / _RUN) and (taken or check_unlocked(folder)):
         raise ValueError(f"{folder} holds a run already. Choose another --output, or remove it.")
 
 
-def begin(folder: Path, config: GptConfig, tokenizer: Path, facts: Mapping[str, Any]) -> None:
-    """Writes what is known before the first step."""
-    check_new(folder)
+def write_begun(folder: Path, config: GptConfig, tokenizer: Path, facts: Mapping[str, Any]) -> None:
+    """Writes what is known before the first step; also again, where somebody has removed it."""
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / TOKENIZER, read_file(tokenizer))
     write_json(folder / _RUN, {_CONFIG: dataclasses.asdict(config), **facts})
@@ -309,13 +314,12 @@ class TrainCommand:
         self.learning_rate.at(0)
         k = fit_packs_per_rank(self.batch, shape, None)
         check_rows(shape, k, self.length)
-        check_new(self.output)
+        check_new(self.output, taken=False)
 
     def run(self) -> int:
         """Trains, on every rank. The exit status."""
         with lasting_streams(), cube_of(self.shape) as cube, run_folder(self.output, cube):
             corpus = _corpus(self, cube)
-            run_on_rank0(cube, lambda: _begin(self, corpus))
             _train(self, cube, corpus)
         return 0
 
@@ -337,21 +341,32 @@ def _corpus(command: TrainCommand, cube: Cube) -> Corpus:
     return run_on_all_ranks(cube, lambda: load_corpus(folder))
 
 
-def _begin(command: TrainCommand, corpus: Corpus) -> None:
+def _write_begun(command: TrainCommand, corpus: Corpus) -> None:
     told = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(command).items()}
     facts = {"command": told, "unigram_entropy": corpus.info.unigram_entropy, "corpus": corpus.info.fingerprint}
-    begin(command.output, command.config, corpus.tokenizer, facts)
+    write_begun(command.output, command.config, corpus.tokenizer, facts)
 
 
 def _train(command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
-    log = GptLog(directory=command.output, steps=command.steps, shown=cube.rank == 0)
+    def restore() -> None:
+        _write_begun(command, corpus)
+
+    run_on_rank0(cube, lambda: check_new(command.output, taken=True))
+    log = GptLog(directory=command.output, steps=command.steps, shown=cube.rank == 0, restore=restore)
     # It saves at its end alone.
     schedule = LoopSchedule(
         steps=command.steps, evaluate_every=command.steps, checkpoint_every=command.steps, must_save=True
     )
     folder = command.output / CHECKPOINTS
     with ExitStack() as stack:
-        run_on_all_ranks(cube, lambda: stack.enter_context(log))
+        try:
+            run_on_rank0(cube, restore)
+            run_on_all_ranks(cube, lambda: stack.enter_context(log))
+        except (OSError, ValueError):
+            # Of a run that could not even begin, as on a full disk, nothing is left that would keep the next one out.
+            for name in (_RUN, TOKENIZER, JOURNAL) if cube.rank == 0 else ():
+                remove(command.output / name)
+            raise
         checkpoints = stack.enter_context(Checkpoints(folder, cube, keep_last=None, asynchronous=False))
         trainer = GptTrainer(command, cube, corpus)
         TrainLoop(trainer, log, checkpoints, schedule).to_the_end()
@@ -366,6 +381,6 @@ def _summary(losses: list[float], held_out: float, corpus: Corpus, saved: Path, 
             f"loss      {losses[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}, nats",
             f"held out  {held_out:.3f}; who knows how frequent each piece is, and no more, has {entropy:.3f}",
             f"weights   {saved}",
-            f'next      python -m tools.gpt generate {command.output} --prompt "Return the"',
+            f'next      python -m tools.gpt generate {shlex.quote(str(command.output))} --prompt "Return the"',
         ]
     )

@@ -19,7 +19,7 @@ from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.shard_exchange import check_within, shards_of
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.files import check_folder
-from tools.common.files import FolderInUseError, lock_folder
+from tools.common.files import FolderInUseError, check_unlocked, lock_folder
 from tools.training.config import TrainConfig
 from tools.training.factory import check_attention, check_compiler, check_graph, planned_device
 from tools.training.profiling import ProfileSchedule
@@ -113,7 +113,7 @@ class RunPlan:
         folder = output or Path("runs")
         check_folder(folder)
         if output is not None:
-            self._check_new(output)
+            self._check_new(output, taken=False)
         checkpoint.check_writable(folder / "checkpoints")
 
     # --- folders as they are now ----------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class RunPlan:
             try:
                 with ExitStack() as taken:
                     taken.enter_context(lock_folder(folder))
-                    self._check_new(folder)  # again: a run may have come and gone since
+                    self._check_new(folder, taken=True)  # again: a run may have come and gone since
                     held.push(taken.pop_all())
                 return folder
             except FolderInUseError:
@@ -156,8 +156,9 @@ class RunPlan:
                     raise
         raise AssertionError("the names end")
 
-    def _check_new(self, folder: Path) -> None:
-        if self.resume is None and _holds_run(folder):
+    def _check_new(self, folder: Path, *, taken: bool) -> None:
+        """Args: taken: whether the folder is this process's. Where it may be another one's, that is to be said."""
+        if self.resume is None and _holds_run(folder) and (taken or check_unlocked(folder)):
             raise FolderInUseError(
                 f"{folder} holds a run already. Choose another --output, or go on there: --resume auto --output "
                 f"{folder}."

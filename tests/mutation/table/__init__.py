@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
-from tests.mutation.table import data, layers, library, metrics, models, packing, planning, tools, training
+from tests.mutation.table import data, layers, library, metrics, models, packing, planning, strangers, tools, training
 
 MUTATIONS: tuple[Mutation, ...] = (
     *library.MUTATIONS,
@@ -15,4 +15,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *training.MUTATIONS,
     *metrics.MUTATIONS,
     *tools.MUTATIONS,
+    *strangers.MUTATIONS,
 )

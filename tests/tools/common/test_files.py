@@ -106,6 +106,7 @@ def killed(folder: Path) -> None:
 
 def test_a_folder_is_taken_over_from_who_was_killed(tmp_path: Path) -> None:
     killed(tmp_path)
+    assert check_unlocked(tmp_path)
     (tmp_path / f"run.json.{'a' * 32}.tmp").write_text("half")
     with lock_folder(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "run.lock"], "no draft is left"
@@ -181,7 +182,7 @@ def test_a_lock_of_another_machine_that_is_renewed_is_respected(
     monkeypatch.setattr(files, "sleep", lambda _: os.utime(lock, (5, 5)))
     with pytest.raises(FolderInUseError, match="process 4711 on far"), lock_folder(tmp_path):
         pass
-    check_unlocked(tmp_path)  # which knows of this machine alone
+    assert not check_unlocked(tmp_path), "it looks at this machine alone, and cannot tell"
 
 
 def test_whoever_was_taken_for_dead_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +227,27 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     with lock_folder(tmp_path), pytest.raises(FolderInUseError, match="in use"), lock_folder(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["hard links", "no links"])
+def test_a_lock_is_made_once_and_of_whoever_is_gone_alone_it_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    """Also where two starters come to it at the same moment, without a kernel lock between them."""
+    if not linked:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
+    lock = tmp_path / "run.lock"
+    assert files._put(lock, b"of the dead")
+    dead = files._look(lock)
+    assert dead is not None
+    assert not files._put(lock, b"mine")
+    assert lock.read_bytes() == b"of the dead"
+    files._take_away(lock, dead)
+    assert files._put(lock, b"mine")
+    if linked:
+        files._take_away(lock, dead)  # of a starter that has judged the same dead owner, and comes late
+        assert lock.read_bytes() == b"mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
 
 
 PLANTED: dict[str, Callable[[Path, Path], None]] = {
@@ -349,6 +371,23 @@ def test_a_link_to_nothing_is_no_place_to_write_to(tmp_path: Path) -> None:
             check_output(tmp_path / name)
     (tmp_path / "good").symlink_to(tmp_path)
     assert library.make_folder(tmp_path / "good" / "new") == [tmp_path / "good" / "new"]
+
+
+def test_what_is_changed_between_the_look_and_the_opening_is_neither_followed_nor_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "fifo")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_symlink", lambda _: False)
+        with pytest.raises(OSError, match="symbolic links"):
+            library.append(tmp_path / "link")
+        regular = os.stat(tmp_path / "secret")
+        patch.setattr(os, "stat", lambda *_: regular)
+        with pytest.raises(OSError, match="it is a FIFO"):
+            library.open_regular(tmp_path / "fifo")
+    assert (tmp_path / "secret").read_text() == "mine"
 
 
 def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.strangers import strangers
 from tests.tools.doctor.launched import free_port, roll
 from tools.doctor.nodes import main
 
@@ -133,7 +134,8 @@ def test_the_same_number_twice(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_strangers_take_no_place_and_hold_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One counts node 1's number up, as nodes once did; others set what nodes do, say nothing, or talk nonsense."""
+    """One counts node 1's number up, as nodes once did; others set what nodes do, say nothing, or talk nonsense, of
+    which two a gigabyte."""
     port = free_port()
     node = called(port=port, wait=120)
     words = {number: node(number) for number in range(2)}
@@ -146,10 +148,7 @@ def test_strangers_take_no_place_and_hold_nobody(tmp_path: Path, monkeypatch: py
         store.add("tensor3d/number/1", 1)
         for key in ("number/1", "meeting/1", "versions/1", "machines/0", "meeting/verdict", "versions/verdict", "told"):
             store.set(f"tensor3d/nodes/{key}", '{"findings": [], "data": ["a", "b"]}')
-        for number in range(200):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            if number % 20 == 0:
-                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stack.enter_context(strangers(port, idle=200))
         second = subprocess.Popen([*command, *words[1]], cwd=ROOT)
         stack.callback(second.kill)
         assert (second.wait(200), first.wait(200)) == (0, 0)
