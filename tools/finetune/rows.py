@@ -257,9 +257,11 @@ def check_there(path: Path, key: str) -> None:
     if (place / _SPLITS).is_file():
         near = f" {place.absolute()} has the splits {', '.join(_object(place / _SPLITS).get('splits', ()))}."
     elif place.is_dir():
-        there = sorted(each.name for each in place.iterdir())
-        shown = get_close_matches(path.name, there, n=3) or there[:_SHOWN]
-        near = f" There is {', '.join(shown)}{'' if len(there) <= len(shown) else ', ...'}." if shown else ""
+        there = sorted(each.name for each in place.iterdir() if not each.name.startswith("."))
+        alike = get_close_matches(path.name, there, n=3)
+        files = [name for name in there if (place / name).is_file()]
+        near = f" There is {', '.join(files[:_SHOWN])}{', ...' if len(files) > _SHOWN else ''}." if files else ""
+        near = f" Is it {' or '.join(alike)}?" if alike else near
     else:
         near = f" There is no folder {place.absolute()} either."
     relative = "" if path.is_absolute() else " Relative paths begin in the folder that the command is started in."

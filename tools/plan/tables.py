@@ -53,7 +53,11 @@ def model_of(
         ValueError: an unknown preset, a size that cannot be, more parameters than anybody can hold.
     """
     if name not in MODELS:
-        raise ValueError(f"--model must be one of {', '.join(MODELS)}, with sizes of your own beside it. Got {name!r}.")
+        near = [each for each in MODELS if each in name.lower()]
+        raise ValueError(
+            f"--model must be one of {', '.join(MODELS)}, with sizes of your own beside it. Got {name!r}."
+            + (f" Did you mean {' or '.join(near)}?" if near else "")
+        )
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "inner": inner, "vocab": vocab, "positions": positions}
     given: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
     for key, value in given.items():

@@ -28,8 +28,8 @@ def test_a_file_that_is_not_there_is_named_as_it_was_looked_for(
     (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
     relative = "Relative paths begin in the folder that the command is started in."
     for name, told in (
-        ("dev.tsv", f"{tmp_path}/dev.tsv is no file. There is saved, train.tsv. {relative} Correct data.dev in the"),
-        ("trian.tsv", "There is train.tsv, ..."),
+        ("dev.tsv", f"{tmp_path}/dev.tsv is no file. There is train.tsv. {relative} Correct data.dev in the"),
+        ("trian.tsv", "trian.tsv is no file. Is it train.tsv?"),
         ("no/dev.tsv", f"There is no folder {tmp_path}/no either."),
         ("saved/dev", f"{tmp_path}/saved has the splits train, validation."),
     ):

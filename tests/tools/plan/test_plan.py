@@ -336,6 +336,7 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--gpu", "B9000"], "GPUs with a preset are"),
         (["--model", "huge"], "--model must be one of tiny, mini, small, base, large, 10b, 100b"),
+        (["--model", "BERT-Large"], "Got 'BERT-Large'. Did you mean large?"),
         (["--nodes", "0"], "--nodes must be at least 1. Got 0."),
         (["--layers", "0"], "--layers must be a whole number from 1 to 10,000. Got 0."),
         (["--hidden", "-64"], "--hidden must be a whole number from 1 to 1,000,000,000. Got -64."),
