@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -279,7 +280,18 @@ def gpu(name: str) -> Gpu:
     for known, found in GPUS.items():
         if known.lower() == name.lower():
             return found
-    raise ValueError(f"GPUs with a preset are {', '.join(GPUS)}. Got {name!r}; measure it, or write a cluster file.")
+    raise ValueError(
+        f"GPUs with a preset are {', '.join(GPUS)}. Got {name!r}.{_near(name, GPUS)} Any other one: measure it, or "
+        "write a cluster file."
+    )
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """Of "A100": " Did you mean A100-40GB or A100-80GB?"; nothing where no name is like it."""
+    typed = name.lower()
+    near = [each for each in known if typed and (typed in each.lower() or each.lower() in typed)]
+    near = near or get_close_matches(name.upper(), known, n=3)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def cluster_of(gpu_name: str, /, *, nodes: int = 1, per_node: int | None = None, **overrides: Any) -> Cluster:
@@ -346,4 +358,6 @@ def cluster(name: str) -> Cluster:
     for known, found in CLUSTERS.items():
         if known.lower() == name.lower():
             return found
-    raise ValueError(f"ready-made clusters are {', '.join(CLUSTERS)}. Got {name!r}; cluster_of makes others.")
+    raise ValueError(
+        f"ready-made clusters are {', '.join(CLUSTERS)}. Got {name!r}.{_near(name, CLUSTERS)} cluster_of makes others."
+    )

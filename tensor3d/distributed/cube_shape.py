@@ -79,9 +79,7 @@ class CubeShape:
         for what, number, axis in sizes:
             size = self.size(axis)
             if number % size:
-                raise ValueError(
-                    f"{what} must divide by {axis}={size}. Got {number}. Choose another {what} or another cube."
-                )
+                raise ValueError(f"{what} must divide by {axis}={size}. Got {number}. Change {what} or the cube.")
 
     def coordinate(self, rank: int) -> dict[AxisName, int]:
         """Where a rank stands on each axis. Raises ValueError for a rank that the cube does not have."""

@@ -40,7 +40,7 @@ def check_divides(what: str, number: int, cube: Cube, axis: Literal["y", "z"]) -
     """`number` divided by the axis's size. Raises ValueError, naming both, where that leaves a rest."""
     size = cube.axis(axis).size
     if number < 1 or number % size:
-        raise ValueError(f"{what} must divide by {axis}={size}. Got {number}. Choose another {what} or another cube.")
+        raise ValueError(f"{what} must divide by {axis}={size}. Got {number}. Change {what} or the cube.")
     return number // size
 
 

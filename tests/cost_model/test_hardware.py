@@ -152,8 +152,12 @@ def test_presets_have_the_peaks_that_mfu_is_measured_by(name: str) -> None:
 def test_a_preset_by_its_name() -> None:
     assert gpu("a100-80gb").name == "A100-80GB"
     assert cluster("LONGHORN") == longhorn()
-    with pytest.raises(ValueError, match=r"V100-16GB, .*H200. Got 'H300'"):
+    with pytest.raises(ValueError, match=r"V100-16GB, .*H200. Got 'H300'\. Did you mean H200 or H100\?"):
         gpu("H300")
+    with pytest.raises(ValueError, match=r"Got 'a100'\. Did you mean A100-40GB or A100-80GB\?"):
+        gpu("a100")
+    with pytest.raises(ValueError, match=r"Got ''\. Any other one: measure it"):
+        gpu("")
     with pytest.raises(ValueError, match=r"ready-made clusters are 8xV100-16GB, .*longhorn. Got '9xH100'"):
         cluster("9xH100")
 

@@ -27,6 +27,14 @@ def test_the_citation_is_of_this_version() -> None:
     assert [each["url"] for each in citation["references"] if each["url"] not in readme] == []
 
 
+def test_programs_that_import_tools_need_the_checkout(tmp_path: Path) -> None:
+    code = "from importlib.util import find_spec; print([bool(find_spec(name)) for name in ('tools', 'models')])"
+    for path, found in (("", False), (str(ROOT), True)):
+        assert run([sys.executable, "-c", code], tmp_path, PYTHONPATH=path) == f"{[found, found]}\n"
+    for page in ("README.md", "docs/inference.md", "docs/tutorial-finetune.md"):
+        assert "`PYTHONPATH=/path/to/checkout`" in (ROOT / page).read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_the_wheel_is_the_library_and_the_readmes_model_runs_from_it(tmp_path: Path) -> None:
     source, target, elsewhere = tmp_path / "source", tmp_path / "target", tmp_path / "elsewhere"

@@ -19,12 +19,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tensor3d.cost_model.hardware import cluster_of
 from tests.ranks import run_ranks
 from tests.tools.asked import write_models
 from tests.tools.runs import write_text
 from tests.tools.squad.small import squad
 from tools.convert.__main__ import main as convert
 from tools.predict import load
+from tools.training.arguments import parse, resolve
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,7 +97,8 @@ def test_a_model_of_ones_own_trains_as_on_one_device() -> None:
 
 
 def commands_of(name: str) -> list[list[str]]:
-    return [shlex.split(line) for line in re.findall(r"^ {4}((?:python|launch/).*)$", page(name), re.MULTILINE)]
+    text = re.sub(r" \\\n +", " ", page(name))
+    return [shlex.split(line) for line in re.findall(r"^ {4}((?:python|launch/).*)$", text, re.MULTILINE)]
 
 
 @pytest.fixture
@@ -164,10 +167,32 @@ def test_somebodys_bert_is_fine_tuned_and_answers(tmp_path: Path, run: Callable[
 
 @pytest.mark.slow
 def test_a_split_for_a_cluster(tmp_path: Path, run: Callable[..., str]) -> None:
-    planned, every, counted, measured, own, trained = commands_of("plan")
-    assert "1x" in run([*planned, "--quick"])
+    _, every, _, _, _, counted, measured, own, *trained = commands_of("plan")
     assert len(run(every).splitlines()) > 20
     assert re.search(r"^saved +([\d,]+) +\1 +1$", run(counted, large="tiny"), re.MULTILINE), "planned and counted"
     assert measured[:4] == ["python", "-m", "tools.bench", "collectives"]
     assert own[own.index("--cluster") + 1] == measured[measured.index("--output") + 1]
-    assert trained[0] == "launch/local.sh"
+    assert [words[0] for words in trained] == ["launch/local.sh"] * 2
+    assert trained[0][:-1] == trained[1][:-2]
+
+
+def test_the_pick_of_the_page_is_the_planners(tmp_path: Path, run: Callable[..., str]) -> None:
+    """The command that the page shows is the one that is printed, and what counts before it is the same run."""
+    planned, _, narrow, trained, counted, *_ = commands_of("plan")
+    run([*planned, "--quick", "--output", "plan.json"])
+    assert shlex.split(json.loads((tmp_path / "plan.json").read_text())["search"]["run"]) == trained
+    told = run([*narrow, "--cube", "16x1x1"])
+    assert "across nodes 3.12 GB/s" in told
+    begin = trained.index("--cube")
+    assert counted[3 : 3 + len(trained) - begin] == trained[begin:]
+    assert counted[3 + len(trained) - begin :] == ["--run.peak-tflops", "989", "--dry-run"]
+    command = parse([str(ROOT / word) if word.endswith(".toml") else word for word in counted[3:]])
+    resolve(command).check()
+
+
+def test_the_network_of_presets_is_what_the_page_says() -> None:
+    text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    for name, inside, across in (("H100", 360, 40), ("A100-80GB", 240, 20), ("V100-32GB", 120, 5)):
+        cluster = cluster_of(name, nodes=2)
+        assert (cluster.inside.bandwidth, cluster.across.bandwidth) == (inside * 1e9, across * 1e9)
+        assert re.search(rf"{name[:4]} (receives\s+)?{inside}\b.*?\b{across}\b", text, re.DOTALL)

@@ -57,6 +57,17 @@ def parsed_json(text: str | bytes) -> Any:
         raise ValueError("its lists or objects are too deep in one another") from None
 
 
+_NO_TEXT = {
+    **dict.fromkeys((".csv", ".tsv", ".parquet", ".arrow", ".xlsx"), "a table"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "JSON"),
+}
+
+
+def not_plain_text(path: Path) -> str | None:
+    """What a file is by its suffix where that is no text to be read as it stands: "a table" or "JSON"."""
+    return _NO_TEXT.get(path.suffix.lower())
+
+
 def is_unicode(text: Any) -> bool:
     """Whether it is a string, without half of a surrogate pair."""
     if not isinstance(text, str):

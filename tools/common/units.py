@@ -16,6 +16,11 @@ def in_bytes(count: float) -> str:
     return f"{count:,.3g} {_UNITS[-1]}"
 
 
+def number_of(count: int, one: str, many: str) -> str:
+    """1 as "1 box", 1234 as "1,234 boxes"."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
 def in_time(seconds: float) -> str:
     """4000 as "1.1 hours"."""
     for size, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "s")):

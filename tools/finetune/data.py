@@ -15,7 +15,7 @@ from tools.corpus.quick.text_sources import EmbeddedSource
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.base import InTexts
-from tools.finetune.rows import Column, Format, Quotes, Row, files_of, read_rows
+from tools.finetune.rows import EMBEDDED, Column, Format, Quotes, Row, check_dev, files_of, read_rows
 from tools.predict.text_encoder import TextEncoder, TooLong
 
 # --- A task that needs no file: with which word did this sentence begin? ----------------------------------------------
@@ -65,7 +65,6 @@ def embedded_rows(part: str, separator: str | None = None) -> Iterator[tuple[str
 
 # --- The section `data` of classification and regression --------------------------------------------------------------
 
-EMBEDDED = "embedded"
 _PART = 4096  # texts that are encoded together
 
 
@@ -129,11 +128,7 @@ class TextData:
     left out and counted."""
 
     def __post_init__(self) -> None:
-        if (self.train == EMBEDDED) != (self.dev is None):
-            raise ValueError(
-                'data.dev must name a file, as data.train does; data.train = "embedded" brings its own. Got '
-                f"train={self.train!r} and dev={self.dev!r}."
-            )
+        check_dev(self.train, self.dev)
         check_bounds(self, "data")
         is_alone = len(self.labels) == 1 and not self.multi_label
         if len(set(self.labels)) < len(self.labels) or is_alone:

@@ -19,9 +19,9 @@ from tools.common.bounds import AtLeast, Positive, check_bounds
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.base import InTexts
 from tools.finetune.config import ModelSection
-from tools.finetune.data import EMBEDDED, embedded_neighbours
+from tools.finetune.data import embedded_neighbours
 from tools.finetune.ranking_metrics import read_relevance
-from tools.finetune.rows import Column, Format, Quotes, Row, files_of, read_rows
+from tools.finetune.rows import EMBEDDED, Column, Format, Quotes, Row, check_dev, files_of, read_rows
 from tools.predict.sentence_folder import SentenceSettings, sentence_files, sentence_settings
 from tools.predict.text_encoder import TextEncoder, TooLong
 
@@ -99,11 +99,7 @@ class EmbedData:
     has it. Predictions do the same."""
 
     def __post_init__(self) -> None:
-        if (self.train == EMBEDDED) != (self.dev is None):
-            raise ValueError(
-                'data.dev must name a file or a folder, as data.train does; data.train = "embedded" brings its own. '
-                f"Got train={self.train!r} and dev={self.dev!r}."
-            )
+        check_dev(self.train, self.dev, "a file or a folder")
         check_bounds(self, "data")
         if len(set(self.sizes)) < len(self.sizes) or any(size < 1 for size in self.sizes):
             raise ValueError(f"data.sizes must be different, each at least 1. Got {list(self.sizes)}.")

@@ -24,7 +24,7 @@ from tools.corpus.quick.text_sources import hash_files
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.model_dir import MODEL, TOKENIZER, tokenizers_in
 from tools.finetune.config import SHIPPED, FinetuneConfig, ModelSection
-from tools.finetune.data import EMBEDDED
+from tools.finetune.rows import EMBEDDED, check_there
 from tools.finetune.tasks import FinetuneTask
 from tools.training.config import read_recipe
 
@@ -96,9 +96,13 @@ class FinetuneCommand:
         """Raises ValueError for what can be seen before any process is connected."""
         _ = self.shape
         for path in self.inputs():
-            if not path.is_file():
-                raise ValueError(f"{path.absolute()} is no file. Correct it in [data], or give it as --data.NAME.")
+            check_there(path, self._key_of(path))
         check_folder(self.folder)
+
+    def _key_of(self, path: Path) -> str:
+        """The key of the recipe that names a file; empty where it is one of a folder that a key names."""
+        named = {key: value for key, value in vars(self.settings.data).items() if isinstance(value, str)}
+        return next((f"data.{key}" for key, value in named.items() if Path(value) == path), "")
 
     @property
     def shape(self) -> CubeShape:

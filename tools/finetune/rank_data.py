@@ -13,10 +13,10 @@ from models.bert.text_batches import EncodedText
 from tools.common.bounds import AtLeast, Positive, check_bounds
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.base import InTexts
-from tools.finetune.data import EMBEDDED, FIRST_WORDS, embedded_rows
+from tools.finetune.data import FIRST_WORDS, embedded_rows
 from tools.finetune.rank_losses import Grades, LossName
 from tools.finetune.ranking_metrics import Gain, grade_of
-from tools.finetune.rows import Column, Format, Quotes, files_of, kind_of, read_records, read_rows
+from tools.finetune.rows import EMBEDDED, Column, Format, Quotes, check_dev, files_of, kind_of, read_records, read_rows
 from tools.predict.text_encoder import TextEncoder, TooLong
 
 # --- The section `data` of ranking ------------------------------------------------------------------------------------
@@ -82,11 +82,7 @@ class RankData:
     them: an error, or it is left out and counted."""
 
     def __post_init__(self) -> None:
-        if (self.train == EMBEDDED) != (self.dev is None):
-            raise ValueError(
-                'data.dev must name a file, as data.train does; data.train = "embedded" brings its own. Got '
-                f"train={self.train!r} and dev={self.dev!r}."
-            )
+        check_dev(self.train, self.dev)
         check_bounds(self, "data")
         if self.max_passages == 1 and self.loss != "pointwise":
             raise ValueError(f"data.max_passages must be at least 2, as the loss {self.loss} compares. Got 1.")

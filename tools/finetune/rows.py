@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -16,6 +17,8 @@ from tools.common.files import is_unicode, open_regular, parsed_json, read_file
 from tools.corpus.quick.text_sources import read_lines
 
 T = TypeVar("T")
+EMBEDDED = "embedded"
+"""In the place of a file to train on: a task made of the text that comes with Python."""
 Format = Literal["auto", "tsv", "csv", "jsonl", "parquet"]
 Quotes = Literal["auto", "yes", "no"]
 Column = int | str
@@ -238,6 +241,53 @@ def _text_of(value: Any, where: str, column: Column, separator: str | None) -> s
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 Names = Mapping[Column, Sequence[str]]
 """Of columns whose values are numbers of classes (`ClassLabel`): the names of these."""
+
+
+_SHOWN = 8  # names of a folder in a message
+
+
+def check_there(path: Path, key: str) -> None:
+    """Raises ValueError, with what was looked for and what there is instead, unless the path is a file.
+
+    Args:
+        key: of the recipe that names it, such as "data.dev"; empty where none does, as of a file of a folder.
+    """
+    if path.is_file():
+        return
+    looked, place = path.absolute(), path.parent
+    near = ""
+    if (place / _SPLITS).is_file():
+        near = f" {place.absolute()} has the splits {', '.join(_object(place / _SPLITS).get('splits', ()))}."
+    elif place.is_dir():
+        there = sorted(each.name for each in place.iterdir() if not each.name.startswith("."))
+        alike = get_close_matches(path.name, there, n=3)
+        files = [name for name in there if (place / name).is_file()]
+        near = f" There is {', '.join(files[:_SHOWN])}{', ...' if len(files) > _SHOWN else ''}." if files else ""
+        near = f" Is it {' or '.join(alike)}?" if alike else near
+    else:
+        near = f" There is no folder {place.absolute()} either."
+    relative = "" if path.is_absolute() else " Relative paths begin in the folder that the command is started in."
+    named = f"{key} in the recipe, or give --{key} FILE" if key else "[data], or the file"
+    raise ValueError(f"{looked} is no file.{near}{relative} Correct {named}.")
+
+
+def check_dev(train: str, dev: str | None, what: str = "a file") -> None:
+    """Raises ValueError unless dev is named where train is a file, and only there.
+
+    Args:
+        what: either is.
+    """
+    if train == EMBEDDED and dev is not None:
+        raise ValueError(
+            f'data.dev must name {what} where data.train does; data.train = "embedded" brings its own. Got '
+            f"dev={dev!r}. Give --data.train FILE too, or leave data.dev out."
+        )
+    if train != EMBEDDED and dev is None:
+        raise ValueError(
+            f"data.dev must name {what}, as data.train does: examples that are not trained on, by which the best "
+            f"weights are chosen. Got train={train!r} and dev=None. Give --data.dev FILE; where there is one file "
+            "alone, move a tenth of its rows into another."
+        )
 
 
 def files_of(path: Path) -> list[Path]:

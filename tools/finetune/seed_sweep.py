@@ -41,7 +41,7 @@ from tools.finetune.job import SETTINGS, FinetuneCommand, drop_settings, keep_se
 from tools.finetune.metrics import summary
 from tools.finetune.model_card import CARD, model_card, predicted_by
 from tools.finetune.pictures import draw_curves
-from tools.finetune.tasks import Evaluation, FinetuneTask
+from tools.finetune.tasks import ComparedTask, Evaluation, FinetuneTask
 from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics, count_steps
 from tools.training.factory import precision, set_matmul_precision
 from tools.training.loop import LoopSchedule, TrainLoop
@@ -112,6 +112,9 @@ class SeedRun:
         run_on_rank0(self._cube, self._begin)
         log = self._train()
         trainer, best = self._trainer, self._complete()
+        if isinstance(self._task, ComparedTask) and self._cube.rank == 0:
+            for line in self._task.doubts(best):
+                _log.warning("seed %d: warning: %s", self._seed, line)
         files = self._task.write_predictions(best, self._folder / PREDICTIONS)
         run_on_rank0(self._cube, lambda: self._describe(best.facts))
         result = {

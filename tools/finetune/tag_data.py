@@ -14,8 +14,8 @@ import numpy as np
 from tools.common.files import is_unicode, parsed_json
 from tools.corpus.quick.text_sources import read_lines
 from tools.corpus.tokenizers.base import InTexts
-from tools.finetune.data import EMBEDDED, embedded_sentences
-from tools.finetune.rows import Column, files_of, read_records, read_rows
+from tools.finetune.data import embedded_sentences
+from tools.finetune.rows import EMBEDDED, Column, check_dev, files_of, read_records, read_rows
 from tools.predict.inputs import check_words
 from tools.tagging.schemes import OUTSIDE, Entity, Scheme, detect_scheme, entities, has_prefix, repaired, tags_of
 from tools.tagging.windows import TagSettings, WordText
@@ -77,11 +77,7 @@ class TagData:
     has it. Predictions do the same."""
 
     def __post_init__(self) -> None:
-        if (self.train == EMBEDDED) != (self.dev is None):
-            raise ValueError(
-                'data.dev must name a file, as data.train does; data.train = "embedded" brings its own. Got '
-                f"train={self.train!r} and dev={self.dev!r}."
-            )
+        check_dev(self.train, self.dev)
         if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
             raise ValueError(f"data.labels must be different, at least two. Got {list(self.labels)}.")
         try:

@@ -20,7 +20,7 @@ from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import EMBEDDED
 from tools.finetune.tag_data import Sentence, TagData, Told, checked, read_sentences, scheme_of
-from tools.finetune.tasks import TEST, Evaluation, Example, TaskFacts, in_order
+from tools.finetune.tasks import TEST, Evaluation, Example, TaskFacts, in_order, remedy
 from tools.tagging.schemes import OUTSIDE, TAG_METRICS, Counts, Scheme, tag_metrics
 from tools.tagging.windows import (
     Pieces,
@@ -146,6 +146,7 @@ class TagTask:
         if self.best not in TAG_METRICS:
             raise ValueError(f"run.metric of {self.name} is one of {', '.join(TAG_METRICS)}. Got {self.best!r}.")
         self._data, self._options, self._cube, self._tokenizer = data, recipe.model, cube, tokenizer
+        self._recipe = recipe
         self._settings = data.settings(read.scheme)
         self._slots = recipe.run.tokens_per_rank * cube.shape.ranks
         self._parts = {name: part for name, part in read.parts.items() if name != "train"}
@@ -201,6 +202,13 @@ class TagTask:
                 found, _ = tag_metrics(self._names(outputs[name]), part.tags, self._scheme)
                 metrics |= {(TEST if name == "test" else "") + key: value for key, value in found.items()}
         return Evaluation(metrics=metrics, outputs=outputs)
+
+    def doubts(self, best: Evaluation) -> Sequence[str]:
+        said = {tag for tags in self._names(best.outputs["dev"]) for tag in tags}
+        there = {tag for tags in self._parts["dev"].tags or () for tag in tags}
+        if len(said) > 1 or len(there) < 2:
+            return ()
+        return (f"all words of dev are tagged {said.pop()!r}. {remedy(self._recipe)}",)
 
     def write_predictions(self, best: Evaluation, folder: Path) -> list[Path]:
         """Of dev and test NAME.conll: word, the file's tag where it has one, the model's tag, with tabs between. Where

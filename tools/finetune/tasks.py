@@ -169,6 +169,29 @@ class WholeStepTask(FinetuneTask, Protocol):
         ...
 
 
+@runtime_checkable
+class ComparedTask(FinetuneTask, Protocol):
+    """A task that knows what a model says that has learnt nothing."""
+
+    def doubts(self, best: Evaluation) -> Sequence[str]:
+        """Why the model is not to be trusted, a line each: it says the same of everything, or nothing better than
+        that. Of the best evaluation."""
+        ...
+
+
+def remedy(recipe: FinetuneConfig) -> str:
+    """What to do about a model that has learnt nothing."""
+    rate, fresh = recipe.optimizer.lr, recipe.model.start_from is None
+    if fresh and rate < _FRESH_RATE:
+        return (
+            f"It began with random weights, which optimizer.lr = {rate:g} hardly moves: try --optimizer.lr 1e-3, and "
+            "more of run.epochs."
+        )
+    return "See that labels and columns are right; then try more of run.epochs, or another optimizer.lr."
+
+
+_FRESH_RATE = 3e-4  # below it small models with random weights learn little in some epochs
+
 # --- Classes of texts -------------------------------------------------------------------------------------------------
 
 TEST = "test_"
@@ -304,6 +327,9 @@ class TextsTask(ABC):
             run_on_rank0(self._cube, partial(write_table, written[-1], "index\tprediction", lines))
         return written
 
+    def doubts(self, best: Evaluation) -> Sequence[str]:
+        return ()
+
     def outputs(self, model: BertForSequenceClassification, part: str) -> NDArray[Any]:
         """(N,): a class or a number of each text."""
         texts = self._parts[part].texts
@@ -370,6 +396,24 @@ class ClassifyTask(TextsTask):
                 written += run_on_rank0(self._cube, partial(self._write_confusion, path, table))
         return written
 
+    def doubts(self, best: Evaluation) -> Sequence[str]:
+        said, targets = best.outputs["dev"], self._parts["dev"].targets
+        assert targets is not None, "which dev has"
+        common = np.bincount(targets, minlength=self.columns).argmax()
+        # Of two classes F1 is that of the last one, which one who says nothing else finds whole.
+        same = {place: self._measured(np.full_like(said, place), targets)[self.best] for place in (common, said[0])}
+        place = max(same, key=same.__getitem__)
+        if (said == said[0]).all() and len(set(targets.tolist())) > 1:
+            told = f"all {len(said):,} predictions of dev are {self.labels[said[0]]!r}"
+        elif best.metrics[self.best] <= same[place]:
+            told = (
+                f"{self.best} of dev is {best.metrics[self.best]:.4f}, no more than {same[place]:.4f} for one who "
+                f"always says {self.labels[place]!r}"
+            )
+        else:
+            return ()
+        return (f"{told}: it tells no classes apart. {remedy(self._recipe)}",)
+
     def _write_confusion(self, path: Path, table: NDArray[np.int64]) -> list[Path]:
         rows = zip(self.labels, table.tolist(), strict=True)
         lines = ["\t".join([label, *map(str, counts)]) for label, counts in rows]
@@ -419,11 +463,22 @@ class RegressTask(TextsTask):
     def _measured(self, predicted: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
         return number_metrics(predicted, targets)
 
+    def doubts(self, best: Evaluation) -> Sequence[str]:
+        said, targets = best.outputs["dev"], self._parts["dev"].targets
+        assert targets is not None, "which dev has"
+        # Outputs that stay near 0 may still be in the right order.
+        if said.std() > _SAME * targets.std() or len(said) < 2 or best.metrics[self.best] > _CORRELATED:
+            return ()
+        return (f"all {len(said):,} predictions of dev are about {said.mean():.4f}. {remedy(self._recipe)}",)
+
     def _in_words(self, predicted: Any) -> str:
         return f"{predicted:.4f}"
 
     def facts(self) -> TaskFacts:
         return TaskFacts(problem="regress", more=settings_of(self.data))
+
+
+_SAME, _CORRELATED = 0.01, 0.1  # of the labels' deviation and of correlations: those of who says nothing
 
 
 def settings_of(data: TextData) -> dict[str, Any]:

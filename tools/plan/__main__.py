@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,10 @@ from tools.common.cli import run_main
 from tools.common.files import check_output, write_file
 from tools.common.log import progress, take_verbose
 from tools.common.machine import format_table, write_json
+from tools.common.quantities import BYTES as MEMORY
+from tools.common.quantities import BYTES_A_SECOND, FLOPS, SECONDS, Quantity
 from tools.plan import tables
+from tools.plan.run_command import run_command
 from tools.plan.tables import kind_of, model_of
 from tools.report.file_sections import plan_sections
 from tools.report.page import Page, check_library, render
@@ -60,21 +64,24 @@ class PlanCommand:
     cluster: str | None = None
     """A machine instead of GPUs: a JSON file that `bench collectives` has written of this one, or "longhorn", the 64
     V100 of Bian et al. 2021."""
-    flops: float | None = None
-    """FLOP/s of a rank at its peak, of --compute. So the next ones replace single figures of the preset or the file."""
+    flops: str | None = None
+    """FLOP/s of a rank at its peak, of --compute: 312e12 or 312T. So the next ones replace single figures of the preset
+    or the file, each a plain number or one with a unit."""
     efficiency: float | None = None
     """Share of the peak that large products reach."""
-    memory: float | None = None
-    """Bytes of a rank."""
-    memory_bandwidth: float | None = None
-    """Bytes/s."""
-    inside_bandwidth: float | None = None
-    """Bytes/s of a rank, inside a node."""
-    inside_latency: float | None = None
-    """Seconds of a step of a ring."""
-    across_bandwidth: float | None = None
-    """Bytes/s of a rank, across nodes."""
-    across_latency: float | None = None
+    memory: str | None = None
+    """Bytes of a rank: 80e9, 80GB or 80GiB."""
+    memory_bandwidth: str | None = None
+    """Bytes/s of a rank's memory: 2e12 or 2TB."""
+    inside_bandwidth: str | None = None
+    """Bytes/s that a rank receives from the others of its node: 240e9 or 240GB."""
+    inside_latency: str | None = None
+    """Seconds of a step of a ring inside a node: 1.9e-6 or 1.9us."""
+    across_bandwidth: str | None = None
+    """Bytes/s that each rank of a node receives from other nodes when all of them do at once, its share of the node's
+    ports: 25e9, 25GB (bytes) or 200Gbit (bits)."""
+    across_latency: str | None = None
+    """Seconds of a step of a ring that crosses nodes: 4e-6 or 4us."""
     global_batch: int = 4096
     """Packs of a step."""
     capacity: int = 512
@@ -159,13 +166,14 @@ class PlanCommand:
             ValueError: a preset, a file or a number that cannot be, ranks that fill no whole node.
         """
         plain = self._machine()
+        flops = self._given("flops", FLOPS)
         given: dict[str, Any] = {
-            "flops": None if self.flops is None else {**plain.flops, self._type(plain): self.flops},
+            "flops": None if flops is None else {**plain.flops, self._type(plain): flops},
             "efficiency": self.efficiency,
-            "memory": self.memory,
-            "memory_bandwidth": self.memory_bandwidth,
-            "inside": _link(plain.inside, self.inside_latency, self.inside_bandwidth),
-            "across": _link(plain.across, self.across_latency, self.across_bandwidth),
+            "memory": self._given("memory", MEMORY),
+            "memory_bandwidth": self._given("memory_bandwidth", BYTES_A_SECOND),
+            "inside": self._link("inside", plain.inside),
+            "across": self._link("across", plain.across),
         }
         if plain.fits and (given["inside"] != plain.inside or given["across"] != plain.across):
             raise ValueError(
@@ -173,6 +181,7 @@ class PlanCommand:
                 "Leave out --inside-... and --across-..., or empty its fits."
             )
         cluster = dataclasses.replace(plain, **{name: value for name, value in given.items() if value is not None})
+        _check_units(cluster)
         if ranks is not None:
             cluster = _resized(cluster, ranks)
         if cluster.ranks > _MOST_RANKS:
@@ -217,6 +226,10 @@ class PlanCommand:
             device="cuda" if cluster.overlaps else "cpu",
         )
 
+    def trained(self, plan: BoxPlan, costs: BertCosts, cluster: Cluster) -> str:
+        """The command that trains so. Raises ValueError where training refuses what can be planned."""
+        return run_command(plan, costs, cluster, preset=self.model, overlap=self.overlap)
+
     def shapes(self, cluster: Cluster) -> list[CubeShape] | None:
         """The one box that is asked for; None: all.
 
@@ -246,6 +259,20 @@ class PlanCommand:
             raise ValueError(f"--ranks must be whole numbers of at least 1, as 8,64,512. Got {self.ranks!r}.")
         return sorted({int(part) for part in parts})
 
+    def _given(self, name: str, quantity: Quantity) -> float | None:
+        text: str | None = getattr(self, name)
+        return None if text is None else quantity.parse(f"--{name.replace('_', '-')}", text)
+
+    def _link(self, where: str, plain: Link) -> Link:
+        latency, bandwidth = (
+            self._given(f"{where}_{name}", quantity)
+            for name, quantity in (("latency", SECONDS), ("bandwidth", BYTES_A_SECOND))
+        )
+        return Link(
+            latency=plain.latency if latency is None else latency,
+            bandwidth=plain.bandwidth if bandwidth is None else bandwidth,
+        )
+
     def _type(self, cluster: Cluster) -> str:
         return self.compute or next(kind for kind in ("bf16", "fp16", "fp32") if kind in cluster.flops)
 
@@ -255,11 +282,20 @@ class PlanCommand:
         return read_cluster(Path(self.cluster)) if self.cluster.endswith(".json") else ready_made(self.cluster)
 
 
-def _link(plain: Link, latency: float | None, bandwidth: float | None) -> Link:
-    return Link(
-        latency=plain.latency if latency is None else latency,
-        bandwidth=plain.bandwidth if bandwidth is None else bandwidth,
-    )
+def _check_units(cluster: Cluster) -> None:
+    """Raises ValueError for figures in other units, as a file by hand has them: GB where bytes are meant. What was
+    measured is as slow as it is."""
+    figures = {
+        "memory": (cluster.memory, MEMORY),
+        "memory_bandwidth": (cluster.memory_bandwidth, BYTES_A_SECOND),
+        "inside.bandwidth": (cluster.inside.bandwidth, BYTES_A_SECOND),
+        "across.bandwidth": (cluster.across.bandwidth, BYTES_A_SECOND),
+    }
+    for name, (value, quantity) in figures.items():
+        if value < quantity.least and not cluster.fits:
+            raise ValueError(
+                f"{name} of {cluster.name} is in {quantity.of}, {quantity.bounds}. Got {value:g}. Correct the file."
+            )
 
 
 def _resized(cluster: Cluster, ranks: int) -> Cluster:
@@ -310,12 +346,12 @@ def plan_one(command: PlanCommand) -> int:
     if found.plans:
         shown = found.plans if command.all else found.plans[: command.top]
         print("\n".join([*tables.table(shown, cluster, costs.compute), "", *tables.reason(found), ""]))
+        print("\n".join([*how_to_run(command, found.plans[0], costs, cluster), ""]))
         print("\n".join([*tables.details(found.plans[0], cluster), ""]))
     if known:
-        print("\n".join(["the known ways, by their papers' formulas (layers alone, no heads):"]))
         print("\n".join([*tables.known_table(known), ""]))
     print("\n".join(tables.refusals(found.refused, every=command.all or not found.plans)))
-    _write(command, {**_content(command, costs, cluster), "search": as_json(found, cluster, costs)})
+    _write(command, {**_content(command, costs, cluster), "search": as_json(command, found, cluster, costs)})
     if not found.plans:
         _log.warning("no box of these ranks holds the model")
         return 1
@@ -343,10 +379,18 @@ def plan_sizes(command: PlanCommand) -> int:
             points, f"{command.model} on {name}, {command.global_batch:,} packs of {command.capacity}", command.plot
         )
         print(f"written: {command.plot}")
-    content = {str(ranks): as_json(point.found, point.cluster, costs) for ranks, point in points.items()}
+    content = {str(ranks): as_json(command, point.found, point.cluster, costs) for ranks, point in points.items()}
     crossed = [dataclasses.asdict(each) for each in sweep.crossings(points)]
     _write(command, {**_content(command, costs, largest), "ranks": content, "crossings": crossed})
     return 0 if any(point.found.plans for point in points.values()) else 1
+
+
+def how_to_run(command: PlanCommand, plan: BoxPlan, costs: BertCosts, cluster: Cluster) -> list[str]:
+    """The command that trains on the plan's box, or why there is none."""
+    try:
+        return tables.run_lines(command.trained(plan, costs, cluster), cluster)
+    except ValueError as problem:
+        return [f"run it: tools.pretrain refuses this model or batch: {problem}"]
 
 
 def known_ways(costs: BertCosts, cluster: Cluster, overlap: Overlap) -> list[MethodTime]:
@@ -375,9 +419,13 @@ def known_ways(costs: BertCosts, cluster: Cluster, overlap: Overlap) -> list[Met
     ]
 
 
-def as_json(found: Search, cluster: Cluster, costs: BertCosts) -> dict[str, Any]:
-    """All plans and refusals."""
+def as_json(command: PlanCommand, found: Search, cluster: Cluster, costs: BertCosts) -> dict[str, Any]:
+    """All plans and refusals, and the command that trains on the pick; None where there is none."""
+    trained = None
+    with suppress(ValueError):  # the screen says why
+        trained = command.trained(found.plans[0], costs, cluster) if found.plans else None
     return {
+        "run": trained,
         "plans": [_plan(plan, cluster, costs) for plan in found.plans],
         "refused": [{"box": str(each.shape), "reason": each.reason} for each in found.refused],
     }

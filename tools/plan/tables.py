@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tensor3d.cost_model.search import BoxPlan, Refused, Search
 from tensor3d.distributed.cube_shape import AXES
 from tools.common.machine import format_table
 from tools.common.plotting import check_drawing, mark, new_figure, plain, plain_numbers, save
-from tools.common.units import in_bytes, in_time
+from tools.common.units import in_bytes, in_time, number_of
 
 MODELS: Mapping[str, BertConfig] = MappingProxyType(
     {
@@ -52,7 +53,11 @@ def model_of(
         ValueError: an unknown preset, a size that cannot be, more parameters than anybody can hold.
     """
     if name not in MODELS:
-        raise ValueError(f"--model must be one of {', '.join(MODELS)}, with sizes of your own beside it. Got {name!r}.")
+        near = [each for each in MODELS if each in name.lower()]
+        raise ValueError(
+            f"--model must be one of {', '.join(MODELS)}, with sizes of your own beside it. Got {name!r}."
+            + (f" Did you mean {' or '.join(near)}?" if near else "")
+        )
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "inner": inner, "vocab": vocab, "positions": positions}
     given: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
     for key, value in given.items():
@@ -98,7 +103,20 @@ def best_of_kinds(plans: Iterable[BoxPlan]) -> dict[str, BoxPlan]:
 
 # --- What the planner found -------------------------------------------------------------------------------------------
 
-HEADER = ("box", "kind", "inside a node", "micro-batches", "memory for", "step", "tokens/s", "MFU", "peak", "limit")
+HEADER = ("box", "kind", "inside a node", "micro-batches", "for backward", "step", "tokens/s", "MFU", "peak", "limit")
+_KIND_LEGEND = {
+    DATA: "copies of the whole model",
+    SHARDED: "(P,1,1), weights in P parts as by ZeRO-3 and FSDP2",
+    ONE: "(1,P,1), as by Megatron with sequence parallelism, or (1,1,P)",
+    TWO: "(1,q,q)",
+    CUBE: "(q,q,q)",
+}
+_BACKWARD_LEGEND = {
+    "kept gathers": "gathered inputs and weights stay (--model.no-reshard-after-forward)",
+    "shards alone": "they are gathered again",
+    "recompute attention": "and attention is computed again",
+    "recompute layer": "and whole layers are computed again",
+}
 
 
 def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
@@ -111,7 +129,21 @@ def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
         f"travel in {costs.reduce}, {costs.optimizer}",
         f"{cluster.name}: {cluster.nodes:,} x {cluster.per_node} ranks, {cluster.flops[costs.compute] / 1e12:,.4g} "
         f"TFLOP/s of {costs.compute} at {cluster.efficiency:.0%}, {in_bytes(cluster.memory)} of memory",
+        network(cluster),
     ]
+
+
+def network(cluster: Cluster) -> str:
+    """What a rank receives through, in words."""
+    inside, across = (
+        f"{in_bytes(link.bandwidth)}/s and {1e6 * link.latency:.3g} us a step"
+        for link in (cluster.inside, cluster.across)
+    )
+    # One node has no wire to others, and one rank a node none to neighbours.
+    ways = [f"inside a node {inside}"] if cluster.per_node > 1 else []
+    ways += [f"across nodes {across}, all ranks of a node at once"] if cluster.nodes > 1 else []
+    measured = f"; {len(cluster.fits)} measured collectives stand in for these" if cluster.fits else ""
+    return f"network of a rank: {'; '.join(ways)}{measured}" if ways else "network: none, one rank"
 
 
 def row(plan: BoxPlan, cluster: Cluster, compute: str) -> tuple[str, ...]:
@@ -143,8 +175,24 @@ def table(plans: Sequence[BoxPlan], cluster: Cluster, compute: str) -> list[str]
         False: "peak with >: a formula's lower bound; a count may find that the box needs more than there is",
     }
     known = {plan.cost.memory.counted for plan in plans}
+    kinds, kept = {kind_of(plan.shape) for plan in plans}, {spent(plan) for plan in plans}
+    legends = [
+        f"{column}: " + "; ".join(f"{name} = {meaning}" for name, meaning in legend.items() if name in shown)
+        for column, legend, shown in (("kind", _KIND_LEGEND, kinds), ("for backward", _BACKWARD_LEGEND, kept))
+        if shown & {*legend}
+    ]
     # Times, bytes on the wire and FLOPs are formulas for all.
-    return [*lines, *(told[each] for each in (True, False) if each in known)]
+    return [*lines, *legends, *(told[each] for each in (True, False) if each in known)]
+
+
+def run_lines(command: str, cluster: Cluster) -> list[str]:
+    """The command in lines that a shell takes together, and what is to be put into it."""
+    hosts = f" The file hosts names the {cluster.nodes:,} nodes, a line each." if cluster.nodes > 1 else ""
+    lines = textwrap.wrap(command, 116, break_long_words=False, break_on_hyphens=False)
+    return [
+        f"run it: (text, steps and learning rate are the recipe's; --data.source, --run.steps, --optimizer.lr.{hosts})",
+        *(f"  {line}{end}" for line, end in zip(lines, [" \\"] * (len(lines) - 1) + [""], strict=True)),
+    ]
 
 
 def mfu(plan: BoxPlan, cluster: Cluster, compute: str) -> float:
@@ -215,12 +263,16 @@ def refusals(refused: Sequence[Refused], *, every: bool) -> list[str]:
     """Why boxes are none: a line for each, or how many there are of each sort."""
     if every:
         return [f"  {each.shape}: {each.reason}" for each in refused]
-    sorts = Counter("need more memory" if each.reason.startswith("needs") else "do not divide" for each in refused)
-    return [f"{count:,} boxes {sort} (--all names them)" for sort, count in sorts.most_common()]
+    words = {True: ("needs more memory", "need more memory"), False: ("does not divide", "do not divide")}
+    sorts = Counter(each.reason.startswith("needs") for each in refused)
+    return [
+        f"{number_of(count, 'box', 'boxes')} {words[sort][count != 1]} (--all says why)"
+        for sort, count in sorts.most_common()
+    ]
 
 
 def known_table(rows: Sequence[MethodTime]) -> list[str]:
-    """The papers' ways."""
+    """The papers' ways, and what their times are of."""
     held = ("weights a rank", "kept a layer")
     header = ("way", "layers a step", "products", "wire seen", "elements received a layer", *held, "source")
     shown = [
@@ -238,7 +290,12 @@ def known_table(rows: Sequence[MethodTime]) -> list[str]:
         )
         for each in rows
     ]
-    return format_table(header, shown)
+    return [
+        "ways of the papers by the papers' formulas, to compare with one another, not with the boxes above: products",
+        "and wire of the layers alone; no LayerNorm, embedding, heads, optimiser, start of operators, limit of memory.",
+        '"fully sharded" is ZeRO-3, whose like in PyTorch is FSDP2; the box that splits so is (P,1,1).',
+        *format_table(header, shown),
+    ]
 
 
 def _more(plan: BoxPlan, best: BoxPlan) -> str:
@@ -272,7 +329,7 @@ def _link(shape: CubeShape, name: str, cluster: Cluster) -> str:
 # `--ranks 8,64,512`: the best plan of each kind on clusters of several sizes, and where one overtakes another.
 
 _APART = 1.01
-SWEEP_HEADER = ("ranks", "pick", "inside a node", "memory for", "step", "MFU", "limit", *KINDS)
+SWEEP_HEADER = ("ranks", "pick", "inside a node", "for backward", "step", "MFU", "limit", *KINDS)
 _STYLES = {
     "data": ("#E69F00", "v"),
     "fully sharded": ("#CC79A7", "^"),

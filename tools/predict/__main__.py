@@ -17,7 +17,7 @@ from models.bert.tasks import Pooling
 from tensor3d import Cube, MixedPrecisionPolicy
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.cli import CubeCommand, cube_of, run_command
-from tools.common.files import check_output, draft
+from tools.common.files import check_output, draft, not_plain_text
 from tools.corpus.tokenizers.base import InTexts
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
 from tools.predict.outputs import (
@@ -54,7 +54,7 @@ class PredictCommand(CubeCommand):
     file: Path | None = None
     """Lines of JSON, each a string or an object; "-" is standard input. The object's "id" comes back."""
     plain: bool = False
-    """Lines are texts, not JSON."""
+    """Lines are texts, not JSON: each whole line is one, whatever its columns."""
     output: Path | None = None
     """File for the results, there when all are done. Default: standard output, batch by batch."""
     json: bool = False
@@ -96,6 +96,7 @@ class PredictCommand(CubeCommand):
             raise ValueError("texts are given, and --file too. Leave one of them out.")
         if not self.texts and self.file is None and (sys.stdin is None or sys.stdin.isatty()):
             raise ValueError("no text. Give texts, --file FILE, or write to standard input.")
+        self._check_kind()
         if self.two_by_two:
             self._check_even()
         if self.batch_tokens is not None and self.batch_tokens < 1:
@@ -103,6 +104,21 @@ class PredictCommand(CubeCommand):
         if not self.wait >= 0:
             raise ValueError(f"--wait must be at least 0 seconds. Got {self.wait}.")
         _ = self.shape
+
+    def _check_kind(self) -> None:
+        """Raises ValueError for a file whose lines are neither texts nor JSON, by its suffix."""
+        kind = None if self.file is None else not_plain_text(self.file)
+        if kind == "a table":
+            raise ValueError(
+                f"{self.file} is a table by its suffix, and --file reads a line of JSON for each text, or with --plain "
+                "lines that are texts: header, labels and other columns would be texts too. Write the column alone "
+                "into lines of JSON (docs/inference.md has a command)."
+            )
+        if kind == "JSON" and self.plain:
+            raise ValueError(
+                f"{self.file} is JSON by its suffix, and with --plain its marks and keys would be text. Leave out "
+                "--plain; where each line is a text all the same, name the file *.txt."
+            )
 
     def _check_even(self, reason: str = "") -> None:
         if len(self.texts) % 2:

@@ -252,6 +252,8 @@ def query_of_line(line: bytes, fields: Fields, number: int, *, is_plain: bool) -
     except UnicodeDecodeError as error:
         return problem(f"not UTF-8 at byte {error.start + 1}. Convert the input: iconv -t utf-8.")
     if is_plain:
+        if _is_object(text, fields):
+            return problem(f"an object in JSON, and with --plain it would be text: {_short(text)}. Leave out --plain.")
         return query_of(text, fields, number, "line")
     if not text.strip():
         return problem("an empty line. Each line is a string or an object in JSON; leave empty ones out.")
@@ -260,6 +262,17 @@ def query_of_line(line: bytes, fields: Fields, number: int, *, is_plain: bool) -
     except ValueError as error:
         return problem(f"not JSON ({error}): {_short(text)}. For lines that are texts themselves, say --plain.")
     return query_of(item, fields, number, "line")
+
+
+def _is_object(text: str, fields: Fields) -> bool:
+    """Whether a line is JSON with what the task reads."""
+    if not text.startswith("{"):
+        return False
+    try:
+        item = parsed_json(text)
+    except ValueError:
+        return False
+    return isinstance(item, dict) and fields.first in item
 
 
 def check_words(words: Any) -> str | None:

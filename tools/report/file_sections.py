@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensor3d import CubeShape
-from tools.common.units import in_bytes, in_time
+from tools.common.units import in_bytes, in_time, number_of
 from tools.report.charts import Columns, scatter
 from tools.report.page import Cell, Section, Table
 from tools.report.runs import REMEDY, flat, read_json
@@ -46,7 +46,7 @@ def plan_sections(content: Mapping[str, Any]) -> list[Section]:
 
 def _search(search: Mapping[str, Any], limit: float, ranks: str | None) -> list[Section]:
     plans, refused = search["plans"], search["refused"]
-    of = "" if ranks is None else f" of {int(ranks):,} ranks"
+    of = "" if ranks is None else f" of {number_of(int(ranks), 'rank', 'ranks')}"
     if not plans:
         return [Section(title=f"Boxes{of}", notes=["No box of these ranks holds the model."]), _refusals(refused, of)]
     data: Columns = {name: [] for name in ("box", "kind", "seconds", "GB", "memory", "time", "limited by")}
@@ -84,7 +84,7 @@ def _search(search: Mapping[str, Any], limit: float, ranks: str | None) -> list[
         "MFU",
         "peak of a rank",
         "micro-batches",
-        "memory for",
+        "for backward",
     ]
     table = Table(header=[*header, "ranks dealt along"], rows=rows, sorts=True)
     chart = scatter(
@@ -104,6 +104,8 @@ def _search(search: Mapping[str, Any], limit: float, ranks: str | None) -> list[
         "A peak with > is a formula's lower bound, any other one was counted in dry steps of the real code. Times are "
         "formulas for all. Ranks are dealt along the axes, the slowest first.",
     ]
+    if search.get("run"):  # files of before have none
+        notes.append(f"Run it: {search['run']}")
     return [Section(title=f"Boxes{of}", notes=notes, charts=[chart], tables=[table]), _refusals(refused, of)]
 
 
@@ -111,7 +113,7 @@ def _refusals(refused: Sequence[Mapping[str, str]], of: str) -> Section:
     rows = [[each["box"], each["reason"]] for each in refused]
     return Section(
         title=f"Boxes that are out{of}",
-        notes=[f"{len(rows):,} boxes."],
+        notes=[f"{number_of(len(rows), 'box', 'boxes')}."],
         tables=[Table(header=["box", "why"], rows=rows, sorts=True)] if rows else [],
     )
 

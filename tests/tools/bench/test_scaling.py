@@ -95,7 +95,7 @@ def test_boxes_are_measured_once_and_what_does_not_fit_is_told(recipe: Path) -> 
     ]
     assert [str(each) for each in skipped] == [
         "skipped: 2d on 8 ranks: 8 ranks are no square.",
-        "skipped: 1x8x1 on 8 ranks: heads must divide by y=8. Got 4. Choose another heads or another cube.",
+        "skipped: 1x8x1 on 8 ranks: heads must divide by y=8. Got 4. Change heads or the cube.",
     ]
     assert {task.recipe for task in tasks} == {asked.settings}
     assert boxes_of(command("strong", recipe, "--cubes", "1x2x1,4x1x1,1x2x1"), recipe) == {2: ["1x2x1"], 4: ["4x1x1"]}

@@ -18,11 +18,11 @@ from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.finetune.__main__ import TextConfig, main
-from tools.finetune.config import RunSection
+from tools.finetune.config import OptimizerSection, RunSection
 from tools.finetune.data import INNER_WORDS, TextData, embedded_rows
 from tools.finetune.labels_task import LabelsTask, classify_task
-from tools.finetune.metrics import LABEL_METRICS, fitted_thresholds, label_metrics, of_labels
-from tools.finetune.tasks import ClassifyTask, RegressTask
+from tools.finetune.metrics import LABEL_METRICS, class_metrics, fitted_thresholds, label_metrics, of_labels
+from tools.finetune.tasks import ClassifyTask, ComparedTask, Evaluation, RegressTask
 from tools.predict import load
 
 WORDS = ["film", "actor", "plot", "scene", "the", "a", "very", "was"]
@@ -191,6 +191,45 @@ def test_balanced_classes(tmp_path: Path, tokenizer: Tokenizer) -> None:
         data = TextData(train=str(tmp_path / "a.tsv"), dev=str(tmp_path / "a.tsv"), **changes)
         with pytest.raises(ValueError, match="are for classes, and regression has none"):
             RegressTask(data, TextConfig(data=data), tokenizer, Cube.single())
+
+
+@pytest.mark.parametrize(
+    ("said", "changes", "told"),
+    [
+        ([1, 1, 1, 1], {}, "all 4 predictions of dev are 'b': it tells no classes apart. It began with random weights"),
+        ([1, 0, 1, 1], {}, "accuracy of dev is 0.5000, no more than 0.7500 for one who always says 'b'"),
+        ([0, 1, 1, 0], {"metric": "f1"}, "f1 of dev is 0.8000, no more than 0.8571 for one who always says 'b'"),
+        ([0, 1, 1, 1], {}, None),
+        ([0, 0, 1, 1], {"metric": "matthews"}, None),
+        ([1, 1, 1, 1], {"lr": 1e-3}, "tells no classes apart. See that labels and columns are right; then try more of"),
+    ],
+)
+def test_a_model_that_tells_no_classes_apart_is_told(
+    tmp_path: Path, tokenizer: Tokenizer, said: list[int], changes: dict[str, Any], told: str | None
+) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("sentence\tlabel\nfilm\ta\nplot\tb\nscene\tb\nactor\tb\n")
+    data = TextData(train=str(path), dev=str(path))
+    optimizer = OptimizerSection(**{key: value for key, value in changes.items() if key == "lr"})
+    recipe = TextConfig(data=data, run=RunSection(metric=changes.get("metric", "")), optimizer=optimizer)
+    task = ClassifyTask(data, recipe, tokenizer, Cube.single())
+    assert isinstance(task, ComparedTask)
+    targets, predicted = np.array([0, 1, 1, 1]), np.array(said)
+    best = Evaluation(metrics=class_metrics(predicted, targets, 2), outputs={"dev": predicted})
+    found = " ".join(task.doubts(best))
+    assert found == "" if told is None else told in found
+
+
+def test_numbers_that_are_all_the_same_are_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\nfilm\t1\nplot\t4\n")
+    data = TextData(train=str(tmp_path / "a.tsv"), dev=str(tmp_path / "a.tsv"))
+    task = RegressTask(data, TextConfig(data=data), tokenizer, Cube.single())
+    for said, doubted in (([0.1, 0.1001], True), ([1.0, 2.0], False)):
+        numbers = np.array(said, dtype=np.float32)
+        doubts = task.doubts(Evaluation(metrics={"pearson_spearman": 0.0}, outputs={"dev": numbers}))
+        assert bool(doubts) is doubted
+        assert not doubted or "all 2 predictions of dev are about 0.100" in doubts[0]
+        assert not task.doubts(Evaluation(metrics={"pearson_spearman": 0.9}, outputs={"dev": numbers}))
 
 
 @pytest.mark.slow

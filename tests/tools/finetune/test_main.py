@@ -261,12 +261,13 @@ def test_an_interrupted_seed_starts_again_and_a_new_one_is_added(recipe: Path, o
 
 
 @pytest.mark.slow
-def test_patience_ends_a_seed(recipe: Path, tmp_path: Path) -> None:
+def test_patience_ends_a_seed(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hopeless = ["--optimizer.lr", "1e-12", "--run.patience", "1", "--run.epochs", "3"]
     assert run(recipe, tmp_path / "run", *hopeless) == 0
     seed = tmp_path / "run/seed-0"
     assert [record["best"] for record in lines(seed, "evaluation")] == [True, False]
     assert json.loads((seed / "result.json").read_text())["best_step"] == 4
+    assert "seed 0: warning: " in capsys.readouterr().err
 
 
 def weights_in(seed: Path) -> dict[str, torch.Tensor]:
@@ -374,7 +375,8 @@ def test_a_roberta_learns_and_goes_back(recipe: Path, tmp_path: Path) -> None:
 def test_bad_calls_end_with_a_message(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more, message in (
         (["--optimizer.lr", "1e30", "--optimizer.clip", "1e30"], "the loss of step"),
-        (["--data.dev", str(tmp_path / "none.tsv")], "none.tsv is no file"),
+        (["--data.dev", str(tmp_path / "none.tsv")], "none.tsv is no file. Correct data.dev in the recipe, or give"),
+        (["--data.dev", "none.tsv"], f"{Path('none.tsv').absolute()} is no file."),
         (["--cube", "1x1x2"], "the cube needs 2 processes"),
         (["--data.text", "words"], "has no column 'words'"),
         (["--model.start-from", str(tmp_path), "--model.vocab", "None"], "is no folder of a model"),

@@ -12,11 +12,43 @@ import pytest
 
 from tests.tools.finetune.tables import OF_LABEL, ROWS, save_dataset, write_parquet
 from tools.finetune.data import TextData
-from tools.finetune.rows import read_records, read_rows
+from tools.finetune.rows import check_dev, check_there, read_records, read_rows
 
 
 def read(path: Path, *columns: str, **options: Any) -> list[list[str | None]]:
     return [[row.values[column] for column in columns] for row in read_rows(path, columns, **options)]
+
+
+def test_a_file_that_is_not_there_is_named_as_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.tsv").touch()
+    save_dataset(tmp_path / "saved/train")
+    (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
+    relative = "Relative paths begin in the folder that the command is started in."
+    for name, told in (
+        ("dev.tsv", f"{tmp_path}/dev.tsv is no file. There is train.tsv. {relative} Correct data.dev in the"),
+        ("trian.tsv", "trian.tsv is no file. Is it train.tsv?"),
+        ("no/dev.tsv", f"There is no folder {tmp_path}/no either."),
+        ("saved/dev", f"{tmp_path}/saved has the splits train, validation."),
+    ):
+        with pytest.raises(ValueError) as problem:  # noqa: PT011 (its words are compared)
+            check_there(Path(name), "data.dev")
+        assert told in str(problem.value)
+        assert str(problem.value).endswith("Correct data.dev in the recipe, or give --data.dev FILE.")
+    with pytest.raises(ValueError, match=r"is no file.* Correct \[data\], or the file\.$"):
+        check_there(tmp_path / "qrels.tsv", "")
+    check_there(Path("train.tsv"), "data.train")
+
+
+def test_dev_stands_beside_train() -> None:
+    check_dev("embedded", None)
+    check_dev("a.tsv", "b.tsv")
+    with pytest.raises(ValueError, match=r"where there is one file alone, move a tenth of its rows into another"):
+        check_dev("a.tsv", None)
+    with pytest.raises(ValueError, match=r"Give --data.train FILE too, or leave data.dev out"):
+        check_dev("embedded", "b.tsv")
 
 
 def test_write_parquet(tmp_path: Path) -> None:

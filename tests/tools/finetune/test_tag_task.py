@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,8 +23,10 @@ from tools.finetune.__main__ import TagConfig, main, parse
 from tools.finetune.config import ModelSection, RunSection
 from tools.finetune.tag_data import TagData
 from tools.finetune.tag_task import TagTask
+from tools.finetune.tasks import Evaluation
 from tools.predict import load
 from tools.tagging.schemes import tag_metrics
+from tools.tagging.windows import WordTags
 
 CONFIG = BertConfig(
     layers=1, hidden=16, heads=2, vocab=len(PIECES), positions=32, dropout=0.0, attention_dropout=0.0, std=0.3
@@ -193,6 +196,17 @@ def test_plain_tags_are_measured_by_accuracy(tmp_path: Path) -> None:
         (tmp_path / f"{name}.conll").write_text(text.replace("B-", "").replace("I-", "").replace(" O\n", " COLOR\n"))
     task = task_of(tmp_path, Cube.single())
     assert (task.best, task.labels) == ("accuracy", ("COLOR", "NUM", "ODD"))
+    known = task._parts["dev"].tags
+    assert known is not None
+    for odd, doubted in ((0, True), (1, False)):
+        tags = [
+            WordTags(numbers=np.zeros(len(each), np.int64), probabilities=np.ones(len(each), np.float32))
+            for each in known
+        ]
+        tags[0].numbers[0] = odd
+        doubts = task.doubts(Evaluation(metrics={}, outputs={"dev": tags}))
+        assert bool(doubts) is doubted
+        assert not doubted or doubts[0].startswith("all words of dev are tagged 'COLOR'.")
 
 
 @pytest.mark.slow

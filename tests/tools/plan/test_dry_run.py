@@ -21,13 +21,14 @@ BF16 = PrecisionConfig(compute="bf16")
 NARROW = PrecisionConfig(compute="bf16", reduce="bf16")
 ONE, BOX, TALL = CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(y=8)
 SLABS, FLAT, LARGE = CubeShape(x=8), CubeShape(x=4, y=2), CubeShape(x=4, y=4, z=4)
-TWINS = CubeShape(y=2, z=2, data=2)
+TWINS, COPIES = CubeShape(y=2, z=2, data=2), CubeShape(data=4)
 MODERN = {"encoder": "modern", "window": 9, "global_every": 2}
 _QUICK = 2  # of the cases; the others are for the slow tests
 Case = tuple[CubeShape, dict[str, Any], dict[str, Any]]
 # The cube; what is changed of the model; of the step.
 CASES: list[Case] = [
     (ONE, {}, {}),
+    (COPIES, {}, {}),
     (TWINS, {"next_sentence": False}, {"optimizer": "stable_adamw"}),
     (TWINS, {}, {"types": NARROW, "micro_batches": 2}),
     (LARGE, {}, {"types": BF16}),

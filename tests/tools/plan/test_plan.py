@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from models.bert import PRESETS
+from models.bert import PRESETS, BertConfig
 from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
-from tensor3d.cost_model.hardware import LinkFit, cluster_of
+from tensor3d.cost_model.hardware import Link, LinkFit, cluster_of
 from tensor3d.cost_model.search import search
 from tools.plan.__main__ import PlanCommand, main
 from tools.plan.check import Comparison, check, predicted
 from tools.plan.tables import _more, kind_of
 from tools.report import page
+from tools.training.arguments import parse, resolve
 from tools.training.config import read_config
+from tools.training.estimate import expect
 
 BASE = ["--model", "base", "--global-batch", "64"]
 
@@ -81,6 +84,7 @@ def test_the_page_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert plans
     assert refused
     text = html.read_text()
+    assert f"<p>Run it: {escape(content['search']['run'])}</p>" in text
     (block,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', text)
     (chart,) = json.loads(block)
     assert chart["data"]["seconds"] == [plan["seconds"] for plan in plans]
@@ -91,7 +95,7 @@ def test_the_page_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for each in refused:
         assert f'<th scope="row">{each["box"]}</th>\n<td>{escape(each["reason"])}</td>' in text
     planned(tmp_path, "--ranks", "1,4", "--html", str(html))
-    assert re.findall(r"<h2>(.*?)</h2>", html.read_text())[::2] == ["Boxes of 1 ranks", "Boxes of 4 ranks", "Asked"]
+    assert re.findall(r"<h2>(.*?)</h2>", html.read_text())[::2] == ["Boxes of 1 rank", "Boxes of 4 ranks", "Asked"]
 
 
 def test_what_is_counted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +135,108 @@ def test_what_was_measured_on_one_node_says_nothing_of_more(tmp_path: Path) -> N
         spread, ("x",), "all-gather"
     )
     with pytest.raises(ValueError, match=r"measured collectives.*latency and bandwidth"):
-        dataclasses.replace(command, across_bandwidth=1e9).machines()
+        dataclasses.replace(command, across_bandwidth="1GB").machines()
+
+
+def test_a_file_in_other_units_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "machine.json"
+    plain = cluster_of("H100", name="mine")
+    path.write_text(json.dumps(dataclasses.replace(plain, across=Link(latency=4e-6, bandwidth=25.0)).to_json()))
+    assert main([*BASE, "--quick", "--cluster", str(path)]) == 2
+    assert (
+        "across.bandwidth of mine is in bytes/s, at least 1 MB/s. Got 25. Correct the file." in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("units", "numbers"),
+    [
+        (["--across-bandwidth", "200Gbit", "--memory", "40GB"], ["--across-bandwidth", "25e9", "--memory", "40e9"]),
+        (["--flops", "312T", "--across-latency", "9us"], ["--flops", "312e12", "--across-latency", "9e-6"]),
+    ],
+)
+def test_units_stand_for_numbers(
+    units: list[str], numbers: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [planned(tmp_path, "--nodes", "2", *arguments) for arguments in (units, numbers)]
+    assert found[0]["cluster"] == found[1]["cluster"]
+    printed = capsys.readouterr().out
+    if "200Gbit" in units:
+        assert "across nodes 25 GB/s and 4 us a step" in printed
+    else:
+        assert "across nodes 40 GB/s and 9 us a step" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--gpu", "H100", "--nodes", "2", "--cube", "2x2x2", "--data-parallel", "2"],
+        [
+            "--gpu",
+            "V100-16GB",
+            "--per-node",
+            "4",
+            "--global-batch",
+            "4096",
+            "--optimizer",
+            "adamw",
+            "--overlap",
+            "none",
+        ],
+        ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
+        ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
+        ["--per-node", "1", "--layers", "5", "--inner", "1024", "--positions", "1024"],
+    ],
+)
+def test_the_printed_command_trains_on_the_pick(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real parser of training makes the box, the model, the batch and the choices of it."""
+    content = planned(tmp_path, *arguments)
+    pick, model, asked = content["search"]["plans"][0], content["model"], content["asked"]
+    printed = capsys.readouterr().out.split("run it: ")[1].split("\n", 1)[1].split("\n\n")[0]
+    words = shlex.split(printed.replace("\\\n", " "))
+    assert words == shlex.split(content["search"]["run"])
+    begin = words.index("--cube")
+    assert words[:begin] == (
+        ["launch/local.sh"]
+        if content["cluster"]["nodes"] == 1
+        else shlex.split("python launch/ssh.py --hostfile hosts")
+    )
+    run = resolve(parse(words[begin:]))
+    run.check()
+    assert run.shape == CubeShape(**pick["box"])
+    assert run.rank_order == (tuple(pick["wire"]) if run.shape.ranks > 1 else None)
+    recipe, expected = run.recipe, expect(run.recipe, run.shape)
+    trained = dataclasses.asdict(expected.config)
+    same = ("layers", "hidden", "heads", "vocab", "positions", "next_sentence")
+    assert {key: trained[key] for key in same} == {key: model[key] for key in same}
+    assert expected.config.inner_size == BertConfig(**model).inner_size
+    assert (expected.packs, expected.micro_batches) == (asked["global_batch"], pick["choice"]["micro_batches"])
+    assert recipe.data.capacity == asked["capacity"]
+    assert recipe.data.max_length == asked.get("length", asked["capacity"])
+    assert recipe.data.max_sequences >= recipe.data.capacity // recipe.data.max_length
+    assert recipe.data.masked_share == asked["masked_share"]
+    assert (recipe.optimizer.kind, recipe.precision.reduce) == (asked["optimizer"], asked["reduce"])
+    assert recipe.speed.overlap is (asked["overlap"] != "none")
+    choice = {key: getattr(recipe.model, key) for key in ("recompute", "reshard_after_forward")}
+    assert choice == {key: pick["choice"][key] for key in choice}
+
+
+def test_what_training_refuses_has_no_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned(tmp_path, "--capacity", "4")["search"]["run"] is None
+    assert "run it: tools.pretrain refuses this model or batch: data.capacity must be at least 5." in (
+        capsys.readouterr().out
+    )
+
+
+def test_words_for_one_and_for_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned(tmp_path, "--per-node", "2", "--heads", "3")
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-2] == "1 box does not divide (--all says why)"
+    assert "kind: data = copies of the whole model; fully sharded = (P,1,1), weights in P parts as by ZeRO-3" in printed
+    assert "kept gathers = gathered inputs and weights stay (--model.no-reshard-after-forward)" in printed
+    assert "not with the boxes above" in printed
 
 
 def test_sizes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,6 +336,7 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--gpu", "B9000"], "GPUs with a preset are"),
         (["--model", "huge"], "--model must be one of tiny, mini, small, base, large, 10b, 100b"),
+        (["--model", "BERT-Large"], "Got 'BERT-Large'. Did you mean large?"),
         (["--nodes", "0"], "--nodes must be at least 1. Got 0."),
         (["--layers", "0"], "--layers must be a whole number from 1 to 10,000. Got 0."),
         (["--hidden", "-64"], "--hidden must be a whole number from 1 to 1,000,000,000. Got -64."),
@@ -238,15 +344,18 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
         (["--heads", "7"], "hidden must divide by heads=7. Got 768."),
         (["--nodes", "1000000"], "the planner stops at 1,048,576 ranks. Got 8,000,000."),
         (["--nodes", "8192", "--capacity", "512"], "65,536 ranks are more than the 32,768 tokens of a step."),
-        (["--memory", "0"], "memory must be a number above 0. Got 0.0."),
-        (["--across-bandwidth", "nan"], "bandwidth across must be a number above 0. Got nan."),
+        (["--gpu", "A100"], "Got 'A100'. Did you mean A100-40GB or A100-80GB?"),
+        (["--memory", "80"], "--memory must be at least 1 MB. Got 80 = 80 bytes. Write the unit, such as 80GB."),
+        (["--across-bandwidth", "25"], "--across-bandwidth must be at least 1 MB/s. Got 25 = 25 bytes/s."),
+        (["--inside-bandwidth", "25Gb"], "--inside-bandwidth must be bytes/s: a number such as 25e9, or with a unit"),
+        (["--memory-bandwidth", "nan"], "--memory-bandwidth must be bytes/s: "),
+        (["--flops", "312"], "--flops must be at least 1 MFLOP/s. Got 312 = 312 FLOP/s. Write the unit, such as 312T."),
         (["--memory-share", "2"], "memory_share must be above 0 and at most 1. Got 2.0."),
         (["--cube", "2x2x3"], "2x2x3 takes 12 ranks, and 1 x 8 H100 has 8."),
         (["--cube", "2x2"], "a cube is written XxYxZ"),
         (["--data-parallel", "2"], "--data-parallel 2 says how many copies of --cube. Name one."),
         (["--ranks", "8,x"], "--ranks must be whole numbers of at least 1, as 8,64,512. Got '8,x'."),
-        (["--across-latency", "1e300"], "latency across is in seconds, at most 60.0. Got 1e+300."),
-        (["--inside-bandwidth", "1e-9"], "bandwidth inside is in bytes/s. Got 1e-09."),
+        (["--across-latency", "4"], "--across-latency must be above 0 and at most 1 s. Got 4 = 4 seconds. Write the"),
         (["--headline", "--ranks", "8"], "--headline is about one machine of its own."),
         (["--plot", "nowhere/a.png", "--ranks", "8"], "--plot must be a file in a folder that exists."),
         (["--ranks", "12"], "12 ranks fill no whole number of nodes of 8."),

@@ -18,7 +18,7 @@ import pytest
 
 from tests.tools.asked import LABELS, MASKED, QUESTIONS, TEXTS, write_models
 from tools.predict.__main__ import main
-from tools.predict.inputs import MOST_LINE, LineReader
+from tools.predict.inputs import MOST_LINE, Fields, LineReader, Query, query_of_line
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -95,6 +95,32 @@ def test_plain_lines_and_an_array(models: Path, tmp_path: Path, capsys: pytest.C
     assert (vectors.shape, vectors.dtype) == ((3, 32), np.float32)
     lines, _ = said(capsys, "embed", models / "language", "a fox", '"the fox', "漢 hill", "--json")
     np.testing.assert_allclose(vectors, [json.loads(line)["vector"] for line in lines], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.csv", "a.csv is a table by its suffix"),
+        ("a.TSV", "header, labels and other columns would be texts too"),
+        ("a.jsonl", "a.jsonl is JSON by its suffix, and with --plain its marks and keys would be text"),
+    ],
+)
+def test_what_is_no_plain_text_is_refused(
+    name: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("sentence,label\n")
+    assert main(["classify", str(tmp_path), "--file", str(tmp_path / name), "--plain"]) == 2
+    assert words in capsys.readouterr().err
+    if name != "a.jsonl":  # nor does what follows from "not JSON": say --plain
+        assert main(["classify", str(tmp_path), "--file", str(tmp_path / name)]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_lines_of_json_are_no_plain_text() -> None:
+    for line, is_text in ((b'{"text": "a fox"}\n', False), (b"{a fox}\n", True), (b'{"fox": 1}\n', True)):
+        found = query_of_line(line, Fields(), 3, is_plain=True)
+        assert isinstance(found, Query) is is_text
+        assert is_text or "an object in JSON, and with --plain it would be text" in str(found)
 
 
 BAD = (

@@ -11,6 +11,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
 
@@ -120,11 +121,14 @@ def listed(option: str, text: str, known: Iterable[str], *, needs: str | None = 
     Raises:
         ValueError: a name that is not known, or what is needed is not there.
     """
+    known = list(known)
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not set(names) <= set(known) or len(names) < least or (needs is not None and needs not in names):
         some = "some" if least == 1 else "at least two"
         also = "" if needs is None else f", {needs} among them"
-        raise ValueError(f"{option} must be {some} of {','.join(known)}{also}. Got {text!r}.")
+        near = [each for name in names if name not in known for each in get_close_matches(name.lower(), known, n=1)]
+        meant = f" Did you mean {','.join(near)}?" if near else ""
+        raise ValueError(f"{option} must be {some} of {','.join(known)}{also}. Got {text!r}.{meant}")
     return names
 
 

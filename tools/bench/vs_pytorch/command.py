@@ -135,7 +135,8 @@ class RivalsCommand(Sizes, Benchmark[list[str]]):
     cubes: str = "2x2x2,1x8x1,8x1x1"
     """Ours, as XxYxZ,XxYxZ,...; ratios are to the first. One of fewer ranks is copied over data until all have work."""
     rivals: str = ",".join(RIVALS)
-    """PyTorch's, some of tp, fsdp2, tp+fsdp2 and ddp."""
+    """PyTorch's, some of tp (tensor parallel with sequence parallelism), fsdp2 (fully_shard), tp+fsdp2 (both) and ddp
+    (copies)."""
     what: What = "step"
     """A training step (forward, backward, clipping, AdamW), or forward and backward of one transformer layer."""
     processes: Annotated[int, AtLeast(2, why=": one alone splits nothing")] = 8

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tools.common.files import open_regular
+from tools.common.files import not_plain_text, open_regular
 from tools.corpus.sentences import likely_encoding
 
 # --- Where text comes from --------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class TextSource:
     its file.
 
     Raises:
-        ValueError: there is nothing at the path, or no *.txt below it.
+        ValueError: there is nothing at the path, or no *.txt below it, or a file that is no text by its suffix.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,6 +65,12 @@ class TextSource:
             self._root = path
             self._files = sorted(file for file in path.rglob("*.txt") if file.is_file())
         elif path.is_file():
+            if kind := not_plain_text(path):
+                raise ValueError(
+                    f"{path} is {kind} by its suffix: its marks and names would be learnt as text. launch/corpus.sh "
+                    "reads JSON lines and Parquet; or write the texts alone into a file *.txt, a blank line between "
+                    "documents."
+                )
             self._root = path.parent
             self._files = [path]
         else:

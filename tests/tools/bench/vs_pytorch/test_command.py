@@ -251,7 +251,7 @@ def test_what_differs_is_exit_status_1(monkeypatch: pytest.MonkeyPatch, capsys: 
         (["--processes", "1"], "--processes must be at least 2"),
         (["--cubes", "3x1x1"], "cube 3x1x1 has 3 ranks, and --processes is 8. Name cubes of that size or a divisor"),
         (["--cubes", "2x2"], "a cube is written XxYxZ"),
-        (["--rivals", "fsdp"], "--rivals must be some of tp,fsdp2,tp+fsdp2,ddp. Got 'fsdp'"),
+        (["--rivals", "fsdp"], "--rivals must be some of tp,fsdp2,tp+fsdp2,ddp. Got 'fsdp'. Did you mean fsdp2?"),
         (["--steps", "0"], "--steps must be at least 1. Got 0"),
         (["--warmup", "0"], "--warmup must be at least 1. Got 0"),
         (["--sequences", "6"], "cube 2x2x2: --sequences must divide by data * x * z = 4. Got 6"),

@@ -61,6 +61,10 @@ def test_a_blank_line_ends_a_document(tmp_path: Path) -> None:
     source = TextSource(tmp_path)
     assert list(source.documents()) == ["Zero.", "One.\nTwo.", "Three, ünïcode.", "Last."]
     assert list(TextSource(tmp_path / "a.txt").documents()) == ["Zero."]
+    for name, told in (("a.csv", "a table"), ("a.JSONL", "JSON")):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=rf"{name} is {told} by its suffix: its marks and names would be learnt"):
+            TextSource(tmp_path / name)
 
 
 def test_the_fingerprint_follows_the_text_and_not_the_place(tmp_path: Path) -> None:
