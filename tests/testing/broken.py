@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tensor3d import (
     Cube,
+    Face,
     Layout,
     Linear3D,
     all_reduce_replicated,
@@ -66,20 +67,20 @@ class PlainScale3D(nn.Module):
 
 
 class Head3D(nn.Module):
-    """A narrow head on face z, whose bias may be summed over other axes than it should."""
+    """A narrow head, whose bias may be summed over other axes than it should."""
 
-    def __init__(self, hidden: int, classes: int, cube: Cube, bias: Layout | None = None) -> None:
+    def __init__(self, hidden: int, classes: int, cube: Cube, bias: Layout | None = None, face: Face = "z") -> None:
         super().__init__()
-        self.cube, self.layout = cube, bias or copies("z")
-        self.weight = normal((classes, hidden), narrow("z"), cube, 0.02)
+        self.cube, self.face, self.layout = cube, face, bias or copies(face)
+        self.weight = normal((classes, hidden), narrow(face), cube, 0.02)
         self.bias = constant((classes,), self.layout, cube, 0.0)
 
     def forward(self, h: Tensor) -> Tensor:
-        logits = self.joined(h @ local_param(self.weight, narrow("z"), self.cube).t())
+        logits = self.joined(h @ local_param(self.weight, narrow(self.face), self.cube).t())
         return logits + local_param(self.bias, self.layout, self.cube)
 
     def joined(self, part: Tensor) -> Tensor:
-        return all_reduce_replicated(part, self.cube.axis("z"))
+        return all_reduce_replicated(part, self.cube.axis(self.face))
 
 
 class ForgetfulHead3D(Head3D):
@@ -197,6 +198,13 @@ class TwiceAddedLoss3D(CountedLoss3D):
 
     def added(self, part: Tensor) -> Tensor:
         return all_reduce_replicated(part, self.cube.over("data", "x", "y", "z"))
+
+
+class OtherAxesLoss3D(CountedLoss3D):
+    """Adds over the axes of rows on face z, where the losses are those of rows on face y."""
+
+    def added(self, part: Tensor) -> Tensor:
+        return all_reduce_replicated(part, self.cube.over("data", "x", "y"))
 
 
 class Gated(nn.Module):
