@@ -75,6 +75,7 @@ def run_page(cube: str) -> dict[str, Any]:
         "apart": [
             float((names[f"{model}same"] - names[f"{model}alone"]).detach().abs().max()) for model in ("", "replaced_")
         ],
+        "by_hand": by_hand_differs(names),
         "proposal": str(names["proposal"]),
         "loss": float((names["total"] / names["count"]).detach()),
         "loss_alone": float(loss_alone(names["tiny"], names["batch"]).detach()),
@@ -83,6 +84,16 @@ def run_page(cube: str) -> dict[str, Any]:
         "bytes": names["traffic"].total_bytes,
         "raised": raised,
     }
+
+
+def by_hand_differs(names: dict[str, Any]) -> float:
+    """Of the hand-written attention: logits on the cube less the original's, where there are tokens; then weights."""
+    model, cube, ids = names["by_hand"], names["cube"], names["batch"]
+    there = (ids != 0)[:, None, None]
+    logits = model[2](model[1](model[0](ids), there)) * there[:, 0, 0, :, None]
+    differences = [names["padded_logits"] - t3d.local_shard(logits, cube)]
+    differences += [names["weights_back"][name] - value for name, value in model.state_dict().items()]
+    return max(float(each.detach().abs().max()) for each in differences)
 
 
 def loss_alone(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -112,6 +123,7 @@ def test_the_page_gives_the_same_on_one_process_and_on_the_cube(
     for rank in on_cube:
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-4)
         assert max(rank["apart"]) < 1e-5
+        assert rank["by_hand"] < 1e-5
         assert rank["bytes"] > 0
         assert rank["padded"] == (4, 4, 16)
 
