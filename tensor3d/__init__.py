@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tensor3d.batches.padded import PaddedPacks, local_shard, pack_padded
     from tensor3d.batches.row_selection import RowSelection
     from tensor3d.batches.sequences import Sequences
-    from tensor3d.distributed.collectives import all_reduce_replicated
+    from tensor3d.distributed.collectives import all_reduce_replicated, sum_gradient
     from tensor3d.distributed.comm_stats import CommStats
     from tensor3d.distributed.cube import Cube
     from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
@@ -108,6 +108,7 @@ __all__ = [
     "rules",
     "select",
     "shard",
+    "sum_gradient",
     "sum_rows",
     "to_fused_rows",
     "vector",

@@ -378,7 +378,7 @@ def _suspicion(name: str, report: Report, outcomes: Sequence[Outcome]) -> str:
         return (
             f"{where}, and the output is right: backward leaves out what the other {members} contribute. A value that "
             "is equal on all of them, and that each uses in its own way (for its own columns), needs its gradient "
-            f"added over {over}; all_reduce_replicated does not."
+            f"added over {over}: tensor3d.sum_gradient(value, axis) does that, and all_reduce_replicated does not."
         )
     return (
         f"{where}. Is something that needs {group} (a mean over columns, a row of another rank) computed from this "

@@ -286,7 +286,7 @@ class Unit3D(torch.nn.Module):
 
 @pytest.mark.slow
 def test_the_one_line_for_a_statistic_over_columns_is_right(folder: Path) -> None:
-    (one_liner,) = re.findall(r"`(SumGradient\.apply\([^`]*)`", PAGE)
+    (one_liner,) = re.findall(r"`(t3d\.sum_gradient\(t3d[^`]*)`", PAGE)
     page = load_adapter(folder, "page_adapter_unit", {}, STATISTIC.format(one_liner=one_liner))
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     assert page.check_layer(page.Unit3D, page.Unit, x, cubes=[CubeShape(x=1, y=2, z=4)]).passed
@@ -303,7 +303,7 @@ def test_the_adapter_with_a_mistake_fails_as_the_page_says(folder: Path) -> None
 
 @pytest.mark.slow
 def test_the_adapter_without_its_own_function_fails_as_the_page_says(folder: Path) -> None:
-    whole = "SumGradient.apply(F.gelu(t3d.all_reduce_replicated(part, z)), z)"
+    whole = "t3d.sum_gradient(F.gelu(t3d.all_reduce_replicated(part, z)), z)"
     forgotten = load_adapter(folder, "page_adapter_z", {whole: "F.gelu(t3d.all_reduce_replicated(part, z))"})
     with pytest.raises(AssertionError) as caught:
         forgotten.test_adapter()

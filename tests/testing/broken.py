@@ -19,6 +19,7 @@ from tensor3d import (
     local_param,
     local_rows,
     normal,
+    sum_gradient,
 )
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.sharding.param_layout import copies, narrow, vector
@@ -113,6 +114,26 @@ class Centre(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return h - h.mean(1, keepdim=True)
+
+
+class Centre3D(nn.Module):
+    def __init__(self, cube: Cube) -> None:
+        super().__init__()
+        self.cube = cube
+
+    def forward(self, h: Tensor) -> Tensor:
+        z = self.cube.axis("z")
+        return h - self.used_by_columns(all_reduce_replicated(h.sum(1, keepdim=True) / (h.shape[1] * z.size), z))
+
+    def used_by_columns(self, mean: Tensor) -> Tensor:
+        return sum_gradient(mean, self.cube.axis("z"))
+
+
+class OwnGradientCentre3D(Centre3D):
+    """The gradient of a mean is what this rank's columns give."""
+
+    def used_by_columns(self, mean: Tensor) -> Tensor:
+        return mean
 
 
 class HalfCentre3D(nn.Module):

@@ -145,6 +145,11 @@ def test_what_needs_the_other_ranks_is_told_by_the_cubes_it_fails_on() -> None:
     )
 
 
+def test_a_gradient_that_columns_do_not_add_up_is_told_what_adds_it() -> None:
+    text = message(broken.OwnGradientCentre3D, broken.Centre, matrix(), cubes=(CubeShape(x=1, y=2, z=1), TWO[1]))
+    assert "added over z: tensor3d.sum_gradient(value, axis) does that" in hint(text, "input 0")
+
+
 def test_axes_that_explain_a_factor_alike_are_all_named() -> None:
     layer = partial(broken.Head3D, HIDDEN, 3, bias=Layout(sum_over=("data", "x", "y", "z")))
     text = message(layer, partial(nn.Linear, HIDDEN, 3), matrix(), returns="rows-z", cubes=[CubeShape(x=1, y=2, z=2)])
