@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tensor3d.batches.padded import PaddedPacks, local_shard, pack_padded
     from tensor3d.batches.row_selection import RowSelection
     from tensor3d.batches.sequences import Sequences
-    from tensor3d.distributed.collectives import all_reduce_replicated
+    from tensor3d.distributed.collectives import all_reduce_replicated, sum_gradient
     from tensor3d.distributed.comm_stats import CommStats
     from tensor3d.distributed.cube import Cube
     from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tensor3d.optim.clip_grad import GradientNorm, check_parameters, clip_grad_norm_, clip_gradients
     from tensor3d.parallelize import PackedRows, full_state_dict, load_full_state_dict, parallelize, propose_plan, rules
     from tensor3d.sharding.activation_layout import Face, gather, gather_rows, local_block, shard
+    from tensor3d.sharding.fused_rows import from_fused_rows, to_fused_rows
     from tensor3d.sharding.matmul import matmul
     from tensor3d.sharding.param_layout import (
         Layout,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
         normal,
         vector,
     )
-    from tensor3d.sharding.redistribute import local_rows, redistribute, select
+    from tensor3d.sharding.redistribute import local_rows, redistribute, select, sum_rows
 else:
     import_lazily(__name__)
 
@@ -85,6 +86,7 @@ __all__ = [
     "cross_entropy",
     "distribute",
     "explain",
+    "from_fused_rows",
     "full_state_dict",
     "gather",
     "gather_rows",
@@ -106,6 +108,9 @@ __all__ = [
     "rules",
     "select",
     "shard",
+    "sum_gradient",
+    "sum_rows",
+    "to_fused_rows",
     "vector",
     "vocab_topk",
 ]

@@ -51,6 +51,17 @@ class PaddedPacks:
         """R: rows of the plane, unused slots among them."""
         return self.source.shape[0]
 
+    @property
+    def owner(self) -> Tensor:
+        """int64 (R,): place in `first` of the sequence that each row belongs to, -1 in unused slots: ready for
+        `sum_rows`."""
+        return torch.where(self.source >= 0, self.source // self.places.shape[1], -1)
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 (C,): tokens of each sequence of `first`; 0 where it is filled up."""
+        return F.pad((self.places >= 0).sum(1), (0, len(self.first) - len(self.places)))
+
     def pack(self, values: Tensor, fill: float = 0) -> Tensor:
         """Any values beside the ids, such as token types or labels, (B, S, ...), to (R, ...); differentiable.
 
@@ -190,6 +201,8 @@ def local_shard(batch: Batch, cube: Cube) -> Batch:
         ValueError: it does not divide among the planes.
     """
     planes = cube.shape.planes
+    if isinstance(batch, Tensor) and batch.dim() == 0:
+        raise ValueError(f"a global batch has a dim for its sequences. Got the single value {batch}.")
     if not len(batch) or len(batch) % planes:
         raise ValueError(
             f"a global batch must divide among the data={cube.shape.data} * x={cube.shape.x} = {planes} planes of the "

@@ -249,6 +249,30 @@ def all_reduce_replicated(part: Tensor, axis: Axis) -> Tensor:
     return _SumCopies.apply(part, axis) if axis.size > 1 or part.requires_grad else part
 
 
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, copies: Tensor, axis: Axis) -> Tensor:
+        ctx.axis, ctx.keeps_face = axis, True
+        return copies.view_as(copies)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradient.clone(), ctx.axis).wait(), None  # in place, so not on autograd's own tensor
+
+
+def sum_gradient(copies: Tensor, axis: Axis) -> Tensor:
+    """A value that is the same on every member of `axis`, as it is, for each of them to use in its own way, such as for
+    its own columns; in backward the members' gradients, which are parts, are added. The dual of
+    `all_reduce_replicated`.
+
+        mean = sum_gradient(all_reduce_replicated(h.sum(1, keepdim=True) / hidden, z), z)      # of rows on face z
+
+    Elements received: none forward; backward 2(n-1)/n of its size, n members.
+    """
+    return _SumGradient.apply(copies, axis) if axis.size > 1 and copies.requires_grad else copies
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # A few numbers a row from every member of an axis: so LayerNorm and cross-entropy combine rows with split columns.
 

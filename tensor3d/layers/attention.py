@@ -28,7 +28,8 @@ class Attention3D(nn.Module):
     """Multi-head self-attention, face z to face z: fused QKV (z to y), attention on face y, projection (y to z).
 
     On face y a rank holds whole packs and whole heads, so that attention itself sends nothing. Rows of the fused QKV
-    weight are ordered (head, q/k/v, head dimension), so that a cut over y takes whole heads.
+    weight are ordered (head, q/k/v, head dimension), so that a cut over y takes whole heads; `to_fused_rows` and
+    `from_fused_rows` turn torch's (q/k/v, head, head dimension) into it and back.
 
     Args:
         hidden: H, divides by heads, y and z.

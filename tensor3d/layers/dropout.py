@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from tensor3d.attention import check_probability
 from tensor3d.distributed.cube import Cube
 from tensor3d.ops.dropout import drop
+from tensor3d.sharding.layout_checks import check_floating_point
 
 
 class Dropout3D(nn.Module):
@@ -28,6 +29,7 @@ class Dropout3D(nn.Module):
         return self.training and self.p > 0.0
 
     def forward(self, x: Tensor) -> Tensor:
+        check_floating_point(x, "Dropout3D")
         return drop(x, self.p) if self.active else x
 
     def extra_repr(self) -> str:

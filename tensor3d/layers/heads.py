@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tensor3d.distributed.collectives import all_gather, all_reduce_replicated
 from tensor3d.distributed.cube import Cube
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
-from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import block, chunk_bounds, constant, copies, local_param, narrow, normal
 
 # --- The likeliest entries of a vocabulary whose slices lie on different ranks ----------------------------------------
@@ -40,7 +40,8 @@ def vocab_topk(logits: Tensor, k: int, vocab: int, cube: Cube, face: Face = "y")
     first, last = chunk_bounds(vocab, axis.size, axis.index)
     if not 1 <= k <= vocab:
         raise ValueError(f"k must lie between 1 and the vocabulary of {vocab}. Got {k}.")
-    if logits.dim() != 2 or logits.shape[1] != last - first:
+    check_matrix(logits, "vocab_topk")
+    if logits.shape[1] != last - first:
         raise ValueError(
             f"vocab_topk over {vocab} entries on face {face} needs logits (rows, {last - first}). Got "
             f"{tuple(logits.shape)}."
@@ -107,8 +108,9 @@ class SmallHead3D(nn.Module):
         """(R', K/face) to logits (R', C), fp32 at least, the same on all members of the face's axis."""
         if x.dim() == 3:
             return in_batch(self.forward, x, "SmallHead3D")
+        check_matrix(x, "SmallHead3D")
         columns = self.in_features // self.cube.axis(self.face).size
-        if x.dim() != 2 or x.shape[1] != columns:
+        if x.shape[1] != columns:
             raise ValueError(
                 f"SmallHead3D on face {self.face} needs the local shape (rows, {columns}). Got {tuple(x.shape)}."
             )

@@ -17,7 +17,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.layers.norm_kernels import widened
 from tensor3d.ops.row_chunks import chunk_rows, is_host_readable, iter_row_chunks
 from tensor3d.sharding.activation_layout import Face, check_face
-from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.layout_checks import check_floating_point, check_origin
 from tensor3d.sharding.param_layout import chunk_bounds
 
 IGNORED = -100
@@ -52,6 +52,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
             f". Got {tuple(logits.shape)} and {tuple(labels.shape)}."
         )
     check_origin(logits, face, cube, "cross_entropy")
+    check_floating_point(logits, "cross_entropy")
+    if labels.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"labels must be of type int64 or int32. Got {labels.dtype}. Take labels.long().")
     if is_host_readable(labels):
         wrong = labels[~_are_labels(labels, vocab)]
         if wrong.numel():

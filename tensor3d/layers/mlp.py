@@ -87,7 +87,8 @@ class GatedMLP3D(nn.Module):
 
     Gate and up are one product (z to y) of 2I rows, so that the input is gathered once; down (y to z) as in `MLP3D`.
     Rows of the fused weight are ordered (inner unit, gate/up), so that a cut over y takes both of a unit, and what is
-    between the products sends nothing.
+    between the products sends nothing; `to_fused_rows` and `from_fused_rows` turn a stack of gate and up into it and
+    back.
 
         gate_up.weight  (2I/yx, H/z)      down.weight  (H/zx, I/y)
 

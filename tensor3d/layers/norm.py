@@ -19,7 +19,7 @@ from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_m
 from tensor3d.ops.dropout import drop
 from tensor3d.ops.row_chunks import iter_row_chunks, together
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
-from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import constant, local, vector
 
 _BACKWARD = torch.ops.aten.native_layer_norm_backward
@@ -109,8 +109,9 @@ class RMSNorm3D(nn.Module):
 
 
 def _check_columns(x: Tensor, hidden: int, cube: Cube, face: Face, layer: str) -> None:
+    check_matrix(x, layer)
     columns = hidden // cube.axis(face).size
-    if x.dim() != 2 or x.shape[1] != columns:
+    if x.shape[1] != columns:
         raise ValueError(
             f"{layer} on face {face} needs the local shape (rows, {hidden}/{face}) = (rows, {columns}). Got "
             f"{tuple(x.shape)}."

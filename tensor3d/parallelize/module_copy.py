@@ -99,6 +99,10 @@ class ModuleBuilder:
         made = self._made.get(_key(source))
         return None if made is None else made.parameter
 
+    def order_of(self, parameter: nn.Parameter) -> Tensor | None:
+        """`permute_rows` of a parameter that was made here, if it was made with one."""
+        return next((made.permute_rows for made in self._made.values() if made.parameter is parameter), None)
+
     def take_hooks_of(self, name: str, source: nn.Parameter) -> None:
         """Registers the hooks of the original's parameter with the one that was made from it. They get the gradient
         that is summed over the cube, in the shape of the whole.

@@ -129,7 +129,8 @@ class Replace(ParallelRule):
 
     `workshop.cube` is the cube, and `workshop.parameter(source, layout)` makes this rank's block of one of the
     original's parameters. Parts of the module may be built by rules: as in
-    `rules.linear("z").build(module.q, name, workshop)`.
+    `rules.linear("z").build(module.q, name, workshop)`. Parameters under the original's names go back by
+    `full_state_dict`, also where `workshop.parameter(source, layout, order)` has put their rows in another order.
     """
 
     maker: Callable[[nn.Module, str, ModuleBuilder], nn.Module]
@@ -143,6 +144,10 @@ class Replace(ParallelRule):
                 f"what rules.replace builds for {name!r} holds a module of the original, which must stay as it is. "
                 "Build a new one, with parameters by workshop.parameter(source, layout)."
             )
+        for each in built.modules():
+            orders = {own: workshop.order_of(p) for own, p in each._parameters.items() if p is not None}
+            if not hasattr(each, "original_rows") and any(order is not None for order in orders.values()):
+                vars(each)["original_rows"] = {own: order for own, order in orders.items() if order is not None}
         return built.train(module.training)
 
 

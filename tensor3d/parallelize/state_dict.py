@@ -14,7 +14,6 @@ from tensor3d.distributed.collectives import all_gather
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName
 from tensor3d.distributed.object_collectives import first_names
-from tensor3d.parallelize.torch_attention import TorchAttention3D
 from tensor3d.sharding.param_layout import chunk_bounds, cut_rows, local, local_slices
 
 
@@ -22,8 +21,8 @@ def full_state_dict(model: nn.Module, cube: Cube) -> dict[str, Any]:
     """What `original.load_state_dict` takes: full tensors, on the CPU, the same on every rank.
 
     Every rank must call it. Each tensor is gathered once, one after another; rows that a kind keeps in another order
-    (`rules.attention`) are put back into the original's. For training checkpoints use `tensor3d.checkpoint`, which
-    makes nothing whole.
+    (`rules.attention`; `rules.replace`, by `workshop.parameter(source, layout, order)`) are put back into the
+    original's. For training checkpoints use `tensor3d.checkpoint`, which makes nothing whole.
 
     Args:
         model: what `parallelize` made; other models on the cube work as well.
@@ -105,7 +104,7 @@ def _check_value(name: str, value: Any, target: Tensor) -> None:
 def guard_loads(model: nn.Module) -> nn.Module:
     """`model`, whose `load_state_dict` takes its own state and refuses the original's, which would be mixed up."""
     for module in model.modules():
-        if isinstance(module, TorchAttention3D):
+        if _original_rows(module):
             module._version = _OWN_ORDER
         module.register_load_state_dict_pre_hook(_check_load)
     return model
@@ -125,13 +124,12 @@ def _check_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata:
                 f"load_state_dict was given a plain tensor for {prefix + name!r}, which lies on a cube. Load full "
                 "tensors with tensor3d.parallelize.load_full_state_dict(model, state, cube)."
             )
-        ordered = isinstance(module, TorchAttention3D) and name in module.original_rows
-        if ordered and metadata.get("version") != _OWN_ORDER:
+        if name in _original_rows(module) and metadata.get("version") != _OWN_ORDER:
             raise ValueError(
-                f"the rows of {prefix + name!r} are ordered (head, q/k/v, d) here, (q/k/v, head, d) in the original, "
-                "and this state does not say which order it has. Load the original's, or what full_state_dict gave, "
-                "with tensor3d.load_full_state_dict(model, state, cube); of the model's own state_dict() keep "
-                "the metadata (copy.deepcopy instead of a new dict)."
+                f"the rows of {prefix + name!r} are in another order here than in the original, as (head, q/k/v, d) is "
+                "for (q/k/v, head, d), and this state does not say which order it has. Load the original's, or what "
+                "full_state_dict gave, with tensor3d.load_full_state_dict(model, state, cube); of the model's own "
+                "state_dict() keep the metadata (copy.deepcopy instead of a new dict)."
             )
 
 
@@ -140,9 +138,14 @@ def _orders(model: nn.Module) -> dict[str, Tensor]:
     return {
         f"{prefix}.{name}" if prefix else name: order
         for prefix, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, TorchAttention3D)
-        for name, order in module.original_rows.items()
+        for name, order in _original_rows(module).items()
     }
+
+
+def _original_rows(module: nn.Module) -> Mapping[str, Tensor]:
+    """Of a module's parameters whose rows are permuted, by name: which row of the original each row is."""
+    found: Mapping[str, Tensor] = getattr(module, "original_rows", {})
+    return found
 
 
 def _in_order(tensor: Tensor, order: Tensor | None) -> Tensor:

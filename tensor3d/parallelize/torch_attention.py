@@ -22,6 +22,7 @@ from tensor3d.parallelize.module_copy import ModuleBuilder
 from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.torch_layer_rules import Linear
 from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch, lies
+from tensor3d.sharding.fused_rows import to_fused_rows
 from tensor3d.sharding.matmul import matmul
 from tensor3d.sharding.param_layout import block, matrix, vector
 
@@ -152,7 +153,7 @@ class TorchAttention3D(nn.Module):
     @property
     def original_rows(self) -> dict[str, Tensor]:
         """Of parameters whose rows are in another order than the original's: the original's row of each row."""
-        order = torch.arange(3 * self.hidden).view(3, self.heads, self.head_dim).transpose(0, 1).reshape(-1)
+        order = to_fused_rows(torch.arange(3 * self.hidden), parts=3, groups=self.heads)
         return {"in_proj_weight": order, "in_proj_bias": order}
 
     def forward(

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import Axis, all_gather
 from tensor3d.distributed.cube import Cube
-from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.layout_checks import check_matrix, check_origin
 
 Face = Literal["y", "z"]
 
@@ -55,8 +55,9 @@ def lies(columns: int, face: Face, cube: Cube) -> str:
 
 def check_activation(tensor: Tensor, features: int, cube: Cube, face: Face, layer: str) -> None:
     """Raises ValueError unless `tensor` can be this rank's shard, on `face`, of a matrix with `features` columns."""
+    check_matrix(tensor, layer)
     columns = features // cube.axis(face).size
-    if tensor.dim() != 2 or tensor.shape[1] != columns:
+    if tensor.shape[1] != columns:
         raise ValueError(
             f"{layer} reads face {face}: its input must have the local shape (rows, {features}/{face}) = (rows, "
             f"{columns}). Got {tuple(tensor.shape)}. Is it on face {other(face)}? `redistribute` changes the face."

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor
@@ -21,6 +22,32 @@ from tensor3d.distributed.autograd_graph import walk
 from tensor3d.distributed.cube import Cube
 
 _KNOWN = "tensor3d.sharding.layout_checks"  # key in the metadata of nodes that were looked at before
+
+
+def check_matrix(tensor: Tensor, reader: str) -> None:
+    """Raises ValueError unless `tensor` can be an activation: a matrix of floating-point numbers.
+
+    Args:
+        reader: who reads it, in words.
+    """
+    if tensor.dim() != 2:
+        single = " One row is `row.unsqueeze(0)`, on one device." if tensor.dim() == 1 else ""
+        raise ValueError(
+            f"{reader} needs a matrix (rows, columns), this rank's block of the tokens by features, or one in a batch "
+            f"of one, (1, rows, columns). Got {tensor.dim()} dims, shape {tuple(tensor.shape)}.{single} Put a padded "
+            "batch into packs (tensor3d.pack_padded), and all dims but the last together (tensor.flatten(0, -2))."
+        )
+    check_floating_point(tensor, reader)
+
+
+def check_floating_point(tensor: Tensor, reader: str) -> None:
+    """Raises ValueError unless `tensor` holds floating-point numbers."""
+    if not tensor.is_floating_point():
+        raise ValueError(
+            f"{reader} needs floating-point numbers. Got {tensor.dtype}, shape {tuple(tensor.shape)}. Ids become "
+            "features by Embedding3D or LookupEmbedding3D; numbers that are features themselves by "
+            f"tensor.to({torch.get_default_dtype()})."
+        )
 
 
 def check_origin(tensor: Tensor, face: str, cube: Cube, reader: str) -> None:

@@ -18,7 +18,7 @@ from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import Kind, PassPosition, Start, follows
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
-from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import check_layout, chunk_bounds, local, matrix, vector
 
 
@@ -60,9 +60,18 @@ def matmul(
         reshard_after_forward: False keeps A' and W' for backward: two gathers less, more memory.
 
     Raises:
-        ValueError: `weight` or `bias` lies on the cube in another way, or is not a leaf of the graph.
+        ValueError: `a` is no matrix of floating-point numbers, or one of other columns; `weight` or `bias` lies on the
+            cube in another way, or is not a leaf of the graph.
     """
+    check_matrix(a, "matmul")
     check_layout(weight, matrix(face), cube)
+    first, last = chunk_bounds(weight.shape[1], cube.axis(face).size, cube.axis(face).index)
+    if a.shape[1] != last - first:
+        raise ValueError(
+            f"the product with a weight of shape {tuple(weight.shape)} reads face {face}, where this rank has "
+            f"{last - first} columns. Got shape {tuple(a.shape)}. Is it on face {other(face)}? `redistribute` changes "
+            "the face."
+        )
     if bias is not None:
         check_layout(bias, vector(other(face)), cube)
     check_origin(a, face, cube, f"the product with a weight of shape {tuple(weight.shape)}")

@@ -16,7 +16,7 @@ from tensor3d.distributed.collectives import Axis, all_gather, all_to_all, reduc
 from tensor3d.distributed.cube import Cube
 from tensor3d.ops.row_chunks import is_host_readable
 from tensor3d.sharding.activation_layout import Face, check_face, in_batch, other
-from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.layout_checks import check_matrix, check_origin
 
 
 def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
@@ -43,6 +43,7 @@ def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor
     check_face(face)
     if tensor.dim() == 3:
         return in_batch(lambda one: select(one, rows, cube, face), tensor, "select")
+    check_matrix(tensor, "select")
     axis = cube.axis(other(face))
     check_numbers("selected rows", rows, tensor.shape[0] * axis.size, cube)
     check_origin(tensor, face, cube, "select")
@@ -57,6 +58,8 @@ def local_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
     """
     check_face(face)
     axis = cube.axis(other(face))
+    if values.dim() == 0:
+        raise ValueError(f"values for the rows of a plane need a dim for the rows. Got the single value {values}.")
     if values.shape[0] % axis.size:
         raise ValueError(
             f"values for the rows of a plane must divide by {axis.name}={axis.size}. Got {values.shape[0]}."
@@ -117,16 +120,24 @@ def sum_rows(tensor: Tensor, owner: Tensor, slots: int, cube: Cube, face: Face =
         (C/y, H/z) on face z, in fp32 at least.
 
     Raises:
-        ValueError: slots that do not divide, or rows that are not those of the plane.
+        ValueError: slots that do not divide, rows that are not those of the plane, or (on the CPU) an owner that is no
+            slot.
     """
     check_face(face)
+    if tensor.dim() == 3:
+        return in_batch(lambda one: sum_rows(one, owner, slots, cube, face), tensor, "sum_rows")
+    check_matrix(tensor, "sum_rows")
     check_origin(tensor, face, cube, "sum_rows")
     for axis in ("y", "z"):
         if slots % cube.axis(axis).size:
             raise ValueError(f"slots must divide by {axis}={cube.axis(axis).size}. Got {slots}.")
+    check_numbers("owner", owner, slots, cube)
     own = local_rows(owner, cube, face)
     if own.shape != tensor.shape[:1]:
-        raise ValueError(f"owner must name a slot for each row of the plane. Got {owner.shape[0]} for {tensor.shape}.")
+        rows = tensor.shape[0] * cube.axis(other(face)).size
+        raise ValueError(
+            f"owner must name a slot, or -1, for each row of the plane, {rows} of them. Got shape {tuple(owner.shape)}."
+        )
     return _SumRows.apply(tensor, own, slots, cube.axis(other(face)))
 
 

@@ -8,7 +8,7 @@ from math import lcm
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import CubeShape
@@ -18,6 +18,7 @@ from tensor3d.testing.hints import crash_hint, hints
 from tensor3d.testing.inputs import Input, check_inputs, read_inputs
 from tensor3d.testing.processes import RankError, check_sendable
 from tensor3d.testing.report import Outcome, Report, measure
+from tensor3d.testing.row_orders import check_orders, order_hint, reordered
 from tensor3d.testing.standing_ranks import StandingRanks
 
 CUBES = (
@@ -40,6 +41,7 @@ def check_layer(
     dtype: torch.dtype = torch.float64,
     tolerance: float = 1e-9,
     rename: Mapping[str, str] | None = None,
+    rows: Mapping[str, Tensor] | None = None,
     loss: Loss | None = None,
     timeout: float = 60.0,
     ranks: StandingRanks | None = None,
@@ -66,6 +68,8 @@ def check_layer(
         dtype: of parameters, activations and computation.
         tolerance: the largest max|got - reference| / max|reference| of a tensor.
         rename: of parameters of the layer that have another name in the reference: that name.
+        rows: of parameters of the layer whose rows lie in another order than the reference's: of each row the number
+            of the reference's, as `tensor3d.to_fused_rows` gives it for q, k and v in one weight.
         loss: of the full output, to a scalar, in place of the random weighting.
         timeout: seconds that a cube may take.
         ranks: where the cubes are laid. None: ranks of this call alone. A suite of many checks shares one.
@@ -94,9 +98,20 @@ def check_layer(
         torch.manual_seed(1)
         model = layer(Cube.single())
         twin = model if reference is None else reference()
-        expected = expect(twin, _names(model, twin, rename or {}), given, loss, dtype)
+        names = _names(model, twin, rename or {})
+        check_orders(rows or {}, model)
+        expected = reordered(expect(twin, names, given, loss, dtype), rows or {})
         _check_returns(expected, returns)
-        alone = Outcome(shape=CubeShape(), ranks=[run(layer, given, expected, returns, Cube.single())])
+
+        def on_one_device(wanted: Expected) -> Outcome:
+            return Outcome(shape=CubeShape(), ranks=[run(layer, given, wanted, returns, Cube.single())])
+
+        def passes(wanted: Expected) -> bool:
+            return measure([on_one_device(wanted)], wanted, tolerance).passed
+
+        alone = on_one_device(expected)
+        if not measure([alone], expected, tolerance).passed and (hint := order_hint(model, expected, passes)):
+            raise AssertionError(_differs(tolerance, f"{measure([alone], expected, tolerance)}\nHINT {hint}"))
     _judge([alone], expected, tolerance, returns)
     outcomes = [alone]
     with nullcontext(ranks) if ranks is not None else StandingRanks() as standing:
@@ -132,11 +147,12 @@ def _on_cube(
 def _judge(outcomes: Sequence[Outcome], expected: Expected, tolerance: float, returns: Returns) -> Report:
     report = measure(outcomes, expected, tolerance)
     if not report.passed:
-        raise AssertionError(
-            f"the layer differs from the reference (max|d|/max|reference|, `!` above {tolerance:g}):\n"
-            f"{_verdict(outcomes, expected, tolerance, returns)}"
-        )
+        raise AssertionError(_differs(tolerance, _verdict(outcomes, expected, tolerance, returns)))
     return report
+
+
+def _differs(tolerance: float, verdict: str) -> str:
+    return f"the layer differs from the reference (max|d|/max|reference|, `!` above {tolerance:g}):\n{verdict}"
 
 
 def _verdict(outcomes: Sequence[Outcome], expected: Expected, tolerance: float, returns: Returns) -> str:

@@ -126,16 +126,25 @@ def _fits_mixed_faces(before: Sequence[Outcome], report: Report) -> bool:
 class BugHypothesis:
     """A mistake that would explain what was found."""
 
-    kind: Literal["too often", "divided", "not summed"]
+    kind: Literal["too often", "divided", "not summed", "over others"]
     axes: tuple[AxisName, ...]
+    """Of "over others" too: those over which the sum is missing."""
+    instead: tuple[AxisName, ...] = ()
+    """Of "over others": those over which it was summed, whose members have it whole."""
+
+    @property
+    def size(self) -> int:
+        """How many axes it names."""
+        return len(self.axes) + len(self.instead)
 
     def explains(self, outcome: Outcome, name: str, wanted: Tensor) -> bool:
         """Whether the tensor differs on this cube just so."""
         blocks = [rank[name] for rank in outcome.ranks if name in rank]
         if len(blocks) != len(outcome.ranks) or any(block.values is None for block in blocks):
             return False
-        if self.kind == "not summed":
-            return _adds_up(blocks, self.axes, outcome.shape, wanted)
+        if self.kind in ("not summed", "over others"):
+            factor = float(prod(outcome.shape.size(axis) for axis in self.instead))
+            return _adds_up(blocks, self.axes, outcome.shape, wanted, factor)
         factor = float(prod(outcome.shape.size(axis) for axis in self.axes))
         factor = 1 / factor if self.kind == "divided" else factor
         return all(_are_near(block, wanted[block.place] * factor) for block in blocks)
@@ -199,7 +208,7 @@ def _causes(name: str, outcomes: Sequence[Outcome], expected: Expected) -> list[
     if wanted is None:
         return found
     for guess in _guesses():
-        if found and len(guess.axes) > len(found[0].axes):
+        if found and guess.size > found[0].size:
             break
         if (not found or guess.kind == found[0].kind) and all(
             guess.explains(outcome, name, wanted) for outcome in outcomes
@@ -215,6 +224,12 @@ def _guesses() -> Iterator[BugHypothesis]:
             yield BugHypothesis("too often", axes)
             yield BugHypothesis("not summed", axes)
             yield BugHypothesis("divided", axes)
+        # Behind those of one sort: two mistakes at once are less likely than one.
+        for missing in range(1, number):
+            for axes in combinations(AXES, missing):
+                others = [axis for axis in AXES if axis not in axes]
+                for instead in combinations(others, number - missing):
+                    yield BugHypothesis("over others", axes, instead)
 
 
 def _are_near(block: Block, target: Tensor) -> bool:
@@ -224,16 +239,19 @@ def _are_near(block: Block, target: Tensor) -> bool:
     return largest_difference(block.values, target) <= _NEAR * float(target.abs().max() if target.numel() else 1.0)
 
 
-def _adds_up(blocks: Sequence[Block], axes: tuple[AxisName, ...], shape: CubeShape, wanted: Tensor) -> bool:
+def _adds_up(
+    blocks: Sequence[Block], axes: tuple[AxisName, ...], shape: CubeShape, wanted: Tensor, factor: float
+) -> bool:
+    """Whether the members' parts add up to `wanted` times the factor."""
     for rank, block in enumerate(blocks):
         members = [blocks[member] for member in shape.members(axes, rank)]
         if any(member.place != block.place for member in members):
             return False
         parts = [member.values for member in members if member.values is not None]
-        target = wanted[block.place]
+        target = wanted[block.place] * factor
         if any(part.shape != target.shape for part in parts):
             return False
-        if largest_difference(torch.stack(parts).sum(0), target) > _NEAR * float(wanted.abs().max()):
+        if largest_difference(torch.stack(parts).sum(0), target) > _NEAR * factor * float(wanted.abs().max()):
             return False
     return True
 
@@ -266,6 +284,8 @@ def _advice(causes: Sequence[BugHypothesis], name: str, report: Report, returns:
     """What to do about causes of one kind, which the cubes that ran do not tell apart."""
     if name == "output" and returns == "scalar" and causes[0].kind == "too often":
         return _loss_advice(causes, report)
+    if causes[0].kind == "over others":
+        return _over_others_advice(causes, name)
     axes, sizes = _either([_listed(guess.axes) for guess in causes]), _either(["*".join(c.axes) for c in causes])
     if causes[0].kind == "not summed":
         over = _either([f"cube.over({_quoted(guess.axes)})" for guess in causes])
@@ -292,6 +312,31 @@ def _advice(causes: Sequence[BugHypothesis], name: str, report: Report, returns:
         "parameter's layout: its members have equal gradients already, or the function has summed them itself. If "
         "the output and the inputs are wrong too, look there first."
     )
+
+
+def _over_others_advice(causes: Sequence[BugHypothesis], name: str) -> str:
+    """A sum over other axes than it should be; those of the other face, if that explains it: layouts differ so."""
+    swaps = [guess for guess in causes if set(guess.axes + guess.instead) == {"y", "z"}]
+    causes = swaps or causes
+    missing = _either([_listed(guess.axes) for guess in causes])
+    instead = _either([_listed(guess.instead) for guess in causes])
+    swap = _either([f"{_listed(guess.axes)} in place of {_listed(guess.instead)}" for guess in causes])
+    found = (
+        f"summed over {instead}, whose members have the same, and not over {missing}, whose members have parts of it"
+    )
+    face = swaps[0].instead[0] if len(swaps) == 1 else None
+    if _is_input(name):
+        return f"it was {found}. Its backward must add up what the members of {missing} got from their own part."
+    if name == "output":
+        rows = "" if face is None else f': rows of face {face} are added over cube.over("data", "x", "{missing}")'
+        return f"it was {found}. Pass {swap} to all_reduce_replicated{rows}."
+    fits = (
+        f': copies("{face}"), over data, x and {missing}, is for what meets rows on face {face}; '
+        f'copies("{missing}"), over data, x and {face}, for what meets those on face {missing}'
+        if face is not None
+        else ""
+    )
+    return f"the `sum_over` of its layout does not fit. Its gradient was {found}. Name {swap}{fits}."
 
 
 def _loss_advice(causes: Sequence[BugHypothesis], report: Report) -> str:
@@ -333,7 +378,7 @@ def _suspicion(name: str, report: Report, outcomes: Sequence[Outcome]) -> str:
         return (
             f"{where}, and the output is right: backward leaves out what the other {members} contribute. A value that "
             "is equal on all of them, and that each uses in its own way (for its own columns), needs its gradient "
-            f"added over {over}; all_reduce_replicated does not."
+            f"added over {over}: tensor3d.sum_gradient(value, axis) does that, and all_reduce_replicated does not."
         )
     return (
         f"{where}. Is something that needs {group} (a mean over columns, a row of another rank) computed from this "

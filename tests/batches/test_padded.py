@@ -63,13 +63,17 @@ def test_four_sequences_by_eye() -> None:
     assert first.ids[7:].tolist() == [11, 12, 13, 31, 32, 33, 99]
     assert (first.sequences.lengths, second.sequences.lengths) == ((5, 2), (3, 3, 1))
     assert first.ids[first.first].tolist() == [11, 21, 31, 41]
+    assert first.owner.tolist() == [3] * 5 + [1] * 2 + [0] * 3 + [2] * 3 + [-1]
+    assert first.lengths.tolist() == [3, 2, 3, 5]
     assert torch.equal(first.ids, second.ids)
     assert first.positions[first.places[2, [0, 2, 4]]].tolist() == [0, 1, 2]
     assert torch.equal(first.pad(first.ids), IDS)
 
 
 def test_first_is_filled_up_for_select() -> None:
-    assert pack_padded(IDS[:3], MASK[:3], places(y=2, z=4)[0]).first.tolist()[3:] == [-1]
+    packs = pack_padded(IDS[:3], MASK[:3], places(y=2, z=4)[0])
+    assert packs.first.tolist()[3:] == [-1]
+    assert packs.lengths.tolist() == [3, 2, 3, 0]
     assert pack_padded(IDS[:3], None, places(y=2, z=3)[0]).first.shape == (6,)
 
 

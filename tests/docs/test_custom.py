@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import io
 import os
 import re
@@ -18,7 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import tensor3d as t3d
 from tensor3d import CubeShape
+from tensor3d.parallelize import rules
+from tensor3d.sharding import param_layout
 from tensor3d.testing import per_row
 from tests.ranks import check_layer, run_ranks
 from tests.testing import broken
@@ -68,7 +72,10 @@ def run_page(cube: str) -> dict[str, Any]:
                 raised.append(str(error))
     return {
         "losses": names["history"],
-        "apart": float((names["same"] - names["alone"]).detach().abs().max()),
+        "apart": [
+            float((names[f"{model}same"] - names[f"{model}alone"]).detach().abs().max()) for model in ("", "replaced_")
+        ],
+        "by_hand": by_hand_differs(names),
         "proposal": str(names["proposal"]),
         "loss": float((names["total"] / names["count"]).detach()),
         "loss_alone": float(loss_alone(names["tiny"], names["batch"]).detach()),
@@ -77,6 +84,16 @@ def run_page(cube: str) -> dict[str, Any]:
         "bytes": names["traffic"].total_bytes,
         "raised": raised,
     }
+
+
+def by_hand_differs(names: dict[str, Any]) -> float:
+    """Of the hand-written attention: logits on the cube less the original's, where there are tokens; then weights."""
+    model, cube, ids = names["by_hand"], names["cube"], names["batch"]
+    there = (ids != 0)[:, None, None]
+    logits = model[2](model[1](model[0](ids), there)) * there[:, 0, 0, :, None]
+    differences = [names["padded_logits"] - t3d.local_shard(logits, cube)]
+    differences += [names["weights_back"][name] - value for name, value in model.state_dict().items()]
+    return max(float(each.detach().abs().max()) for each in differences)
 
 
 def loss_alone(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -105,7 +122,8 @@ def test_the_page_gives_the_same_on_one_process_and_on_the_cube(
     assert alone["padded"] == (8, 4, 16)
     for rank in on_cube:
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-4)
-        assert rank["apart"] < 1e-5
+        assert max(rank["apart"]) < 1e-5
+        assert rank["by_hand"] < 1e-5
         assert rank["bytes"] > 0
         assert rank["padded"] == (4, 4, 16)
 
@@ -127,6 +145,81 @@ def test_the_mistakes_raise_what_the_page_shows_on_every_rank(on_cube: list[dict
     for rank in on_cube:
         assert [one_line(message) for message in rank["raised"][:5]] == wanted[:5]
         assert rank["raised"][5].startswith(wanted[5].removesuffix(" ..."))  # torch's own
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def table_below(line: str) -> list[list[str]]:
+    """The rows of the first table below a line, cell by cell."""
+    found = PAGE.split(line, 1)[1].split("| --- |", 1)[1].split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in found]
+
+
+def test_the_table_of_rules_has_every_rule_with_its_arguments() -> None:
+    told = [cells[0].strip("`") for cells in table_below("The rules, of `t3d.rules`:")]
+    real = {}
+    for name in rules.__all__:
+        given = inspect.signature(getattr(rules, name)).parameters.values()
+        # To users a maker is the `build` that messages speak of.
+        names = ["build" if each.name == "maker" else each.name for each in given]
+        defaults = ["" if each.default is inspect.Parameter.empty else f"={each.default}" for each in given]
+        real[name] = f"{name}({', '.join(map(''.join, zip(names, defaults, strict=True)))})"
+    assert sorted(told) == sorted(real.values())
+    assert rules.__doc__ is not None
+    assert [name for name in rules.__all__ if not re.search(rf"\b{name}\(", rules.__doc__)] == []
+
+
+class EveryLayout(torch.nn.Module):
+    """The reference: one parameter for each line of the table of layouts, each used as its line says."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        sizes = [(hidden,), (3, hidden), (2, hidden), (2,), (1,), (hidden, hidden)]
+        self.of_lines = torch.nn.ParameterList(torch.nn.Parameter(torch.ones(size)) for size in sizes)
+
+    def forward(self, h: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        gain, table, weight, bias, scale, matrix = self.of_lines
+        h = h * gain + table[numbers]
+        return (h @ weight.t() + bias).square().sum() + ((h * scale) @ matrix.t()).square().sum()
+
+
+class EveryLayout3D(torch.nn.Module):
+    def __init__(self, hidden: int, face: t3d.Face, layouts: list[t3d.Layout], cube: t3d.Cube) -> None:
+        super().__init__()
+        self.cube, self.face, self.layouts = cube, face, layouts
+        sizes = [tuple(each.shape) for each in EveryLayout(hidden).of_lines]
+        made = (t3d.constant(size, layout, cube, 1.0) for size, layout in zip(sizes, layouts, strict=True))
+        self.of_lines = torch.nn.ParameterList(made)
+
+    def forward(self, h: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        cube, face = self.cube, self.face
+        read = zip(self.of_lines[:5], self.layouts[:5], strict=True)
+        gain, table, weight, bias, scale = (t3d.local_param(each, layout, cube) for each, layout in read)
+        h = h * gain + table[t3d.local_rows(numbers, cube, face)]
+        few = t3d.all_reduce_replicated(h @ weight.t(), cube.axis(face)) + bias
+        product = t3d.matmul(h * scale, self.of_lines[5], cube, face)
+        rows = cube.over("data", "x", "y" if face == "z" else "z")
+        everyone = cube.over("data", "x", "y", "z")
+        return t3d.all_reduce_replicated(few.square().sum(), rows) + t3d.all_reduce_replicated(
+            product.square().sum(), everyone
+        )
+
+
+@pytest.mark.parametrize("face", ["z", "y"])
+def test_each_line_of_the_table_of_layouts_gives_the_right_gradient(face: t3d.Face) -> None:
+    lines = [cells[1:3] for cells in table_below("### Which layout a parameter needs")]
+    cells = [both[0] if face == "z" or both[1] == "the same" else both[1] for both in lines]
+    layouts = [eval(cell.strip("`"), dict(vars(param_layout))) for cell in cells]
+    h = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    check_layer(
+        partial(EveryLayout3D, 8, face, layouts),
+        partial(EveryLayout, 8),
+        [h, per_row(torch.arange(16) % 3)],
+        face=face,
+        returns="scalar",
+        cubes=(CubeShape(data=2, y=2, z=2), CubeShape(x=2, y=1, z=4)),
+    )
 
 
 # --- the layer that does not exist yet -----------------------------------------------------------------------------
@@ -167,8 +260,11 @@ def without_numbers(report: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_the_adapter_passes_and_prints_the_report_of_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load_adapter(folder, "page_adapter", {}).test_adapter()
+    page = load_adapter(folder, "page_adapter", {})
+    page.test_adapter()
     assert without_numbers(capsys.readouterr().out) == without_numbers(shown("report"))
+    page.test_encoder()
+    assert "mlp_norm.bias" in capsys.readouterr().out
 
 
 STATISTIC = """
@@ -190,7 +286,7 @@ class Unit3D(torch.nn.Module):
 
 @pytest.mark.slow
 def test_the_one_line_for_a_statistic_over_columns_is_right(folder: Path) -> None:
-    (one_liner,) = re.findall(r"`(SumGradient\.apply\([^`]*)`", PAGE)
+    (one_liner,) = re.findall(r"`(t3d\.sum_gradient\(t3d[^`]*)`", PAGE)
     page = load_adapter(folder, "page_adapter_unit", {}, STATISTIC.format(one_liner=one_liner))
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     assert page.check_layer(page.Unit3D, page.Unit, x, cubes=[CubeShape(x=1, y=2, z=4)]).passed
@@ -207,7 +303,7 @@ def test_the_adapter_with_a_mistake_fails_as_the_page_says(folder: Path) -> None
 
 @pytest.mark.slow
 def test_the_adapter_without_its_own_function_fails_as_the_page_says(folder: Path) -> None:
-    whole = "SumGradient.apply(F.gelu(t3d.all_reduce_replicated(part, z)), z)"
+    whole = "t3d.sum_gradient(F.gelu(t3d.all_reduce_replicated(part, z)), z)"
     forgotten = load_adapter(folder, "page_adapter_z", {whole: "F.gelu(t3d.all_reduce_replicated(part, z))"})
     with pytest.raises(AssertionError) as caught:
         forgotten.test_adapter()

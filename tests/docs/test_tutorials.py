@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -42,15 +42,24 @@ def python_blocks(text: str) -> list[str]:
 # --- A model of one's own ---------------------------------------------------------------------------------------------
 
 
-def run_page(code: str) -> tuple[list[float], dict[str, torch.Tensor], str]:
-    """Losses of the steps, the weights that are back in the original, and what was printed."""
+class PageRun(NamedTuple):
+    losses: list[float]
+    weights: dict[str, torch.Tensor]
+    """Those that are back in the original."""
+    pooled: tuple[tuple[float, float], ...]
+    """Losses of the classifiers on the cube and of their originals."""
+    printed: str
+
+
+def run_page(code: str) -> PageRun:
     if dist.is_initialized():
         rank, world = str(dist.get_rank()), str(dist.get_world_size())
         os.environ.update(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank)
     names: dict[str, Any] = {"history": []}
     with redirect_stdout(io.StringIO()) as printed:
         exec(compile(code, "docs/tutorial-own-model.md", "exec"), names)
-    return names["history"], names["original"].state_dict(), printed.getvalue()
+    pooled = (names["first"], names["mean"])
+    return PageRun(names["history"], names["original"].state_dict(), pooled, printed.getvalue())
 
 
 def alone(code: str) -> list[float]:
@@ -82,15 +91,20 @@ def alone(code: str) -> list[float]:
 
 def test_a_model_of_ones_own_trains_as_on_one_device() -> None:
     code = "".join(python_blocks(page("own-model")))
-    code = code.replace("    loss.backward()\n", "    loss.backward()\n    history.append(loss.item())\n")
-    losses, weights, printed = run_page(code.replace("from_env(2, 2, 2)", "from_env(1, 1, 1)"))
-    assert losses == pytest.approx(alone(page("own-model")), rel=1e-4)
-    assert losses[-1] < losses[0]
-    assert "attend" in printed
-    for on_cube, back, _ in run_ranks(8, run_page, code):
-        assert on_cube == pytest.approx(losses, rel=1e-4)
-        for name in set(back) - {"attend.in_proj_bias"}:  # the keys' part changes nothing: its gradient is rounding
-            torch.testing.assert_close(back[name], weights[name], rtol=1e-2, atol=1e-3)
+    code = code.replace("    loss.backward()\n", "    loss.backward()\n    history.append(loss.item())\n", 1)
+    (copies,) = re.findall(r"`t3d\.Cube\.(from_env\(1, 2, 1, data=2\))`", page("own-model"))
+    single = run_page(code.replace("from_env(2, 2, 2)", "from_env(1, 1, 1)"))
+    assert single.losses == pytest.approx(alone(page("own-model")), rel=1e-4)
+    assert single.losses[-1] < single.losses[0]
+    assert "attend" in single.printed
+    assert re.findall(r"^(\w+) \((\w+)\) ", single.printed, re.MULTILINE) == [("pool", "First"), ("pool", "Mean")]
+    ranks = run_ranks(8, run_page, code) + run_ranks(4, run_page, code.replace("from_env(2, 2, 2)", copies))
+    for rank in (single, *ranks):
+        assert rank.losses == pytest.approx(single.losses, rel=1e-4)
+        for on_cube, on_one_device in rank.pooled:
+            assert on_cube == pytest.approx(on_one_device, rel=1e-5)
+        for name in set(rank.weights) - {"attend.in_proj_bias"}:  # the keys' part changes nothing: rounding alone
+            torch.testing.assert_close(rank.weights[name], single.weights[name], rtol=1e-2, atol=1e-3)
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------

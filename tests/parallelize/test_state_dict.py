@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensor3d import Cube, Sequences
+from tensor3d import Cube, Linear3D, Sequences, to_fused_rows
 from tensor3d.parallelize import ModuleBuilder, PackedRows, full_state_dict, parallelize, rules
 from tensor3d.parallelize.state_dict import load_full_state_dict
 from tensor3d.parallelize.torch_layer_rules import Linear
-from tensor3d.sharding.param_layout import vector
+from tensor3d.sharding.param_layout import matrix, vector
 from tests.parallelize.foreign import Language, Scale, language_plan, varied
 from tests.ranks import run_ranks
 
@@ -155,7 +155,7 @@ def test_an_originals_state_in_torchs_order_is_refused_and_loads_whole() -> None
     model, rows = attending()
     other = varied(Attending(), seed=9)
     for state in (other.state_dict(), dict(other.state_dict()), full_state_dict(model, SINGLE)):
-        with pytest.raises(ValueError, match=r"'a.in_proj_weight' are ordered .*load_full_state_dict"):
+        with pytest.raises(ValueError, match=r"'a.in_proj_weight' are in another order .*load_full_state_dict"):
             model.load_state_dict(state)
     load_full_state_dict(model, other.state_dict(), SINGLE)
     x = torch.randn(1, 6, 8)
@@ -173,6 +173,27 @@ def test_a_models_own_state_loads_as_ever() -> None:
     twin.load_state_dict(torch.load(file))
     assert torch.equal(twin.a.in_proj_weight, model.a.in_proj_weight)
     assert copy.deepcopy(twin).load_state_dict(model.state_dict()).missing_keys == []
+
+
+def test_rows_that_a_builder_has_put_in_another_order_go_back_and_are_guarded() -> None:
+    order = to_fused_rows(torch.arange(12), parts=3, groups=2)
+
+    def build(module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
+        made = nn.Sequential(Linear3D(4, 12, workshop.cube))
+        made[0].weight = workshop.parameter(module.get_parameter("0.weight"), matrix("z"), order)
+        made[0].bias = workshop.parameter(module.get_parameter("0.bias"), vector("y"), order)
+        return made
+
+    original, other = nn.Sequential(nn.Linear(4, 12)), nn.Sequential(nn.Linear(4, 12))
+    model = parallelize(original, SINGLE, {"": rules.replace(build)})
+    assert torch.equal(model[0].weight, original[0].weight[order])
+    for name, value in full_state_dict(copy.deepcopy(model), SINGLE).items():
+        assert torch.equal(value, original.state_dict()[name])
+    with pytest.raises(ValueError, match=r"'0.weight' are in another order .*load_full_state_dict"):
+        model.load_state_dict(other.state_dict())
+    load_full_state_dict(model, other.state_dict(), SINGLE)
+    assert torch.equal(model[0].bias, other[0].bias[order])
+    model.load_state_dict(copy.deepcopy(model).state_dict())
 
 
 def test_a_layer_that_a_builder_put_deeper_is_guarded_too() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tensor3d import (
     Cube,
+    Face,
     Layout,
     Linear3D,
     all_reduce_replicated,
@@ -18,6 +19,7 @@ from tensor3d import (
     local_param,
     local_rows,
     normal,
+    sum_gradient,
 )
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.sharding.param_layout import copies, narrow, vector
@@ -66,20 +68,20 @@ class PlainScale3D(nn.Module):
 
 
 class Head3D(nn.Module):
-    """A narrow head on face z, whose bias may be summed over other axes than it should."""
+    """A narrow head, whose bias may be summed over other axes than it should."""
 
-    def __init__(self, hidden: int, classes: int, cube: Cube, bias: Layout | None = None) -> None:
+    def __init__(self, hidden: int, classes: int, cube: Cube, bias: Layout | None = None, face: Face = "z") -> None:
         super().__init__()
-        self.cube, self.layout = cube, bias or copies("z")
-        self.weight = normal((classes, hidden), narrow("z"), cube, 0.02)
+        self.cube, self.face, self.layout = cube, face, bias or copies(face)
+        self.weight = normal((classes, hidden), narrow(face), cube, 0.02)
         self.bias = constant((classes,), self.layout, cube, 0.0)
 
     def forward(self, h: Tensor) -> Tensor:
-        logits = self.joined(h @ local_param(self.weight, narrow("z"), self.cube).t())
+        logits = self.joined(h @ local_param(self.weight, narrow(self.face), self.cube).t())
         return logits + local_param(self.bias, self.layout, self.cube)
 
     def joined(self, part: Tensor) -> Tensor:
-        return all_reduce_replicated(part, self.cube.axis("z"))
+        return all_reduce_replicated(part, self.cube.axis(self.face))
 
 
 class ForgetfulHead3D(Head3D):
@@ -112,6 +114,26 @@ class Centre(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return h - h.mean(1, keepdim=True)
+
+
+class Centre3D(nn.Module):
+    def __init__(self, cube: Cube) -> None:
+        super().__init__()
+        self.cube = cube
+
+    def forward(self, h: Tensor) -> Tensor:
+        z = self.cube.axis("z")
+        return h - self.used_by_columns(all_reduce_replicated(h.sum(1, keepdim=True) / (h.shape[1] * z.size), z))
+
+    def used_by_columns(self, mean: Tensor) -> Tensor:
+        return sum_gradient(mean, self.cube.axis("z"))
+
+
+class OwnGradientCentre3D(Centre3D):
+    """The gradient of a mean is what this rank's columns give."""
+
+    def used_by_columns(self, mean: Tensor) -> Tensor:
+        return mean
 
 
 class HalfCentre3D(nn.Module):
@@ -197,6 +219,13 @@ class TwiceAddedLoss3D(CountedLoss3D):
 
     def added(self, part: Tensor) -> Tensor:
         return all_reduce_replicated(part, self.cube.over("data", "x", "y", "z"))
+
+
+class OtherAxesLoss3D(CountedLoss3D):
+    """Adds over the axes of rows on face z, where the losses are those of rows on face y."""
+
+    def added(self, part: Tensor) -> Tensor:
+        return all_reduce_replicated(part, self.cube.over("data", "x", "y"))
 
 
 class Gated(nn.Module):

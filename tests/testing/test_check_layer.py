@@ -42,6 +42,7 @@ def squares(output: Tensor) -> Tensor:
         (partial(LayerNorm3D, HIDDEN, face="y", eps=1e-5), partial(nn.LayerNorm, HIDDEN), matrix(), {"face": "y"}),
         (partial(broken.Head3D, HIDDEN, 3), partial(nn.Linear, HIDDEN, 3), matrix(), {"returns": "rows-z"}),
         (partial(Embedding3D, 7, HIDDEN), partial(nn.Embedding, 7, HIDDEN), per_row(torch.arange(ROWS) % 7), {}),
+        (broken.Centre3D, broken.Centre, matrix(), {}),
         (
             partial(broken.Loss3D, HIDDEN, 4),
             partial(broken.Loss, HIDDEN, 4),
@@ -55,7 +56,7 @@ def squares(output: Tensor) -> Tensor:
             {"loss": squares},
         ),
     ],
-    ids=["linear", "norm", "head", "embedding", "loss", "transformer"],
+    ids=["linear", "norm", "head", "embedding", "statistic", "loss", "transformer"],
 )
 def test_layers_of_every_kind_pass(layer: Any, reference: Any, inputs: Any, options: Any) -> None:
     assert check_layer(layer, reference, inputs, cubes=TWO, **options).worst.error < 1e-12

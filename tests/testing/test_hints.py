@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor, nn
 
 from tensor3d import Cube, CubeShape, LayerNorm3D, Layout, Linear3D
-from tensor3d.sharding.param_layout import vector
+from tensor3d.sharding.param_layout import copies, vector
 from tensor3d.testing import RankError
 from tests.ranks import check_layer
 from tests.testing import broken
@@ -42,6 +42,34 @@ def test_a_sum_too_many_is_named() -> None:
     layer = partial(broken.Head3D, HIDDEN, 3, bias=Layout(sum_over=("data", "x", "y", "z")))
     text = message(layer, partial(nn.Linear, HIDDEN, 3), matrix(), returns="rows-z")
     assert hint(text, "bias").startswith("z times the reference: it was summed over z too often. Leave z out")
+
+
+@pytest.mark.parametrize(
+    ("sum_over", "wanted"),
+    [
+        (
+            copies("y").sum_over,
+            "summed over z, whose members have the same, and not over y, whose members have parts of it. Name y in "
+            'place of z: copies("z"), over data, x and y, is for what meets rows on face z; copies("y"), over data, x ',
+        ),
+        (("z",), "Name x and y in place of z."),
+    ],
+    ids=["copies", "z"],
+)
+def test_a_sum_over_other_axes_is_named_with_those_that_fit(sum_over: tuple[Any, ...], wanted: str) -> None:
+    layer = partial(broken.Head3D, HIDDEN, 3, bias=Layout(sum_over=sum_over))
+    text = message(layer, partial(nn.Linear, HIDDEN, 3), matrix(), returns="rows-z")
+    assert hint(text, "bias").startswith("the `sum_over` of its layout does not fit.")
+    assert wanted in hint(text, "bias")
+    assert text.count("HINT") == 1
+
+
+def test_copies_of_the_other_face_are_named_where_rows_lie_on_face_y() -> None:
+    layer = partial(broken.Head3D, HIDDEN, 3, bias=copies("z"), face="y")
+    text = message(layer, partial(nn.Linear, HIDDEN, 3), matrix(), face="y", returns="rows-y")
+    assert 'Name z in place of y: copies("y"), over data, x and z, is for what meets rows on face y' in hint(
+        text, "bias"
+    )
 
 
 def test_a_backward_that_sums_copies_again_is_named() -> None:
@@ -115,6 +143,11 @@ def test_what_needs_the_other_ranks_is_told_by_the_cubes_it_fails_on() -> None:
     assert "wrong on every cube that ran (1x2x2), all with y and z > 1, which tells no axis apart" in hint(
         text, "output"
     )
+
+
+def test_a_gradient_that_columns_do_not_add_up_is_told_what_adds_it() -> None:
+    text = message(broken.OwnGradientCentre3D, broken.Centre, matrix(), cubes=(CubeShape(x=1, y=2, z=1), TWO[1]))
+    assert "added over z: tensor3d.sum_gradient(value, axis) does that" in hint(text, "input 0")
 
 
 def test_axes_that_explain_a_factor_alike_are_all_named() -> None:

@@ -31,6 +31,10 @@ def test_a_loss_divided_by_the_local_count_is_named() -> None:
     [
         (broken.OwnCountLoss3D, "the loss was divided by the number of this rank's rows that count"),
         (broken.PlaneCountLoss3D, "the loss was divided by the number of this plane's rows that count"),
+        (
+            broken.OtherAxesLoss3D,
+            "it was summed over y, whose members have the same, and not over z, whose members have",
+        ),
         (broken.TwiceAddedLoss3D, "y times the reference, and the gradients are right: it was added over axes whose"),
     ],
 )
