@@ -195,6 +195,9 @@ class StoreRounds:
             )
         except (ValueError, OSError) as error:
             verdict = RoundResult(findings=[Finding(text=str(error), about=(0,))])
+        except (TypeError, LookupError, AttributeError) as error:  # of another shape than any member's
+            text = f"{_foreign(f'{round}/')} ({type(error).__name__}: {error})"
+            verdict = RoundResult(findings=[Finding(text=text, about=(0,))])
         if verdict.findings:
             self._say(verdict.findings)
         self.store.set(f"{round}/verdict", json.dumps(dataclasses.asdict(verdict)))

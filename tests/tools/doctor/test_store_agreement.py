@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -95,6 +96,14 @@ def test_nonsense_in_the_place_of_what_others_tell_is_no_news(member: int, value
     sealed = board(KeyedStore(raw, "part", SECRET), 0, told)
     with pytest.raises(NotReadyError, match="node 1 did not come within"):
         sealed.meet("host0")
+
+
+@pytest.mark.parametrize("value", ['{"a": 1}', "[]", "[[1]]"])
+def test_a_report_of_another_shape_ends_a_round_by_name(value: str) -> None:
+    raw = dist.HashStore()
+    for key, text in ((f"{MEETING}/1", '"host1"'), ("versions/1", value)):
+        raw.set(f"part/{key}", text)
+    assert re.search(r"holds under versions/ what no process.*unhashable", outcome(KeyedStore(raw, "part", b""), 0))
 
 
 def test_a_value_that_is_another_one_when_it_is_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
