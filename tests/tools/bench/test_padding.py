@@ -178,7 +178,7 @@ def test_what_is_said_of_lengths(recipe: Path, tmp_path: Path) -> None:
         (["--data-parallel", "0"], "cube axis data must be a whole number of at least 1. Got 0"),
         (["--steps", "0"], "--steps must be at least 1. Got 0"),
         (["--sequences", "0"], "--sequences must be at least 1. Got 0"),
-        (["--histogram", "missing.json"], "there is no histogram file missing.json"),
+        (["--histogram", "missing.json"], f"there is no histogram file {Path('missing.json').absolute()}"),
         (["--output", "missing/padding.json"], "a file in a folder that exists. Got missing/padding.json"),
         (["--data.bin-width", "1", "--batch.packs-per-rank", "1", "--cubes", "1x2x1"], "binned with data.bin_width=1"),
     ],
