@@ -1,4 +1,5 @@
-"""What each backend can do: one record each, from which the choice and the refusals follow."""
+"""What each backend can do: one record each, from which the choice and the refusals follow. What they compute is in
+modules of their own, which `tensor3d.attention` names in `_BACKENDS`."""
 
 from __future__ import annotations
 

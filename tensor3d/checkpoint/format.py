@@ -2,7 +2,7 @@
 
     rank-00003.safetensors   the blocks that rank 3 wrote; also readable on their own
     tensors.json             every tensor: type, shape, and which file holds which block of it
-    progress.json            the step, the cube, and what else the run remembers
+    progress.json            the step, the cube, and what else the run remembers (`writer.facts_of` makes it)
     checksums.json           size and CRC-32 of all the others
 
 Nothing is pickled, so reading a file can give wrong numbers at worst, and never runs code.

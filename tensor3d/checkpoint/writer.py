@@ -58,7 +58,7 @@ class SaveResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """How a save ended; the same on every rank."""
+    """The same as a rank tells it: `SaveResult` with its own time, and problems in words."""
 
     step: int
     path: Path | None

@@ -51,7 +51,7 @@ class Watchdog:
 
     Every rank makes one at the same time, in its main thread, and closes it when its work is done:
 
-        with Watch(cube) as watch:
+        with Watchdog(cube) as watch:
             for step in ...:
                 watch.at(step, "forward")
                 ...

@@ -1,4 +1,5 @@
-"""Classes of texts, and numbers for texts."""
+"""What a task is (`FinetuneTask`), and two of them: classes of texts, and numbers for texts. Other tasks are in
+`*_task.py`, and all commands in `COMMANDS` of `__main__.py`."""
 
 from __future__ import annotations
 

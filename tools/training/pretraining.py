@@ -36,7 +36,7 @@ from tools.training.factory import (
 from tools.training.loss_monitor import LossSpikeDetector, first_non_finite
 from tools.training.metrics import EvaluationMetrics, StepMetrics, by_axis, next_sentence_accuracy
 from tools.training.peak_flops import peak
-from tools.training.resume import begin_with, check_resume, differences, ended, facts_of
+from tools.training.resume import begin_with, check_resume, differences, ended, run_facts
 from tools.training.step import PendingStep, StepScalars
 from tools.training.trainer import Ending, Trainer, TrainState
 
@@ -229,7 +229,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
     def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:
         state = self.state
         state.seconds = time.monotonic() - state.began
-        progress = facts_of(self.recipe, self.needed_corpus) | state.to_dict()
+        progress = run_facts(self.recipe, self.needed_corpus) | state.to_dict()
         self.at("checkpoint")
         state.stall += checkpoints.save(state.step, self.model, self.optimizer, progress, self._extra(), wait=wait)
 

@@ -46,7 +46,7 @@ _SIZES = (
 )
 
 
-def facts_of(recipe: TrainConfig, corpus: TrainingCorpus) -> dict[str, Any]:
+def run_facts(recipe: TrainConfig, corpus: TrainingCorpus) -> dict[str, Any]:
     """What a checkpoint says of its run, for the two checks below."""
     return {
         "recipe": recipe.to_dict(),
