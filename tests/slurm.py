@@ -15,7 +15,6 @@ import getpass
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}
@@ -171,20 +172,12 @@ def _configure(folder: Path, names: Sequence[str], cpus: int) -> None:
     key.chmod(0o600)
     (folder / "state").mkdir()
     (folder / "plugstack.conf").touch()
-    port, *ports = _free_ports(1 + len(names))
+    port, *ports = free_ports(1 + len(names))
     lines = [_SETTINGS.format(folder=folder, port=port, user=getpass.getuser(), first=os.getpid() % 3000 + 1)]
     for name, own in zip(names, ports, strict=True):
         (folder / name).mkdir()
         lines.append(f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={own} CPUs={cpus}\n")
     (folder / "slurm.conf").write_text("".join(lines))
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _daemons(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:

@@ -9,7 +9,6 @@ import pickle
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.listeners import READABLE, beyond_loopback, family, listeners
+from tests.ports import free_port
 from tests.strangers import strangers
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,8 @@ def running(checkout: Path, command: Sequence[str | Path]) -> Iterator[subproces
     """A job of two ranks, when both are connected."""
     variables = {name: value for name, value in os.environ.items() if not name.endswith("SOCKET_IFNAME")}
     variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(checkout / "temporary")}
+    # PyTorch keeps compiled code for the next process, in TMPDIR or where another test's first use of it has said.
+    variables["TORCHINDUCTOR_CACHE_DIR"] = str(checkout / "compiled")
     log = checkout / "log"
     with open(log, "wb") as file:
         job = subprocess.Popen(command, cwd=checkout, env=variables, stdin=subprocess.PIPE, stdout=file, stderr=file)
@@ -85,12 +87,6 @@ def running(checkout: Path, command: Sequence[str | Path]) -> Iterator[subproces
         assert job.stdin is not None
         job.stdin.close()
         job.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def command(launcher: str, checkout: Path) -> list[str | Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from tensor3d.distributed.process_group import disconnect
 from tensor3d.testing import processes
+from tests.ports import free_port
 from tests.ranks import PRELOAD
 from tools.doctor import nodes
 from tools.doctor.__main__ import main
@@ -32,13 +32,6 @@ class Ended:
     status: int | None
     out: str
     err: str
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def doctors(

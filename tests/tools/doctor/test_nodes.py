@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.ports import free_port
 from tests.strangers import strangers
-from tests.tools.doctor.launched import free_port, roll
+from tests.tools.doctor.launched import roll
 from tools.doctor.nodes import main
 
 ROOT = Path(__file__).parents[3]
