@@ -183,6 +183,7 @@ def test_units_stand_for_numbers(
             "--overlap",
             "none",
         ],
+        ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "--quick"],
         ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
         ["--per-node", "1", "--layers", "5", "--inner", "1024", "--positions", "1024"],
@@ -218,6 +219,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.data.max_sequences >= recipe.data.capacity // recipe.data.max_length
     assert recipe.data.masked_share == asked["masked_share"]
     assert (recipe.optimizer.kind, recipe.precision.reduce) == (asked["optimizer"], asked["reduce"])
+    assert recipe.optimizer.shard_over_data is asked["shard_over_data"]
     assert recipe.speed.overlap is (asked["overlap"] != "none")
     choice = {key: getattr(recipe.model, key) for key in ("recompute", "reshard_after_forward")}
     assert choice == {key: pick["choice"][key] for key in choice}
