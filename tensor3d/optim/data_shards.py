@@ -49,7 +49,9 @@ def lies_in_share(parameter: Tensor, cube: Cube) -> bool:
 
 def is_whole(tensor: Tensor) -> bool:
     """Whether no share over data has been taken of it."""
-    return not isinstance(tensor, DTensor) or tensor.placements[_DATA].is_replicate()
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.mesh_dim_names != MESH_AXES:
+        return True
+    return tensor.placements[_DATA].is_replicate()
 
 
 def share_placements(parameter: Tensor) -> tuple[Placement, ...]:
