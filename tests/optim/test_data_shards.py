@@ -15,7 +15,21 @@ from tensor3d import MLP3D, Cube, all_reduce_replicated, check_copies, clip_grad
 from tensor3d.distributed.comm_stats import bucket_elements
 from tensor3d.optim import GradScaler, data_shards, decay_groups
 from tensor3d.sharding.param_layout import copies
-from tests.optim.zoo import BETAS, EPS, KINDS, LAYOUTS, Optimizer, Zoo, give, gradients_of, make, rate, run, spoiled
+from tests.optim.zoo import (
+    BETAS,
+    EPS,
+    KINDS,
+    LAYOUTS,
+    NoWaiting,
+    Optimizer,
+    Zoo,
+    give,
+    gradients_of,
+    make,
+    rate,
+    run,
+    spoiled,
+)
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, ranks_of
 from tests.tied_weight_model import Tied
@@ -138,7 +152,7 @@ def _trained(shape: Shape) -> tuple[dict[str, float], list[str]]:
     got, wanted = _both(shape, "adamw", lambda cube: MLP3D(64, cube), _of_mlp)
     different += [name for name in wanted if not torch.equal(got[name], wanted[name])]
     torch.set_default_dtype(torch.float64)
-    return {kind: worst(*_both(shape, kind, _tied, _of_tied)) for kind in KINDS}, different
+    return {kind: worst(*_both(shape, kind, _tied, _of_tied)) for kind in ("adamw", "lamb")}, different
 
 
 @pytest.mark.parametrize("shape", fast_alone((2, 1, 1, 2), (1, 1, 1, 2), (1, 2, 1, 2)))
@@ -190,7 +204,8 @@ def test_a_state_goes_round() -> None:
 
 
 def _unusual() -> tuple[list[int], float]:
-    """A scalar, which has no rows; a table of one row, of which one rank has nothing; and several buckets."""
+    """A scalar, which has no rows; a table of one row, of which one rank has nothing; and several buckets; the host
+    waits for nothing."""
     cube = Cube(1, 1, 1, 2)
     scalar, row = constant((), copies("z"), cube, 1.0), constant((1, 3), copies("z"), cube, 1.0)
     long = constant((3, 700_001), copies("z"), cube, 1.0)
@@ -198,7 +213,7 @@ def _unusual() -> tuple[list[int], float]:
     optimizer = KINDS["lamb"](parameters, cube, lr=0.5, adapt_all=True, shard_over_data=True)
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 2.0)
-    with cube.traffic.counting() as count:
+    with cube.traffic.counting() as count, NoWaiting():
         optimizer.step()
     share = 3 + 2 * 700_001
     assert count.calls["data", "all-gather"] == -(-share // (bucket_elements(2, 4, 2 * share) // 2)) > 1
