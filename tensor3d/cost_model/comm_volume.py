@@ -79,6 +79,14 @@ class CommModel:
         buckets = -(-elements // bucket_elements(self.members(axes), self.parameter, elements))
         return Counter(dict.fromkeys(whole, buckets))
 
+    def gathered_in_buckets(self, axis: AxisName, shard: int) -> Bytes:
+        """Weights whose shard on each member has `shard` elements, gathered after a step: any number of all-gathers."""
+        whole, members = self.moved(axis, "all-gather", shard, self.parameter), self.size(axis)
+        if self.unit == "bytes" or not whole:
+            return whole
+        buckets = -(-shard // (bucket_elements(members, self.parameter, members * shard) // members))
+        return Counter(dict.fromkeys(whole, buckets))
+
     def exchanged(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:
         """An all-to-all in which this rank receives `elements` of the compute type from others."""
         return self._counted(self.named(axes), "all-to-all", elements * self.compute)

@@ -11,8 +11,9 @@ from typing import Literal, get_args
 
 AxisName = Literal["data", "x", "y", "z"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)
-# y and z before x, so that a weight cut by y (or z) and then by x is contiguous (the order of DTensor's placements).
-MESH_AXES: tuple[AxisName, ...] = ("data", "y", "z", "x")
+# The order of DTensor's placements, in which several axes cut one dim. y and z before x, so that a weight cut by y (or
+# z) and then by x is contiguous; data last, so that it cuts the block that a rank holds (optim/data_shards.py).
+MESH_AXES: tuple[AxisName, ...] = ("y", "z", "x", "data")
 
 
 def check_axes(names: Iterable[str]) -> None:

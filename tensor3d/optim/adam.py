@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 from torch.optim import Optimizer
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.optim.clip_grad import check_parameters
+from tensor3d.optim.data_shards import check_share, gather_shares, is_whole, lies_in_share, share, share_placements
 from tensor3d.sharding.param_layout import local
 
 Group = dict[str, Any]
@@ -23,7 +24,8 @@ Groups = Iterable[nn.Parameter] | Iterable[Group]
 
 @dataclass(frozen=True, kw_only=True)
 class ParamGroupShards:
-    """This rank's blocks of those parameters of a group that have a gradient, of one type. A block may be empty."""
+    """This rank's blocks of those parameters of a group that have a gradient, of one type: its shares of them where the
+    state is sharded over `data`. A block may be empty."""
 
     group: Group
     parameters: Sequence[nn.Parameter]
@@ -32,6 +34,8 @@ class ParamGroupShards:
     gradients: list[Tensor]
     exp_avg: list[Tensor]
     exp_avg_sq: list[Tensor]
+    lie: Sequence[Tensor]
+    """Logical tensors that are cut as these blocks are: of them `owns_for_norm` is to be asked."""
     steps: list[Tensor]
     """Scalars, fp32: steps that were done, without the skipped ones."""
 
@@ -46,9 +50,13 @@ class ShardedAdamBase(Optimizer):
     Args:
         groups: parameters, or groups of them as `torch.optim` takes them; see `decay_groups`.
         lr: may be changed in `param_groups` at any time.
+        shard_over_data: each rank along `data` keeps the moments of its share of this rank's blocks alone, steps these,
+            and sends them to the others (ZeRO stage 1, see optim/data_shards.py). The same on every rank. With
+            `data=1` it changes nothing.
 
     Raises:
-        ValueError: an option out of range, or a plain parameter on a cube of several ranks.
+        ValueError: an option out of range, a plain parameter on a cube of several ranks, or one that cannot be shared
+            out over `data`.
     """
 
     found_inf: Tensor | None = None
@@ -64,8 +72,10 @@ class ShardedAdamBase(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
+        shard_over_data: bool = False,
     ) -> None:
         self.cube = cube
+        self.shard_over_data = shard_over_data
         # "fused" tells torch's load_state_dict that step counts live on the device.
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True})
 
@@ -75,11 +85,33 @@ class ShardedAdamBase(Optimizer):
         added = self.param_groups[-1]
         check_options(added)
         check_parameters(added["params"], self.cube)
+        for parameter in added["params"] if self.shard_over_data else ():
+            check_share(parameter, self.cube)
         for parameter in added["params"]:
-            self.state[parameter] = _fresh(parameter)
+            self.state[parameter] = self._fresh(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"cube": self.cube, "found_inf": self.found_inf}  # for deepcopy
+        own = {"cube": self.cube, "found_inf": self.found_inf, "shard_over_data": self.shard_over_data}
+        return super().__getstate__() | own  # for deepcopy
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch.optim. Moments that lie as the parameters lie are cut where this optimiser shards them.
+
+        Raises:
+            ValueError: moments in shares over `data`, and this optimiser needs them whole; nothing is changed.
+        """
+        loaded = [value for state in state_dict["state"].values() for value in _tensors_of(state)]
+        if not self.shard_over_data and any(not is_whole(value) for value in loaded):
+            raise ValueError(
+                "the state is in shares over data, and this optimiser needs it whole. Make it with "
+                "shard_over_data=True, or write a checkpoint with tensor3d.checkpoint and load that."
+            )
+        super().load_state_dict(state_dict)
+        for parameter, state in self.state.items():
+            for key in ("exp_avg", "exp_avg_sq"):
+                if self._shares(parameter) and key in state and is_whole(state[key]):
+                    block = share(local(state[key]), self.cube).clone()
+                    state[key] = _laid(block, parameter, share_placements(parameter))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -100,6 +132,8 @@ class ShardedAdamBase(Optimizer):
             )
         work = [blocks for group in self.param_groups for blocks in self._blocks(group)]
         self._advance(work)
+        if self.shard_over_data:
+            gather_shares((p for group in self.param_groups for p in group["params"]), self.cube)
         # Writing to a block is not seen on its DTensor, by which autograd and keepers of copies tell that it changed.
         torch.autograd.graph.increment_version([p for blocks in work for p in blocks.parameters])
         return loss
@@ -143,17 +177,42 @@ class ShardedAdamBase(Optimizer):
     def _of_one_type(self, group: Group, parameters: list[nn.Parameter]) -> ParamGroupShards:
         for parameter in parameters:
             if not self.state[parameter]:  # a loaded state that knew nothing of it
-                self.state[parameter] = _fresh(parameter)
+                self.state[parameter] = self._fresh(parameter)
         states = [self.state[parameter] for parameter in parameters]
         return ParamGroupShards(
             group=group,
             parameters=parameters,
-            weights=[local(p) for p in parameters],
-            gradients=[local(p.grad) for p in parameters if p.grad is not None],
+            weights=[self._mine(p, p) for p in parameters],
+            gradients=[self._mine(p.grad, p) for p in parameters if p.grad is not None],
             exp_avg=[local(state["exp_avg"]) for state in states],
             exp_avg_sq=[local(state["exp_avg_sq"]) for state in states],
+            lie=[state["exp_avg"] for state in states],
             steps=[state["step"] for state in states],
         )
+
+    def _shares(self, parameter: Tensor) -> bool:
+        return self.shard_over_data and lies_in_share(parameter, self.cube)
+
+    def _mine(self, tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+        """What this rank steps of its block of a parameter or gradient."""
+        block = local(tensor)
+        return share(block, self.cube) if self._shares(parameter) else block
+
+    def _fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """The state of a parameter before its first step."""
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": self._zeros(parameter),
+            "exp_avg_sq": self._zeros(parameter),
+        }
+
+    def _zeros(self, parameter: nn.Parameter) -> Tensor:
+        """Zeros of its type that lie as it lies, or as this rank's share of it."""
+        with torch.no_grad():
+            block = torch.zeros_like(self._mine(parameter, parameter))
+        if not isinstance(parameter, DTensor):
+            return block
+        return _laid(block, parameter, share_placements(parameter) if self._shares(parameter) else parameter.placements)
 
 
 def check_options(group: Group) -> None:
@@ -170,25 +229,16 @@ def check_options(group: Group) -> None:
         raise ValueError(f"betas must be two rates, each at least 0 and below 1. Got {group['betas']}.")
 
 
-def _fresh(parameter: nn.Parameter) -> dict[str, Tensor]:
-    """The state of a parameter before its first step."""
-    return {
-        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-        "exp_avg": _zeros(parameter),
-        "exp_avg_sq": _zeros(parameter),
-    }
-
-
-def _zeros(parameter: nn.Parameter) -> Tensor:
-    """Zeros of its type that lie as it lies."""
-    with torch.no_grad():
-        block = torch.zeros_like(local(parameter))
-    if not isinstance(parameter, DTensor):
-        return block
-    mesh, placements = parameter.device_mesh, parameter.placements
+def _laid(block: Tensor, parameter: Tensor, placements: Sequence[Placement]) -> Tensor:
+    """A logical tensor of a parameter's shape and mesh, of which `block` is this rank's part."""
+    assert isinstance(parameter, DTensor)
     return DTensor.from_local(
-        block, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        block, parameter.device_mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
     )
+
+
+def _tensors_of(state: Mapping[str, Any]) -> list[Tensor]:
+    return [value for value in state.values() if isinstance(value, Tensor)]
 
 
 # --- AdamW on the cube ------------------------------------------------------------------------------------------------
@@ -197,7 +247,8 @@ def _zeros(parameter: nn.Parameter) -> Tensor:
 class AdamW(ShardedAdamBase):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, Algorithm 2): torch's fused kernel on local blocks.
 
-    Element by element it needs nothing of other ranks: nothing is sent. State a parameter: `step`, `exp_avg`,
+    Element by element it needs nothing of other ranks: nothing is sent, but the weights over `data` with
+    `shard_over_data`. State a parameter: `step`, `exp_avg`,
     `exp_avg_sq`, named and stored as those of `torch.optim.AdamW`, whose checkpoints it reads.
 
     Args, Raises: see `ShardedAdamBase`.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.distributed.cube import Cube
@@ -50,14 +50,14 @@ class TensorwiseAdam(ShardedAdamBase):
         torch._foreach_add_(updates, blocks.weights, alpha=blocks.group["weight_decay"])
         return updates
 
-    def _squares(self, parameters: Sequence[nn.Parameter], blocks: list[Tensor]) -> Tensor:
-        """Square sums of the blocks that this rank stands for; 0 for the others."""
+    def _squares(self, lie: Sequence[Tensor], blocks: list[Tensor]) -> Tensor:
+        """Square sums of the blocks that this rank stands for; 0 for the others. `lie`: see `ParamGroupShards`."""
         # All ranks have the same parameters, if not the same blocks: they agree on the type.
         dtype = reduce(torch.promote_types, (block.dtype for block in blocks), torch.float32)
         norms = torch._foreach_norm(blocks, 2, dtype=dtype)
         # No mask made on the host: sending it to a GPU would wait for the GPU.
         nothing = torch.zeros((), dtype=dtype, device=self.cube.device)
-        counted = (owns_for_norm(parameter, self.cube) for parameter in parameters)
+        counted = (owns_for_norm(each, self.cube) for each in lie)
         return torch.stack([n if counts else nothing for n, counts in zip(norms, counted, strict=True)]).square()
 
     def _descend(self, blocks: ParamGroupShards, directions: list[Tensor]) -> None:
@@ -93,7 +93,7 @@ class Lamb(TensorwiseAdam):
 
     Args:
         adapt_all: also scale by the ratio where nothing decays ("NVLAMB" proper, and the paper).
-        groups, lr, betas, eps, weight_decay: see `ShardedAdamBase`.
+        groups, lr, betas, eps, weight_decay, shard_over_data: see `ShardedAdamBase`.
     """
 
     def __init__(
@@ -106,9 +106,12 @@ class Lamb(TensorwiseAdam):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         adapt_all: bool = False,
+        shard_over_data: bool = False,
     ) -> None:
         self.adapt_all = adapt_all
-        super().__init__(groups, cube, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(
+            groups, cube, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, shard_over_data=shard_over_data
+        )
 
     def __getstate__(self) -> dict[str, object]:
         return super().__getstate__() | {"adapt_all": self.adapt_all}
@@ -118,11 +121,11 @@ class Lamb(TensorwiseAdam):
 
     def _ratios(self, adapted: Sequence[ParamGroupShards], updates: Sequence[list[Tensor]]) -> list[Tensor]:
         """|w| / |u| of each logical tensor, scalars, the same on every rank."""
-        parameters = [p for blocks in adapted for p in blocks.parameters]
-        if not parameters:
+        lie = [each for blocks in adapted for each in blocks.lie]
+        if not lie:
             return []
         weights = [weight for blocks in adapted for weight in blocks.weights]
-        squares = self._squares(parameters * 2, [*weights, *(u for directions in updates for u in directions)])
+        squares = self._squares(lie * 2, [*weights, *(u for directions in updates for u in directions)])
         norms = all_reduce(squares, self.cube.over("data", "x", "y", "z")).wait().sqrt()
         of_weights, of_updates = norms.chunk(2)
         ratios = torch.where((of_weights > 0) & (of_updates > 0), of_weights / of_updates, 1.0)

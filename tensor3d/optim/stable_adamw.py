@@ -36,7 +36,8 @@ class StableAdamW(TensorwiseAdam):
         parameters = [p for blocks in scaled for p in blocks.parameters]
         if not parameters:
             return []
-        squares = self._squares(parameters, [each for blocks in scaled for each in _against_second_moment(blocks)])
+        lie = [each for blocks in scaled for each in blocks.lie]
+        squares = self._squares(lie, [each for blocks in scaled for each in _against_second_moment(blocks)])
         sums = all_reduce(squares, self.cube.over("data", "x", "y", "z")).wait()
         means = torch._foreach_div(list(sums.unbind()), [float(p.numel()) for p in parameters])
         torch._foreach_sqrt_(means)

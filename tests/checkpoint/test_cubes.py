@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tensor3d import Cube, checkpoint
+from tensor3d import Cube, checkpoint, local
 from tensor3d.optim import AdamW
 from tests.checkpoint.subject import ALONE, Model, Shape, make, same, state, step
 from tests.ranks import run_ranks
@@ -46,6 +46,52 @@ def test_a_chain_of_cubes_hands_everything_on(tmp_path: Path) -> None:
     boxed, copied = (checkpoint.read_contents(tmp_path / link / "step-00000001") for link in "23")
     sizes = [sum(t.bytes for t in contents.tensors.values()) for contents in (boxed, copied)]
     assert sizes[0] == sizes[1], "copies on the data axis are stored once"
+
+
+# --- an optimiser's state in shares over data ------------------------------------------------------------------------
+
+
+def in_shares(shape: Shape, shards: bool, read: Path | None, write: Path | None = None) -> tuple[list[Tensor], int]:
+    """Reads a checkpoint or makes a step, writes it, goes on, and comes back to it. State there; elements of
+    moments."""
+    cube = Cube(*shape)
+    cube.manual_seed(1 if read is None else 2)
+    model = Model(cube)
+    optimizer = AdamW(model.parameters(), cube, lr=0.1, shard_over_data=shards)
+    step(cube, model, optimizer)  # also before reading: a first pass sums in other buckets, in another order
+    if read is not None:
+        checkpoint.load(read / "step-00000001", model, optimizer, cube)
+    there = state(model, optimizer)
+    if write is not None:
+        path, later = checkpoint.save(write, 1, model, optimizer, cube, {}), []
+        for _ in range(2):
+            step(cube, model, optimizer)
+            step(cube, model, optimizer)
+            later.append(state(model, optimizer))
+            checkpoint.load(path, model, optimizer, cube)
+        assert same(*later), "it goes on as if it had never stopped, to the bit"
+        assert not same(later[0], there)
+    return there, sum(local(optimizer.state[p]["exp_avg"]).numel() for p in model.parameters())
+
+
+def test_an_optimiser_in_shares_is_stored_once_and_read_by_any(tmp_path: Path) -> None:
+    wanted, held = run_ranks(4, in_shares, (1, 2, 1, 2), True, None, tmp_path)[0]
+    contents = checkpoint.read_contents(tmp_path / "step-00000001")
+    assert checkpoint.verify(contents.folder) == []
+    got, whole = in_shares(ALONE, False, tmp_path)
+    assert same(got, wanted)
+    assert sum(each.bytes for each in contents.tensors.values() if "exp_avg" in each.name) == 2 * 4 * whole
+    assert whole / 4 <= held < whole / 3.6, "a half of the rows, rounded up, of a half"
+
+
+@pytest.mark.slow
+def test_a_chain_of_cubes_with_shares_and_without(tmp_path: Path) -> None:
+    wanted, _ = run_ranks(2, in_shares, (1, 1, 1, 2), False, None, tmp_path / "0")[0]
+    results = run_ranks(4, in_shares, (2, 1, 1, 2), True, tmp_path / "0", tmp_path / "1")
+    results += run_ranks(8, in_shares, (1, 1, 1, 8), True, tmp_path / "1", tmp_path / "2")  # some have no row of one
+    results += run_ranks(2, in_shares, (1, 1, 1, 2), True, tmp_path / "2", tmp_path / "3")
+    results += run_ranks(4, in_shares, (1, 2, 1, 2), False, tmp_path / "3")
+    assert all(same(got, wanted) for got, _ in results)
 
 
 def streams(shape: Shape, folder: Path) -> tuple[Tensor, Tensor]:

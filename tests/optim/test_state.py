@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from tensor3d import local
 from tensor3d.optim import GradScaler
+from tensor3d.optim.data_shards import share_placements
 from tests.optim.zoo import BETAS, EPS, KINDS, Zoo, bits, make, rate, run, same
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, full
@@ -80,12 +81,12 @@ def state_of(zoo: Zoo, optimizer: Any, scaler: GradScaler) -> dict[str, Any]:
     return {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
 
 
-def _written(shape: Shape, folder: Path) -> dict[str, list[Tensor]]:
+def _written(shape: Shape, shards: bool, folder: Path) -> dict[str, list[Tensor]]:
     """For each kind, one checkpoint before the first step and one in the middle of a run that then goes on."""
     torch.set_default_dtype(torch.float64)
     results = {}
     for kind in KINDS:
-        cube, zoo, optimizer = make(kind, shape)
+        cube, zoo, optimizer = make(kind, shape, shard_over_data=shards)
         scaler = GradScaler(cube, initial=4.0)
         first = bits(zoo, optimizer)
         dcp.save(state_of(zoo, optimizer, scaler), checkpoint_id=folder / kind / "first")
@@ -99,12 +100,12 @@ def _written(shape: Shape, folder: Path) -> dict[str, list[Tensor]]:
     return results
 
 
-def _read(shape: Shape, folder: Path) -> dict[tuple[str, str], tuple[list[Tensor], float]]:
+def _read(shape: Shape, shards: bool, folder: Path) -> dict[tuple[str, str], tuple[list[Tensor], float]]:
     """Goes on from each, with optimisers that have not made a step yet."""
     torch.set_default_dtype(torch.float64)
     results = {}
     for kind, (name, steps) in itertools.product(KINDS, {"first": range(0, 8), "middle": AFTER}.items()):
-        cube, zoo, optimizer = make(kind, shape)
+        cube, zoo, optimizer = make(kind, shape, shard_over_data=shards)
         for parameter in zoo.parameters():
             local(parameter.detach()).fill_(9.0)
         scaler = GradScaler(cube)
@@ -114,16 +115,25 @@ def _read(shape: Shape, folder: Path) -> dict[tuple[str, str], tuple[list[Tensor
         scaler.load_state_dict(state["scaler"])
         for parameter in zoo.parameters():
             assert isinstance(parameter, DTensor)
-            assert optimizer.state[parameter]["exp_avg"].placements == parameter.placements
+            wanted = share_placements(parameter) if shards else parameter.placements
+            assert optimizer.state[parameter]["exp_avg"].placements == wanted
         run(optimizer, zoo, cube, steps)
         results[kind, name] = everything(zoo, optimizer), float(scaler.scale)
     return results
 
 
 @pytest.mark.slow
-def test_another_cube_goes_on(tmp_path: Path) -> None:
-    wanted = run_ranks(8, _written, (2, 2, 2, 1), tmp_path)[0]
-    for results in run_ranks(4, _read, (1, 4, 1, 1), tmp_path):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(((2, 2, 2, 1), False), ((1, 4, 1, 1), False), id="2x2x2-1x4x1"),
+        pytest.param(((1, 2, 1, 4), True), ((2, 1, 1, 2), True), id="shares-shares"),
+        pytest.param(((1, 2, 2, 2), True), ((1, 1, 2, 2), False), id="shares-whole"),
+    ],
+)
+def test_another_cube_goes_on(tmp_path: Path, before: tuple[Shape, bool], after: tuple[Shape, bool]) -> None:
+    wanted = run_ranks(8, _written, *before, tmp_path)[0]
+    for results in run_ranks(4, _read, *after, tmp_path):
         for (kind, name), (got, scale) in results.items():
             assert scale == {"first": 4.0, "middle": 2.0}[name]
             assert max(error(a, b) for a, b in zip(got, wanted[kind], strict=True)) <= 1e-12

@@ -97,6 +97,8 @@ class PlanCommand:
     reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type in which gradients travel."""
     optimizer: Literal["lamb", "adamw", "stable_adamw"] = "lamb"
+    shard_over_data: bool = False
+    """Shard the optimiser's state over the data axis (ZeRO stage 1)."""
     overlap: Overlap = "products"
     """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
     weights too, which the layers gather ahead from their second step on (prefetch)."""
@@ -223,6 +225,7 @@ class PlanCommand:
             compute=compute,
             reduce=self.reduce,
             optimizer=self.optimizer,
+            shard_over_data=self.shard_over_data,
             device="cuda" if cluster.overlaps else "cpu",
         )
 

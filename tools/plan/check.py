@@ -118,6 +118,7 @@ def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
         compute=recipe.precision.compute,
         reduce=recipe.precision.reduce,
         optimizer=recipe.optimizer.kind,
+        shard_over_data=recipe.optimizer.shard_over_data,
         device="cpu",
     )
     choice = StepOptions(
@@ -189,6 +190,7 @@ def step_of(costs: BertCosts, choice: StepOptions) -> dict[str, Any]:
         "micro_batches": choice.micro_batches,
         "types": PrecisionConfig(compute=costs.compute, reduce=costs.reduce),  # type: ignore[arg-type]
         "optimizer": costs.optimizer,
+        "shard_over_data": costs.shard_over_data,
         "recompute": choice.recompute,
         "reshard_after_forward": choice.reshard_after_forward,
         "device": costs.device,
@@ -225,6 +227,7 @@ def dry_beside_prediction(
     micro_batches: int = 1,
     types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
     optimizer: OptimizerName = "adamw",
+    shard_over_data: bool = False,
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
     device: Device = "cpu",
@@ -232,13 +235,22 @@ def dry_beside_prediction(
     """Every figure of one step of `rank`, counted in a dry step and predicted without: traffic and what stays by
     formulas, the rest from dry steps of few layers. Args, Raises: see `dry_step`."""
     choice = StepOptions(micro_batches=micro_batches, recompute=recompute, reshard_after_forward=reshard_after_forward)
-    step: dict[str, Any] = {**asdict(choice), "rank": rank, "types": types, "optimizer": optimizer, "device": device}
+    step: dict[str, Any] = {
+        **asdict(choice),
+        "rank": rank,
+        "types": types,
+        "optimizer": optimizer,
+        "shard_over_data": shard_over_data,
+        "device": device,
+    }
     dry = counted_step(config, shape, load, **step)
     shallow = counted_memory(config, shape, load, **step)
     wire = CommModel(
         shape=shape, rank=rank, compute=TYPES[types.compute].itemsize, gradient=TYPES[types.reduce].itemsize
     )
-    formula = least_memory(config, wire, load, choice, optimizer=optimizer, device=device)
+    formula = least_memory(
+        config, wire, load, choice, optimizer=optimizer, device=device, shard_over_data=shard_over_data
+    )
     received, calls = (
         step_traffic(
             config,
@@ -251,6 +263,7 @@ def dry_beside_prediction(
             reshard_after_forward=reshard_after_forward,
             recompute=recompute,
             summed=held(config, shape, rank).summed(optimizer),
+            shard_over_data=shard_over_data,
         )
         for each in (wire, replace(wire, unit="calls"))
     )

@@ -86,7 +86,7 @@ def _as_planned(recipe: TrainConfig, plan: BoxPlan, costs: BertCosts, preset: st
             "recompute": choice.recompute,
             "reshard_after_forward": choice.reshard_after_forward,
         },
-        "optimizer": {"kind": costs.optimizer},
+        "optimizer": {"kind": costs.optimizer, "shard_over_data": costs.shard_over_data},
         "precision": {"compute": costs.compute, "reduce": costs.reduce},
         "speed": {"overlap": overlap != "none"},
         "batch": {

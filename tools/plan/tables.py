@@ -122,11 +122,12 @@ _BACKWARD_LEGEND = {
 def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
     """What is planned for what."""
     config, batch = costs.config, costs.batch
+    shares = ", its state sharded over data" if costs.shard_over_data else ""
     return [
         f"{parameters_of(config) / 1e9:,.3g} G parameters: {config.layers} layers, hidden {config.hidden}, inner "
         f"{config.inner_size}, {config.heads} heads, vocabulary {config.vocab:,}",
         f"{batch.packs:,} packs of {batch.capacity} = {batch.tokens:,} tokens a step; {costs.compute}, gradients "
-        f"travel in {costs.reduce}, {costs.optimizer}",
+        f"travel in {costs.reduce}, {costs.optimizer}{shares}",
         f"{cluster.name}: {cluster.nodes:,} x {cluster.per_node} ranks, {cluster.flops[costs.compute] / 1e12:,.4g} "
         f"TFLOP/s of {costs.compute} at {cluster.efficiency:.0%}, {in_bytes(cluster.memory)} of memory",
         network(cluster),

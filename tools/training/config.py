@@ -236,6 +236,9 @@ class OptimizerConfig:
     """Of matrices; vectors (biases, LayerNorm) have none."""
     clip: Annotated[float, Positive()] = 1.0
     """Largest norm of the gradient."""
+    shard_over_data: bool = False
+    """Shard the moments over the data axis (ZeRO stage 1): each copy of the cube keeps and steps a share of its blocks,
+    and gathers the other weights after each step. Checkpoints do not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,6 +160,7 @@ def dry_step(
     micro_batches: int = 1,
     types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
     optimizer: OptimizerName = "adamw",
+    shard_over_data: bool = False,
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
     device: Device = "cpu",
@@ -172,7 +173,7 @@ def dry_step(
     Args:
         load: what a micro-batch gives the rank.
         micro_batches: of a step. Two are run; what further ones receive follows, and the peak stays.
-        types, optimizer: as a recipe has them.
+        types, optimizer, shard_over_data: as a recipe has them.
         recompute, reshard_after_forward: as in `BertModel`.
         device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
             only a process that has not run autograd before can say: see `counted_step`.
@@ -209,7 +210,8 @@ def dry_step(
                 model = BertForPreTraining(
                     config, cube, recompute=recompute, reshard_after_forward=reshard_after_forward
                 )
-            stepping = make_optimizer(model, OptimizerConfig(kind=optimizer), cube, betas=(0.9, 0.999))
+            recipe = OptimizerConfig(kind=optimizer, shard_over_data=shard_over_data)
+            stepping = make_optimizer(model, recipe, cube, betas=(0.9, 0.999))
             sequences = _moved(on_host, place)
             for each in _places(sequences, config):
                 live.follow(each)
@@ -432,10 +434,11 @@ def counted_memory(
     """That of a dry step (arguments as of `dry_step`), which takes seconds however many layers the model has.
 
     Layers alike add alike: two dry steps, of 3 and 4 layers, are extended to the depth of the model. Where windows come
-    in turns, the two are one turn apart. Copies of the box beyond the second need nothing, but to set up groups of so
-    many ranks takes long: they are left out. Kept by box: asking again costs nothing.
+    in turns, the two are one turn apart. Copies of the box beyond the second need nothing, unless they share the
+    optimiser's state, but to set up groups of so many ranks takes long: they are left out. Kept by box: asking again
+    costs nothing.
     """
-    if shape.data > 2:  # copies of the box follow each other in the order of ranks
+    if shape.data > 2 and not step.get("shard_over_data"):  # copies of the box follow each other in the order of ranks
         rank, shape = rank % (shape.ranks // shape.data), replace(shape, data=2)
     return _memory_of_box(config, shape, load, rank=rank, **step)
 

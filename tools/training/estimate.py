@@ -130,6 +130,7 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
         micro_batches=expected.micro_batches,
         types=recipe.precision,
         optimizer=recipe.optimizer.kind,
+        shard_over_data=recipe.optimizer.shard_over_data,
         recompute=recipe.model.recompute,
         reshard_after_forward=recipe.model.reshard_after_forward,
         device=device,
@@ -176,6 +177,7 @@ def _expected_traffic(
         recompute=recompute,
         read=read,
         summed=held(config, wire.shape).summed(recipe.optimizer.kind),
+        shard_over_data=recipe.optimizer.shard_over_data,
     )
     further = micro_batch_traffic(
         config, wire, *rows, reshard_after_forward=speed.reshard_after_forward, recompute=recompute, read=read

@@ -49,7 +49,9 @@ def make_optimizer(
     """The recipe's optimiser, without decay of vectors."""
     kinds: dict[str, type[ShardedAdamBase]] = {"adamw": AdamW, "lamb": Lamb, "stable_adamw": StableAdamW}
     groups = decay_groups(model, recipe.weight_decay)
-    return kinds[recipe.kind](groups, cube, lr=recipe.lr, betas=betas, eps=recipe.eps)
+    return kinds[recipe.kind](
+        groups, cube, lr=recipe.lr, betas=betas, eps=recipe.eps, shard_over_data=recipe.shard_over_data
+    )
 
 
 def make_scaler(recipe: _Computes, cube: Cube) -> GradScaler | None:

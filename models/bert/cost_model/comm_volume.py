@@ -93,26 +93,38 @@ def step_traffic(
     recompute: Recompute = "none",
     read: int | None = None,
     summed: int = 0,
+    shard_over_data: bool = False,
 ) -> Bytes:
-    """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and the optimiser's sums.
+    """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and what the optimiser sends.
 
     Args:
         read: as of `micro_batch_traffic`.
         norm: numbers in the sum of the gradient norm and what goes along with it; 0: gradients are not clipped.
         summed: numbers that the optimiser sums over all ranks (`ParamMemory.summed`).
+        shard_over_data: whether its state is sharded over data, so that weights are gathered after the step.
     """
     one = micro_batch_traffic(
         config, wire, rows, masked, first, reshard_after_forward=reshard_after_forward, recompute=recompute, read=read
     )
-    return times(one, micro_batches) + end_of_step_traffic(config, wire, norm=norm, summed=summed)
+    return times(one, micro_batches) + end_of_step_traffic(
+        config, wire, norm=norm, summed=summed, shard_over_data=shard_over_data
+    )
 
 
-def end_of_step_traffic(config: BertConfig, wire: CommModel, *, norm: int = 1, summed: int = 0) -> Bytes:
-    """What comes once a step: the ledger's sums, the gradient norm and the optimiser's; arguments as `step_traffic`."""
+def end_of_step_traffic(
+    config: BertConfig, wire: CommModel, *, norm: int = 1, summed: int = 0, shard_over_data: bool = False
+) -> Bytes:
+    """What comes once a step: the ledger's sums, the gradient norm and what the optimiser sends; arguments as
+    `step_traffic`."""
     everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
     size = max(4, wire.parameter)
     norms = [wire.summed(everyone, numbers, size) for numbers in (norm, summed)]
-    return together([ledger_traffic(config, wire), *norms])
+    return together([ledger_traffic(config, wire), *norms, *([_gathered(config, wire)] if shard_over_data else [])])
+
+
+def _gathered(config: BertConfig, wire: CommModel) -> Bytes:
+    """The weights that the other ranks along data have stepped (`tensor3d.optim.data_shards`)."""
+    return wire.gathered_in_buckets("data", held(config, wire.shape, wire.rank).gathered)
 
 
 def _layers(config: BertConfig, wire: CommModel, rows: int, kept: bool, recomputed: bool, read: int | None) -> Bytes:

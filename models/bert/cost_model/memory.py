@@ -54,21 +54,23 @@ def least_memory(
     *,
     optimizer: OptimizerName,
     device: Device,
+    shard_over_data: bool = False,
 ) -> Memory:
     """Weights, gradients and the optimiser's state exactly; `saved` and `peak` are lower bounds.
 
     Args:
         wire, load: the rank, the sizes of its types and what a micro-batch gives it. Rank 0 has the most weights.
         device: with dropout of its probabilities, attention on a CPU keeps them.
+        shard_over_data: whether the optimiser's state is.
     """
     here = held(config, wire.shape, wire.rank)
-    weights, state = held_bytes(config, wire)
+    weights, state = held_bytes(config, wire, shard_over_data)
     gradients = weights
     layers, once_more, logits = _kept(config, wire, load, choice, device)
     # Gradients come as what is kept goes; those of earlier micro-batches are there from the start.
     # A layer is computed again when the logits are gone.
     backward = layers + max(once_more, logits) + (gradients if choice.micro_batches > 1 else 0)
-    update = gradients + here.scaled(optimizer) * wire.parameter
+    update = gradients + here.scaled(optimizer, shard_over_data) * wire.parameter
     return Memory(
         weights=weights,
         gradients=gradients,
@@ -79,12 +81,12 @@ def least_memory(
     )
 
 
-def held_bytes(config: BertConfig, wire: CommModel) -> tuple[int, int]:
-    """Of the weights, and of the optimiser's state: two moments of each element, and a count of steps of each
-    parameter."""
+def held_bytes(config: BertConfig, wire: CommModel, shard_over_data: bool = False) -> tuple[int, int]:
+    """Of the weights, and of the optimiser's state: two moments of each element, or of each in this rank's shares over
+    data, and a count of steps of each parameter."""
     here = held(config, wire.shape, wire.rank)
-    weights = here.total * wire.parameter
-    return weights, _MOMENTS * weights + _STEPS * here.tensors
+    moments = _MOMENTS * here.stepped(shard_over_data) * wire.parameter
+    return here.total * wire.parameter, moments + _STEPS * here.tensors
 
 
 def _kept(

@@ -67,10 +67,21 @@ class ParamMemory:
     """In tensors with several dims."""
     by_sum: dict[tuple[AxisName, ...], int]
     """By the axes over which their gradients are summed."""
+    share: int
+    """Of this rank's shares over data of the blocks, where the optimiser's state is sharded over it."""
+    adapted_share: int
+    """In tensors with several dims."""
+    gathered: int
+    """Of the largest shares of the blocks, which all are padded to when they travel."""
 
-    def scaled(self, optimizer: OptimizerName) -> int:
+    def stepped(self, shard_over_data: bool) -> int:
+        """Elements that the optimiser steps on this rank, and has moments of."""
+        return self.share if shard_over_data else self.total
+
+    def scaled(self, optimizer: OptimizerName, shard_over_data: bool = False) -> int:
         """Elements whose step the optimiser multiplies by a number of their tensor's, for which it has to keep it."""
-        return {"adamw": 0, "lamb": self.adapted, "stable_adamw": self.total}[optimizer]
+        adapted = self.adapted_share if shard_over_data else self.adapted
+        return {"adamw": 0, "lamb": adapted, "stable_adamw": self.stepped(shard_over_data)}[optimizer]
 
     def summed(self, optimizer: OptimizerName) -> int:
         """Numbers that the optimiser sums over all ranks in a step: two norms a tensor, or one mean."""
@@ -81,14 +92,18 @@ class ParamMemory:
 def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
     """What a rank holds of all parameters; rank 0 holds the most. Equal layers are looked at once."""
     place, by_sum = shape.coordinate(rank), dict[tuple[AxisName, ...], int]()
-    tensors = adapted_tensors = adapted = 0
+    tensors = adapted_tensors = adapted = share = adapted_share = gathered = 0
     for parameter, number in _kinds(config):
         tensors += number
-        elements = number * math.prod(parameter._block(shape, place))
+        rows, *others = parameter._block(shape, place)
+        columns = number * math.prod(others)
+        first, last = chunk_bounds(rows, shape.data, place["data"])
+        elements, own = rows * columns, (last - first) * columns
+        share, gathered = share + own, gathered - (-rows // shape.data) * columns
         axes = parameter.layout.sum_over
         by_sum[axes] = by_sum.get(axes, 0) + elements
         if len(parameter.shape) > 1:
-            adapted_tensors, adapted = adapted_tensors + number, adapted + elements
+            adapted_tensors, adapted, adapted_share = adapted_tensors + number, adapted + elements, adapted_share + own
     return ParamMemory(
         tensors=tensors,
         adapted_tensors=adapted_tensors,
@@ -96,6 +111,9 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
         replicated=sum(count for axes, count in by_sum.items() if any(shape.size(axis) > 1 for axis in axes)),
         adapted=adapted,
         by_sum=by_sum,
+        share=share,
+        adapted_share=adapted_share,
+        gathered=gathered,
     )
 
 

@@ -29,6 +29,7 @@ _INNER_STATES = {"classic": 10, "modern": 22}
 _EMBEDDING_STATES, _HEAD_STATES, _LOGITS = 40, 160, 14
 # LAMB's are also taken for StableAdamW, which does as much.
 _ADAMW_BYTES, _LAMB_BYTES = 40, 80  # of an element's weight, gradient and moments, read and written, and clipping
+_GATHERED_BYTES = 16  # of an element's weight: packed, received, read and copied to its place
 # Of clipping and a step of the optimiser, which take all parameters at once, and of each parameter's gradient.
 _ADAMW_OPERATORS, _LAMB_OPERATORS, _OPERATORS_OF_A_GRADIENT = 20, 40, 2
 
@@ -120,6 +121,8 @@ class BertCosts:
     reduce: str = "fp32"
     """Type in which gradients travel."""
     optimizer: OptimizerName = "lamb"
+    shard_over_data: bool = False
+    """Whether the optimiser's state is."""
     device: Device = "cuda"
     norm: int = 3
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
@@ -160,7 +163,13 @@ class BertCosts:
         if (shape, choice) not in self._memories:  # a search asks whether it fits, then for its cost
             wire, load = self._wire(shape), self._load(shape, choice)
             self._memories[shape, choice] = least_memory(
-                self.config, wire, load, choice, optimizer=self.optimizer, device=self.device
+                self.config,
+                wire,
+                load,
+                choice,
+                optimizer=self.optimizer,
+                device=self.device,
+                shard_over_data=self.shard_over_data,
             )
         return self._memories[shape, choice]
 
@@ -184,7 +193,7 @@ class BertCosts:
             attention_flops=again * self._attention(load) / shape.y,
             touched=self._touched(wire, load, whole),
             operators=round(config.layers * _OPERATORS[config.encoder] * whole) + _OPERATORS_OF_THE_REST,
-            once_touched=here.total * (_LAMB_BYTES if scales else _ADAMW_BYTES),
+            once_touched=self._touched_once(here),
             once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors + (_LAMB_OPERATORS if scales else _ADAMW_OPERATORS),
             tokens=self.batch.tokens,
             model_flops=self.model_flops(),
@@ -221,7 +230,13 @@ class BertCosts:
         micro = micro_batch_traffic(
             self.config, wire, *rows, reshard_after_forward=choice.reshard_after_forward, recompute=choice.recompute
         )
-        return micro, end_of_step_traffic(self.config, wire, norm=self.norm, summed=here.summed(self.optimizer))
+        return micro, end_of_step_traffic(
+            self.config,
+            wire,
+            norm=self.norm,
+            summed=here.summed(self.optimizer),
+            shard_over_data=self.shard_over_data,
+        )
 
     def _products(self, load: MicroBatchShape, choice: StepOptions) -> tuple[Product, ...]:
         config, hidden = self.config, self.config.hidden
@@ -257,6 +272,10 @@ class BertCosts:
         near = sum(int(attended(length, self.config.window)) for length in pack) if cost.per_near else 0
         one = cost.per_square * sum(length**2 for length in pack) + cost.per_near * near
         return float(one) * (len(load.lengths) // len(pack))
+
+    def _touched_once(self, here: ParamMemory) -> float:
+        stepping = here.stepped(self.shard_over_data) * (_ADAMW_BYTES if self.optimizer == "adamw" else _LAMB_BYTES)
+        return stepping + (_GATHERED_BYTES * here.total if here.stepped(self.shard_over_data) < here.total else 0)
 
     def _touched(self, wire: CommModel, load: MicroBatchShape, whole: float) -> float:
         config, plane = self.config, wire.size("y") * wire.size("z")

@@ -228,6 +228,20 @@ MUTATIONS = (
         tests=("tests/optim/test_stable_adamw.py::test_one_device_without_a_process_group",),
     ),
     Mutation(
+        "shares-of-ranks-before-are-not-received",
+        "tensor3d/optim/data_shards.py",
+        old="if member != axis.index:",
+        new="if member > axis.index:",
+        tests=("tests/optim/test_data_shards.py::test_rows_that_do_not_divide_and_several_buckets",),
+    ),
+    Mutation(
+        "shares-of-one-rank-count-in-norms",
+        "tensor3d/optim/adam.py",
+        old='lie=[state["exp_avg"] for state in states],',
+        new="lie=parameters,",
+        tests=("tests/optim/test_data_shards.py::test_steps_are_those_of_the_whole_optimiser[1x2x1-data2]",),
+    ),
+    Mutation(
         "learning-rate-rise-off-by-one",
         "tensor3d/optim/lr_schedule.py",
         old="return self.lr * (step + 1) / self.warmup_steps",

@@ -30,8 +30,8 @@ MUTATIONS = (
     Mutation(
         "memory-one-moment",
         "models/bert/cost_model/memory.py",
-        old="return weights, _MOMENTS * weights + _STEPS * here.tensors",
-        new="return weights, weights + _STEPS * here.tensors",
+        old="moments = _MOMENTS * here.stepped(shard_over_data)",
+        new="moments = here.stepped(shard_over_data)",
         tests=(
             "tests/models/bert/cost_model/test_memory.py"
             "::test_an_optimiser_has_two_moments_of_each_element_and_a_count_of_each_parameter",
@@ -68,8 +68,8 @@ MUTATIONS = (
     Mutation(
         "traffic-of-a-step-without-the-norm",
         "models/bert/cost_model/comm_volume.py",
-        old="return together([ledger_traffic(config, wire), *norms])",
-        new="return together([ledger_traffic(config, wire)])",
+        old="return together([ledger_traffic(config, wire), *norms,",
+        new="return together([ledger_traffic(config, wire),",
         tests=("tests/models/bert/cost_model/test_comm_volume.py", "tests/models/bert/cost_model/test_step_cost.py"),
     ),
     Mutation(

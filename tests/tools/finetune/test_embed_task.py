@@ -336,6 +336,7 @@ def losses_of(folder: Path, shape: Shape, output: Path) -> list[float]:
     x, y, z, data = shape
     more = ["--cube", f"{x}x{y}x{z}", "--data-parallel", str(data), "--model.dropout", "0", "--run.epochs", "2"]
     more += ["--model.attention-dropout", "0", "--run.evaluate-every", "0"]
+    more += ["--optimizer.shard-over-data"] * (data > 1)  # with frozen layers and rates by depth
     assert main(["embed", str(folder / "small.toml"), "--output", str(output), *more]) == 0
     records = [json.loads(line) for line in (output / "seed-0/metrics.jsonl").read_text().splitlines()]
     return [record["loss" if record["kind"] == "step" else "spearman"] for record in records]

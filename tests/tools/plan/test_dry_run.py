@@ -28,6 +28,7 @@ Case = tuple[CubeShape, dict[str, Any], dict[str, Any]]
 # The cube; what is changed of the model; of the step.
 CASES: list[Case] = [
     (ONE, {}, {}),
+    (COPIES, {"vocab": 67}, {"shard_over_data": True}),
     (COPIES, {}, {}),
     (TWINS, {"next_sentence": False}, {"optimizer": "stable_adamw"}),
     (TWINS, {}, {"types": NARROW, "micro_batches": 2}),
@@ -45,6 +46,8 @@ CASES: list[Case] = [
     (FLAT, {**MODERN, "attention_dropout": 0.1}, {"recompute": "attention", "reshard_after_forward": False}),
     (LARGE, {"norm": "pre"}, {"recompute": "layer", "reshard_after_forward": False, "micro_batches": 2}),
     (TWINS, {"attention_dropout": 0.1, "vocab": 67}, {"optimizer": "lamb"}),
+    (TWINS, {"vocab": 67}, {"optimizer": "lamb", "shard_over_data": True, "types": NARROW, "micro_batches": 2}),
+    (CubeShape(x=2, data=3), MODERN, {"optimizer": "stable_adamw", "shard_over_data": True}),
 ]
 
 

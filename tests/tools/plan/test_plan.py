@@ -26,6 +26,7 @@ from tools.training.config import read_config
 from tools.training.estimate import expect
 
 BASE = ["--model", "base", "--global-batch", "64"]
+PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
 
 
 def planned(tmp_path: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -183,6 +184,7 @@ def test_units_stand_for_numbers(
             "--overlap",
             "none",
         ],
+        ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "--quick"],
         ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
         ["--per-node", "1", "--layers", "5", "--inner", "1024", "--positions", "1024"],
@@ -218,9 +220,22 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.data.max_sequences >= recipe.data.capacity // recipe.data.max_length
     assert recipe.data.masked_share == asked["masked_share"]
     assert (recipe.optimizer.kind, recipe.precision.reduce) == (asked["optimizer"], asked["reduce"])
+    assert recipe.optimizer.shard_over_data is asked["shard_over_data"]
     assert recipe.speed.overlap is (asked["overlap"] != "none")
     choice = {key: getattr(recipe.model, key) for key in ("recompute", "reshard_after_forward")}
     assert choice == {key: pick["choice"][key] for key in choice}
+
+
+def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = re.findall(r"^\| (without|with `.*?`) \| (.*) \| (.*) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == 2
+    box = ["--model", "large", "--global-batch", "4096", "--cube", "1x1x1", "--data-parallel", "8"]
+    for (_, state, received, calls), more in zip(rows, ([], ["--shard-over-data"]), strict=True):
+        planned(tmp_path, "--gpu", "H100", *box, *more)
+        printed = capsys.readouterr().out
+        assert f"optimiser {state}, " in printed
+        assert re.search(rf"^  data +{received} +{calls} ", printed, re.MULTILINE)
+        assert ("lamb, its state sharded over data" in printed) is bool(more)
 
 
 def test_what_training_refuses_has_no_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from models.bert.cost_model.comm_volume import step_traffic
-from models.bert.cost_model.param_shapes import parameters
+from models.bert.cost_model.memory import held_bytes
+from models.bert.cost_model.param_shapes import held, parameters
 from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import CommModel
 from tools import pretrain
@@ -35,6 +36,7 @@ from tools.training.estimate import (
     SHARE_OF_PEAK,
     expect,
     expected_contents,
+    expected_memory,
     expected_speed,
     measured_flops,
     report,
@@ -180,6 +182,22 @@ def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:
     wire = CommModel(shape=EIGHT, compute=2)
     slots = (load.rows, load.masked, load.first)
     assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, norm=2, summed=2 * matrices)
+
+
+def test_a_state_in_shares_is_part_of_it() -> None:
+    recipe, shape = TrainConfig(batch=BatchConfig(global_batch=16)), CubeShape(y=2, data=4)
+    shared = replace(recipe, optimizer=replace(recipe.optimizer, shard_over_data=True))
+    plain, found = expect(recipe, shape), expect(shared, shape)
+    assert plain.load == found.load
+    wire = CommModel(shape=shape)
+    gathered = found.traffic["data", "all-gather"]
+    assert gathered - plain.traffic["data", "all-gather"] == 4 * 3 * held(found.config, shape).gathered
+    assert found.traffic.total() - plain.traffic.total() == gathered
+    for each, expected in ((recipe, plain), (shared, found)):
+        memory = expected_memory(each, shape, expected, "cpu")
+        assert (memory.weights, memory.optimizer) == held_bytes(
+            found.config, wire, shard_over_data=each.optimizer.shard_over_data
+        )
 
 
 def test_padded_packs_hold_one_sequence() -> None:

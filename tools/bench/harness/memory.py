@@ -204,7 +204,7 @@ def count_memory(
     batches = sum(_size(each.batch) for each in passes)
     return RankMemory(
         held=held,
-        held_closed_form=sum(held_bytes(trainer.model.config, wire)),
+        held_closed_form=sum(held_bytes(trainer.model.config, wire, trainer.recipe.optimizer.shard_over_data)),
         saved=max(each.kept for each in passes),
         peak=None if growth is None else held + batches + growth,
     )

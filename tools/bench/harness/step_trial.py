@@ -143,6 +143,7 @@ class StepTrial(Trial):
             recompute=trainer.recipe.model.recompute,
             read=read_slots(layout.plane_packs, budget, wire) if only_read else None,
             summed=held(trainer.model.config, shape).summed(trainer.recipe.optimizer.kind),
+            shard_over_data=trainer.recipe.optimizer.shard_over_data,
         )
         return nonzero(expected)
 

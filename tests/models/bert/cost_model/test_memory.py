@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from models.bert import PRESETS, BertForPreTraining
-from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
-from models.bert.cost_model.param_shapes import held_elements, parameters, replicated_elements
+from models.bert.cost_model.memory import Device, MicroBatchShape, held_bytes, least_memory
+from models.bert.cost_model.param_shapes import held, held_elements, parameters, replicated_elements
 from tensor3d import Cube, CubeShape, local
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.cost_model.step_cost import Memory, StepOptions
@@ -87,6 +87,24 @@ def test_an_optimiser_has_two_moments_of_each_element_and_a_count_of_each_parame
     elements = sum(p.elements for p in parameters(config))
     assert (memory.weights, memory.gradients) == (4 * elements, 4 * elements)
     assert memory.optimizer == 2 * 4 * elements + 4 * len(parameters(config))
+
+
+def test_a_state_in_shares_by_hand() -> None:
+    """Rows of 1 to 4 ranks along data: 67 pieces in shares of 17 and one of 16, of two classes one row or none."""
+    config, shape = toy_config(67), CubeShape(data=4)
+    every = parameters(config)
+    for rank in range(4):
+        state = held_bytes(config, CommModel(shape=shape, rank=rank), shard_over_data=True)[1]
+        rows = {67: (17, 17, 17, 16), 2: (1, 1, 0, 0)}
+        shares = [
+            rows.get(each.shape[0], (each.shape[0] // 4,) * 4)[rank] * each.elements // each.shape[0] for each in every
+        ]
+        assert state == 2 * 4 * sum(shares) + 4 * len(every)
+    whole = held(config, shape)
+    assert whole.gathered == whole.share
+    assert held(config, CubeShape()).share == whole.total
+    assert 3.9 < whole.scaled("stable_adamw") / whole.scaled("stable_adamw", True) <= 4
+    assert whole.scaled("lamb", True) == whole.adapted_share < whole.share
 
 
 def test_a_layer_of_bert_large_by_hand() -> None:

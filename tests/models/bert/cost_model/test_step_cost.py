@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import CommModel, times
 from tensor3d.cost_model.step_cost import StepOptions
+from tensor3d.sharding.param_layout import chunk_bounds
 
 SMALL = BertConfig(layers=3, hidden=64, heads=8, vocab=67, positions=32)
 MODERN = BertConfig(layers=4, hidden=64, heads=8, vocab=67, encoder="modern", window=8, global_every=2)
@@ -34,8 +36,8 @@ BATCH = Batch(packs=64, capacity=32, masked_per_pack=5)
     ids=["plain", "four", "recompute", "kept"],
 )
 def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice: StepOptions) -> None:
-    shape = CubeShape(data=2, x=1, y=2, z=4)
-    costs = BertCosts(config=config, batch=BATCH, optimizer=optimizer, norm=3)  # type: ignore[arg-type]
+    shape, shares = CubeShape(data=2, x=1, y=2, z=4), optimizer != "adamw"
+    costs = BertCosts(config=config, batch=BATCH, optimizer=optimizer, norm=3, shard_over_data=shares)  # type: ignore[arg-type]
     cost, load = costs.cost(shape, choice), BATCH.load(shape, choice.micro_batches)
     assert (load.rows, load.lengths) == (64 // 2 // choice.micro_batches * 32, (32,) * (8 // choice.micro_batches))
     for wire, found in (
@@ -54,8 +56,10 @@ def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice:
             reshard_after_forward=choice.reshard_after_forward,
             recompute=choice.recompute,
             summed=summed,
+            shard_over_data=shares,
         )
-    memory = least_memory(config, CommModel(shape=shape, compute=2), load, choice, optimizer=optimizer, device="cuda")  # type: ignore[arg-type]
+    asked = {"optimizer": optimizer, "device": "cuda", "shard_over_data": shares}
+    memory = least_memory(config, CommModel(shape=shape, compute=2), load, choice, **asked)  # type: ignore[arg-type]
     assert cost.memory == memory
 
 
@@ -68,6 +72,18 @@ def test_what_is_held_of_equal_layers_at_once(config: BertConfig, shape: CubeSha
         assert found.tensors == len(every)
         assert found.total == held_elements(config, shape, rank) == sum(each.held(shape, rank) for each in every)
         wide = [each for each in every if len(each.shape) > 1]
+        own: dict[str, list[int]] = {
+            "share": [],
+            "adapted_share": [],
+            "gathered": [],
+        }  # of shares over data, by DTensor's cut
+        for each in every:
+            rows, *others = each.local_shape(shape, rank)
+            first, last = chunk_bounds(rows, shape.data, shape.coordinate(rank)["data"])
+            own["share"].append((last - first) * math.prod(others))
+            own["adapted_share"] += own["share"][-1:] if len(each.shape) > 1 else []
+            own["gathered"].append(chunk_bounds(rows, shape.data, 0)[1] * math.prod(others))
+        assert {name: getattr(found, name) for name in own} == {name: sum(counts) for name, counts in own.items()}
         assert (found.adapted_tensors, found.adapted) == (len(wide), sum(each.held(shape, rank) for each in wide))
         for axes, count in found.by_sum.items():
             assert count == sum(each.held(shape, rank) for each in every if each.layout.sum_over == axes)
