@@ -16,6 +16,7 @@ from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, reduc
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import Kind, PassPosition, Start, follows
+from tensor3d.ops.products import product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
@@ -102,9 +103,9 @@ class _Product(torch.autograd.Function):
         prefetch_next_weight(cube, position=position)
         shift = None if bias is None else local(bias).to(a.dtype)
         if shift is not None and columns.size == 1:
-            c = torch.addmm(shift, a_full, w_full.t())  # where nothing is summed, the product itself adds it
+            c = product(a_full, w_full.t(), shift)  # where nothing is summed, the product itself adds it
         else:
-            c = reduce_scatter(a_full @ w_full.t(), columns).wait()
+            c = reduce_scatter(product(a_full, w_full.t()), columns).wait()
             if shift is not None:
                 c += shift
         ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.reshard = weight, bias, cube, face, reshard
@@ -132,9 +133,9 @@ class _Product(torch.autograd.Function):
         dc_full, w_full = gathering_dc.wait(), w.wait() if needs_da else None
         prefetch_next_weight(cube)
 
-        sending_da = reduce_scatter(dc_full @ w_full, rows) if w_full is not None else None
+        sending_da = reduce_scatter(product(dc_full, w_full), rows) if w_full is not None else None
         if needs_dw:
-            dw = dc_full.t() @ a.wait()
+            dw = product(dc_full.t(), a.wait())
             cube.ledger.accumulate_grad(
                 weight, reduce_scatter_weight_grad(dw, weight, cube), cube.over(*matrix(face).sum_over)
             )

@@ -279,10 +279,17 @@ def check_words(words: Any) -> str | None:
     """What is wrong with a list of words, as of {"tokens": [...]}; None: nothing."""
     if not isinstance(words, list | tuple) or not words:
         return f"a list of words is needed, at least one. Got {_short(words)}."
+    if all(map(_is_plain, words)) and is_unicode("".join(words)):  # all at once: tags are given by the thousand
+        return None
     for word in words:
         if not is_unicode(word) or not word.strip() or any(mark in word for mark in "\t\r\n"):
             return f"a word must be a text, not empty, without tab or line end. Got {_short(word)}."
     return None
+
+
+def _is_plain(word: Any) -> bool:
+    """A text without anything of a space in it, and not empty."""
+    return isinstance(word, str) and word.split() == [word]
 
 
 def _short(value: object) -> str:

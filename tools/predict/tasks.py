@@ -554,8 +554,10 @@ class Tag(PredictTask[TagText, Tagged]):
     def _tagged(self, text: WordText, found: WordTags) -> Tagged:
         tags = found.names(self.labels, OUTSIDE)
         spans = []
+        starts, ends = text.starts.tolist(), text.ends.tolist()
+        sums = np.cumsum(np.concatenate(([0.0], found.probabilities)), dtype=np.float64).tolist()
         for label, first, stop in entities(tags, self.settings.scheme):
-            start, end = int(text.starts[first]), int(text.ends[stop - 1])
-            chance = float(found.probabilities[first:stop].mean())
+            start, end = starts[first], ends[stop - 1]
+            chance = (sums[stop] - sums[first]) / (stop - first)
             spans.append(TaggedSpan(start=start, end=end, label=label, text=text.text[start:end], probability=chance))
         return Tagged(text=text.text, tokens=tuple(text.words), tags=tuple(tags), spans=tuple(spans))
