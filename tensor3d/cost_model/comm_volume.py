@@ -21,6 +21,8 @@ from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
 
 Bytes = Counter[Key]
 Side = Literal["y", "z"]
+Kept = bool | Literal["input", "weight"]
+"""Which gathered operands of a product stay for backward: both, none, or the one that is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,24 +164,24 @@ def product(
     face: Side = "z",
     *,
     input_gradient: bool = True,
-    kept: bool = False,
+    kept: Kept = False,
     forward_only: bool = False,
 ) -> Bytes:
     """One matrix product: three collectives forward, five backward.
 
     Args:
-        kept: gathered operands were kept for backward (`reshard_after_forward=False`).
+        kept: of `reshard_after_forward=False` both, of "input" the weight, of "weight" the input.
     """
     each = product_collectives(wire, rows, k, n, face)
     forward = [each.gather_a, each.gather_w, each.scatter_c]
     if forward_only:
         return together(forward)
     backward = [each.gather_dc, each.scatter_dw]
-    if not kept:
+    if kept in (False, "weight"):
         backward.append(each.gather_a)
     if input_gradient:
         backward.append(each.scatter_da)
-        backward += [] if kept else [each.gather_w]
+        backward += [each.gather_w] if kept in (False, "input") else []
     return together([*forward, *backward])
 
 
@@ -201,6 +203,11 @@ def select(wire: CommModel, rows: int, hidden: int, *, forward_only: bool = Fals
     shard = rows // wire.size("y") * (hidden // wire.size("z"))
     forward = wire.moved("y", "reduce-scatter", shard, wire.compute)
     return forward if forward_only else forward + wire.moved("y", "all-gather", shard, wire.compute)
+
+
+def vocab_projection(wire: CommModel, rows: int, hidden: int, vocab: int) -> Bytes:
+    """`Projection3D`: a product whose gathered weight stays for backward."""
+    return product(wire, rows, hidden, vocab, "z", kept="weight")
 
 
 def embedding(wire: CommModel, rows: int, vocab: int, hidden: int) -> Bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
 
-from tensor3d.cost_model.comm_volume import Bytes, CommModel, ProductTraffic, Side, other, product_collectives
+from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, ProductTraffic, Side, other, product_collectives
 from tensor3d.distributed.cube_shape import CubeShape
 
 Recompute = Literal["none", "attention", "layer"]
@@ -23,8 +23,8 @@ class Product:
     n: int
     face: Side = "z"
     times: int = 1
-    kept: bool = False
-    """Gathered operands are kept for backward."""
+    kept: Kept = False
+    """Which gathered operands stay for backward."""
     repeated: bool = False
     """Backward computes its forward again."""
 

@@ -141,12 +141,12 @@ def _hidden(cost: StepCost, wires: _Wires, rate: float, overlap: Overlap) -> flo
     hidden = late = early = room_forward = room_backward = 0.0
     for product, each in zip(cost.products, cost.collectives, strict=True):
         computing = product.flops(cost.wire.shape) / rate
-        again = 0.0 if product.kept else min(wires.once(each.gather_a), computing)
+        again = 0.0 if product.kept in (True, "input") else min(wires.once(each.gather_a), computing)
         leaving = min(wires.once(each.scatter_da), computing)
         gathering = 0.0 if overlap == "products" else wires.once(each.gather_w)
         hidden += product.times * (again + leaving)
         early += product.times * (1 + product.repeated) * gathering
-        late += product.times * (wires.once(each.scatter_dw) + (0.0 if product.kept else gathering))
+        late += product.times * (wires.once(each.scatter_dw) + (0.0 if product.kept in (True, "weight") else gathering))
         room_forward += product.times * (1 + product.repeated) * computing
         room_backward += product.times * (2 * computing - again - leaving)
     return hidden + min(early, room_forward) + min(late, room_backward)

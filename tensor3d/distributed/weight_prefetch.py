@@ -85,6 +85,7 @@ class WeightPrefetcher:
         self._order: list[_WeightUse] = []
         self._now: list[_WeightUse] = []
         self._astray = False
+        self._kept_in_backward = False
         self._on_the_way: _InFlight | None = None
         self.used, self.dropped = 0, 0
         """Gathers ahead of their use that were used, and those that were in vain."""
@@ -123,7 +124,7 @@ class WeightPrefetcher:
         if place < len(self._order) and self._order[place].key != key:
             self._astray = True
         if backward:
-            following = bool(self._now) and self._now[-1].is_backward
+            following = self._kept_in_backward or (bool(self._now) and self._now[-1].is_backward)
         self._now.append(_WeightUse(key=key, weight=weight, rows=rows, dtype=dtype, follows=following))
         ahead = self._on_the_way
         if ahead is None:
@@ -133,6 +134,11 @@ class WeightPrefetcher:
             return ahead.gathering
         self._drop()
         return start(weight, rows, dtype)
+
+    def pass_kept(self) -> None:
+        """A product of a backward pass uses a weight that was kept gathered: all that come after it in the pass work on
+        its results, though it gathers nothing itself."""
+        self._kept_in_backward = True
 
     def go_on(self, local: Callable[[nn.Parameter], Tensor], start: Start) -> None:
         """Issues the gather that came next at this place of the pass before.
@@ -155,12 +161,14 @@ class WeightPrefetcher:
         """A backward pass has ended, and with it an order."""
         self._drop()
         self._order, self._now, self._astray = self._now, [], False
+        self._kept_in_backward = False
 
     def forget(self) -> None:
         """Lets go of all weights: for a model that is given up while its cube lives on. On all ranks alike. The next
         pass is a first one."""
         self._drop()
         self._order, self._now, self._astray = [], [], False
+        self._kept_in_backward = False
 
     def _drop(self) -> None:
         ahead, self._on_the_way = self._on_the_way, None

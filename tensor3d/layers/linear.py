@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.sharding.activation_layout import Face, check_activation, check_divides, check_face, in_batch, lies, other
-from tensor3d.sharding.matmul import matmul
+from tensor3d.sharding.matmul import Reshard, check_reshard, matmul
 from tensor3d.sharding.param_layout import block, check_layout, constant, matrix, normal, vector
 
 # --- The projection to a vocabulary -----------------------------------------------------------------------------------
@@ -21,8 +21,11 @@ class Projection3D(nn.Module):
 
     V need not divide: slices are the vocabulary's chunks over y, as `cross_entropy` expects them. A tied weight,
     `Embedding3D.weight` for example, gets the sum of the gradients of all its uses. As `weight` it is one parameter in
-    two places, and checkpoints name both; with `holds_weight=False` it is the embedding's alone. Traffic as of
-    `sharding.matmul`.
+    two places, and checkpoints name both; with `holds_weight=False` it is the embedding's alone.
+
+    Traffic as of `sharding.matmul`, but that the weight, gathered over x, stays for backward, which follows at once:
+    `(x-1)/x*VH/yz` elements less. It lies beside the logits, RV/xyz elements, and their gradient. The most that is held
+    at once grows by at most VH/yz, and only where z is 1 and R/x > H: else the product's own backward holds more.
 
     Args:
         hidden: H, divides by z.
@@ -30,6 +33,7 @@ class Projection3D(nn.Module):
         std: of the initial weights; biases start at 0.
         weight: the tied weight (V, H), layout `matrix("z")`. None: an own one is made.
         holds_weight: False makes none: each call brings the tied weight.
+        reshard_after_forward: as in `Linear3D`; "input" keeps the gathered weight, where x is more than 1.
 
     Raises:
         ValueError: H does not divide by z, V is below 1, a tied weight of another shape or layout, or one for a
@@ -46,12 +50,17 @@ class Projection3D(nn.Module):
         std: float = 0.02,
         weight: nn.Parameter | None = None,
         holds_weight: bool = True,
+        reshard_after_forward: Reshard = "input",
     ) -> None:
         super().__init__()
+        check_reshard(reshard_after_forward)
         check_divides("hidden", hidden, cube, "z")
         if vocab < 1:
             raise ValueError(f"vocab must be at least 1. Got {vocab}.")
         self.hidden, self.vocab, self.cube, self.tied = hidden, vocab, cube, weight is not None or not holds_weight
+        # Over an x of 1 nothing is gathered, and what would be kept is a copy in the type of the product.
+        spared = reshard_after_forward == "input" and cube.axis("x").size == 1
+        self.reshard_after_forward: Reshard = True if spared else reshard_after_forward
         if weight is not None:
             if not holds_weight:
                 raise ValueError("holds_weight=False leaves the tied weight to each call. Give no weight here.")
@@ -81,7 +90,7 @@ class Projection3D(nn.Module):
                 f"Got {'none' if weight is None else 'a second one'}."
             )
         self._check_shape(used)
-        return matmul(x, used, self.cube, "z", self.bias)
+        return matmul(x, used, self.cube, "z", self.bias, reshard_after_forward=self.reshard_after_forward)
 
     def _check_shape(self, weight: Tensor) -> None:
         if tuple(weight.shape) != (self.vocab, self.hidden):
@@ -107,10 +116,12 @@ class Linear3D(nn.Module):
         out_features: N, divides by the axis of the other face.
         face: the face of the input; the output lies on the other one, so layers come in pairs.
         std: of the initial weights, normal around 0; biases start at 0.
-        reshard_after_forward: False keeps the gathered weight and input for backward.
+        reshard_after_forward: which gathered operands are gathered again in backward. True: weight and input. False:
+            none, both are kept. `"input"` or `"weight"`: that one alone.
 
     Raises:
-        ValueError: an unknown face, or features that do not divide, named with the axis.
+        ValueError: an unknown face, features that do not divide, named with the axis, or an unknown
+            `reshard_after_forward`.
     """
 
     def __init__(
@@ -122,14 +133,15 @@ class Linear3D(nn.Module):
         bias: bool = True,
         *,
         std: float = 0.02,
-        reshard_after_forward: bool = True,
+        reshard_after_forward: Reshard = True,
     ) -> None:
         super().__init__()
+        check_reshard(reshard_after_forward)
         check_face(face)
         check_divides("in_features", in_features, cube, face)
         check_divides("out_features", out_features, cube, other(face))
         self.in_features, self.out_features, self.cube, self.face = in_features, out_features, cube, face
-        self.reshard_after_forward = reshard_after_forward
+        self.reshard_after_forward: Reshard = reshard_after_forward
         self.weight = normal((out_features, in_features), matrix(face), cube, std)
         self.bias = constant((out_features,), vector(other(face)), cube, 0.0) if bias else None
 

@@ -5,7 +5,7 @@ M tokens of the cube, K input features, N output features; here for face z, face
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,24 @@ from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import check_layout, chunk_bounds, local, matrix, vector
 
+# --- Which gathered operands stay for backward ------------------------------------------------------------------------
+
+Reshard = bool | Literal["input", "weight"]
+"""Which gathered operands of a product are dropped after forward and gathered again in backward: both, none, or the one
+that is named; the others are kept."""
+
+
+def check_reshard(reshard: Reshard) -> None:
+    """Raises ValueError for what is no `Reshard`."""
+    if not (isinstance(reshard, bool) or reshard in ("input", "weight")):
+        raise ValueError(
+            'reshard_after_forward must be True or False, or "input" or "weight", to gather that operand alone again. '
+            f"Got {reshard!r}."
+        )
+
+
+# --- The product ------------------------------------------------------------------------------------------------------
+
 
 def matmul(
     a: Tensor,
@@ -30,7 +48,7 @@ def matmul(
     face: Face,
     bias: nn.Parameter | None = None,
     *,
-    reshard_after_forward: bool = True,
+    reshard_after_forward: Reshard = True,
 ) -> Tensor:
     """`a @ weight.T + bias` of a matrix that lies on `face`; the result lies on the other face.
 
@@ -58,12 +76,14 @@ def matmul(
         weight: layout `matrix(face)`. N need not divide by y or x: blocks are DTensor's chunks. A tied weight may be
             used any number of times.
         bias: layout `vector(other(face))`.
-        reshard_after_forward: False keeps A' and W' for backward: two gathers less, more memory.
+        reshard_after_forward: False keeps A' and W' for backward: two gathers less, more memory. "input" keeps W'
+            alone, "weight" A' alone.
 
     Raises:
         ValueError: `a` is no matrix of floating-point numbers, or one of other columns; `weight` or `bias` lies on the
-            cube in another way, or is not a leaf of the graph.
+            cube in another way, or is not a leaf of the graph; an unknown `reshard_after_forward`.
     """
+    check_reshard(reshard_after_forward)
     check_matrix(a, "matmul")
     check_layout(weight, matrix(face), cube)
     first, last = chunk_bounds(weight.shape[1], cube.axis(face).size, cube.axis(face).index)
@@ -92,7 +112,7 @@ class _Product(torch.autograd.Function):
         bias: nn.Parameter | None,
         cube: Cube,
         face: Face,
-        reshard: bool,
+        reshard: Reshard,
         position: PassPosition,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
@@ -108,10 +128,13 @@ class _Product(torch.autograd.Function):
             c = reduce_scatter(product(a_full, w_full.t()), columns).wait()
             if shift is not None:
                 c += shift
-        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.reshard = weight, bias, cube, face, reshard
+        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
+        # W' is for dA alone, A' for dW.
+        ctx.keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
+        ctx.keeps_a = reshard in (False, "weight") and ctx.needs_input_grad[1]
         ctx.is_ordered = True
         ctx.result_face, ctx.made = other(face), f"a product with a weight of shape {tuple(weight.shape)}"
-        ctx.save_for_backward(*((a, weight) if reshard else (a_full, w_full)))
+        ctx.save_for_backward(a_full if ctx.keeps_a else a, w_full if ctx.keeps_w else weight)
         return c
 
     @staticmethod
@@ -125,9 +148,12 @@ class _Product(torch.autograd.Function):
         gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else CommHandle(dc)
         saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
         a, w = CommHandle(saved_a), CommHandle(saved_w)
-        if ctx.reshard:
-            w = get_gathered_weight(weight, cube, rows, dc.dtype) if needs_da else w
-            a = all_gather(saved_a, rows) if needs_dw else a
+        if needs_da and ctx.keeps_w:
+            pass_gathered_weight(cube)
+        elif needs_da:
+            w = get_gathered_weight(weight, cube, rows, dc.dtype)
+        if needs_dw and not ctx.keeps_a:
+            a = all_gather(saved_a, rows)
         if needs_db:
             cube.ledger.accumulate_grad(bias, sum_of_rows(dc, bias.dtype), cube.over(*vector(other(face)).sum_over))
         dc_full, w_full = gathering_dc.wait(), w.wait() if needs_da else None
@@ -186,6 +212,12 @@ def get_gathered_weight(
         return all_gather_weight(weight, cube, rows, dtype)
     following = position is PassPosition.FOLLOWING
     return cube.ahead.take(weight, local(weight), kind, rows, dtype, following, _gathering(cube))
+
+
+def pass_gathered_weight(cube: Cube) -> None:
+    """Tells the order that backward multiplies by a weight that was kept: what is next follows on results."""
+    if _works_ahead(cube):
+        cube.ahead.pass_kept()
 
 
 def prefetch_next_weight(cube: Cube, *, position: PassPosition = PassPosition.FOLLOWING) -> None:

@@ -28,6 +28,7 @@ from tensor3d.distributed.collectives import Axis, all_gather, all_reduce, all_t
 from tensor3d.distributed.comm_stats import CommCounter, CommStats, Key, Kind
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.sharding.activation_layout import other
+from tensor3d.sharding.matmul import Reshard
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of
 
@@ -106,7 +107,10 @@ class Wanted(Counter[Key]):
         self.shards(axis, "all-reduce", 2 * -(-elements // axis.size) * size)
 
 
-def product_traffic(cube: Cube, face: Face, M: int, K: int, N: int, kept: bool) -> tuple[Wanted, Wanted]:
+RESHARD: tuple[Reshard, ...] = (True, False, "input", "weight")
+
+
+def product_traffic(cube: Cube, face: Face, M: int, K: int, N: int, reshard: Reshard) -> tuple[Wanted, Wanted]:
     """Forward and backward of a product of M tokens a box, in bfloat16 with fp32 weights."""
     x, columns, rows = cube.axis("x"), cube.axis(face), cube.axis(other(face))
     box = x.size * columns.size * rows.size
@@ -116,8 +120,9 @@ def product_traffic(cube: Cube, face: Face, M: int, K: int, N: int, kept: bool) 
     forward.shards(x, "all-gather", 2 * W)
     forward.shards(columns, "reduce-scatter", 2 * C)
     backward.shards(columns, "all-gather", 2 * C)
-    if not kept:
+    if reshard in (True, "input"):
         backward.shards(rows, "all-gather", 2 * A)
+    if reshard in (True, "weight"):
         backward.shards(x, "all-gather", 2 * W)
     backward.shards(rows, "reduce-scatter", 2 * A)
     backward.shards(x, "reduce-scatter", 4 * W)
@@ -194,9 +199,10 @@ def _layers(shape: Shape) -> list[tuple[str, CommStats, Wanted]]:
     for face in faces:
         x = shard(torch.randn(M * cube.shape.data, K), cube, face).requires_grad_()
         half = x.detach().bfloat16().requires_grad_()
-        for kept in (False, True):
-            layer = Linear3D(K, N, cube, face, reshard_after_forward=not kept)
-            watch(f"linear {face} {kept}", lambda: layer(half), product_traffic(cube, face, M, K, N, kept))  # noqa: B023
+        for reshard in RESHARD:
+            layer = Linear3D(K, N, cube, face, reshard_after_forward=reshard)
+            wanted = product_traffic(cube, face, M, K, N, reshard)
+            watch(f"linear {face} {reshard}", lambda: layer(half), wanted)  # noqa: B023
         norm = LayerNorm3D(K, cube, face)
         watch(f"norm {face}", lambda: norm(x), norm_traffic(cube, face, M, K))  # noqa: B023
     ids = torch.arange(M // cube.shape.x)

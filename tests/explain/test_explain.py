@@ -238,7 +238,7 @@ def test_a_layer_alone_is_given_an_input_that_fits(charged: list[Any]) -> None:
             ("Embedding3D", planned.embedding(wire, TOKENS, 67, HIDDEN), ("", "z"), (128,), (64, 16)),
             ("LookupEmbedding3D", {}, ("", "z"), (128,), (64, 16)),
             ("SmallHead3D", planned.narrow_head(wire, TOKENS, 3), ("y", ""), (32, 32), (32, 3)),
-            ("Projection3D", planned.product(wire, TOKENS, HIDDEN, 67), ("z", "y"), (64, 16), (32, logits)),
+            ("Projection3D", planned.vocab_projection(wire, TOKENS, HIDDEN, 67), ("z", "y"), (64, 16), (32, logits)),
         ]
 
 

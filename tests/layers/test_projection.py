@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d import Cube, Embedding3D, Linear3D, all_reduce_replicated, cross_entropy, gather, local_rows, shard
+from tensor3d import Cube, Embedding3D, Linear3D, all_reduce_replicated, cross_entropy, gather, local, local_rows, shard
 from tensor3d.layers.linear import Projection3D
+from tensor3d.sharding.matmul import Reshard
 from tests.ranks import run_ranks
 from tests.single_device_reference import (
     FOUR_SHAPES,
@@ -22,6 +23,7 @@ from tests.single_device_reference import (
     ranks_of,
     worst,
 )
+from tools.bench.harness.memory import peak_bytes
 
 Shape = tuple[int, int, int, int]
 VOCAB, HIDDEN, ROWS = 13, 16, 32
@@ -80,6 +82,46 @@ def test_on_a_cube_in_fp32() -> None:
     assert value <= TOLERANCE[torch.float32], f"{name} differs by {value}"
 
 
+# --- the weight stays gathered for backward --------------------------------------------------------------------------
+
+BIG, WIDE = 3000, 64
+"""Vocabulary and hidden size, at which the gathered weight is 750 KiB."""
+
+
+def _one_step(shape: Shape, rows: int, reshard: Reshard) -> tuple[list[Tensor], int, int]:
+    """Gradients, bytes received in backward by gathers over x, and the most that a later step held at once."""
+    cube = Cube(*shape)
+    cube.manual_seed(0)
+    head = Projection3D(WIDE, BIG, cube, reshard_after_forward=reshard)
+    x = shard(torch.randn(rows, WIDE, generator=torch.Generator().manual_seed(1)), cube, "z").requires_grad_()
+    labels = local_rows(torch.arange(rows // shape[0]) * 7 % BIG, cube, "y")
+
+    def step() -> None:
+        head.zero_grad()
+        x.grad = None
+        losses, _ = cross_entropy(head(x), labels, BIG, cube)
+        losses.sum().backward()
+
+    with cube.traffic.counting() as traffic:
+        step()
+    return [x.grad, local(head.weight.grad)], traffic.received["x", "all-gather"], peak_bytes(step)
+
+
+def _kept_and_not(shape: Shape, rows: int) -> tuple[bool, int, int, int]:
+    """Whether gradients are the same bits; the bytes spared; how much more is held at once; bytes of W'."""
+    (ours, fewer, most), (theirs, more, other) = (_one_step(shape, rows, reshard) for reshard in ("input", True))
+    return all(map(torch.equal, ours, theirs)), more - fewer, most - other, 4 * BIG * WIDE // (shape[1] * shape[2])
+
+
+@pytest.mark.parametrize("shape, rows, above", [((2, 1, 1, 1), 96, 0), ((2, 1, 1, 1), 512, 1), ((2, 1, 2, 1), 512, 0)])
+def test_the_weight_stays_for_backward(shape: Shape, rows: int, above: int) -> None:
+    """The most held at once grows by the weight at most, and only where z is 1 and a plane's rows are more than H."""
+    for same, spared, grown, weight in run_ranks(ranks_of(shape), _kept_and_not, shape, rows):
+        assert same
+        assert spared == weight // shape[0]
+        assert grown <= (above + 0.02) * weight, f"{grown} bytes more, of a weight of {weight}"
+
+
 def test_equals_a_linear_layer_of_pytorch() -> None:
     layer = Projection3D(HIDDEN, VOCAB, Cube.single(), bias=True)
     nn.init.normal_(layer.bias)
@@ -105,6 +147,8 @@ def test_what_cannot_be_is_refused() -> None:
         Projection3D(HIDDEN, 14, Cube.single(), weight=weight)
     with pytest.raises(ValueError, match=r"vocab.*1.*0"):
         Projection3D(HIDDEN, 0, Cube.single())
+    with pytest.raises(ValueError, match=r"must be True or False, or \"input\" or \"weight\".*Got 'both'"):
+        Projection3D(HIDDEN, 14, Cube.single(), reshard_after_forward="both")
     with pytest.raises(ValueError, match=r"holds_weight=False leaves.*Give no weight"):
         Projection3D(HIDDEN, VOCAB, Cube.single(), weight=weight, holds_weight=False)
     none, x = Projection3D(HIDDEN, VOCAB, Cube.single(), holds_weight=False), torch.zeros(2, HIDDEN)

@@ -6,21 +6,23 @@ import pytest
 import torch
 
 from tensor3d import Cube, Embedding3D, Linear3D, Sequences, TransformerLayer3D, cross_entropy, local, shard
+from tensor3d.sharding.matmul import Reshard
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
 
 HIDDEN, CAPACITY = 512, 128
+RESHARD: tuple[Reshard, ...] = (True, False, "input", "weight")
 # Lengths in packs of 128. Alike: each rank holds what every other holds. Mixed: they differ.
 ALIKE = ((90, 38),) * 8
 MIXED = ((128,), (64, 64), (100, 20, 8), (90, 38), (50, 50, 28), (120, 8), (32,) * 4, (77, 51))
 
 
 def _products() -> list[tuple[int, int]]:
-    """Linear layers on both faces, and what is kept with and without gathering anew."""
+    """Linear layers on both faces, and what is kept with and without gathering anew: all, none, one operand."""
     cube, found = Cube(2, 2, 2), []
     full = torch.randn(32, 24)
     for face in ("z", "y"):
-        for reshard in (True, False):
+        for reshard in RESHARD:
             sizes = []
             for each in (cube, Cube.single()):
                 layer = Linear3D(24, 40, each, face, reshard_after_forward=reshard)
@@ -31,9 +33,10 @@ def _products() -> list[tuple[int, int]]:
 
 
 def test_a_product_keeps_exactly_its_share() -> None:
-    shared, kept = 4 * (32 * 24 + 40 * 24), 4 * (32 * 24 // 4 + 40 * 24 // 4)
+    a, w = 4 * 32 * 24, 4 * 40 * 24
+    kept = [a // 8 + w // 8, a // 4 + w // 4, a // 8 + w // 4, a // 4 + w // 8]
     for found in run_ranks(8, _products):
-        assert found == [(shared // 8, shared), (kept, shared)] * 2
+        assert found == [(each, a + w) for each in kept] * 2
 
 
 def _layer(packs: tuple[tuple[int, ...], ...]) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from tensor3d.cost_model.comm_volume import (
     together,
     transformer_layer,
     turn,
+    vocab_projection,
 )
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.layers.attention import Recompute
@@ -54,7 +55,7 @@ def micro_batch_traffic(
         product(wire, masked, hidden, columns, "z"),
         layer_norm(wire, masked, "y"),
         turn(wire, masked, columns),
-        product(wire, masked, columns, vocab, "z"),
+        vocab_projection(wire, masked, columns, vocab),
         cross_entropy(wire, masked),
         # both losses and both counts of right answers
         wire.summed(("data", "x", "z"), 4, wire.statistic),

@@ -10,8 +10,9 @@ For the backward pass a layer keeps at least, in elements,
     GELU's input and output; with gates two inputs more       2 or 4 I/H    A
     the second sum                                            1             A
 
-and the masked-LM head the logits, R V / yz. Where gathers are kept, what was gathered counts, and the gathered weights;
-where a layer is recomputed, its input alone, and all of it in the one layer whose turn it is.
+and the masked-LM head the logits, R V / yz, and, where x is more than 1, its gathered weight, V H / yz. Where gathers
+are kept, what was gathered counts, and the gathered weights; where a layer is recomputed, its input alone, and all of
+it in the one layer whose turn it is.
 
 Not in it: statistics, masks, indices, embeddings, what attention's kernels keep, what comes and goes. All of that is
 counted by running the step (`tools.training.dry_step`), which takes seconds a box; a planner that looks at thousands of
@@ -92,10 +93,14 @@ def held_bytes(config: BertConfig, wire: CommModel, shard_over_data: bool = Fals
 def _kept(
     config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device
 ) -> tuple[int, int, int]:
-    """Bytes: of all layers, of the one whose turn it is to be computed again beside its input, and of the logits."""
+    """Bytes: of all layers, of the one whose turn it is to be computed again beside its input, and of the logits with
+    the projection's weight."""
     state = load.rows * config.hidden // (wire.size("y") * wire.size("z"))
     layer, first = _layer(config, wire, load, choice, device), state if config.encoder == "modern" else 0
-    logits = load.masked // wire.size("z") * chunk(config.vocab, wire.size("y"), wire.index("y"))
+    slab = chunk(config.vocab, wire.size("y"), wire.index("y"))
+    logits = load.masked // wire.size("z") * slab
+    if wire.size("x") > 1:
+        logits += slab * (config.embedding_size // wire.size("z"))
     if choice.recompute == "layer":
         found = (config.layers * state, layer - state - first, logits)
     else:

@@ -260,10 +260,11 @@ class BertCosts:
             for k, n, face in sizes
         ]
         columns = config.embedding_size
-        others = [(load.masked, hidden, columns), (load.masked, columns, config.vocab)]
+        others = [(load.masked, hidden, columns)]
         others += [(load.first, hidden, hidden)] if config.next_sentence else []
         others += [(load.rows, columns, hidden)] if config.has_projection else []
-        return (*layers, *(Product(rows=rows, k=k, n=n) for rows, k, n in others))
+        projection = Product(rows=load.masked, k=columns, n=config.vocab, kept="weight")
+        return (*layers, projection, *(Product(rows=rows, k=k, n=n) for rows, k, n in others))
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""

@@ -42,8 +42,8 @@ MUTATIONS = (
     Mutation(
         "matmul-keeps-gathered-weights",
         "tensor3d/sharding/matmul.py",
-        old="*((a, weight) if reshard else (a_full, w_full))",
-        new="*((a, weight) if not reshard else (a_full, w_full))",
+        old="w_full if ctx.keeps_w else weight",
+        new="w_full",
         tests=("tests/layers/test_saved_bytes.py::test_a_product_keeps_exactly_its_share",),
     ),
     Mutation(

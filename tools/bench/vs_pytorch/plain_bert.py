@@ -188,8 +188,13 @@ class PlainBert(nn.Module):
             next_labels: int64 (B,).
         """
         masked_rows, first_rows = self.chosen(self.bert(ids, types), masked)
-        loss: Tensor = self.masked_loss(self.masked_lm(masked_rows), masked_labels)
-        return loss + F.cross_entropy(self.next_sentence(self.pooler(first_rows)), next_labels)
+        loss: Tensor = self.masked_loss(_wide(self.masked_lm(masked_rows)), masked_labels)
+        return loss + F.cross_entropy(_wide(self.next_sentence(self.pooler(first_rows))), next_labels)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Losses are computed in fp32 at least, as ours are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def check_plain(config: BertConfig) -> None:

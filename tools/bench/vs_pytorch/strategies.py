@@ -1,20 +1,27 @@
 """How PyTorch's own means split the plain model.
 
-| name     | what splits it                                               | each rank has             |
-| -------- | ------------------------------------------------------------ | ------------------------- |
-| tp       | `torch.distributed.tensor.parallel` with sequence parallel,  | a slice of every sequence |
-|          | vocabulary and its loss split (Shoeybi et al. 2019;          |                           |
-|          | Korthikanti et al. 2022)                                     |                           |
-| fsdp2    | `torch.distributed.fsdp.fully_shard`, by layer               | sequences of its own      |
-|          | (Rajbhandari et al. 2020; Zhao et al. 2023)                  |                           |
-| tp+fsdp2 | both, on a mesh of two dimensions                            | a slice of some sequences |
-| ddp      | `DistributedDataParallel` (Li et al. 2020)                   | sequences of its own      |
+| name           | what splits it                                               | each rank has             |
+| -------------- | ------------------------------------------------------------ | ------------------------- |
+| tp             | `torch.distributed.tensor.parallel` with sequence parallel,  | a slice of every sequence |
+|                | vocabulary and its loss split (Shoeybi et al. 2019;          |                           |
+|                | Korthikanti et al. 2022)                                     |                           |
+| fsdp2          | `torch.distributed.fsdp.fully_shard`, by layer               | sequences of its own      |
+|                | (Rajbhandari et al. 2020; Zhao et al. 2023)                  |                           |
+| fsdp2-prefetch | the same, with two layers gathered ahead each way, and the   | sequences of its own      |
+|                | root before its batch (explicit prefetching)                 |                           |
+| tp+fsdp2       | both, on a mesh of two dimensions                            | a slice of some sequences |
+| ddp            | `DistributedDataParallel` (Li et al. 2020), whose gradients  | sequences of its own      |
+|                | are views of its buckets                                     |                           |
+| ddp+zero       | the same, and the optimiser's state dealt out by             | sequences of its own      |
+|                | `ZeroRedundancyOptimizer` (Rajbhandari et al. 2020, stage 1) |                           |
 
-Each is set up as its documentation has it, with what makes it faster or smaller and changes nothing else.
+Each is set up as its documentation has it, with what makes it faster or smaller and changes nothing else. In bf16,
+fully_shard computes by its `MixedPrecisionPolicy` with gradients summed in fp32, the others under `torch.autocast`.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -141,8 +148,9 @@ def _exchanged(given: Mapping[str, Any], members: int) -> int:
 
 
 def _copied(given: Mapping[str, Any], members: int) -> int:
-    """Of a broadcast, by a member that is not the source."""
-    return _bytes(given["tensors"])
+    """Of a broadcast: nothing by its source."""
+    is_source = dist.ProcessGroup.unbox(given["process_group"]).rank() == given["root_rank"]
+    return 0 if is_source else _bytes(given["tensors"])
 
 
 _COUNTED: Mapping[str, tuple[str, Callable[[Mapping[str, Any], int], int]]] = {
@@ -203,19 +211,54 @@ def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = gradient.redistribute(placements=parameter.placements, async_op=True)
 
 
-def fully_sharded(model: PlainBert | PlainLayer, mesh: DeviceMesh) -> None:
-    """Shards it in place, a layer at a time; embeddings and heads, which share a weight, are the root's."""
-    if isinstance(model, PlainLayer):
-        fully_shard(model, mesh=mesh, reshard_after_forward=True)  # as inside a model: a root alone would keep it
+def fully_sharded(model: PlainBert | PlainLayer, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
+    """Shards it in place, a layer at a time; embeddings and heads, which share a weight, are the root's.
+
+    Args:
+        compute: the type in which it computes, and gathers weights. None: that of the parameters.
+    """
+    policy = MixedPrecisionPolicy()
+    if compute is not None:
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    if isinstance(model, PlainLayer):  # as inside a model: a root alone would keep it
+        fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
         return
     for layer in model.bert.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+_LAYERS_AHEAD = 2  # with fewer, says its documentation, a gather is issued earlier and no more of it is hidden
+
+
+def prefetch_explicitly(model: PlainBert | PlainLayer) -> Callable[[], object]:
+    """Has every fully sharded layer gather the next two with its own, forward and backward.
+
+    Returns:
+        What to call before each forward pass: it starts the gather of the root.
+    """
+    every = model.bert.layers if isinstance(model, PlainBert) else ()
+    layers: list[FSDPModule] = []
+    layers += [each for each in every if isinstance(each, FSDPModule)]
+    for place, layer in enumerate(layers):
+        layer.set_modules_to_forward_prefetch(layers[place + 1 : place + 1 + _LAYERS_AHEAD])
+        layer.set_modules_to_backward_prefetch(layers[:place][: -_LAYERS_AHEAD - 1 : -1])
+    assert isinstance(model, FSDPModule), "fully_sharded comes first"
+    return model.unshard
 
 
 def replicated(model: nn.Module) -> DistributedDataParallel:
     """A copy on each rank; gradients lie in the buckets in which they travel, which saves a copy of them."""
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def zero_adamw(groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:
+    """AdamW whose state is dealt out over all ranks; each sends the parameters that it has updated to the others."""
+    with warnings.catch_warnings():
+        # Compiles functional optimisers, which nobody here uses, in a way that torch itself calls deprecated.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **settings)
 
 
 def _layer_plan() -> Plan:

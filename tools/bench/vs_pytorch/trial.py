@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from models.bert import BertConfig, BertForPreTraining
-from tensor3d import Cube, CubeShape, TransformerLayer3D, clip_grad_norm_, local, shard
+from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, TransformerLayer3D, clip_grad_norm_, local, shard
 from tensor3d.batches.sequences import Sequences
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, check_rows, collate
@@ -31,9 +31,11 @@ from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weight
 from tools.bench.vs_pytorch.strategies import (
     CollectiveCount,
     fully_sharded,
+    prefetch_explicitly,
     replicated,
     sum_partial_gradients,
     tensor_parallel,
+    zero_adamw,
 )
 
 # --- The work that `bench rivals` gives to all alike, as a rank of the plain model or of a cube holds it --------------
@@ -44,6 +46,8 @@ from tools.bench.vs_pytorch.strategies import (
 
 What = Literal["step", "layer"]
 """A whole training step, or forward and backward of one transformer layer."""
+Type = Literal["fp32", "bf16"]
+_COMPUTE: dict[Type, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +60,15 @@ class Work:
     """B, of the global batch."""
     length: int
     """L: all sequences fill it."""
+    type: Type = "fp32"
+    """Of products and what travels between them; parameters and the sums of their gradients stay in fp32."""
     seed: int = 0
     """Of weights and batch."""
+
+    @property
+    def compute(self) -> torch.dtype | None:
+        """The type of products. None: that of the parameters."""
+        return _COMPUTE[self.type]
 
     @property
     def masked(self) -> int:
@@ -114,7 +125,8 @@ class Sizes:
             attention_dropout=0.0,
         )
         what: What = getattr(self, "what", "step")  # which not every benchmark leaves open
-        return Work(what=what, config=config, sequences=self.sequences, length=self.length)
+        kind: Type = getattr(self, "type", "fp32")
+        return Work(what=what, config=config, sequences=self.sequences, length=self.length, type=kind)
 
 
 class PlainBatch(NamedTuple):
@@ -191,7 +203,9 @@ def _pack(work: Work, random: np.random.Generator) -> Pack:
 
 # --- Who competes in `bench rivals`: a model that is split somehow, with its share of the work ------------------------
 
-RIVALS = ("tp", "fsdp2", "tp+fsdp2", "ddp")
+RIVALS = ("tp", "fsdp2", "fsdp2-prefetch", "tp+fsdp2", "ddp", "ddp+zero")
+KEPT = "+kept"
+"""Behind a cube XxYxZ: the layers of that one keep gathered operands for backward."""
 # The same for all. Epsilon is BERT's; PyTorch's own default is another one.
 _LR, _BETAS, _EPS, _DECAY, _MAX_NORM = 1e-4, (0.9, 0.999), 1e-6, 0.01, 1.0
 
@@ -248,9 +262,13 @@ class Implementation:
             self.given.grad = None
 
 
-def make_ours(work: Work, cube: Cube) -> Implementation:
-    """`models.bert` on a cube."""
-    model = _ours(work, cube)
+def make_ours(work: Work, cube: Cube, *, kept: bool = False) -> Implementation:
+    """`models.bert` on a cube.
+
+    Args:
+        kept: layers keep gathered operands for backward.
+    """
+    model = _ours(work, cube, kept)
     if work.what == "layer":
         x, gradient, sequences = packed_hidden(work, cube)
         x.requires_grad_()
@@ -278,9 +296,13 @@ def make_rival(name: str, work: Work, device: torch.device, tensor_size: int) ->
     groups, members = mesh.shape
     if members > 1:
         tensor_parallel(plain, mesh["tensor"])
-    if name.endswith("fsdp2"):
-        fully_sharded(plain, mesh["data"])
-    model: nn.Module = replicated(plain) if name == "ddp" else plain
+    is_sharded = "fsdp2" in name
+    begin: Callable[[], object] = _nothing
+    if is_sharded:
+        fully_sharded(plain, mesh["data"], work.compute)
+    if name == "fsdp2-prefetch":
+        begin = prefetch_explicitly(plain)
+    model: nn.Module = replicated(plain) if name.startswith("ddp") else plain
     parameters = list(model.parameters())
     share = work.sequences // groups
     first = mesh.get_local_rank("data") * share
@@ -290,16 +312,38 @@ def make_rival(name: str, work: Work, device: torch.device, tensor_size: int) ->
         own = (whole[first : first + share].chunk(members, 1)[place] for whole in whole_hidden(work))
         x, gradient = (part.to(device, copy=True) for part in own)
         x.requires_grad_()
-        return Implementation(model=model, forward=lambda: model(x), gradient=gradient, given=x, complete=complete)
+        return Implementation(
+            model=model,
+            forward=lambda: model(x),
+            gradient=gradient,
+            given=x,
+            around=lambda: _around(begin, None if is_sharded else work.compute, device, splits_loss=False),
+            complete=complete,
+        )
     batch = plain_batch(work, first, first + share, device)
+    groups_of_decay = decay_groups(model, _DECAY)
+    settings: dict[str, Any] = {"lr": _LR, "betas": _BETAS, "eps": _EPS, "fused": True}
     return Implementation(
         model=model,
         forward=lambda: model(*batch),
-        around=loss_parallel if members > 1 else nullcontext,
+        around=lambda: _around(begin, None if is_sharded else work.compute, device, splits_loss=members > 1),
         complete=complete,
         clip=lambda: nn.utils.clip_grad_norm_(parameters, _MAX_NORM),
-        optimizer=torch.optim.AdamW(decay_groups(model, _DECAY), lr=_LR, betas=_BETAS, eps=_EPS, fused=True),
+        optimizer=(zero_adamw if name == "ddp+zero" else torch.optim.AdamW)(groups_of_decay, **settings),
     )
+
+
+def _around(
+    begin: Callable[[], object], autocast: torch.dtype | None, device: torch.device, *, splits_loss: bool
+) -> AbstractContextManager[object]:
+    """What forward and backward of a rival run in, once `begin` was called."""
+    begin()
+    with ExitStack() as stack:
+        if splits_loss:
+            stack.enter_context(loss_parallel())
+        if autocast is not None:
+            stack.enter_context(torch.autocast(device.type, autocast))
+        return stack.pop_all()
 
 
 def _mesh(name: str, device: torch.device, tensor_size: int) -> DeviceMesh:
@@ -312,13 +356,22 @@ def _mesh(name: str, device: torch.device, tensor_size: int) -> DeviceMesh:
     return mesh
 
 
-def _ours(work: Work, cube: Cube) -> nn.Module:
+def _ours(work: Work, cube: Cube, kept: bool = False) -> nn.Module:
     """The model on a cube. From the same seed its weights are the same on every one."""
     cube.manual_seed(work.seed)
     c = work.config
     if work.what == "step":
-        return BertForPreTraining(c, cube)
-    return TransformerLayer3D(c.hidden, c.heads, cube, c.inner_size, activation=c.activation, eps=c.eps, std=c.std)
+        return BertForPreTraining(c, cube, reshard_after_forward=not kept)
+    return TransformerLayer3D(
+        c.hidden,
+        c.heads,
+        cube,
+        c.inner_size,
+        activation=c.activation,
+        eps=c.eps,
+        std=c.std,
+        reshard_after_forward=not kept,
+    )
 
 
 # --- What a rank does for `bench rivals` ------------------------------------------------------------------------------
@@ -352,7 +405,7 @@ class RivalsTrial(Trial):
 
     Args:
         cube: of all processes; its device is used, and that they are connected.
-        names: those of `RIVALS`, and cubes as XxYxZ, in the order in which they are made.
+        names: those of `RIVALS`, and cubes as XxYxZ or XxYxZ+kept, in the order in which they are made.
         tensor_size: ranks of the tensor-parallel dimension of "tp+fsdp2".
         warmup: steps of each before the timed ones, at least 1.
     """
@@ -365,8 +418,11 @@ class RivalsTrial(Trial):
         self.facts: dict[str, RankFacts] = {}
         for name in names:
             memory = PeakMemory(cube.device)
-            own = None if name in RIVALS else _cube(name, cube.device)
-            contender = make_rival(name, work, cube.device, tensor_size) if own is None else make_ours(work, own)
+            own = None if name in RIVALS else _cube(name, work, cube.device)
+            if own is None:
+                contender = make_rival(name, work, cube.device, tensor_size)
+            else:
+                contender = make_ours(work, own, kept=name.endswith(KEPT))
             gc.collect()  # what splitting has left, such as whole weights
             losses = tuple(self._over_all(contender.step()) for _ in range(warmup))
             self._contenders[name] = contender
@@ -420,7 +476,8 @@ def resting_bytes(contender: Implementation) -> int:
     stay: list[Tensor] = [*parameters]
     stay += [tensor for tensor in (contender.given, contender.gradient) if tensor is not None]
     if contender.optimizer is not None:
-        states = contender.optimizer.state.values()
+        # ZeroRedundancyOptimizer has one inside, of this rank's part.
+        states = getattr(contender.optimizer, "optim", contender.optimizer).state.values()
         stay += [value for state in states for value in state.values() if isinstance(value, Tensor)]
     for tensor in stay:
         storage = local(tensor.detach()).untyped_storage()
@@ -428,17 +485,18 @@ def resting_bytes(contender: Implementation) -> int:
     return sum(sizes.values())
 
 
-def _cube(name: str, device: torch.device) -> Cube:
-    shape = copied_cube(name, dist.get_world_size())
-    return Cube(shape.x, shape.y, shape.z, shape.data, device=device)
+def _cube(name: str, work: Work, device: torch.device) -> Cube:
+    shape, types = copied_cube(name, dist.get_world_size()), MixedPrecisionPolicy(compute=work.compute)
+    return Cube(shape.x, shape.y, shape.z, shape.data, device=device, precision=types)
 
 
 def copied_cube(text: str, processes: int) -> CubeShape:
-    """A cube written XxYxZ, as often as there are processes for it.
+    """A cube written XxYxZ or XxYxZ+kept, as often as there are processes for it.
 
     Raises:
         ValueError: they do not divide by its ranks.
     """
+    text = text.removesuffix(KEPT)
     ranks = CubeShape.parse(text).ranks
     if processes % ranks:
         raise ValueError(

@@ -108,9 +108,10 @@ def test_a_state_in_shares_by_hand() -> None:
 
 
 def test_a_layer_of_bert_large_by_hand() -> None:
-    """Sixteen states, of which GELU's input and output have four times the columns; and logits."""
+    """Sixteen states, of which GELU's input and output have four times the columns; logits, and the weight that makes
+    them, which x = 2 gathers."""
     state = 8192 * 1024 // 4
-    logits = 1280 // 2 * (30522 // 2)
+    logits = 1280 // 2 * (30522 // 2) + 30522 // 2 * (1024 // 2)
     assert large().saved == 2 * (24 * 16 * state + logits)
     assert large(recompute="layer").saved == 2 * (24 * state + logits)
     again = large(recompute="layer", micro_batches=2)

@@ -18,9 +18,10 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import error, gradient_errors
 from tests.tools.bench.vs_pytorch.on_ranks import CONFIG, all_counts, split_errors, work_of
 from tools.bench.__main__ import main
+from tools.bench.harness.benchmark import Report
 from tools.bench.harness.figures import cells, header
 from tools.bench.vs_pytorch import command
-from tools.bench.vs_pytorch.command import RivalFigures, faults, figures, loss_difference
+from tools.bench.vs_pytorch.command import RivalFigures, RivalsCommand, faults, figures, loss_difference
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights
 from tools.bench.vs_pytorch.trial import (
     RIVALS,
@@ -105,7 +106,7 @@ def test_weights_of_another_model() -> None:
 def test_gradients_of_all_are_those_of_one_process() -> None:
     """The vocabulary, 67, divides by nothing."""
     for errors in run_ranks(4, split_errors, ("1x2x2", *RIVALS), timeout=300.0):
-        assert len(errors) == 5
+        assert len(errors) == 1 + len(RIVALS)
         assert max(errors.values()) <= 1e-9, errors
 
 
@@ -117,7 +118,7 @@ def test_counts_by_hand() -> None:
         assert ddp == ({"all-reduce": 64}, {"all-reduce": 1})
         assert fsdp2 == ({"all-gather": 80, "reduce-scatter": 40}, {"all-gather": 2, "reduce-scatter": 1})
         assert dtensors == ({"all-gather": 48, "all-reduce": 16}, {"all-gather": 1, "all-reduce": 1})
-        received = {"all-to-all": 4 * (2 if rank == 0 else 1), "broadcast": 20}
+        received = {"all-to-all": 4 * (2 if rank == 0 else 1), "broadcast": 20 * rank}
         assert exchanges == (received, {"all-to-all": 1, "broadcast": 1}, received["all-to-all"])
 
 
@@ -227,9 +228,12 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     "what", [pytest.param("step", marks=pytest.mark.long(reason="the gradients of all are compared above")), "layer"]
 )
 def test_all_contenders(tmp_path: Path, what: str) -> None:
-    more = ["--what", what, "--processes", "4", "--cubes", "1x2x2,4x1x1", "--steps", "1", "--rounds", "1"]
+    cubes = "1x2x2,4x1x1,1x2x2+kept,1x1x1"
+    more = ["--what", what, "--processes", "4", "--cubes", cubes, "--steps", "1", "--rounds", "1"]
     results = {result["name"]: result for result in run(tmp_path / "rivals.json", *more)["results"]}
-    assert list(results) == ["1x2x2", "4x1x1", *RIVALS]
+    assert list(results) == [*cubes.split(","), *(name for name in RIVALS if what == "step" or name != "ddp+zero")]
+    gathers, kept = (results[name]["received"]["all-gather"] for name in ("1x2x2", "1x2x2+kept"))
+    assert kept < gathers
     if what == "layer":
         # 4 sequences of 8 tokens of 16 columns: two blocks that each gather and scatter them, and the same backward.
         rows = 4 * 3 * (8 * 8 * 16 // 2)
@@ -245,13 +249,52 @@ def test_what_differs_is_exit_status_1(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "not all compute the same: their losses differ by 5.0e-01 in step 1" in capsys.readouterr().err
 
 
+def test_what_is_compared() -> None:
+    def made(**options: Any) -> RivalsCommand:
+        return RivalsCommand(cubes="1x1x1,2x2x2+kept", **options)
+
+    assert made().plan() == ["1x1x1", "2x2x2+kept", *RIVALS]
+    assert made(what="layer").plan()[-1] == "ddp", "a layer has no optimiser"
+    small, large = (made(size=size, type="bf16").work for size in ("small", "large"))
+    assert [(work.config.hidden, work.config.vocab, work.type) for work in (small, large)] == [
+        (256, 8192, "bf16"),
+        (512, 30522, "bf16"),
+    ]
+
+
+def test_the_command_of_the_docs_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[list[str]] = []
+
+    def measure(self: RivalsCommand, plan: list[str]) -> Report:
+        plans.append(plan)
+        return Report(lines=[], content={}, faults=[], shown=True)
+
+    monkeypatch.setattr(RivalsCommand, "measure", measure)
+    docs = (Path(__file__).parents[4] / "docs/benchmarks.md").read_text()
+    (line,) = (each for each in docs.splitlines() if each.startswith("    python -m tools.bench rivals --size"))
+    assert main(line.split()[3:]) == 0
+    assert len(plans[0]) == 12 + len(RIVALS)
+
+
+def test_bf16_is_explained_by_more() -> None:
+    well, other = made("1x2x1", True, facts(counted_by_cube=2**22)), made("tp", False, facts(losses=(2.0, 1.01)))
+    assert faults([well, other], command.LOSS_TOLERANCE["bf16"]) == []
+    assert len(faults([well, other])) == 1
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--processes", "1"], "--processes must be at least 2"),
         (["--cubes", "3x1x1"], "cube 3x1x1 has 3 ranks, and --processes is 8. Name cubes of that size or a divisor"),
+        (["--cubes", "3x1x1+kept"], "cube 3x1x1 has 3 ranks, and --processes is 8"),
         (["--cubes", "2x2"], "a cube is written XxYxZ"),
-        (["--rivals", "fsdp"], "--rivals must be some of tp,fsdp2,tp+fsdp2,ddp. Got 'fsdp'. Did you mean fsdp2?"),
+        (["--cubes", "2x2x2+keep"], "a cube is written XxYxZ"),
+        (["--size", "large", "--hidden", "512"], "--size large says what --hidden would. Leave one of the two out"),
+        (
+            ["--rivals", "fsdp"],
+            "--rivals must be some of tp,fsdp2,fsdp2-prefetch,tp+fsdp2,ddp,ddp+zero. Got 'fsdp'.",
+        ),
         (["--steps", "0"], "--steps must be at least 1. Got 0"),
         (["--warmup", "0"], "--warmup must be at least 1. Got 0"),
         (["--sequences", "6"], "cube 2x2x2: --sequences must divide by data * x * z = 4. Got 6"),
