@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from models.bert.huggingface.architectures import ARCHITECTURES
 from models.bert.model import BertForPreTraining, BertModel
@@ -19,8 +21,9 @@ from models.bert.tasks import (
     BertForTokenClassification,
     Pooling,
 )
-from tensor3d import Cube
+from tensor3d import Cube, Linear3D
 from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tensor3d.ops.products import onednn_is_faster
 from tools.corpus.tokenizers.base import InTexts
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.predict.inputs import InputProblem, Query, query_of
@@ -422,7 +425,7 @@ def load(
         )
         with cube.skip_init():
             questions = BertForQuestionAnswering(config, cube)
-        weights.fill(questions, cube)
+        _fill(weights, questions, cube)
         made = Answer(questions, tokenizer, settings, k, batch_tokens, too_long)
         return Predictor(made, batch_tokens)
     if task == "tag":
@@ -436,7 +439,7 @@ def load(
         )
         with cube.skip_init():
             tags = BertForTokenClassification(config, weights.outputs, cube)
-        weights.fill(tags, cube)
+        _fill(weights, tags, cube)
         return Predictor(Tag(tags, tokenizer, names, of_tags, batch_tokens, too_long), batch_tokens)
     reader = TextEncoder(tokenizer, length, too_long)
     if task == "rank":
@@ -449,7 +452,7 @@ def load(
         texts = given if isinstance(given, Mapping) else run_on_all_ranks(cube, lambda: read_collection(Path(given)))
         with cube.skip_init():
             scores = BertForSequenceClassification(config, weights.outputs or 1, cube)
-        weights.fill(scores, cube)
+        _fill(weights, scores, cube)
         made = Rank(scores, reader, batch_tokens, top=top, collection=texts, sigmoid=sigmoid)
         return Predictor(made, batch_tokens)
     if task in ("fill-mask", "score"):
@@ -458,7 +461,7 @@ def load(
 
         with cube.skip_init():
             language = BertForPreTraining(config, cube)
-        weights.fill(language, cube)
+        _fill(weights, language, cube)
         if task == "score":
             made = Score(language, reader, batch_tokens, masked_share, seed)
         else:
@@ -468,14 +471,14 @@ def load(
         assert weights.outputs is not None, "there is a classifier"
         with cube.skip_init():
             classes = BertForSequenceClassification(config, weights.outputs, cube)
-        weights.fill(classes, cube)
+        _fill(weights, classes, cube)
         labels = None if problem == "regress" else names_of(weights.labels, weights.outputs)
         thresholds = run_on_all_ranks(cube, lambda: _thresholds(weights)) if problem == "labels" else None
         made = Classify(classes, reader, problem, labels, weights.facts.get("pairs"), thresholds)
     else:
         with cube.skip_init():
             encoder = BertModel(config, cube)
-        weights.fill(encoder, cube)
+        _fill(weights, encoder, cube)
         how = pooling or (sentences.pooling if sentences else "mean")
         options: dict[str, Any] = {
             "normalize": normalize or (sentences is not None and sentences.normalize),
@@ -492,6 +495,16 @@ def load(
             stored = run_on_all_ranks(cube, lambda: open_vectors(Path(against)))
             made = Search(encoder, reader, how, stored=stored, top=5 if top is None else top, **options)
     return Predictor(made, batch_tokens)
+
+
+def _fill(weights: WeightSource, model: nn.Module, cube: Cube) -> None:
+    """Puts weights into a model that is not to learn."""
+    weights.fill(model, cube)
+    if onednn_is_faster():
+        for layer in model.modules():
+            if isinstance(layer, Linear3D) and not isinstance(layer.weight, DTensor):
+                # The same numbers, column after column in memory: oneDNN else puts them so at each product.
+                layer.weight.data = layer.weight.data.t().contiguous().t()
 
 
 def _problem(weights: WeightSource) -> ClassProblem:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from models.bert.tasks import BertForTokenClassification, tag_logits
@@ -230,13 +231,16 @@ def tag_texts(
     chances = [np.empty(len(text.ids), dtype=np.float32) for text in texts]
     for part in split([window.tokens for window in windows], batch_tokens):
         batch = [window_text(window, texts, tokenizer) for window in windows[part]]
-        for window, logits in zip(windows[part], tag_logits(model, batch), strict=True):
-            if not logits.isfinite().all():
-                raise FloatingPointError("the model's scores of tags are not finite: its weights are spoilt.")
-            likely, numbers = logits[1:-1].float().softmax(1).max(1)
+        logits = torch.cat(tag_logits(model, batch))
+        if not logits.isfinite().all():
+            raise FloatingPointError("the model's scores of tags are not finite: its weights are spoilt.")
+        likely, numbers = (each.numpy() for each in logits.float().softmax(1).max(1))
+        end = 0
+        for window in windows[part]:
+            first, end = end + 1, end + window.tokens  # from behind [CLS]
             own = window.first + np.flatnonzero(window.own)
-            best[window.text][own] = numbers.numpy()[window.own]
-            chances[window.text][own] = likely.numpy()[window.own]
+            best[window.text][own] = numbers[first : end - 1][window.own]
+            chances[window.text][own] = likely[first : end - 1][window.own]
     return [_of_words(*each) for each in zip(texts, best, chances, strict=True)]
 
 
