@@ -194,8 +194,7 @@ class FromHuggingFace(CubeCommand):
     output: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
     """Folder to write; empty, or not there."""
     heads: tuple[Head, ...] | None = None
-    """Those to take over, such as all but a masked-LM head whose decoder is not the embedding. Default: all that there
-    are."""
+    """Those to take over, such as all but a masked-LM head whose decoder is missing. Default: all that there are."""
     cube: str = "1x1x1"
     """Sizes of the axes x, y and z, as XxYxZ: what is written can be read on any other."""
 

@@ -147,6 +147,8 @@ class ModelConfig:
     """Of ModernBERT: what its classifiers of texts will look at, the state of [CLS] or the mean of all tokens'."""
     embedding: int | None = None
     """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
+    tied: bool = True
+    """The masked-LM head's decoder is the embedding of tokens; false gives it a weight of its own."""
     recompute: Literal["none", "layer", "attention"] = "none"
     """What the backward pass computes again instead of keeping it: whole layers (their input alone is kept), or
     attention alone. The gradients are the same bits."""
@@ -183,6 +185,7 @@ class ModelConfig:
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
             std=self.std,
+            tied=self.tied,
             next_sentence=not data.single,
         )
 
