@@ -10,14 +10,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from models.bert.huggingface import write_model_json
+from models.bert.huggingface import open_weights, write_model_json
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.packed_batch import fit_packs_per_rank
@@ -32,7 +32,7 @@ from tools.common.machine import environment, write_json
 from tools.common.units import in_bytes
 from tools.corpus.quick.corpus_info import CorpusInfo
 from tools.corpus.quick.prepare import in_lines, prepare
-from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
+from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, keep_tokenizer_of_run
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
 from tools.training.arguments import Command, parse, resolve
 from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
@@ -113,7 +113,7 @@ def load_same_corpus(plan: RunPlan, info: CorpusFacts) -> TrainingCorpus:
 
 # --- What the folder of a run says: what was asked for, where it ran, and what the model is ---------------------------
 
-_BEGUN = ("run.json", "model.json", "tokenizer", "metrics.jsonl", "tensorboard")
+_BEGUN = ("run.json", "model.json", "tokenizer", "huggingface", "metrics.jsonl", "tensorboard")
 """What a run writes before its first step."""
 
 
@@ -133,9 +133,20 @@ def write_model(plan: RunPlan, corpus: TrainingCorpus, folder: Path) -> None:
     """Puts what the model is, and its tokenizer, into the folder of the run: what reads models reads runs too."""
     recipe = plan.recipe
     facts = {"source": str(plan.recipe_file), "max_length": recipe.data.max_length}
-    keep_tokenizer_of_corpus(corpus.tokenizer, folder)
+    keep_tokenizer_of_run(corpus.tokenizer, folder, plan.start_from)
+    if plan.start_from is not None:
+        _keep_settings(plan.start_from, folder)
     heads = ("masked_lm",) if recipe.data.single else ("pooler", "masked_lm", "next_sentence")
     write_model_json(folder, config=recipe.model.config(recipe.data), heads=heads, facts=facts)
+
+
+def _keep_settings(start_from: Path, folder: Path) -> None:
+    """Of a model of the library: what its config.json says besides, for `tools.convert to-hf`."""
+    path = folder / HUGGINGFACE / CONFIG
+    with suppress(ValueError):  # a checkpoint alone, whose run has no model.json
+        if not path.exists() and (settings := open_weights(latest_checkpoint(start_from)).settings) is not None:
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, settings)
 
 
 # --- Pre-trains a BERT ------------------------------------------------------------------------------------------------

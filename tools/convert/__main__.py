@@ -363,9 +363,8 @@ class ToHuggingFace(CubeCommand):
                 dtype=self.dtype or _type_of(weights),
                 types=weights.facts.get("types") if self.dtype is None else None,
             )
-            tokenizer = run_on_rank0(
-                cube, lambda: write_tokenizer(self.source, draft, max_length=weights.config.positions)
-            )
+            longest, types = weights.config.positions, weights.config.types
+            tokenizer = run_on_rank0(cube, lambda: write_tokenizer(self.source, draft, max_length=longest, types=types))
             run_on_rank0(cube, lambda: _keep_sentences(model_folder_of(self.source), draft))
         if cube.rank == 0:
             rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]

@@ -134,8 +134,8 @@ class ModelConfig:
     std: Annotated[float, Positive()] = 0.02
     """Standard deviation of initial weights."""
     positions: int | None = None
-    """Classic encoder alone: rows of the position table from `first_position` on. Default: data.max_length, which is
-    also the least."""
+    """Rows of the position table from `first_position` on; of the modern encoder, which has none, the longest sequence
+    that its folder will say it takes. Default: data.max_length, which is also the least."""
     family: Family = "bert"
     """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
     "modernbert" has the modern encoder, "bert" may have either."""
@@ -161,11 +161,6 @@ class ModelConfig:
         Raises:
             ValueError: sizes that do not fit together, an option of the other encoder.
         """
-        if self.encoder == "modern" and self.positions is not None:
-            raise ValueError(
-                f'model.positions={self.positions} are rows of a table that encoder="modern" does not have. Leave it '
-                "out."
-            )
         sizes = ("layers", "hidden", "heads", "inner", "embedding")
         modern = ("window", "global_every", "rotary_base", "local_rotary_base")
         changed = {name: getattr(self, name) for name in (*sizes, *modern)}
@@ -426,10 +421,11 @@ def _check_data(data: DataConfig, model: ModelConfig) -> None:
             f"data.max_length={data.max_length} is longer than a pack of data.capacity={data.capacity}. "
             "Raise the capacity or lower max_length."
         )
-    if model.encoder == "classic" and model.positions is not None and model.positions < data.max_length:
+    if model.positions is not None and model.positions < data.max_length:
+        lack = "has no rows for" if model.encoder == "classic" else "is less than"
         raise ValueError(
-            f"model.positions={model.positions} has no rows for sequences of data.max_length={data.max_length} tokens. "
-            "Raise positions or lower max_length."
+            f"model.positions={model.positions} {lack} sequences of data.max_length={data.max_length} tokens. Raise "
+            "positions or lower max_length."
         )
     if data.shards % data.groups or (data.packing == "binned" and data.groups > 1):
         raise ValueError(
