@@ -35,7 +35,15 @@ from tools.corpus.quick.prepare import in_lines, prepare
 from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, keep_tokenizer_of_run
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
 from tools.training.arguments import Command, parse, resolve
-from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
+from tools.training.data import (
+    TrainData,
+    check_steps,
+    global_batch,
+    held_out_data,
+    pretraining_data,
+    ramp,
+    training_source,
+)
 from tools.training.factory import set_matmul_precision
 from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import JOURNAL, ConsoleLogger, first_step, summary, table
@@ -86,7 +94,7 @@ def prepare_packs(plan: RunPlan) -> None:
     packs = global_batch(recipe.batch, data.packing_factor)
     check_steps(recipe, data, packs, shape)
     if recipe.data.plans is not None:
-        epochs = -(-recipe.run.steps * packs // data.packs_per_epoch)
+        epochs = -(-ramp(recipe.batch).before(recipe.run.steps, packs) // data.packs_per_epoch)
         for epoch in progress(range(1, epochs), desc="plans", unit="epoch"):
             data.epochs.save_plan(epoch)
         _log.info("plans of %d epochs in %s", epochs, recipe.data.plans)
@@ -393,7 +401,7 @@ def settings_of(trainer: PretrainTrainer, corpus: TrainingCorpus) -> dict[str, A
     """What MLPerf asks a log to say of a run."""
     recipe, feed, shape = trainer.recipe, trainer.feed, trainer.cube.shape
     data, held_out = feed.data, corpus.info.has_held_out
-    k = fit_packs_per_rank(feed.global_batch, shape, recipe.batch.packs_per_rank)
+    k = fit_packs_per_rank(ramp(recipe.batch).unit(feed.global_batch), shape, recipe.batch.packs_per_rank)
     return settings(
         recipe.optimizer,
         betas=feed.betas(),
@@ -410,7 +418,9 @@ def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: di
     """What is about to happen, in a few lines of the log; all settings and facts at the level DEBUG, as they are in
     run.json."""
     config, recipe = trainer.model.config, trainer.recipe
-    ranks, steps = cube.shape.ranks, recipe.run.steps
+    ranks, steps, packs = cube.shape.ranks, recipe.run.steps, trainer.feed.global_batch
+    stages, rises = recipe.batch.ramp_stages, recipe.batch.ramp_steps
+    least = packs // stages
     device = ", ".join(f"{count} x {name}" for name, count in around["devices"].items())
     rows = [
         (
@@ -421,7 +431,8 @@ def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: di
         ("machine", f"{around['cores']} cores of {around['cpu']}, torch {around['torch']}"),
         ("corpus", info.in_words()),
         *([("not text", info.omissions)] if info.omissions else []),
-        ("step", f"{trainer.feed.global_batch:,} packs of {recipe.data.capacity:,} tokens; {recipe.data.objective}"),
+        ("step", f"{packs:,} packs of {recipe.data.capacity:,} tokens; {recipe.data.objective}"),
+        *([("batch", f"from {least:,} packs, in {stages} sizes by step {rises:,}")] if stages > 1 else []),
         ("training", f"{steps:,} steps of {recipe.optimizer.kind}, learning rate up to {recipe.optimizer.lr:g}"),
         *([("goes on", f"after step {trainer.state.step}")] if trainer.state.step else []),
         ("run", str(folder)),

@@ -220,8 +220,10 @@ class OptimizerConfig:
     then down in the last share `decay` of the steps (warm-up, stable, decay); or constant."""
     power: Annotated[float, Positive()] = 1.0
     """Exponent of the polynomial schedule."""
-    decay: Annotated[float, Positive(), Share()] = 0.1
+    decay: Annotated[float, Positive(), Share(all=True)] = 0.1
     """Share of the steps in which the schedule "wsd" goes down."""
+    decay_shape: Literal["linear", "sqrt"] = "linear"
+    """How "wsd" goes down: straight, or by 1 - the root of the share of the way down (Hägele et al. 2024)."""
     floor: Annotated[float, Share()] = 0.0
     """Where the schedules cosine, polynomial and wsd end, as a share of the peak."""
     beta1: Annotated[float, Share()] = 0.9
@@ -268,6 +270,11 @@ class BatchConfig:
     global_batch / packing factor packs; "betas": beta1 and beta2 to the power of the packing factor (for LAMB)."""
     multiple_of: Annotated[int, AtLeast(1)] = 8
     """Packs of a step are rounded to a multiple of this, by the rule "sequences"."""
+    ramp_stages: Annotated[int, AtLeast(1)] = 1
+    """Sizes through which the batch rises to all of its packs: with 6 from a sixth of them on, by sixths, for as many
+    steps each. 1: it has all from the start."""
+    ramp_steps: Annotated[int, AtLeast(0)] = 0
+    """Steps before it has all, if there are several sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,6 +415,7 @@ class TrainConfig:
         _check_data(self.data, self.model)
         self.data.masking(self.run.steps)  # checks the shares
         _check_schedule(self.optimizer)
+        _check_ramp(self)
         _check_evaluations(self)
         self.model.config(self.data)  # checks the sizes
 
@@ -439,6 +447,20 @@ def _check_schedule(optimizer: OptimizerConfig) -> None:
         raise ValueError(
             f"optimizer.warmup={optimizer.warmup} and optimizer.decay={optimizer.decay} are more than all steps "
             "together. Lower one."
+        )
+
+
+def _check_ramp(recipe: TrainConfig) -> None:
+    batch = recipe.batch
+    if (batch.ramp_stages > 1) != (batch.ramp_steps > 0):
+        raise ValueError(
+            f"batch.ramp_stages={batch.ramp_stages} and batch.ramp_steps={batch.ramp_steps} belong together: sizes of "
+            "the batch, and steps until it has the last one. Give both, or neither."
+        )
+    if batch.ramp_stages > 1 and recipe.data.packing == "binned":
+        raise ValueError(
+            f"data.packing = 'binned' orders sequences for steps of one size, and batch.ramp_stages is "
+            f"{batch.ramp_stages}. Take another packing, or no ramp."
         )
 
 

@@ -82,7 +82,7 @@ def check_resume(progress: dict[str, Any], recipe: TrainConfig, corpus: Training
     for section, names in {
         "model": [name for name in now["model"] if name not in _FREE_MODEL],
         "data": [name for name in now["data"] if name not in _FREE_DATA],
-        "batch": ["global_batch", "packing_rule", "multiple_of"],
+        "batch": ["global_batch", "packing_rule", "multiple_of", "ramp_stages", "ramp_steps"],
         "optimizer": ["kind"],
         "run": ["seed"],
     }.items():

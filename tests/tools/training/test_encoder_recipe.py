@@ -13,7 +13,7 @@ from tensor3d import CubeShape
 from tests.tools.runs import arguments, losses
 from tools import pretrain
 from tools.training import estimate, resume
-from tools.training.config import DataConfig, ModelConfig, TrainConfig, read_config
+from tools.training.config import BatchConfig, DataConfig, ModelConfig, TrainConfig, read_config
 from tools.training.estimate import expect, report
 from tools.training.resume import check_resume, check_start
 
@@ -110,3 +110,19 @@ def test_a_checkpoint_older_than_these_keys_is_of_the_classic_encoder(recipe: Pa
     modern = replace(now, model=replace(now.model, encoder="modern"))
     with pytest.raises(ValueError, match=r"trained.*model.encoder = 'classic'.*'modern'"):
         check_resume(old, modern, _Corpus())  # type: ignore[arg-type]
+
+
+def test_how_the_batch_rises_stays_when_a_run_goes_on() -> None:
+    """Or other packs would follow."""
+    before = TrainConfig(batch=BatchConfig(global_batch=24, ramp_stages=3, ramp_steps=10))
+    now = replace(before, batch=BatchConfig(global_batch=24))
+    with pytest.raises(ValueError, match=r"was trained with batch.ramp_stages = 3, the recipe says 1"):
+        check_resume(_checkpoint_of(before), now, _Corpus())  # type: ignore[arg-type]
+
+
+def test_the_shipped_phases_are_as_long_as_modernberts_in_tokens() -> None:
+    recipes = Path(__file__).parents[3] / "launch" / "recipes"
+    found = [expect(read_config(recipes / f"modernbert-base-phase{phase}.toml"), CubeShape()) for phase in (1, 2, 3)]
+    tokens = [each.whole_steps * each.packs * each.load.rows / each.packs_per_rank for each in found]
+    assert tokens == pytest.approx([1.719e12, 250e9, 50e9], rel=1e-4)
+    assert [each.packs_per_rank * each.micro_batches for each in found] == [4608, 576, 576]
