@@ -21,7 +21,9 @@ what has come out. Called again, it goes on where it was stopped or killed, and 
   --language CODE     ISO 639-1 code of the text, or a variant such as zh-tw: its rules say where sentences end (default:
                       that of --wikipedia, or en); for templates and variants of a dump it takes the place of what that says
   --vocab-file FILE   a WordPiece vocabulary; --cased if it is a cased one (default: uncased)
-  --vocab-size N      without --vocab-file: pieces of a sentencepiece model to be trained (default 30522)
+  --tokenizer-file FILE
+                      instead of --vocab-file: a tokenizer.json, such as RoBERTa's or ModernBERT's
+  --vocab-size N      without either: pieces of a sentencepiece model to be trained (default 30522)
   --max-length N      tokens of a sequence, at most (default 512)
   --shards N          file pairs of sequences (default 1)
   --workers N         processes on this machine (default: as many as there are cores)
@@ -33,8 +35,8 @@ what has come out. Called again, it goes on where it was stopped or killed, and 
   --dry-run           print the commands and run nothing
   --help              print this
 
-INPUT, --output and --vocab-file are looked for in the current directory. The steps themselves run in the repository's
-root: a path given to one of them by --STEP.OPTION should be absolute.
+INPUT, --output and files are looked for in the current directory. The steps themselves run in the repository's root: a
+path given to one of them by --STEP.OPTION should be absolute.
 `python -m tools.corpus STEP --help` lists the options of a step.
 
 Exit status: 0 if every step ended well; 2 for a wrong call or for input that a step refuses; else that of the step.
@@ -45,6 +47,7 @@ output=
 wikipedia=
 language=
 vocab_file=
+tokenizer_file=
 cased=no
 vocab_size=30522
 max_length=512
@@ -62,7 +65,8 @@ for_tokenize=()
 for_samples=()
 for_inspect=()
 
-options='--output=output --wikipedia=wikipedia --language=language --vocab-file=vocab_file --cased=cased=yes --vocab-size=vocab_size
+options='--output=output --wikipedia=wikipedia --language=language --vocab-file=vocab_file
+    --tokenizer-file=tokenizer_file --cased=cased=yes --vocab-size=vocab_size
     --max-length=max_length --shards=shards --workers=workers --mpi=ranks --mpi-options=mpi_options
     --skip-bad=skip_bad=yes --dry-run=dry_run=yes'
 own_option() {
@@ -112,6 +116,7 @@ for pair in "vocab-size $vocab_size" "max-length $max_length" "shards $shards" "
     [[ ${pair#* } =~ ^[1-9][0-9]{0,8}$ ]] || refuse "--${pair% *} must be a whole number of at least 1. Got '${pair#* }'."
 done
 [ -z "$workers" ] || [ -z "$ranks" ] || refuse "--workers and --mpi exclude each other. Choose one."
+[ -z "$vocab_file" ] || [ -z "$tokenizer_file" ] || refuse "--vocab-file and --tokenizer-file exclude each other. Choose one."
 [ "$cased" = no ] || [ -n "$vocab_file" ] || refuse "--cased is about a --vocab-file. Name one, or drop --cased."
 if [ -n "$wikipedia" ]; then
     [ "${#inputs[@]}" -eq 0 ] || refuse "--wikipedia and INPUT exclude each other. Got '${inputs[0]}' too."
@@ -127,6 +132,11 @@ if [ -n "$vocab_file" ]; then
     [ -f "$vocab_file" ] || refuse "--vocab-file '$vocab_file' does not exist (looked for in $start)."
     from_root "$vocab_file"
     vocab_file=$rooted
+fi
+if [ -n "$tokenizer_file" ]; then
+    [ -f "$tokenizer_file" ] || refuse "--tokenizer-file '$tokenizer_file' does not exist (looked for in $start)."
+    from_root "$tokenizer_file"
+    tokenizer_file=$rooted
 fi
 
 common=()
@@ -173,6 +183,8 @@ run extract "${inputs[@]}" --output "$output/documents" \
 if [ -n "$vocab_file" ]; then
     vocabulary=(--vocab-file "$vocab_file")
     [ "$cased" = no ] || vocabulary+=(--cased)
+elif [ -n "$tokenizer_file" ]; then
+    vocabulary=(--tokenizer-file "$tokenizer_file")
 else
     vocabulary=(--docs "$output/documents" --vocab-size "$vocab_size" ${rules[@]+"${rules[@]}"})
 fi

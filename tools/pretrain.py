@@ -10,14 +10,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from models.bert.huggingface import write_model_json
+from models.bert.huggingface import open_weights, write_model_json
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.packed_batch import fit_packs_per_rank
@@ -32,10 +32,18 @@ from tools.common.machine import environment, write_json
 from tools.common.units import in_bytes
 from tools.corpus.quick.corpus_info import CorpusInfo
 from tools.corpus.quick.prepare import in_lines, prepare
-from tools.corpus.tokenizers.model_dir import keep_tokenizer_of_corpus
+from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, keep_tokenizer_of_run
 from tools.corpus.training_corpus import CorpusFacts, TrainingCorpus, is_samples, open_corpus, read_facts
 from tools.training.arguments import Command, parse, resolve
-from tools.training.data import TrainData, check_steps, global_batch, held_out_data, pretraining_data, training_source
+from tools.training.data import (
+    TrainData,
+    check_steps,
+    global_batch,
+    held_out_data,
+    pretraining_data,
+    ramp,
+    training_source,
+)
 from tools.training.factory import set_matmul_precision
 from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import JOURNAL, ConsoleLogger, first_step, summary, table
@@ -86,7 +94,7 @@ def prepare_packs(plan: RunPlan) -> None:
     packs = global_batch(recipe.batch, data.packing_factor)
     check_steps(recipe, data, packs, shape)
     if recipe.data.plans is not None:
-        epochs = -(-recipe.run.steps * packs // data.packs_per_epoch)
+        epochs = -(-ramp(recipe.batch).before(recipe.run.steps, packs) // data.packs_per_epoch)
         for epoch in progress(range(1, epochs), desc="plans", unit="epoch"):
             data.epochs.save_plan(epoch)
         _log.info("plans of %d epochs in %s", epochs, recipe.data.plans)
@@ -113,7 +121,7 @@ def load_same_corpus(plan: RunPlan, info: CorpusFacts) -> TrainingCorpus:
 
 # --- What the folder of a run says: what was asked for, where it ran, and what the model is ---------------------------
 
-_BEGUN = ("run.json", "model.json", "tokenizer", "metrics.jsonl", "tensorboard")
+_BEGUN = ("run.json", "model.json", "tokenizer", "huggingface", "metrics.jsonl", "tensorboard")
 """What a run writes before its first step."""
 
 
@@ -133,9 +141,20 @@ def write_model(plan: RunPlan, corpus: TrainingCorpus, folder: Path) -> None:
     """Puts what the model is, and its tokenizer, into the folder of the run: what reads models reads runs too."""
     recipe = plan.recipe
     facts = {"source": str(plan.recipe_file), "max_length": recipe.data.max_length}
-    keep_tokenizer_of_corpus(corpus.tokenizer, folder)
+    keep_tokenizer_of_run(corpus.tokenizer, folder, plan.start_from)
+    if plan.start_from is not None:
+        _keep_settings(plan.start_from, folder)
     heads = ("masked_lm",) if recipe.data.single else ("pooler", "masked_lm", "next_sentence")
     write_model_json(folder, config=recipe.model.config(recipe.data), heads=heads, facts=facts)
+
+
+def _keep_settings(start_from: Path, folder: Path) -> None:
+    """Of a model of the library: what its config.json says besides, for `tools.convert to-hf`."""
+    path = folder / HUGGINGFACE / CONFIG
+    with suppress(ValueError):  # a checkpoint alone, whose run has no model.json
+        if not path.exists() and (settings := open_weights(latest_checkpoint(start_from)).settings) is not None:
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, settings)
 
 
 # --- Pre-trains a BERT ------------------------------------------------------------------------------------------------
@@ -382,7 +401,7 @@ def settings_of(trainer: PretrainTrainer, corpus: TrainingCorpus) -> dict[str, A
     """What MLPerf asks a log to say of a run."""
     recipe, feed, shape = trainer.recipe, trainer.feed, trainer.cube.shape
     data, held_out = feed.data, corpus.info.has_held_out
-    k = fit_packs_per_rank(feed.global_batch, shape, recipe.batch.packs_per_rank)
+    k = fit_packs_per_rank(ramp(recipe.batch).unit(feed.global_batch), shape, recipe.batch.packs_per_rank)
     return settings(
         recipe.optimizer,
         betas=feed.betas(),
@@ -399,7 +418,9 @@ def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: di
     """What is about to happen, in a few lines of the log; all settings and facts at the level DEBUG, as they are in
     run.json."""
     config, recipe = trainer.model.config, trainer.recipe
-    ranks, steps = cube.shape.ranks, recipe.run.steps
+    ranks, steps, packs = cube.shape.ranks, recipe.run.steps, trainer.feed.global_batch
+    stages, rises = recipe.batch.ramp_stages, recipe.batch.ramp_steps
+    least = packs // stages
     device = ", ".join(f"{count} x {name}" for name, count in around["devices"].items())
     rows = [
         (
@@ -410,7 +431,8 @@ def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: di
         ("machine", f"{around['cores']} cores of {around['cpu']}, torch {around['torch']}"),
         ("corpus", info.in_words()),
         *([("not text", info.omissions)] if info.omissions else []),
-        ("step", f"{trainer.feed.global_batch:,} packs of {recipe.data.capacity:,} tokens; {recipe.data.objective}"),
+        ("step", f"{packs:,} packs of {recipe.data.capacity:,} tokens; {recipe.data.objective}"),
+        *([("batch", f"from {least:,} packs, in {stages} sizes by step {rises:,}")] if stages > 1 else []),
         ("training", f"{steps:,} steps of {recipe.optimizer.kind}, learning rate up to {recipe.optimizer.lr:g}"),
         *([("goes on", f"after step {trainer.state.step}")] if trainer.state.step else []),
         ("run", str(folder)),

@@ -75,6 +75,8 @@ class BertConfig:
     """Of the modern encoder: base of the rotary positions' wave lengths. Default: 10,000."""
     next_sentence: bool = True
     """Pre-training has a pooler and a next-sentence head beside that of the masked tokens. Other models do not ask."""
+    tied: bool = True
+    """The masked-LM head's decoder is the embedding of tokens. Else it has a weight of its own, of the same shape."""
     local_rotary_base: float | None = None
     """Of the modern encoder with a window: the same of local layers. Default: rotary_base."""
     pooling: Pooling = "cls"

@@ -306,16 +306,24 @@ class PredictionHead(nn.Module):
 
 
 class MaskedLMHead(PredictionHead):
-    """Logits over the vocabulary for chosen rows: dense, activation, LayerNorm, the tied projection."""
+    """Logits over the vocabulary for chosen rows: dense, activation, LayerNorm, and a projection that is the embedding
+    of tokens, or has a weight of its own (`BertConfig.tied`)."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__(config, cube)
-        self.projection = Projection3D(config.embedding_size, config.vocab, cube, bias=True, holds_weight=False)
+        self.projection = Projection3D(
+            config.embedding_size, config.vocab, cube, bias=True, std=config.std, holds_weight=not config.tied
+        )
 
     def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:  # type: ignore[override]
-        """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y."""
+        """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y.
+
+        Args:
+            word_embedding: the embedding of tokens (V, H); a projection with a weight of its own does not look at it.
+        """
         chosen = super().forward(select(h, rows, self.cube))  # (R/xz, H/y) on face y
-        return self.projection(redistribute(chosen, self.cube, to="z"), word_embedding)
+        tied = word_embedding if self.projection.tied else None
+        return self.projection(redistribute(chosen, self.cube, to="z"), tied)
 
 
 class Pooler(nn.Module):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tensor3d.data.segments import Segments
     from tensor3d.data.shard_exchange import ExchangeOptions, RemotePairs, ShardExchange
     from tensor3d.data.sources import EpochSamples, SampleSource, ShardedPairs
-    from tensor3d.data.step_schedule import Schedule, StepPlan
+    from tensor3d.data.step_schedule import BatchRamp, Schedule, StepPlan
     from tensor3d.data.stored_samples import RemoteSamples, StoredSamples, StoredShard
 else:
     import_lazily(__name__)
@@ -23,6 +23,7 @@ else:
 
 __all__ = [
     "BatchLayout",
+    "BatchRamp",
     "Epoch",
     "EpochSamples",
     "Epochs",

@@ -21,7 +21,7 @@ from tensor3d.data.packed_batch import BatchLayout, Pack, PackedBatch, collate, 
 from tensor3d.data.segments import Segments
 from tensor3d.data.shard_exchange import FetchRequest, RemoteEpochSamples, ShardExchange
 from tensor3d.data.sources import sequences_of
-from tensor3d.data.step_schedule import Schedule, StepPlan
+from tensor3d.data.step_schedule import NO_RAMP, BatchRamp, Schedule, StepPlan
 from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.packing import Work
 
@@ -168,6 +168,7 @@ class Loader:
         every: steps of which the sequences are exchanged together.
         blocks: see `Schedule`. None: as the exchange has it, or one.
         with_read_rows: batches also say which rows heads read (`PackedBatch.read`).
+        ramp: by which the first steps have fewer packs; each of its sizes must divide on the cube.
 
     Raises:
         ValueError: a global batch that does not divide, rows that do not divide by y, an argument out of range.
@@ -190,6 +191,7 @@ class Loader:
         every: int = 1,
         blocks: int | None = None,
         with_read_rows: bool = False,
+        ramp: BatchRamp = NO_RAMP,
     ) -> None:
         if start_step < 0 or lookahead < 1:
             raise ValueError(
@@ -202,12 +204,11 @@ class Loader:
         self.layout = BatchLayout(
             shape=shape,
             rank=rank,
-            packs_per_rank=fit_packs_per_rank(global_batch, shape, packs_per_rank),
+            packs_per_rank=fit_packs_per_rank(ramp.unit(global_batch), shape, packs_per_rank),
             capacity=data.capacity,
         )
-        self.schedule = Schedule(data, self.layout, global_batch=global_batch, work=work, blocks=blocks)
+        self.schedule = Schedule(data, self.layout, global_batch=global_batch, work=work, blocks=blocks, ramp=ramp)
         self._data, self._with_read_rows = data, with_read_rows
-        self._global_batch = global_batch
         self._courier = DevicePrefetcher(torch.device(device))
         self._exchange = exchange
         self._every = every
@@ -330,7 +331,7 @@ class Loader:
             tokens=plan.tokens,
             squares=plan.squares,
             lengths=plan.lengths,
-            fill=plan.tokens / (self._global_batch * plan.capacity),
+            fill=plan.tokens / (len(plan.packs) * plan.capacity),
             imbalance=plan.imbalance,
             digests={epoch: drawn.digest for epoch, drawn in plan.drawn.items()},
         )
@@ -339,7 +340,7 @@ class Loader:
     def _packs(self, plan: StepPlan, fetched: Fetched) -> list[Pack]:
         """This plane's packs, micro-batch after micro-batch."""
         place = self.layout.shape.coordinate(self.layout.rank)
-        slots = self.schedule.plane(place["data"], place["x"]).reshape(-1)
+        slots = self.schedule.plane(place["data"], place["x"], len(plan.packs)).reshape(-1)
         packs: list[Pack | None] = [None] * len(slots)
         for epoch, here in epochs_of(plan, slots):
             content = fetched.get((plan.index, epoch))
@@ -351,9 +352,9 @@ class Loader:
     def _fetch(self, exchange: ShardExchange, plans: Sequence[StepPlan]) -> Fetched:
         """The content of this plane's packs, in the order in which `_packs` takes them."""
         x = self.layout.shape.coordinate(self.layout.rank)["x"]
-        planes = [self.schedule.plane(data, x).reshape(-1) for data in exchange.data_ranks]
         keys, wanted = [], []
         for plan in plans:
+            planes = [self.schedule.plane(data, x, len(plan.packs)).reshape(-1) for data in exchange.data_ranks]
             for epoch, drawn in plan.drawn.items():
                 assert isinstance(drawn.drawing, RemoteEpochSamples), "an exchange needs a source of ExchangedPairs"
                 here = [slots[plan.epochs[slots] == epoch] for slots in planes]

@@ -41,6 +41,50 @@ class StepPlan:
     """Most over mean work of a rank, in the micro-batch where that is worst."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchRamp:
+    """A global batch that rises through `stages` sizes, from a `stages`-th of its packs on in equal parts, for as many
+    steps each; after `steps` it has all. So ModernBERT's batch grows (Warner et al. 2024, arXiv 2412.13663).
+
+    A function of the step alone, whatever the length of the run.
+
+    Raises:
+        ValueError: fewer than one stage, several that take no steps, or steps without several stages.
+    """
+
+    stages: int = 1
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.stages < 1 or self.steps < 0 or (self.stages > 1) != (self.steps > 0):
+            raise ValueError(
+                "a ramp needs 1 stage and 0 steps, or more stages and at least 1 step. Got "
+                f"stages={self.stages} and steps={self.steps}."
+            )
+
+    def unit(self, packs: int) -> int:
+        """Packs of the first steps, where the last ones have `packs`.
+
+        Raises:
+            ValueError: packs that do not divide.
+        """
+        if packs % self.stages:
+            raise ValueError(
+                f"a global batch of {packs} packs does not divide by the {self.stages} stages of its ramp. Take a "
+                "multiple, or other stages."
+            )
+        return packs // self.stages
+
+    def before(self, step: int, packs: int) -> int:
+        """Packs of all steps before this one, where the last steps have `packs`."""
+        between = max(1, self.stages - 1)
+        starts = (-(-stage * self.steps // between) for stage in range(self.stages))
+        return self.unit(packs) * sum(max(0, step - start) for start in starts)
+
+
+NO_RAMP = BatchRamp()
+
+
 class Schedule:
     """The steps of a run. A step takes the next `global_batch` packs of the run, whatever the cube; where they lie in
     it is decided by the balance of work.
@@ -52,6 +96,7 @@ class Schedule:
         work: what a pack costs. Packs are then dealt to the slots of the step so that ranks have equal work in every
             micro-batch. None: packs lie in the order in which they come.
         blocks: consecutive data ranks form a block, and a pack goes to the block that its group belongs to.
+        ramp: by which the first steps have fewer packs.
 
     Raises:
         ValueError: numbers that do not divide.
@@ -65,11 +110,12 @@ class Schedule:
         global_batch: int,
         work: Work | None = None,
         blocks: int = 1,
+        ramp: BatchRamp = NO_RAMP,
     ) -> None:
-        groups, data_ranks = data.rules.groups, layout.shape.data
-        if global_batch % groups:
+        groups, data_ranks, unit = data.rules.groups, layout.shape.data, ramp.unit(global_batch)
+        if unit % groups:
             raise ValueError(
-                f"a global batch of {global_batch} packs has no equal share of {groups} groups of shards. Take a "
+                f"a global batch of {unit} packs has no equal share of {groups} groups of shards. Take a "
                 "multiple, or other groups."
             )
         if data.rules.bins is not None and data.rules.bins.batch != global_batch:
@@ -85,11 +131,15 @@ class Schedule:
             # The rows of every bin must divide among the members of y.
             replace(layout, capacity=min(data.rules.bins.width, layout.capacity))
         self._data, self._layout, self._work = data, layout, work
-        self._global_batch, self._blocks = global_batch, blocks
+        self._global_batch, self._blocks, self._ramp = global_batch, blocks, ramp
 
     def first_pack(self, step: int) -> int:
         """Number in the run of the first pack of a step."""
-        return step * self._global_batch
+        return self._ramp.before(step, self._global_batch)
+
+    def packs_of(self, step: int) -> int:
+        """The global batch of a step."""
+        return self.first_pack(step + 1) - self.first_pack(step)
 
     def last_epoch(self, step: int) -> int:
         """The epoch in which a step ends."""
@@ -130,10 +180,12 @@ class Schedule:
             imbalance=unevenness,
         )
 
-    def plane(self, data: int, x: int) -> NDArray[np.int64]:
-        """int64 (micro-batches, z * k): the slots of the plane at a place on the axes data and x."""
+    def plane(self, data: int, x: int, packs: int | None = None) -> NDArray[np.int64]:
+        """int64 (micro-batches, z * k): the slots of the plane at a place on the axes data and x, in a step of so many
+        packs. Default: the whole global batch."""
         shape = self._layout.shape
-        return np.arange(self._global_batch).reshape(-1, shape.data, shape.x, self._layout.plane_packs)[:, data, x]
+        slots = np.arange(self._global_batch if packs is None else packs)
+        return slots.reshape(-1, shape.data, shape.x, self._layout.plane_packs)[:, data, x]
 
     def _deal(self, group: NDArray[np.int64], costs: NDArray[np.float64] | None) -> tuple[NDArray[np.int64], float]:
         """int64 (packs,): which pack lies in each slot; and how uneven the ranks' work is, if it is weighed."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Kind = Literal["linear", "polynomial", "cosine", "wsd", "constant"]
+DecayShape = Literal["linear", "sqrt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class LRSchedule:
     | "linear"     | straight to 0 just after the last step                                                       |
     | "polynomial" | (1 - step/steps)**power, down to `floor`                                                     |
     | "cosine"     | half a cosine, down to `floor` (Loshchilov & Hutter 2017, without restarts)                  |
-    | "wsd"        | 1, then straight to `floor` in the last `decay` of the steps (Hu et al. 2024, arXiv 2404.06395)|
+    | "wsd"        | 1, then to `floor` in the last `decay` of the steps (Hu et al. 2024, arXiv 2404.06395)         |
     | "constant"   | 1                                                                                            |
 
     The polynomial counts from the begin of the run and not from the end of the rise, as in BERT's and NVIDIA's code
@@ -41,10 +42,15 @@ class LRSchedule:
     """Share of the peak where "polynomial", "cosine" and "wsd" end."""
     decay: float = 0.1
     """Share of the steps in which "wsd" goes down."""
+    decay_shape: DecayShape = "linear"
+    """How "wsd" goes down: straight, or by 1 - sqrt(share of the way down), fast at first (Hägele et al. 2024, arXiv
+    2405.18392)."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}. Got {self.kind!r}.")
+        if self.decay_shape not in get_args(DecayShape):
+            raise ValueError(f"decay_shape must be one of {', '.join(get_args(DecayShape))}. Got {self.decay_shape!r}.")
         for name, least in (("steps", 1), ("warmup_steps", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -82,7 +88,8 @@ class LRSchedule:
         if self.kind == "cosine":
             return self._above_floor(0.5 - 0.5 * math.cos(math.pi * left / falling))
         if self.kind == "wsd":
-            return self._above_floor(min(1.0, left / self._decay_steps))
+            ahead = min(1.0, left / self._decay_steps)
+            return self._above_floor(ahead if self.decay_shape == "linear" else 1 - math.sqrt(1 - ahead))
         return self.lr
 
     @property

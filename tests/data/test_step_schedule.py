@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensor3d import CubeShape
-from tensor3d.data import BatchLayout, IndexedDataset, PretrainingData, Schedule
+from tensor3d.data import BatchLayout, BatchRamp, IndexedDataset, PretrainingData, Schedule
 from tensor3d.packing import Work
 from tests.data.samples import pretraining, write_random
 
@@ -144,6 +144,32 @@ def test_a_step_ends_in_the_epoch_of_its_last_pack(data: PretrainingData) -> Non
     assert [schedule.last_epoch(step) for step in range(3)] == [0, 1, 2]
     shifted = Schedule(data, layout(CubeShape(), 1), global_batch=size + 1)
     assert [shifted.last_epoch(step) for step in range(3)] == [1, 2, 3]
+
+
+def test_a_batch_that_rises_takes_the_next_packs_of_the_run(data: PretrainingData) -> None:
+    """Three sizes, two steps each before the last one; no pack comes twice or is left out."""
+    ramp = BatchRamp(stages=3, steps=4)
+    schedule = Schedule(data, layout(CubeShape(x=2), 2), global_batch=12, work=WORK, ramp=ramp)
+    assert [schedule.packs_of(step) for step in range(7)] == [4, 4, 8, 8, 12, 12, 12]
+    assert [schedule.first_pack(step) for step in range(7)] == [0, 4, 8, 16, 24, 36, 48]
+    plain = Schedule(data, layout(CubeShape(x=2), 2), global_batch=12)
+    packs = [sorted(schedule.step(step).packs.tolist()) for step in range(5)]
+    assert [len(each) for each in packs] == [4, 4, 8, 8, 12]
+    assert sorted(pack for each in packs for pack in each) == sorted(
+        np.concatenate([plain.step(step).packs for step in range(3)]).tolist()
+    )
+    assert schedule.plane(0, 1, 8).tolist() == [[2, 3], [6, 7]]
+    # As many steps of each size as can be, where they do not divide.
+    sizes = np.diff([BatchRamp(stages=6, steps=7).before(step, 6) for step in range(10)])
+    assert sizes.tolist() == [1, 1, 2, 3, 3, 4, 5, 6, 6]
+
+
+def test_a_ramp_that_cannot_be(data: PretrainingData) -> None:
+    for stages, steps in ((0, 0), (1, 5), (3, 0), (2, -1)):
+        with pytest.raises(ValueError, match=rf"Got stages={stages} and steps={steps}"):
+            BatchRamp(stages=stages, steps=steps)
+    with pytest.raises(ValueError, match=r"global batch of 16 packs does not divide by the 3 stages"):
+        Schedule(data, layout(CubeShape(), 1), global_batch=16, ramp=BatchRamp(stages=3, steps=4))
 
 
 def test_squares_of_a_step_are_those_of_its_sequences(data: PretrainingData) -> None:

@@ -42,7 +42,9 @@ def test_the_script_understands_its_options(line: str, tmp_path: Path) -> None:
     for script in ("corpus.sh", "common.sh"):
         shutil.copy(ROOT / "launch" / script, tmp_path / "launch")
     (tmp_path / "more").mkdir()
-    for name in ("my-dump.xml.bz2", "more/a.jsonl", "more/b.jsonl", "vocab.txt"):
+    (tmp_path / "DIR").mkdir()
+    files = ("my-dump.xml.bz2", "my-text.txt", "more/a.jsonl", "more/b.jsonl", "vocab.txt", "DIR/tokenizer.json")
+    for name in files:
         (tmp_path / name).write_text("")
     done = subprocess.run(
         ["bash", "-c", f"launch/corpus.sh --dry-run {line}"], cwd=tmp_path, capture_output=True, text=True

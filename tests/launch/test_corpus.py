@@ -124,6 +124,8 @@ def test_a_step_that_fails_is_the_last_and_gives_its_status(checkout: Path) -> N
         ("--output out dump.xml.bz2 --mpi two", "--mpi must be a whole number of at least 1. Got 'two'"),
         ("--output out dump.xml.bz2 --mpi 2 --workers 2", "--workers and --mpi exclude each other"),
         ("--output out dump.xml.bz2 --cased", "--cased is about a --vocab-file"),
+        ("--output out dump.xml.bz2 --tokenizer-file no.json", "--tokenizer-file 'no.json' does not exist"),
+        ("--output out dump.xml.bz2 --tokenizer-file a --vocab-file b", "exclude each other"),
         ("--output out dump.xml.bz2 --vocab-file no.txt", "--vocab-file 'no.txt' does not exist"),
         ("--output out dump.xml.bz2 --fast", "unknown option '--fast'"),
         ("--output out dump.xml.bz2 --shards", "--shards needs a value"),

@@ -46,6 +46,8 @@ def test_after_the_rise() -> None:
     cosine = [1 + math.cos(math.pi * n / 8) for n in range(9)]
     assert rates("cosine")[2:] == pytest.approx([*cosine, 0])
     assert rates("wsd", decay=0.4)[2:] == pytest.approx([2, 2, 2, 2, 2, 1.5, 1, 0.5, 0, 0])
+    fast = [2 * (1 - share**0.5) for share in (0, 0.25, 0.5, 0.75, 1, 1)]
+    assert rates("wsd", decay=0.4, decay_shape="sqrt")[2:] == pytest.approx([2, 2, 2, 2, *fast])
 
 
 def test_a_floor_is_a_share_of_the_peak() -> None:

@@ -42,8 +42,13 @@ class Positive:
 class Share:
     """At least 0 and below 1."""
 
+    all: bool = False
+    """1 is one too."""
+
     def needed(self, value: float) -> str | None:
-        return None if 0 <= value < 1 else "at least 0 and below 1"
+        if 0 <= value < 1 or (self.all and value == 1):
+            return None
+        return "at least 0 and at most 1" if self.all else "at least 0 and below 1"
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,7 @@ class FromHuggingFace(CubeCommand):
     output: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
     """Folder to write; empty, or not there."""
     heads: tuple[Head, ...] | None = None
-    """Those to take over, such as all but a masked-LM head whose decoder is not the embedding. Default: all that there
-    are."""
+    """Those to take over, such as all but a masked-LM head whose decoder is missing. Default: all that there are."""
     cube: str = "1x1x1"
     """Sizes of the axes x, y and z, as XxYxZ: what is written can be read on any other."""
 
@@ -364,9 +363,8 @@ class ToHuggingFace(CubeCommand):
                 dtype=self.dtype or _type_of(weights),
                 types=weights.facts.get("types") if self.dtype is None else None,
             )
-            tokenizer = run_on_rank0(
-                cube, lambda: write_tokenizer(self.source, draft, max_length=weights.config.positions)
-            )
+            longest, types = weights.config.positions, weights.config.types
+            tokenizer = run_on_rank0(cube, lambda: write_tokenizer(self.source, draft, max_length=longest, types=types))
             run_on_rank0(cube, lambda: _keep_sentences(model_folder_of(self.source), draft))
         if cube.rank == 0:
             rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]

@@ -48,7 +48,11 @@ class PlanCommand:
     nodes, with memory, traffic and time of a step, and why the others are worse or impossible."""
 
     model: str = "large"
-    """tiny, mini, small, base, large (BERT), 10b or 100b; sizes below replace the preset's."""
+    """tiny, mini, small, base, large (BERT), 10b, 100b, roberta-base, roberta-large, modernbert-base or
+    modernbert-large; sizes below replace the preset's."""
+    model_folder: Path | None = None
+    """Instead of a preset, the sizes of a model's folder: a Hugging Face folder, a run, or what tools.convert has
+    written. Its weights are not read."""
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
@@ -88,8 +92,9 @@ class PlanCommand:
     """Token slots of a pack."""
     length: int | None = None
     """Tokens of a sequence. Default: the capacity."""
-    objective: Literal["masked-lm+next-sentence", "masked-lm"] = "masked-lm+next-sentence"
-    """What is learnt: masked tokens and the order of pairs, or masked tokens alone, without a pooler."""
+    objective: Literal["masked-lm+next-sentence", "masked-lm"] | None = None
+    """What is learnt: masked tokens and the order of pairs, or masked tokens alone, without a pooler. Default: both of
+    a BERT, masked tokens of its relatives."""
     masked_share: float = MASKED_SHARE
     """Share of the tokens that are guessed, at most 0.8."""
     compute: Literal["fp32", "bf16", "fp16"] | None = None
@@ -204,8 +209,10 @@ class PlanCommand:
             inner=self.inner,
             vocab=self.vocab,
             positions=self.positions,
+            folder=self.model_folder,
         )
-        config = dataclasses.replace(config, next_sentence=self.objective != "masked-lm")
+        both = config.family == "bert" if self.objective is None else self.objective != "masked-lm"
+        config = dataclasses.replace(config, next_sentence=both)
         batch = Batch(
             packs=self.global_batch, capacity=self.capacity, length=self.length, masked_share=self.masked_share
         )
@@ -215,7 +222,7 @@ class PlanCommand:
                 "larger --global-batch."
             )
         longest = max(batch.lengths)
-        if config.encoder == "classic" and config.positions < longest and self.positions is None:
+        if config.positions < longest and self.positions is None:
             config = dataclasses.replace(config, positions=longest)
         compute = self._type(cluster)
         cluster.rate(compute)
@@ -231,7 +238,16 @@ class PlanCommand:
 
     def trained(self, plan: BoxPlan, costs: BertCosts, cluster: Cluster) -> str:
         """The command that trains so. Raises ValueError where training refuses what can be planned."""
-        return run_command(plan, costs, cluster, preset=self.model, overlap=self.overlap)
+        return run_command(plan, costs, cluster, preset=self.preset, overlap=self.overlap)
+
+    @property
+    def preset(self) -> str | None:
+        """None: the model is a folder's."""
+        return self.model if self.model_folder is None else None
+
+    @property
+    def model_name(self) -> str:
+        return self.model if self.model_folder is None else str(self.model_folder)
 
     def shapes(self, cluster: Cluster) -> list[CubeShape] | None:
         """The one box that is asked for; None: all.
@@ -379,7 +395,9 @@ def plan_sizes(command: PlanCommand) -> int:
     if command.plot is not None:
         name = (command.gpu or DEFAULT_GPU) if command.cluster is None else Path(command.cluster).stem
         sweep.plot(
-            points, f"{command.model} on {name}, {command.global_batch:,} packs of {command.capacity}", command.plot
+            points,
+            f"{command.model_name} on {name}, {command.global_batch:,} packs of {command.capacity}",
+            command.plot,
         )
         print(f"written: {command.plot}")
     content = {str(ranks): as_json(command, point.found, point.cluster, costs) for ranks, point in points.items()}
@@ -397,8 +415,11 @@ def how_to_run(command: PlanCommand, plan: BoxPlan, costs: BertCosts, cluster: C
 
 
 def known_ways(costs: BertCosts, cluster: Cluster, overlap: Overlap) -> list[MethodTime]:
-    """The analytic rows for the same layers and the same batch, all ranks split that way."""
+    """The analytic rows for the same layers and the same batch, all ranks split that way; none of the modern encoder,
+    for the papers' formulas are of an MLP without gates."""
     config, batch = costs.config, costs.batch
+    if config.encoder == "modern":
+        return []
     encoder = TransformerSpec(
         sequences=batch.tokens // batch.lengths[0],
         length=batch.lengths[0],
@@ -471,7 +492,7 @@ def _write(command: PlanCommand, content: Mapping[str, Any]) -> None:
         write_json(command.output, dict(content))
         print(f"written: {command.output}")
     if command.html is not None:
-        title = f"{command.model} on {content['cluster']['name']}"
+        title = f"{command.model_name} on {content['cluster']['name']}"
         page = Page(title=title, subtitle="A plan of tensor3d", sections=plan_sections(content))
         write_file(command.html, render(page))
         print(f"written: {command.html}")

@@ -9,31 +9,41 @@ from pathlib import Path
 from typing import Any
 
 from models.bert import PRESETS
+from models.bert.config import WITHOUT_TYPES
 from models.bert.cost_model.step_cost import BertCosts
 from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.search import BoxPlan
 from tensor3d.cost_model.step_time import Overlap
-from tools.training.config import TrainConfig, read_config
+from tools.training.config import ModelConfig, TrainConfig, read_config
 
 ROOT = Path(__file__).parents[2]
 _RECIPES = {"base": "bert-base-phase1", "large": "bert-large-phase1"}
+_OF_FAMILIES = {
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "roberta-base"),
+    "modernbert": "modernbert-base-phase1",
+}
+_KINDS = (
+    *("family", "first_position", "embedding", "tied", "encoder", "activation", "eps", "norm", "pooling"),
+    *("window", "global_every", "rotary_base", "local_rotary_base"),
+)
+"""Settings of a model beside its sizes, as recipes call them."""
 _ALWAYS = ("global_batch", "packs_per_rank")
 """Said even where the recipe says the same: they belong to the box."""
 
 
-def run_command(plan: BoxPlan, costs: BertCosts, cluster: Cluster, *, preset: str, overlap: Overlap) -> str:
+def run_command(plan: BoxPlan, costs: BertCosts, cluster: Cluster, *, preset: str | None, overlap: Overlap) -> str:
     """What trains the planned model on the planned box, as a shell reads it, from the root of the checkout.
 
     It names a shipped recipe, and all in which the plan differs from it. Text, steps and learning rate stay the
     recipe's.
 
     Args:
-        preset: of the model; the sizes that differ from it are named.
+        preset: of the model; the sizes that differ from it are named. None: it has none.
 
     Raises:
         ValueError: training refuses what was planned, such as packs of 3 slots.
     """
-    recipe = f"launch/recipes/{_RECIPES.get(preset, 'quickstart')}.toml"
+    recipe = f"launch/recipes/{_OF_FAMILIES.get(costs.config.family, _RECIPES.get(preset or '', 'quickstart'))}.toml"
     start = "launch/local.sh" if cluster.nodes == 1 else "python launch/ssh.py --hostfile hosts"
     return shlex.join([*start.split(), *_box(plan), recipe, *_overrides(plan, costs, ROOT / recipe, preset, overlap)])
 
@@ -45,7 +55,7 @@ def _box(plan: BoxPlan) -> list[str]:
     return ["--cube", f"{shape.x}x{shape.y}x{shape.z}", *copies, *order]
 
 
-def _overrides(plan: BoxPlan, costs: BertCosts, recipe: Path, preset: str, overlap: Overlap) -> list[str]:
+def _overrides(plan: BoxPlan, costs: BertCosts, recipe: Path, preset: str | None, overlap: Overlap) -> list[str]:
     before = read_config(recipe)
     after = _as_planned(before, plan, costs, preset, overlap)
     return [word for section in dataclasses.fields(after) for word in _changed(section.name, before, after)]
@@ -64,7 +74,9 @@ def _changed(section: str, before: TrainConfig, after: TrainConfig) -> Iterator[
             yield from (f"--{section}.{key}", str(value))
 
 
-def _as_planned(recipe: TrainConfig, plan: BoxPlan, costs: BertCosts, preset: str, overlap: Overlap) -> TrainConfig:
+def _as_planned(
+    recipe: TrainConfig, plan: BoxPlan, costs: BertCosts, preset: str | None, overlap: Overlap
+) -> TrainConfig:
     """The recipe with the model, the batch and the choices of the plan."""
     config, batch, choice = costs.config, costs.batch, plan.choice
     longest = max(batch.lengths)
@@ -81,7 +93,9 @@ def _as_planned(recipe: TrainConfig, plan: BoxPlan, costs: BertCosts, preset: st
             "masked_per_pack": None,
         },
         "model": {
-            **_sizes(costs, preset),
+            **_sizes(costs, preset, recipe.model),
+            **{name: getattr(config, name) for name in _KINDS},
+            "types": None if config.types == (0 if config.family in WITHOUT_TYPES else 2) else config.types,
             "positions": table[table[0] != config.positions],
             "recompute": choice.recompute,
             "reshard_after_forward": choice.reshard_after_forward,
@@ -93,15 +107,17 @@ def _as_planned(recipe: TrainConfig, plan: BoxPlan, costs: BertCosts, preset: st
             "global_batch": batch.packs,
             "packs_per_rank": batch.packs // (plan.shape.planes * plan.shape.z * choice.micro_batches),
             "packing_rule": "none",
+            "ramp_stages": 1,
+            "ramp_steps": 0,
         },
     }
     sections = {name: dataclasses.replace(getattr(recipe, name), **values) for name, values in given.items()}
     return dataclasses.replace(recipe, **sections)
 
 
-def _sizes(costs: BertCosts, preset: str) -> dict[str, Any]:
+def _sizes(costs: BertCosts, preset: str | None, model: ModelConfig) -> dict[str, Any]:
     """The preset, and the sizes that differ from its."""
-    name = preset if preset in PRESETS else "large"
+    name = preset if preset in PRESETS else "large" if costs.config.family == "bert" else model.preset
     sizes = ("layers", "hidden", "heads", "inner")
     config, plain = costs.config, PRESETS[name]
     changed = {key: getattr(config, key) for key in sizes if getattr(config, key) != getattr(plain, key)}

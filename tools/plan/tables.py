@@ -15,6 +15,7 @@ from typing import Any
 from models.bert import PRESETS, BertConfig
 from models.bert.cost_model.param_shapes import held
 from models.bert.cost_model.step_cost import BertCosts
+from models.bert.huggingface import read_model_config
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.cost_model.hardware import Cluster
@@ -25,12 +26,24 @@ from tools.common.machine import format_table
 from tools.common.plotting import check_drawing, mark, new_figure, plain, plain_numbers, save
 from tools.common.units import in_bytes, in_time, number_of
 
+_ROBERTA: dict[str, Any] = {"family": "roberta", "first_position": 2, "types": 1, "vocab": 50265, "eps": 1e-5}
+_MODERN: dict[str, Any] = {
+    **{"family": "modernbert", "encoder": "modern", "types": 0, "vocab": 50368, "positions": 8192, "eps": 1e-5},
+    **{"window": 65, "global_every": 3, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
+    **{"dropout": 0.0, "attention_dropout": 0.0},
+}
 MODELS: Mapping[str, BertConfig] = MappingProxyType(
     {
         **PRESETS,
         # 12 L h² weights in L layers of h columns, with heads of 128.
         "10b": BertConfig(layers=50, hidden=4096, heads=32),
         "100b": BertConfig(layers=80, hidden=10240, heads=80),
+        # Liu et al. 2019, arXiv 1907.11692.
+        "roberta-base": BertConfig(layers=12, hidden=768, heads=12, **_ROBERTA),
+        "roberta-large": BertConfig(layers=24, hidden=1024, heads=16, **_ROBERTA),
+        # Warner et al. 2024, arXiv 2412.13663.
+        "modernbert-base": BertConfig(layers=22, hidden=768, heads=12, inner=1152, **_MODERN),
+        "modernbert-large": BertConfig(layers=28, hidden=1024, heads=16, inner=2624, **_MODERN),
     }
 )
 _MOST_LAYERS = 10_000  # each is gone through, for every box
@@ -46,13 +59,17 @@ def model_of(
     inner: int | None = None,
     vocab: int | None = None,
     positions: int | None = None,
+    folder: Path | None = None,
 ) -> BertConfig:
     """A preset with other sizes, where any are given.
+
+    Args:
+        folder: of a model, whose sizes are taken instead of a preset's; its weights are not looked at.
 
     Raises:
         ValueError: an unknown preset, a size that cannot be, more parameters than anybody can hold.
     """
-    if name not in MODELS:
+    if folder is None and name not in MODELS:
         near = [each for each in MODELS if each in name.lower()]
         raise ValueError(
             f"--model must be one of {', '.join(MODELS)}, with sizes of your own beside it. Got {name!r}."
@@ -64,7 +81,7 @@ def model_of(
         most = _MOST_LAYERS if key == "layers" else 10**9
         if not 1 <= value <= most:
             raise ValueError(f"--{key} must be a whole number from 1 to {most:,}. Got {value:,}.")
-    config = dataclasses.replace(MODELS[name], **given)
+    config = dataclasses.replace(MODELS[name] if folder is None else read_model_config(folder), **given)
     parameters = parameters_of(config)
     if parameters > _MOST:
         raise ValueError(f"the model has {parameters:.2g} parameters, and the planner stops at {_MOST:.0e}.")

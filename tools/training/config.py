@@ -134,8 +134,8 @@ class ModelConfig:
     std: Annotated[float, Positive()] = 0.02
     """Standard deviation of initial weights."""
     positions: int | None = None
-    """Classic encoder alone: rows of the position table from `first_position` on. Default: data.max_length, which is
-    also the least."""
+    """Rows of the position table from `first_position` on; of the modern encoder, which has none, the longest sequence
+    that its folder will say it takes. Default: data.max_length, which is also the least."""
     family: Family = "bert"
     """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
     "modernbert" has the modern encoder, "bert" may have either."""
@@ -147,6 +147,8 @@ class ModelConfig:
     """Of ModernBERT: what its classifiers of texts will look at, the state of [CLS] or the mean of all tokens'."""
     embedding: int | None = None
     """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
+    tied: bool = True
+    """The masked-LM head's decoder is the embedding of tokens; false gives it a weight of its own."""
     recompute: Literal["none", "layer", "attention"] = "none"
     """What the backward pass computes again instead of keeping it: whole layers (their input alone is kept), or
     attention alone. The gradients are the same bits."""
@@ -159,11 +161,6 @@ class ModelConfig:
         Raises:
             ValueError: sizes that do not fit together, an option of the other encoder.
         """
-        if self.encoder == "modern" and self.positions is not None:
-            raise ValueError(
-                f'model.positions={self.positions} are rows of a table that encoder="modern" does not have. Leave it '
-                "out."
-            )
         sizes = ("layers", "hidden", "heads", "inner", "embedding")
         modern = ("window", "global_every", "rotary_base", "local_rotary_base")
         changed = {name: getattr(self, name) for name in (*sizes, *modern)}
@@ -183,6 +180,7 @@ class ModelConfig:
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
             std=self.std,
+            tied=self.tied,
             next_sentence=not data.single,
         )
 
@@ -222,8 +220,10 @@ class OptimizerConfig:
     then down in the last share `decay` of the steps (warm-up, stable, decay); or constant."""
     power: Annotated[float, Positive()] = 1.0
     """Exponent of the polynomial schedule."""
-    decay: Annotated[float, Positive(), Share()] = 0.1
+    decay: Annotated[float, Positive(), Share(all=True)] = 0.1
     """Share of the steps in which the schedule "wsd" goes down."""
+    decay_shape: Literal["linear", "sqrt"] = "linear"
+    """How "wsd" goes down: straight, or by 1 - the root of the share of the way down (Hägele et al. 2024)."""
     floor: Annotated[float, Share()] = 0.0
     """Where the schedules cosine, polynomial and wsd end, as a share of the peak."""
     beta1: Annotated[float, Share()] = 0.9
@@ -273,6 +273,11 @@ class BatchConfig:
     global_batch / packing factor packs; "betas": beta1 and beta2 to the power of the packing factor (for LAMB)."""
     multiple_of: Annotated[int, AtLeast(1)] = 8
     """Packs of a step are rounded to a multiple of this, by the rule "sequences"."""
+    ramp_stages: Annotated[int, AtLeast(1)] = 1
+    """Sizes through which the batch rises to all of its packs: with 6 from a sixth of them on, by sixths, for as many
+    steps each. 1: it has all from the start."""
+    ramp_steps: Annotated[int, AtLeast(0)] = 0
+    """Steps before it has all, if there are several sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +418,7 @@ class TrainConfig:
         _check_data(self.data, self.model)
         self.data.masking(self.run.steps)  # checks the shares
         _check_schedule(self.optimizer)
+        _check_ramp(self)
         _check_evaluations(self)
         self.model.config(self.data)  # checks the sizes
 
@@ -426,10 +432,11 @@ def _check_data(data: DataConfig, model: ModelConfig) -> None:
             f"data.max_length={data.max_length} is longer than a pack of data.capacity={data.capacity}. "
             "Raise the capacity or lower max_length."
         )
-    if model.encoder == "classic" and model.positions is not None and model.positions < data.max_length:
+    if model.positions is not None and model.positions < data.max_length:
+        lack = "has no rows for" if model.encoder == "classic" else "is less than"
         raise ValueError(
-            f"model.positions={model.positions} has no rows for sequences of data.max_length={data.max_length} tokens. "
-            "Raise positions or lower max_length."
+            f"model.positions={model.positions} {lack} sequences of data.max_length={data.max_length} tokens. Raise "
+            "positions or lower max_length."
         )
     if data.shards % data.groups or (data.packing == "binned" and data.groups > 1):
         raise ValueError(
@@ -443,6 +450,20 @@ def _check_schedule(optimizer: OptimizerConfig) -> None:
         raise ValueError(
             f"optimizer.warmup={optimizer.warmup} and optimizer.decay={optimizer.decay} are more than all steps "
             "together. Lower one."
+        )
+
+
+def _check_ramp(recipe: TrainConfig) -> None:
+    batch = recipe.batch
+    if (batch.ramp_stages > 1) != (batch.ramp_steps > 0):
+        raise ValueError(
+            f"batch.ramp_stages={batch.ramp_stages} and batch.ramp_steps={batch.ramp_steps} belong together: sizes of "
+            "the batch, and steps until it has the last one. Give both, or neither."
+        )
+    if batch.ramp_stages > 1 and recipe.data.packing == "binned":
+        raise ValueError(
+            f"data.packing = 'binned' orders sequences for steps of one size, and batch.ramp_stages is "
+            f"{batch.ramp_stages}. Take another packing, or no ramp."
         )
 
 

@@ -16,6 +16,7 @@ from models.bert.cost_model.flops import work
 from tensor3d import Cube, CubeShape
 from tensor3d.data import (
     BatchLayout,
+    BatchRamp,
     ExchangeOptions,
     LengthBuckets,
     Loader,
@@ -116,6 +117,7 @@ class TrainData:
             exchange=self.exchange,
             every=self._every,
             with_read_rows=self._recipe.speed.read_rows_only,
+            ramp=ramp(batch),
         )
 
     def _pack_first_epoch(self) -> str:
@@ -208,11 +210,17 @@ def global_batch(batch: BatchConfig, packing_factor: float) -> int:
     return batch.global_batch
 
 
+def ramp(batch: BatchConfig) -> BatchRamp:
+    """How the packs of a step rise to their number."""
+    return BatchRamp(stages=batch.ramp_stages, steps=batch.ramp_steps)
+
+
 def check_steps(recipe: TrainConfig, data: PretrainingData, packs: int, shape: CubeShape) -> None:
     """Raises ValueError where steps of so many packs cannot be laid on a cube, as the loader would."""
-    per_rank = fit_packs_per_rank(packs, shape, recipe.batch.packs_per_rank)
+    rise = ramp(recipe.batch)
+    per_rank = fit_packs_per_rank(rise.unit(packs), shape, recipe.batch.packs_per_rank)
     layout = BatchLayout(shape=shape, rank=0, packs_per_rank=per_rank, capacity=data.capacity)
-    Schedule(data, layout, global_batch=packs)
+    Schedule(data, layout, global_batch=packs, ramp=rise)
 
 
 def _drawing(recipe: TrainConfig) -> dict[str, Any]:

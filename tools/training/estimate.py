@@ -27,6 +27,7 @@ from tensor3d.packing import attended, packs_per_step
 from tools.common.units import in_bytes, in_time
 from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
+from tools.training.data import ramp
 from tools.training.dry_step import StepMemory, counted_memory
 from tools.training.factory import TYPES, planned_device
 from tools.training.metrics import table
@@ -73,6 +74,8 @@ class RunEstimate:
     """With it."""
     traffic: Bytes
     """Bytes that rank 0 receives."""
+    whole_steps: float
+    """Steps of this size that have as many packs as the run: fewer than its steps, where its batch rises."""
 
 
 def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = None) -> RunEstimate:
@@ -81,7 +84,8 @@ def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = N
     config.check(shape)
     contents = expected_contents(data, corpus)
     packs, surely = _packs(recipe, shape, contents)
-    k = fit_packs_per_rank(packs, shape, recipe.batch.packs_per_rank)
+    rise = ramp(recipe.batch)
+    k = fit_packs_per_rank(rise.unit(packs), shape, recipe.batch.packs_per_rank)
     check_rows(shape, k, data.capacity)
     micro_batches = packs // (shape.planes * shape.z * k)
     wire = CommModel(
@@ -113,6 +117,7 @@ def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = N
         flops=flops,
         hardware_flops=flops + _again(recipe, counted, tokens, squares, near),
         traffic=_expected_traffic(recipe, config, wire, load, micro_batches, _read_slots(data, wire, k)),
+        whole_steps=rise.before(recipe.run.steps, packs) / packs,
     )
 
 
@@ -157,6 +162,7 @@ def _packs(recipe: TrainConfig, shape: CubeShape, contents: PackStats) -> tuple[
     if batch.packing_rule != "sequences":
         return batch.global_batch, True
     unit = shape.planes * shape.z * (batch.packs_per_rank or 1)
+    unit *= batch.ramp_stages
     packs = packs_per_step(batch.global_batch, contents.packing_factor, batch.multiple_of)
     return max(unit, round(packs / unit) * unit), batch.multiple_of % unit == 0
 
@@ -402,12 +408,14 @@ def _traffic_rows(expected: RunEstimate) -> Rows:
 def _run(recipe: TrainConfig, corpus: CorpusFacts | None, expected: RunEstimate, speed: Throughput) -> Rows:
     steps, run = recipe.run.steps, recipe.run
     seconds = expected.hardware_flops / speed.flops
-    tokens = steps * expected.tokens
+    tokens = round(expected.whole_steps * expected.tokens)
+    sequences = round(expected.whole_steps * expected.sequences)
     epochs = f", {tokens / corpus.train_tokens:,.2f} times the corpus" if corpus is not None else ""
     rows = [
-        ("steps", f"{steps:,}, {expected.sequences * steps:,} sequences, {_counted(tokens)} tokens{epochs}"),
+        ("steps", f"{steps:,}, {sequences:,} sequences, {_counted(tokens)} tokens{epochs}"),
+        *([("batch rises", _rise(recipe, expected))] if recipe.batch.ramp_stages > 1 else []),
         ("time of a step", f"about {in_time(seconds)} of computing"),
-        ("time of all steps", f"about {in_time(seconds * steps)}"),
+        ("time of all steps", f"about {in_time(seconds * expected.whole_steps)}"),
         ("speed", speed.words),
     ]
     if run.checkpoint_every:
@@ -416,6 +424,12 @@ def _run(recipe: TrainConfig, corpus: CorpusFacts | None, expected: RunEstimate,
         kept += f", and every {run.checkpoint_keep_every:,}th step's" if run.checkpoint_keep_every else ""
         rows.append(("checkpoints", f"{in_bytes(size)} each, every {run.checkpoint_every:,} steps; {kept}"))
     return rows
+
+
+def _rise(recipe: TrainConfig, expected: RunEstimate) -> str:
+    batch = recipe.batch
+    least = expected.packs // batch.ramp_stages
+    return f"from {least:,} packs by {least:,} to {expected.packs:,} in the first {batch.ramp_steps:,} steps"
 
 
 def _remarks(

@@ -71,6 +71,7 @@ def learning_rate(recipe: OptimizerConfig, steps: int) -> LRSchedule:
         warmup_steps=max(1, round(recipe.warmup * steps)),
         power=recipe.power,
         decay=recipe.decay,
+        decay_shape=recipe.decay_shape,
         floor=recipe.floor,
     )
 

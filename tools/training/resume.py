@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ _SIZES = (
     "first_position",
     "types",
     "embedding",
+    "tied",
     "encoder",
     "activation",
     "eps",
@@ -80,7 +82,7 @@ def check_resume(progress: dict[str, Any], recipe: TrainConfig, corpus: Training
     for section, names in {
         "model": [name for name in now["model"] if name not in _FREE_MODEL],
         "data": [name for name in now["data"] if name not in _FREE_DATA],
-        "batch": ["global_batch", "packing_rule", "multiple_of"],
+        "batch": ["global_batch", "packing_rule", "multiple_of", "ramp_stages", "ramp_steps"],
         "optimizer": ["kind"],
         "run": ["seed"],
     }.items():
@@ -99,7 +101,7 @@ def check_resume(progress: dict[str, Any], recipe: TrainConfig, corpus: Training
             "recipe's 'fp16' needs. Resume with the same, or begin a run with its weights: --start-from."
         )
     rows = [_sizes(each)["positions"] for each in (before, now)]
-    if rows[0] != rows[1]:
+    if rows[0] != rows[1] and recipe.model.encoder == "classic":
         raise ValueError(
             f"the checkpoint's position table has {rows[0]} rows, the recipe's {rows[1]}. Resume with the same, or "
             "begin a run with its weights: --start-from."
@@ -126,7 +128,7 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
     """Raises ValueError where a recipe cannot start from a checkpoint's weights: another model, or other pieces."""
     old, new = _sizes(progress.get("recipe", {})), _sizes(recipe.to_dict())
     for name in (*_SIZES, "vocab_size"):
-        if old.get(name) != new[name]:
+        if old.get(name) != new[name] and not _may_change(name, new[name]):
             raise ValueError(
                 f"the checkpoint's model has {name} = {old.get(name)!r}, the recipe's {new[name]!r}. Start from a "
                 "checkpoint of the same sizes."
@@ -147,7 +149,7 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
             f"the checkpoint was trained with optimizer.kind = {kinds[0]!r}, the recipe says {kinds[1]!r}, and its "
             "moments are taken over. Start with the same optimiser."
         )
-    if not old["positions"] <= new["positions"]:
+    if not old["positions"] <= new["positions"] and recipe.model.encoder == "classic":
         raise ValueError(
             f"the checkpoint's position table has {old['positions']} rows, the recipe's {new['positions']}: a table "
             f"can only grow. Set model.positions = {old['positions']}."
@@ -157,6 +159,15 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
             "the checkpoint was trained with another tokenizer: its ids mean other pieces. Prepare the corpus of this "
             "run with the tokenizer of that run."
         )
+
+
+_ROTARY = ("rotary_base", "local_rotary_base")
+
+
+def _may_change(name: str, now: Any) -> bool:
+    """Whether a run may begin with weights of another value: no weight is shaped by rotary bases, which phases with
+    longer sequences raise, but one that was forgotten would be a mistake. So the recipe has to name them."""
+    return name in _ROTARY and now is not None
 
 
 def _evaluation_due(progress: dict[str, Any]) -> bool:
@@ -185,6 +196,7 @@ _KEYS = {
     "first_position": "model.first_position",
     "types": "model.types",
     "embedding": "model.embedding",
+    "tied": "model.tied",
     "encoder": "model.encoder",
     "layers": "model.layers",
     "hidden": "model.hidden",
@@ -226,7 +238,7 @@ def begin_with(
     does not have stay as they are.
 
     Returns:
-        What was taken, in words.
+        What was taken, in words, and which settings are others than they were.
 
     Raises:
         ValueError: `folder` is no checkpoint and no model, is damaged, or one of another model or tokenizer.
@@ -234,10 +246,25 @@ def begin_with(
     run_on_all_ranks(cube, lambda: check_begin(folder, recipe, corpus))
     if has_optimizer_state(folder):
         grows = (POSITIONS,) if model.config.encoder == "classic" else ()
+        old = run_on_all_ranks(cube, lambda: _sizes(checkpoint.read_progress(folder).get("recipe", {})))
         checkpoint.load(folder, model, optimizer, cube, grows=grows)
-        return f"{folder}: weights and moments are loaded"
-    filled = run_on_all_ranks(cube, lambda: open_weights(folder)).fill(model, cube)
-    return f"{folder}: {filled.in_words()}; the optimiser's moments begin at 0"
+        return f"{folder}: weights and moments are loaded{_changed(old, model.config)}"
+    weights = run_on_all_ranks(cube, lambda: open_weights(folder))
+    filled = weights.fill(model, cube)
+    told = f"{folder}: {filled.in_words()}; the optimiser's moments begin at 0"
+    return told + _changed(dataclasses.asdict(weights.config), model.config)
+
+
+def _changed(old: dict[str, Any], new: BertConfig) -> str:
+    """What a run does in another way than the model that it begins with, though it may, in words."""
+    names = [name for name in _ROTARY if old[name] != getattr(new, name)]
+    told = [f"model.{name} = {getattr(new, name)!r}, was {old[name]!r}" for name in names]
+    if new.encoder == "modern" and new.positions < old["positions"]:
+        told.append(
+            f"the folder of the run will say that it takes {new.positions} tokens, and this one says "
+            f"{old['positions']}: model.positions = {old['positions']} keeps that"
+        )
+    return "".join(f"; {each}" for each in told)
 
 
 def check_begin(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus) -> None:
@@ -260,6 +287,12 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
     """
     weights = open_weights(folder)
     _check_sizes(folder, weights.config, recipe)
+    if not recipe.data.single and weights.config.family != "bert" and "next_sentence" not in weights.heads:
+        raise ValueError(
+            f"the model in {folder} has no head for next sentences, as no model of the family "
+            f"{weights.config.family!r} has, and data.objective = {recipe.data.objective!r} learns one. Set "
+            'data.objective = "masked-lm".'
+        )
     if corpus is not None:
         tokenizer_of(folder)  # is there and belongs to the model
         # Another file of the model's may be the one that the corpus was made with, if the ids mean the same pieces.
@@ -276,14 +309,24 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
 
 
 def _check_sizes(folder: Path, theirs: BertConfig, recipe: TrainConfig) -> None:
-    ours = recipe.model.config(recipe.data)
-    for name, key in _KEYS.items():
-        old, new = getattr(theirs, name), getattr(ours, name)
-        if old != new and not (name == "positions" and ours.encoder == "modern"):  # which has no table of them
-            raise ValueError(
-                f"the model in {folder} has {name} = {old!r}, the recipe's {new!r}. Set {key} = {old!r}, or begin with "
-                "another model."
-            )
+    ours, longest = recipe.model.config(recipe.data), recipe.data.max_length
+    has_table = theirs.encoder == ours.encoder == "classic"
+    if has_table and theirs.positions < longest:
+        raise ValueError(
+            f"the model in {folder} has positions for sequences of {theirs.positions} tokens, and data.max_length = "
+            f"{longest}. Lower data.max_length to {theirs.positions}, with model.positions = {theirs.positions}, or "
+            "begin with another model."
+        )
+    sizes = {name: (getattr(theirs, name), getattr(ours, name)) for name in _KEYS if name != "positions" or has_table}
+    others = {name: old for name, (old, new) in sizes.items() if old != new and not _may_change(name, new)}
+    if not others:
+        return
+    name, old = next(iter(others.items()))
+    wanted = ", ".join(f"{_KEYS[each]} = {value!r}" for each, value in others.items())
+    raise ValueError(
+        f"the model in {folder} has {name} = {old!r}, the recipe's {sizes[name][1]!r}. Set {wanted}, or begin with "
+        "another model."
+    )
 
 
 def _other_tokenizer(folder: Path, found: Sequence[FoundTokenizer]) -> str:
@@ -296,7 +339,10 @@ def _other_tokenizer(folder: Path, found: Sequence[FoundTokenizer]) -> str:
         if strips != (guess_accents(best.file)[0] if best.lowercase else False):
             option += f" --tokenizer.strip-accents {strips}"
         made = f"launch/corpus.sh --output DIR {option} TEXT"
+    elif best.kind == "json":
+        made = f"launch/corpus.sh --output DIR --tokenizer-file {best.file} TEXT"
     else:
-        option = f"{'--model-file' if best.kind == 'sentencepiece' else '--tokenizer-file'} {best.file}"
-        made = f"python -m tools.corpus tokenizer {option} --output DIR/tokenizer, and the steps after it"
+        made = (
+            f"python -m tools.corpus tokenizer --model-file {best.file} --output DIR/tokenizer, and the steps after it"
+        )
     return f"{told}Make one with the model's: {made}; then set data.source = DIR/samples."

@@ -21,6 +21,7 @@ from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.files import check_folder
 from tools.common.files import FolderInUseError, check_unlocked, lock_folder
 from tools.training.config import TrainConfig
+from tools.training.data import ramp
 from tools.training.factory import check_attention, check_compiler, check_graph, planned_device
 from tools.training.profiling import ProfileSchedule
 from tools.training.resume import has_optimizer_state, weights_for
@@ -70,7 +71,8 @@ class RunPlan:
             check_within(self.exchange, shape.data, recipe.data.groups)
         if recipe.batch.packing_rule == "sequences":
             return  # the packs of a step are known when the corpus is packed
-        k = fit_packs_per_rank(recipe.batch.global_batch, shape, recipe.batch.packs_per_rank)
+        packs = ramp(recipe.batch).unit(recipe.batch.global_batch)
+        k = fit_packs_per_rank(packs, shape, recipe.batch.packs_per_rank)
         check_rows(shape, k, recipe.data.capacity)
 
     def _check_speed(self) -> None:

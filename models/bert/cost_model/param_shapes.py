@@ -150,14 +150,15 @@ def _before(config: BertConfig) -> list[ParamSpec]:
 
 
 def _after(config: BertConfig) -> list[ParamSpec]:
-    hidden, vocab, bias = config.hidden, config.vocab, config.bias
+    hidden, vocab, bias, decoder = config.hidden, config.vocab, config.bias, "masked_lm.projection"
     found: list[ParamSpec] = []
     if config.pre_norm:
         found += _norm("bert.final_norm", hidden, bias)
     found += [
         *_linear("masked_lm.dense", hidden, config.embedding_size, bias),
         *_norm("masked_lm.norm", config.embedding_size, bias, on_y=True),
-        ParamSpec(name="masked_lm.projection.bias", shape=(vocab,), layout=vector("y")),
+        *(() if config.tied else (_matrix(f"{decoder}.weight", vocab, config.embedding_size, matrix("z")),)),
+        ParamSpec(name=f"{decoder}.bias", shape=(vocab,), layout=vector("y")),
     ]
     if not config.next_sentence:
         return found

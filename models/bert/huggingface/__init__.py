@@ -6,7 +6,13 @@ export_huggingface(model, cube, folder)         config.json and model.safetensor
 """
 
 from models.bert.huggingface.export import ExportReport, export_huggingface
-from models.bert.huggingface.from_pretrained import Pretrained, PretrainedClassifier, model_folder_of, open_weights
+from models.bert.huggingface.from_pretrained import (
+    Pretrained,
+    PretrainedClassifier,
+    model_folder_of,
+    open_weights,
+    read_model_config,
+)
 from models.bert.huggingface.model_json import ModelJson, read_model_json, write_model_json
 from models.bert.huggingface.param_names import HEADS
 from models.bert.huggingface.weights import LoadReport, WeightSource
@@ -22,6 +28,7 @@ __all__ = [
     "export_huggingface",
     "model_folder_of",
     "open_weights",
+    "read_model_config",
     "read_model_json",
     "write_model_json",
 ]

@@ -53,6 +53,9 @@ class Architecture:
     """Tensors of the head that classifies texts; where it is, a pooler beside it is not read."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Its modules of a layer whose rows are those of several of BERT's, one after another."""
+    second_bias: bool = False
+    """A decoder of its own (`tie_word_embeddings = false`) has a bias beside that of the masked-LM head, and that one
+    counts."""
     prediction_head: str | None = None
     """Its module before the decoder of the vocabulary, and before classifiers, which are all called `classifier`."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
@@ -156,6 +159,7 @@ _ROBERTA: dict[str, Any] = {
         "cls.predictions.bias": "lm_head.bias",
     },
     "of_texts": _OF_TEXTS,
+    "second_bias": True,
     "defaults": {"pad_token_id": 1},
     "heads": _sets(*_FINE_TUNED, "masked_lm", "pooler", ""),
 }
@@ -165,6 +169,7 @@ BERT = Architecture(
     title="BERT",
     classes="Bert",
     prefix="bert.",
+    second_bias=True,
     heads=_sets(*_FINE_TUNED, "pooler masked_lm next_sentence", "masked_lm", "pooler next_sentence", "pooler", ""),
 )
 ARCHITECTURES = {

@@ -53,7 +53,7 @@ _FIXED = {
 CROSS_ENCODER, IDENTITY = "sentence_transformers", "torch.nn.modules.linear.Identity"
 """Of the config.json of a cross-encoder of sentence-transformers: {"activation_fn": the score's}."""
 _TYPES = 2  # of tokens, where a config.json does not say: the library's default
-_PAD, _NARROW, _DROPOUT = "pad_token_id", "embedding_size", "classifier_dropout"
+_PAD, _NARROW, _DROPOUT, _TIED = "pad_token_id", "embedding_size", "classifier_dropout", "tie_word_embeddings"
 _OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", _DROPOUT)
 _PROBLEMS = {
     "single_label_classification": "classify",
@@ -81,6 +81,9 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ValueError(f"{where}: {own} must be one of {', '.join(_ACTIVATIONS)}. Got {activation!r}.")
     fields: dict[str, Any] = {"family": found.name, "activation": _ACTIVATIONS[activation]}
+    fields["tied"] = settings.get(_TIED, True)
+    if not isinstance(fields["tied"], bool):
+        raise ValueError(f"{where}: {_TIED} must be true or false. Got {fields['tied']!r:.60}.")
     if found.name == "modernbert":
         fields |= _modern_fields(settings, found, where)
     for field, own in _named(found, _SIZES):
@@ -299,8 +302,7 @@ def settings_of(
         elif problem is not None and not unsaid:
             new["problem_type"] = {ours: theirs for theirs, ours in _PROBLEMS.items()}[problem]
         found = {name: value for name, value in found.items() if name not in ("num_labels", "_num_labels")}
-    # The decoder's weight is not written, so it is tied whatever was found: what was loaded had equal ones.
-    return {"pad_token_id": 0, **found, **new, "tie_word_embeddings": True}
+    return {"pad_token_id": 0, **found, **new, _TIED: config.tied}
 
 
 def _number(settings: Mapping[str, Any], name: str, where: Path, kind: type[T]) -> T:

@@ -18,7 +18,7 @@ from models.bert.config import BertConfig
 from models.bert.huggingface.architectures import ARCHITECTURES, BERT, CLASSES, Architecture
 from models.bert.huggingface.config import CONFIG, labels_from, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
-from models.bert.huggingface.param_names import HEADS, LABELLED, library_names, part_of, parted
+from models.bert.huggingface.param_names import DECODER_BIAS, HEADS, LABELLED, library_names, part_of, parted
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF, write_parts
 from tensor3d.distributed.object_collectives import run_on_all_ranks
@@ -58,7 +58,8 @@ def export_huggingface(
 ) -> ExportReport:
     """Writes what `transformers` loads without a missing or an unexpected tensor. Every rank calls it.
 
-    Tensors are made whole one after another; rank 0 writes them. The tied weight of the masked-LM head is written once.
+    Tensors are made whole one after another; rank 0 writes them. A tied weight of the masked-LM head is written once;
+    where it has one of its own, the bias is written under both names that versions of the library look for.
 
     Args:
         model: `BertModel`, or a model with one as its attribute `bert`; its modules that are none of `HEADS` are left
@@ -113,8 +114,10 @@ class _Plan:
             for name, parameter in model.named_parameters()
             if part_of(name) in (None, *self.heads)
         }
-        for name in self.parameters:
-            library_names(name)  # raises for one that the library does not have
+        # Raises for one that the library does not have.
+        self._files = [(name, library_names(name)) for name in self.parameters]
+        if "masked_lm.projection.weight" in self.parameters and self._kind.second_bias:
+            self._files.append(("masked_lm.projection.bias", (DECODER_BIAS,)))
 
     @property
     def note(self) -> str | None:
@@ -173,9 +176,9 @@ class _Plan:
             write_parts(file, chain([memoryview(self._header())], pieces))
         write_object(self.folder / CONFIG, config)  # last: with it the folder is a model
 
-    def _targets(self, name: str) -> tuple[str, ...]:
-        """As the library itself names them: of a bare encoder without the prefix."""
-        own = (self._kind.own_name(each, self.heads) for each in library_names(name))
+    def _targets(self, names: Sequence[str]) -> tuple[str, ...]:
+        """As this architecture names tensors of BERT: those of a bare encoder without the prefix."""
+        own = (self._kind.own_name(each, self.heads) for each in names)
         is_bare = self.architecture.endswith("Model")
         return tuple(each.removeprefix(self._kind.prefix) if is_bare else each for each in own)
 
@@ -183,10 +186,10 @@ class _Plan:
         """The beginning of a safetensors file: its length, then JSON, filled up with blanks to a multiple of 8."""
         content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         start = 0
-        for name, parameter in self.parameters.items():
-            targets = self._targets(name)
+        for name, names in self._files:
+            parameter, targets = self.parameters[name], self._targets(names)
             shape = (parameter.shape[0] // len(targets), *parameter.shape[1:])
-            for target, known in zip(targets, library_names(name), strict=True):
+            for target, known in zip(targets, names, strict=True):
                 kind = self._type_of(known)
                 stop = start + prod(shape) * kind.itemsize
                 before = content.get(target)  # what is fused there comes part by part
@@ -203,8 +206,8 @@ class _Plan:
 
     def _pieces(self, cube: Cube) -> Iterator[memoryview]:
         """The data of the file, tensor by tensor, on every rank."""
-        for name, parameter in self.parameters.items():
-            whole, targets = full_tensor(parameter, cube).cpu(), library_names(name)
+        for name, targets in self._files:
+            whole = full_tensor(self.parameters[name], cube).cpu()
             for target, part in zip(targets, parted(whole, len(targets), self.config), strict=True):
                 yield self._bytes(name, part, self._type_of(target))
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from models.bert.huggingface.config import CONFIG
+from models.bert.config import BertConfig
+from models.bert.huggingface.config import CONFIG, config_from
 from models.bert.huggingface.model_json import MODEL_JSON as MODEL_JSON
 from models.bert.huggingface.model_json import read_model_json, read_object
 from models.bert.huggingface.param_names import LABELLED, layers_among, of_encoder, part_of, table_shapes
@@ -117,6 +118,24 @@ def open_weights(folder: Path | str) -> WeightSource:
     raise ValueError(
         f"{folder} is no folder of a model: it has neither {MODEL_JSON} (a model of this project, a run) nor {CONFIG} "
         "(a Hugging Face model)."
+    )
+
+
+def read_model_config(folder: Path | str) -> BertConfig:
+    """The encoder of a folder that `open_weights` takes, by what the folder says of itself: its weights need not be
+    there.
+
+    Raises:
+        ValueError: it says nothing of itself, or of a model that is not here; the message names the file.
+    """
+    root = model_folder_of(Path(folder))
+    if (root / MODEL_JSON).exists():
+        return read_model_json(root).config
+    if (root / CONFIG).exists():
+        return config_from(read_object(root / CONFIG), root / CONFIG)
+    raise ValueError(
+        f"{root.absolute()} is no folder of a model: it has neither {MODEL_JSON} (a model of this project, a run) nor "
+        f"{CONFIG} (a Hugging Face model)."
     )
 
 

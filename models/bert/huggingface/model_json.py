@@ -70,6 +70,7 @@ _JSON = {
     int: "a whole number",
     float: "a number",
     str: "a name",
+    bool: "true or false",
     list: "a list",
     dict: "an object",
     type(None): "null",

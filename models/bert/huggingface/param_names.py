@@ -61,6 +61,7 @@ _OTHERS = {
     "bert.embeddings.tokens.weight": EMBEDDING,
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
     "bert.embeddings.types.weight": "bert.embeddings.token_type_embeddings.weight",
+    "masked_lm.projection.weight": DECODER_WEIGHT,
     "masked_lm.projection.bias": MASKED_LM_BIAS,
 } | {
     f"{ours}.{part}": f"{theirs}.{part}"

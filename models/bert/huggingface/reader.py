@@ -201,6 +201,8 @@ def _check_beginning(path: Path) -> None:
 # --- Weights of a Hugging Face folder ---------------------------------------------------------------------------------
 
 _COMPARED = 4096  # rows at once
+_OWN_DECODER = "masked_lm.projection.weight"
+"""Of a model whose masked-LM head is not tied to the embedding."""
 
 
 class HFWeights(WeightSource):
@@ -296,7 +298,7 @@ class HFWeights(WeightSource):
         run_on_all_ranks(cube, lambda: self._check_tied(used, cube))
         run_on_all_ranks(cube, lambda: self._read(used, sources, cube))
         asked = {name for source in sources.values() for name in source}
-        if "masked_lm.projection.bias" in used:
+        if _OWN_DECODER not in used and "masked_lm.projection.bias" in used:
             asked |= {param_names.DECODER_WEIGHT, param_names.DECODER_BIAS, param_names.MASKED_LM_BIAS}
         rounded = [name for name in asked if name in self._names and self._tensors[self._names[name]].dtype == "F64"]
         narrow = any(tensor.dtype != torch.float64 for tensor in used.values())
@@ -317,14 +319,23 @@ class HFWeights(WeightSource):
         return sources
 
     def _present(self, name: str) -> str:
-        """`name`, or the other one that the bias of the masked-LM head has in some files."""
+        """`name`, or the other one that the bias of the masked-LM head has in some files: where the decoder is not
+        tied, that is the one which the library adds, whatever the first one says."""
+        has_other = name == param_names.MASKED_LM_BIAS and param_names.DECODER_BIAS in self._names
+        if has_other and not self.config.tied:
+            return param_names.DECODER_BIAS
         if name in self._names:
             return name
-        if name == param_names.MASKED_LM_BIAS and param_names.DECODER_BIAS in self._names:
+        if has_other:
             return param_names.DECODER_BIAS
-        tied = (self.settings or {}).get("tie_word_embeddings", True)
-        if name == param_names.EMBEDDING and param_names.DECODER_WEIGHT in self._names and tied:
+        if name == param_names.EMBEDDING and param_names.DECODER_WEIGHT in self._names and self.config.tied:
             return param_names.DECODER_WEIGHT  # one tensor for both, saved once
+        if name == param_names.DECODER_WEIGHT and not self.config.tied:
+            raise ValueError(
+                f"{self.folder}: {CONFIG} says that the masked-LM head has a weight of its own (tie_word_embeddings = "
+                f"false), and {self._own(name)} is missing. Get a complete model, leave the head masked_lm out "
+                "(--heads of `python -m tools.convert from-hf`, or Weights.only), or correct the setting."
+            )
         prefix = param_names.prefix_among(self._tensors)
         begin = f"the names of its encoder begin with {prefix!r}" if prefix else "its names have no prefix"
         if prefix is None:
@@ -351,17 +362,10 @@ class HFWeights(WeightSource):
         raise ValueError(f"{told} {CONFIG} and weights are of different models, or the model has other sizes.")
 
     def _check_tied(self, used: dict[str, Tensor], cube: Cube) -> None:
-        """The masked-LM head has the embedding's own weight: where the file has another, it must be the same."""
-        if "masked_lm.projection.bias" not in used:
+        """A masked-LM head without a weight of its own has the embedding's: where the file has another, it must be the
+        same."""
+        if "masked_lm.projection.bias" not in used or _OWN_DECODER in used:
             return
-        tied = (self.settings or {}).get("tie_word_embeddings", True)
-        if not tied and param_names.DECODER_WEIGHT not in self._names:
-            raise ValueError(
-                f"{self.folder}: {CONFIG} says that the masked-LM head has a weight of its own (tie_word_embeddings = "
-                f"false), and {self._own(param_names.DECODER_WEIGHT)} is missing. Get a complete model, leave the head "
-                "masked_lm out (--heads of `python -m tools.convert from-hf`, or Weights.only), or correct the "
-                "setting."
-            )
         embedding = used["bert.embeddings.tokens.weight"]
         pairs = (
             (param_names.DECODER_WEIGHT, param_names.EMBEDDING, local_slices(embedding, cube)),
@@ -379,7 +383,8 @@ class HFWeights(WeightSource):
                     raise ValueError(
                         f"{self.folder}: {self._own(one)} differs from {self._own(other)}, and this "
                         f"{self._architecture.title} has one tensor for both (tie_word_embeddings). Leave the head "
-                        "masked_lm out (--heads of `python -m tools.convert from-hf`, or Weights.only), or tie them."
+                        "masked_lm out (--heads of `python -m tools.convert from-hf`, or Weights.only), tie them, or, "
+                        f"if the decoder has its own on purpose, say so in {CONFIG}: tie_word_embeddings = false."
                     )
 
     def _read(self, used: dict[str, Tensor], sources: dict[str, tuple[str, ...]], cube: Cube) -> None:

@@ -135,8 +135,8 @@ MUTATIONS = (
     Mutation(
         "step-fill-of-one-slot-more",
         "tensor3d/data/loader.py",
-        old="fill=plan.tokens / (self._global_batch * plan.capacity),",
-        new="fill=plan.tokens / (self._global_batch * plan.capacity + 1),",
+        old="fill=plan.tokens / (len(plan.packs) * plan.capacity),",
+        new="fill=plan.tokens / (len(plan.packs) * plan.capacity + 1),",
         tests=("tests/data/test_loader.py::test_totals_are_those_of_the_whole_step",),
     ),
 )

@@ -19,12 +19,22 @@ from tensor3d.cost_model.hardware import Link, LinkFit, cluster_of
 from tensor3d.cost_model.search import search
 from tools.plan.__main__ import PlanCommand, main
 from tools.plan.check import Comparison, check, predicted
-from tools.plan.tables import _more, kind_of
+from tools.plan.tables import MODELS, _more, kind_of, parameters_of
 from tools.report import page
 from tools.training.arguments import parse, resolve
 from tools.training.config import read_config
 from tools.training.estimate import expect
 
+ELECTRA = {
+    **{
+        "model_type": "electra",
+        "vocab_size": 30522,
+        "hidden_size": 256,
+        "embedding_size": 128,
+        "num_hidden_layers": 12,
+    },
+    **{"num_attention_heads": 4, "intermediate_size": 1024, "max_position_embeddings": 512},
+}
 BASE = ["--model", "base", "--global-batch", "64"]
 PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
 
@@ -188,12 +198,18 @@ def test_units_stand_for_numbers(
         ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
         ["--per-node", "1", "--layers", "5", "--inner", "1024", "--positions", "1024"],
+        ["--model", "modernbert-large", "--optimizer", "stable_adamw"],
+        ["--model", "roberta-base", "--objective", "masked-lm+next-sentence", "--layers", "6"],
+        ["--model-folder", "FOLDER", "--capacity", "256"],
     ],
 )
 def test_the_printed_command_trains_on_the_pick(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The real parser of training makes the box, the model, the batch and the choices of it."""
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "FOLDER" / "config.json").write_text(json.dumps(ELECTRA))
+    arguments = [str(tmp_path / word) if word == "FOLDER" else word for word in arguments]
     content = planned(tmp_path, *arguments)
     pick, model, asked = content["search"]["plans"][0], content["model"], content["asked"]
     printed = capsys.readouterr().out.split("run it: ")[1].split("\n", 1)[1].split("\n\n")[0]
@@ -211,7 +227,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert run.rank_order == (tuple(pick["wire"]) if run.shape.ranks > 1 else None)
     recipe, expected = run.recipe, expect(run.recipe, run.shape)
     trained = dataclasses.asdict(expected.config)
-    same = ("layers", "hidden", "heads", "vocab", "positions", "next_sentence")
+    same = {each.name for each in dataclasses.fields(BertConfig)} - {"inner", "dropout", "attention_dropout", "std"}
     assert {key: trained[key] for key in same} == {key: model[key] for key in same}
     assert expected.config.inner_size == BertConfig(**model).inner_size
     assert (expected.packs, expected.micro_batches) == (asked["global_batch"], pick["choice"]["micro_batches"])
@@ -236,6 +252,12 @@ def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.
         assert f"optimiser {state}, " in printed
         assert re.search(rf"^  data +{received} +{calls} ", printed, re.MULTILINE)
         assert ("lamb, its state sharded over data" in printed) is bool(more)
+
+
+def test_the_papers_formulas_are_not_of_gates(capsys: pytest.CaptureFixture[str]) -> None:
+    for model, shown in (("roberta-base", True), ("modernbert-base", False)):
+        assert main(["--model", model, "--global-batch", "64", "--quick"]) == 0
+        assert ("ways of the papers by the papers' formulas" in capsys.readouterr().out) is shown
 
 
 def test_what_training_refuses_has_no_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,8 +369,23 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("roberta-base", 124_697_433),
+        ("roberta-large", 355_412_057),
+        ("modernbert-base", 149_655_232),
+        ("modernbert-large", 395_881_664),
+    ],
+)
+def test_the_relatives_of_bert_have_their_published_sizes(name: str, parameters: int) -> None:
+    """Weights of RobertaForMaskedLM and ModernBertForMaskedLM of the transformers library."""
+    assert parameters_of(dataclasses.replace(MODELS[name], next_sentence=False)) == parameters
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["--model-folder", "nowhere"], "nowhere is no folder of a model: it has neither model.json"),
         (["--gpu", "B9000"], "GPUs with a preset are"),
         (["--model", "huge"], "--model must be one of tiny, mini, small, base, large, 10b, 100b"),
         (["--model", "BERT-Large"], "Got 'BERT-Large'. Did you mean large?"),

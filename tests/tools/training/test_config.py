@@ -62,6 +62,15 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("[optimizer]\npower = 0", r"optimizer.power.*\b0.*\b0.0"),
         ("[optimizer]\nfloor = 1", r"optimizer.floor.*\b0.*\b1.*\b1.0"),
         (
+            "[batch]\nramp_stages = 3",
+            "batch.ramp_stages=3 and batch.ramp_steps=0 belong together",
+        ),
+        (
+            "[data]\npacking = 'binned'\n[batch]\nramp_stages = 3\nramp_steps = 4",
+            "data.packing = 'binned' orders sequences for steps of one size",
+        ),
+        ("[optimizer]\nschedule = 'wsd'\ndecay = 1.1", "optimizer.decay must be at least 0 and at most 1. Got 1.1"),
+        (
             "[optimizer]\nschedule = 'wsd'\nwarmup = 0.6\ndecay = 0.5",
             "optimizer.warmup=0.6.*optimizer.decay=0.5",
         ),

@@ -40,7 +40,7 @@ KEPT: list[tuple[Changes, Changes, torch.dtype | None]] = [
     ({"attention_dropout": 0.1}, {}, torch.bfloat16),
     ({"activation": "relu", "dropout": 0.1}, {}, None),
     ({"activation": "relu"}, {"reshard_after_forward": False}, torch.bfloat16),
-    ({"activation": "silu"}, {}, None),
+    ({"activation": "silu", "tied": False}, {}, None),
     ({"encoder": "modern"}, {}, None),
     (MODERN, {}, None),
     ({**MODERN, "dropout": 0.1, "attention_dropout": 0.1}, {}, None),

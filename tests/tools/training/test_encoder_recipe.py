@@ -12,8 +12,8 @@ from models.bert.cost_model.param_shapes import parameters
 from tensor3d import CubeShape
 from tests.tools.runs import arguments, losses
 from tools import pretrain
-from tools.training import estimate
-from tools.training.config import DataConfig, ModelConfig, TrainConfig, read_config
+from tools.training import estimate, resume
+from tools.training.config import BatchConfig, DataConfig, ModelConfig, TrainConfig, read_config
 from tools.training.estimate import expect, report
 from tools.training.resume import check_resume, check_start
 
@@ -31,8 +31,7 @@ def test_a_recipe_resolves_to_its_encoder() -> None:
     [
         ({"window": 8}, 'window belongs to encoder="modern"'),
         ({"encoder": "modern", "norm": "pre"}, 'norm belongs to encoder="classic"'),
-        ({"encoder": "modern", "positions": 512}, r"model.positions=512 are rows of a table"),
-        ({"encoder": "modern", "positions": 16}, r"model.positions=16 are rows of a table"),
+        ({"encoder": "modern", "positions": 16}, r"model.positions=16 is less than sequences of data.max_length=128"),
         ({"encoder": "modern", "global_every": 2}, "there is no window"),
     ],
 )
@@ -67,6 +66,8 @@ def _checkpoint_of(recipe: TrainConfig) -> dict[str, Any]:
 
 
 class _Corpus:
+    tokenizer = None
+
     class info:  # noqa: N801
         fingerprint = "same"
 
@@ -74,20 +75,30 @@ class _Corpus:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"encoder": "classic", "window": None}, r"encoder = 'modern'"),
+        ({"encoder": "classic", "window": None, "rotary_base": None}, r"encoder = 'modern'"),
         ({"window": 5}, r"window = 9"),
         ({"global_every": 2}, r"global_every = None"),
-        ({"rotary_base": 5e4}, r"rotary_base = None"),
+        ({"rotary_base": None}, r"rotary_base = 20000.0"),
     ],
 )
 def test_a_checkpoint_knows_its_encoder(changes: dict[str, Any], what: str) -> None:
-    before = TrainConfig(model=ModelConfig(encoder="modern", window=9))
+    before = TrainConfig(model=ModelConfig(encoder="modern", window=9, rotary_base=2e4))
     now, corpus = replace(before, model=replace(before.model, **changes)), _Corpus()
     check_resume(_checkpoint_of(before), before, corpus)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"was trained with model.{what}"):
         check_resume(_checkpoint_of(before), now, corpus)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"the checkpoint's model has {what}"):
         check_start(_checkpoint_of(before), now, corpus)  # type: ignore[arg-type]
+
+
+def test_another_phase_may_turn_otherwise_and_be_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotary base that is named may be another one, and there is no table of positions that could not shrink."""
+    monkeypatch.setattr(resume, "tokenizer_hash", lambda _: None)
+    before = TrainConfig(model=ModelConfig(encoder="modern", window=9, rotary_base=2e4, positions=512))
+    now, corpus = replace(before, model=ModelConfig(encoder="modern", window=9, rotary_base=5e4)), _Corpus()
+    check_start(_checkpoint_of(before), now, corpus)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"was trained with model.rotary_base = 20000.0"):
+        check_resume(_checkpoint_of(before), now, corpus)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_older_than_these_keys_is_of_the_classic_encoder(recipe: Path) -> None:
@@ -99,3 +110,19 @@ def test_a_checkpoint_older_than_these_keys_is_of_the_classic_encoder(recipe: Pa
     modern = replace(now, model=replace(now.model, encoder="modern"))
     with pytest.raises(ValueError, match=r"trained.*model.encoder = 'classic'.*'modern'"):
         check_resume(old, modern, _Corpus())  # type: ignore[arg-type]
+
+
+def test_how_the_batch_rises_stays_when_a_run_goes_on() -> None:
+    """Or other packs would follow."""
+    before = TrainConfig(batch=BatchConfig(global_batch=24, ramp_stages=3, ramp_steps=10))
+    now = replace(before, batch=BatchConfig(global_batch=24))
+    with pytest.raises(ValueError, match=r"was trained with batch.ramp_stages = 3, the recipe says 1"):
+        check_resume(_checkpoint_of(before), now, _Corpus())  # type: ignore[arg-type]
+
+
+def test_the_shipped_phases_are_as_long_as_modernberts_in_tokens() -> None:
+    recipes = Path(__file__).parents[3] / "launch" / "recipes"
+    found = [expect(read_config(recipes / f"modernbert-base-phase{phase}.toml"), CubeShape()) for phase in (1, 2, 3)]
+    tokens = [each.whole_steps * each.packs * each.load.rows / each.packs_per_rank for each in found]
+    assert tokens == pytest.approx([1.719e12, 250e9, 50e9], rel=1e-4)
+    assert [each.packs_per_rank * each.micro_batches for each in found] == [4608, 576, 576]

@@ -1,4 +1,5 @@
-"""Pre-training on masked tokens alone: no pairs, no pooler, the same on any cube, and what comes out of it."""
+"""Pre-training on masked tokens alone: no pairs, no pooler, the same on any cube, and what comes out of it. With a
+decoder that is not the embedding."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ MORE = [
     "0",
     "--model.attention-dropout",
     "0",
+    "--model.no-tied",
     "--run.steps",
     "4",
     "--run.evaluate-every",
@@ -82,6 +84,7 @@ def test_the_model_has_neither_pooler_nor_next_sentence_head(run: Path) -> None:
     names = [name for name, _ in model.named_parameters()]
     assert names == [each.name for each in parameters(config)]
     assert not any("pooler" in name or "next_sentence" in name for name in names)
+    assert "masked_lm.projection.weight" in names
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def test_phase_2_has_a_schedule_and_data_of_its_own(first: Path, corpus: Path, s
     ("section", "change", "message"),
     [
         ("model", {"hidden": 64}, "hidden = 128.*recipe's 64"),
+        ("model", {"tied": False}, r"has tied = True, the recipe's False"),
         ("model", {"norm": "pre"}, r"has norm = 'post', the recipe's 'pre'"),
         ("data", {"vocab_size": 1024}, r"has vocab_size = 67, the recipe's 1024"),
     ],

@@ -92,7 +92,7 @@ def test_heads_that_are_not_there_start_fresh(
 
 
 def test_a_roberta_goes_on(recipe: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One type for both texts of a pair, positions behind that of padding, and no head for next sentences there."""
+    """Of its two heads here the library has one, with which a run on masked tokens alone goes on."""
     kind = ("--model.family", "roberta", "--model.first-position", "2", "--model.types", "1")
     run = arguments(recipe, tmp_path / "run", *kind, "--run.steps", "1", corpus=first / "corpus")
     assert pretrain.main(run) == 0
@@ -103,8 +103,12 @@ def test_a_roberta_goes_on(recipe: Path, first: Path, tmp_path: Path, capsys: py
     start = ("--start-from", str(tmp_path / "library"), *STILL)
     assert pretrain.main(arguments(recipe, tmp_path / "bert", *start, corpus=first / "corpus")) == 2
     assert "has family = 'roberta', the recipe's 'bert'. Set model.family = 'roberta'" in capsys.readouterr().err
+    assert pretrain.main(arguments(recipe, tmp_path / "on", *kind, *start, corpus=first / "corpus")) == 2
+    assert "has no head for next sentences, as no model of the family 'roberta' has" in capsys.readouterr().err
+    start = (*start, "--data.objective", "masked-lm")
     assert pretrain.main(arguments(recipe, tmp_path / "on", *kind, *start, corpus=first / "corpus")) == 0
-    assert "loaded: encoder, masked_lm; not in the folder, so as init" in capsys.readouterr().err
+    assert "loaded: encoder, masked_lm; the optimiser's moments begin at 0\n" in capsys.readouterr().err
+    assert "types" not in (tmp_path / "library" / "tokenizer_config.json").read_text(), "it has one type of tokens"
     before, after = weights_of(tmp_path / "run"), weights_of(tmp_path / "on")
     assert before["bert.embeddings.positions.weight"].shape[0] == 34
     own = {name for name in before if name.startswith(("bert.", "masked_lm."))}
@@ -146,4 +150,4 @@ def test_another_model_or_tokenizer_is_refused(
     (library / "tokenizer.model").unlink()
     told = refused(library)
     assert "the corpus was made with another tokenizer" in told
-    assert f"python -m tools.corpus tokenizer --tokenizer-file {library / 'tokenizer.json'}" in told
+    assert f"launch/corpus.sh --output DIR --tokenizer-file {library / 'tokenizer.json'} TEXT" in told

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from tools.common.files import write_file
 from tools.corpus.pipeline import Manifest, Options, Stage, Team
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.sentences import check_language
@@ -20,6 +22,7 @@ from tools.corpus.tokenize.documents import (
     write_sample,
 )
 from tools.corpus.tokenizers import FILES, Kind, Tokenizer, install_tokenizer
+from tools.corpus.tokenizers.base import missing
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.corpus.tokenizers.wordpiece import guess_accents
 
@@ -33,8 +36,9 @@ class TokenizerOptions(Options):
 
     docs: tuple[Path, ...] = ()
     """Outputs of the step extract, to train on."""
-    model: Literal["unigram", "bpe"] = "unigram"
-    """What is trained."""
+    model: Literal["unigram", "bpe", "bpe-bytes"] = "unigram"
+    """What is trained: a sentencepiece model, or merges of bytes in a tokenizer.json, as GPT-2 and RoBERTa have them:
+    no character is unknown."""
     vocab_size: int = 30_000
     """Pieces to train, the special tokens among them."""
     sentences: int = 200_000
@@ -42,7 +46,8 @@ class TokenizerOptions(Options):
     lowercase: bool = False
     """The trained model folds case."""
     character_coverage: float = 0.9995
-    """Share of the characters of the text that get pieces of their own; for scripts with few characters 1.0."""
+    """Share of the characters of the text that get pieces of their own; for scripts with few characters 1.0. Bytes make
+    all of them."""
     language: str = "en"
     """ISO 639-1 code: its rules say where a sentence ends."""
     seed: int = 0
@@ -110,8 +115,9 @@ def _take(options: TokenizerOptions, team: Team) -> Manifest:
 def _train(options: TokenizerOptions, team: Team) -> Manifest:
     _check_training(options)
     files = document_files(options.docs)
+    kind: Kind = "json" if options.model == BYTES else "sentencepiece"
     settings = {
-        "kind": "sentencepiece",
+        "kind": kind,
         "docs": fingerprint_documents(files),
         **{
             name: getattr(options, name)
@@ -125,16 +131,21 @@ def _train(options: TokenizerOptions, team: Team) -> Manifest:
         results = step.run("sample", units, partial(write_sample, seed=options.seed, language=options.language))
 
         def train() -> dict[str, Any]:
-            file = step.scratch / FILES["sentencepiece"]
-            told = train_tokenizer(
-                read_sample(units, step.scratch),
-                file,
-                vocab_size=options.vocab_size,
-                model=options.model,
-                lowercase=options.lowercase,
-                character_coverage=options.character_coverage,
-            )
-            made = install_tokenizer("sentencepiece", file, step.folder)
+            file, sample, told = step.scratch / FILES[kind], read_sample(units, step.scratch), {}
+            if options.model == "bpe-bytes":
+                if not any(result["sentences"] for result in results):
+                    raise ValueError("the documents have no sentence to train on. Name others, or extract them anew.")
+                train_bytes(sample, file, vocab_size=options.vocab_size, lowercase=options.lowercase)
+            else:
+                told = train_tokenizer(
+                    sample,
+                    file,
+                    vocab_size=options.vocab_size,
+                    model=options.model,
+                    lowercase=options.lowercase,
+                    character_coverage=options.character_coverage,
+                )
+            made = install_tokenizer(kind, file, step.folder)
             return {**_counts(made), "sentences": sum(result["sentences"] for result in results), **told}
 
         return step.finish(step.on_first(train))
@@ -145,6 +156,65 @@ def _check_training(options: TokenizerOptions) -> None:
     for name, least in (("vocab_size", 1), ("sentences", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}. Got {getattr(options, name)}.")
+
+    if options.model == BYTES and options.character_coverage != TokenizerOptions.character_coverage:
+        raise ValueError(
+            f"--character-coverage says nothing of --model {BYTES}, whose bytes make every character. Got "
+            f"{options.character_coverage}; leave it out."
+        )
+
+
+# --- Merges of bytes (Radford et al. 2019, section 2.2; RoBERTa's too) ------------------------------------------------
+
+BYTES: Literal["bpe-bytes"] = "bpe-bytes"
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+"""With RoBERTa's names and ids."""
+_ALPHABET = 256
+
+
+def train_bytes(sentences: Iterable[str], path: Path, *, vocab_size: int, lowercase: bool = False) -> None:
+    """Trains byte-pair encoding over bytes and writes it to `path`, a tokenizer.json. The same sentences give the same
+    pieces.
+
+    A space goes to the word behind it, and each sentence begins with one, so that a word has the same pieces wherever
+    it stands, and a piece tells whether it begins a word.
+
+    Args:
+        vocab_size: pieces, with 5 special tokens and 256 bytes.
+        lowercase: the model folds case, also in the text that it is given later.
+
+    Raises:
+        ValueError: a vocabulary without room for all bytes, or one that the text is too small for.
+    """
+    least = _ALPHABET + len(_SPECIAL)
+    if vocab_size < least:
+        raise ValueError(
+            f"--vocab-size must be at least {least} with --model {BYTES}: 256 bytes and {len(_SPECIAL)} special "
+            f"tokens. Got {vocab_size}."
+        )
+    try:
+        from tokenizers import Tokenizer as Library
+        from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+    except ImportError as error:
+        raise missing("tokenizers", error) from error
+    library = Library(models.BPE())
+    if lowercase:
+        library.normalizer = normalizers.Lowercase()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(sentences, trainer)
+    if (found := library.get_vocab_size()) < vocab_size:
+        raise ValueError(
+            f"the text has too few different words for --vocab-size {vocab_size}: merges of its bytes come to {found} "
+            "pieces. Train on more text, or ask for fewer pieces."
+        )
+    write_file(path, library.to_str(pretty=True) + "\n")
 
 
 def _counts(made: Tokenizer) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _bpe(model: Any) -> Any:
 _ROLES = ("pad", "cls", "sep", "mask")
 
 
-def write_tokenizer(source: Path, output: Path, *, max_length: int) -> str:
+def write_tokenizer(source: Path, output: Path, *, max_length: int, types: int = 2) -> str:
     """Writes the tokenizer of the model in `source` into `output`, which is there.
 
     Files of an imported folder are copied as they were. Others become a tokenizer.json, with the vocab.txt or the
@@ -124,6 +124,7 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int) -> str:
 
     Args:
         max_length: tokens of the longest sequence that the model takes.
+        types: of its tokens; with fewer than two the library's tokenizer gives none, which the model may not take.
 
     Returns:
         What was done, in words.
@@ -168,7 +169,8 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int) -> str:
     names_of = _special_names(tokenizer)
     _add_special(library, tokenizer, names_of)
     write_file(output / FILES["json"], library.to_str(pretty=True) + "\n")
-    config |= {"model_max_length": max_length, "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    inputs = ["input_ids", *(["token_type_ids"] if types > 1 else []), "attention_mask"]
+    config |= {"model_max_length": max_length, "model_input_names": inputs}
     write_file(output / CONFIG, json.dumps(config | names_of, indent=2, ensure_ascii=False) + "\n")
     write_file(output / SPECIAL_MAP, json.dumps(names_of, indent=2, ensure_ascii=False) + "\n")
     told = f"written as {FILES['json']}, from the {kind} one"

@@ -109,6 +109,25 @@ def keep_tokenizer_of_corpus(file: Path, folder: Path) -> None:
         install_tokenizer("sentencepiece", file, target)
 
 
+def keep_tokenizer_of_run(file: Path, folder: Path, start_from: Path | None) -> None:
+    """The tokenizer of a run on a corpus: that of the model that it begins with, for it also says how texts become
+    sequences and has the library's files; else that of the corpus.
+
+    Args:
+        file: what decides the ids of the corpus.
+        folder: of the run. A tokenizer that is there and gives these ids stays.
+        start_from: the model, a checkpoint of one, or a checkpoint alone, which has no tokenizer.
+    """
+    mark = tokenizer_of_corpus(file).fingerprint
+    for source in (folder, *([] if start_from is None else [start_from])):
+        with suppress(ValueError):  # there is none
+            if any(each.open().fingerprint == mark for each in tokenizers_in(source)):
+                if source != folder:
+                    keep_tokenizer(source, folder)
+                return
+    keep_tokenizer_of_corpus(file, folder)
+
+
 def copy_file(source: Path, target: Path) -> None:
     """Byte for byte; it appears whole or not at all."""
     write_file(target, read_file(source))

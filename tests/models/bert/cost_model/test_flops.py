@@ -56,7 +56,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "wide inside": {"inner": 160, "heads": 2},
     "default inside": {"inner": None, "vocab": 131},
     "modern": {"encoder": "modern", "inner": None},
-    "masked-LM alone": {"next_sentence": False},
+    "masked-LM alone": {"next_sentence": False, "tied": False},
     "narrow embeddings": {"family": "electra", "embedding": 24},
 }
 

@@ -41,14 +41,14 @@ def _state(shape: Shape, changes: Changes) -> dict[str, Any]:
         ((1, 4, 1, 1), {"norm": "pre"}),
         ((2, 1, 1, 2), {"norm": "pre"}),
         ((1, 2, 2, 1), MODERN),
-        ((1, 2, 2, 1), {"next_sentence": False}),
+        ((1, 2, 2, 1), {"next_sentence": False, "tied": False}),
         ((1, 2, 2, 1), {**MODERN, "family": "modernbert", "types": 0}),
         ((1, 2, 2, 1), {"family": "electra", "embedding": 24}),
         ((1, 1, 1, 1), {"family": "roberta", "first_position": 2, "types": 1}),
         ((1, 1, 1, 1), {"family": "distilbert", "types": 0}),
     ],
     ids=[
-        *("1x1x1", "2x2x2", "1x4x1", "2x1x1-data2", "1x2x2-modern", "1x2x2-masked-lm"),
+        *("1x1x1", "2x2x2", "1x4x1", "2x1x1-data2", "1x2x2-modern", "1x2x2-untied-masked-lm"),
         *("1x2x2-modernbert", "1x2x2-electra", "roberta", "distilbert"),
     ],
 )

@@ -69,8 +69,13 @@ def original(kind: str = "BertForPreTraining", **changes: Any) -> Any:
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
     """As the library saves them: the tied decoder once."""
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    tied = tied_keys(model)
     return {name: value.clone() for name, value in model.state_dict().items() if name not in tied}
+
+
+def tied_keys(model: Any) -> set[str]:
+    """Of tensors that are another one's."""
+    return set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
 
 
 def settings_of(model: Any) -> dict[str, Any]:

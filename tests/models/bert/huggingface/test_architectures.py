@@ -26,7 +26,7 @@ from tests.models.bert.huggingface.families import (
     parity,
     texts_for,
 )
-from tests.models.bert.huggingface.subject import same, saved, tensors_of
+from tests.models.bert.huggingface.subject import same, saved, tensors_of, tied_keys
 from tests.models.toy import Shape
 from tests.ranks import run_ranks
 from tests.single_device_reference import ranks_of, worst
@@ -92,7 +92,7 @@ OTHERS = [("XLMRoberta", "ForSequenceClassification"), ("DistilBert", "ForQuesti
     ("shape", "dtype", "cases"),
     [
         ((1, 1, 1, 1), torch.float64, [*FEW, *OTHERS]),
-        ((1, 2, 2, 1), torch.float64, [FEW[0], FEW[2]]),
+        ((1, 2, 2, 1), torch.float64, [FEW[0], ("Bert", "ForMaskedLM"), FEW[2], MODERN[0]]),
         ((1, 1, 1, 1), torch.float64, MODERN),
         ((1, 2, 2, 1), torch.float64, MODERN[1:2]),
         pytest.param((1, 1, 1, 1), torch.float32, EVERY, marks=pytest.mark.slow),
@@ -119,7 +119,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
         twin = saved(folder, folder.name, **settings).to(dtype)
         found = library_step(twin, kind, settings, texts_for(settings))
         prefix = f"{twin.base_model_prefix}." if kind == "Model" else ""  # which a bare model's names are without
-        tied = set(getattr(twin, "_tied_weights_keys", None) or ())
+        tied = tied_keys(twin)
         every = {key: each.grad for key, each in twin.named_parameters(remove_duplicate=False) if key not in tied}
         theirs = {f"{prefix}{key}": gradient for key, gradient in every.items() if gradient is not None}
         torch.save(({key: value.detach() for key, value in found.items()}, theirs), folder / "wanted")
@@ -157,3 +157,27 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
         assert wrong.pop("missing_keys") == pooler
         assert not any(wrong.values()), wrong
         assert same({name: again.state_dict()[name] for name in found}, found)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["Bert", "Roberta", "ModernBert", *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[3:5])],
+)
+@pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
+def test_a_decoder_of_its_own_there_and_back(tmp_path: Path, family: str) -> None:
+    """Of two biases both are written, as the one that counts."""
+    folder, back, cube = tmp_path / "theirs", tmp_path / "ours", Cube.single()
+    twin = saved(folder, f"{family}ForMaskedLM", **drawn(family, "ForMaskedLM", (1, 1, 1, 1), 1))
+    cube.manual_seed(0)
+    weights = open_weights(folder)
+    model = OURS["ForMaskedLM"].from_pretrained(folder, cube)
+    export_huggingface(model, cube, back, heads=("masked_lm",), settings=weights.settings)
+    wanted = tensors_of(twin)
+    both = [name for name in wanted if name.endswith("decoder.bias") and name.replace("decoder.", "") in wanted]
+    assert len(both) == (family in ("Bert", "Roberta"))
+    wanted |= {name.replace("decoder.", ""): wanted[name] for name in both}
+    assert same(load_file(back / "model.safetensors"), wanted)
+    assert json.loads((back / "config.json").read_text())["tie_word_embeddings"] is False
+    again, wrong = getattr(transformers, f"{family}ForMaskedLM").from_pretrained(back, output_loading_info=True)
+    assert not any(wrong.values()), wrong
+    assert same({name: again.state_dict()[name] for name in wanted}, wanted)

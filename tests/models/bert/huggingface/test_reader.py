@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -257,9 +258,20 @@ def test_a_config_of_2019_names_no_model_type(model: Any, wanted: Tensors, tmp_p
     assert same(values(loaded(write(tmp_path, tensors_of(model), settings))), wanted)
 
 
-def test_an_untied_decoder_that_is_equal(model: Any, wanted: Tensors, tmp_path: Path) -> None:
-    settings = {**settings_of(model), "tie_word_embeddings": False}
-    assert same(values(loaded(write(tmp_path, with_buffers_and_decoder(tensors_of(model)), settings))), wanted)
+def test_an_untied_decoder_has_a_weight_and_a_bias_of_its_own(model: Any, wanted: Tensors, tmp_path: Path) -> None:
+    """Of two biases the library adds the decoder's."""
+    tensors = with_buffers_and_decoder(tensors_of(model))
+    decoder = {name: tensors[f"cls.predictions.decoder.{name}"] + 1 for name in ("weight", "bias")}
+    own = {f"masked_lm.projection.{name}": value for name, value in decoder.items()}
+    changed = tensors | {f"cls.predictions.decoder.{name}": value for name, value in decoder.items()}
+    folder = write(tmp_path, changed, {**settings_of(model), "tie_word_embeddings": False})
+    ours = loaded(folder)
+    assert same(values(ours), wanted | own)
+    weights = open_weights(folder)
+    assert (weights.config.tied, weights.fill(ours, Cube.single()).unused) == (False, ("cls.predictions.bias",))
+    tied = BertForPreTraining(replace(weights.config, tied=True), Cube.single())
+    with pytest.raises(ValueError, match=r"decoder.weight differs from .*tie_word_embeddings"):
+        weights.fill(tied, Cube.single())
 
 
 def test_an_untied_decoder_that_is_missing(model: Any, wanted: Tensors, tmp_path: Path) -> None:

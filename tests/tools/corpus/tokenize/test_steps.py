@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tensor3d.data import IndexedDataset
+from tensor3d.data.masking import GOES_ON
 from tests.tools.corpus.tokenized import CASED, TEXTS, line, write_documents, write_vocabulary
 from tools.corpus.__main__ import in_lines, main
 from tools.corpus.pipeline import BadInput, Manifest, local_team
@@ -200,6 +201,29 @@ def test_models_of_both_kinds_with_and_without_case(tmp_path: Path) -> None:
             assert made.special_ids == {"pad": 0, "cls": 2, "sep": 3, "mask": 4}
 
 
+def test_merges_of_bytes_are_the_same_for_any_workers_and_know_every_character(tmp_path: Path) -> None:
+    docs = write_documents(tmp_path / "docs", TEXTS[:5], TEXTS[5:])
+    options = {"model": "bpe-bytes", "vocab_size": 275}
+    first, again = (train(tmp_path / f"{n}", docs, workers=n, **options) for n in (1, 2))
+    assert contents(first.folder) == contents(again.folder)
+    assert first.counts == {"vocab_size": 275, "sentences": 5 * len(TEXTS)}
+    made = load_tokenizer(first.folder)
+    assert made.special_ids == {"cls": 0, "pad": 1, "sep": 2, "mask": 4}
+    for text in ("The fox went to the town.", "na\u00efve \u6f22\u5b57 \U0001f680 <mask>"):
+        ids = made.encode([text])[0]
+        assert made.decode(ids).strip() == text
+        assert not set(ids) & {*made.special_ids.values(), 3}
+    # Where a word stands says nothing of its pieces, and where its pieces begin is told.
+    assert made.encode(["fox"])[0] == made.encode(["the fox"])[0][-len(made.encode(["fox"])[0]) :]
+    pieces, flags = made.pieces(range(275)), made.continuations
+    assert not any(flags[n] & GOES_ON for n, piece in enumerate(pieces) if piece.startswith("\u0120"))
+    assert all(flags[n] & GOES_ON for n, piece in enumerate(pieces) if piece.isascii() and piece.isalpha())
+    folded = train(tmp_path / "folded", docs, lowercase=True, **options)
+    assert (
+        load_tokenizer(folded.folder).decode(load_tokenizer(folded.folder).encode(["The FOX"])[0]).strip() == "the fox"
+    )
+
+
 LONG = {
     "Latin with spaces": ("wörter über", " "),
     "Chinese without spaces": ("的一是不了", ""),
@@ -320,9 +344,14 @@ def test_a_tokenizer_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         ({"docs": (docs,), "sentences": 0}, "--sentences must be at least 1. Got 0"),
         ({"docs": (docs,), "vocab_size": 5000}, "too small for a vocabulary of 5000 pieces"),
         ({"docs": (docs,), "vocab_size": 60, "character_coverage": 0.1}, "character_coverage is a share"),
+        ({"docs": (docs,), "model": "bpe-bytes", "vocab_size": 260}, "at least 261 with --model bpe-bytes"),
+        ({"docs": (docs,), "model": "bpe-bytes", "vocab_size": 9000}, "too few different words for --vocab-size 9000"),
+        ({"docs": (docs,), "model": "bpe-bytes", "character_coverage": 1.0}, "coverage says nothing of --model bpe-by"),
     ):
         with pytest.raises(ValueError, match=message):
             tokenizer(TokenizerOptions(output=tmp_path / f"{abs(hash(message))}", **options), local_team(1))
     empty = write_documents(tmp_path / "empty", ["***"])
     with pytest.raises(ValueError, match="no sentence to train"):
         train(tmp_path / "no", empty)
+    with pytest.raises(ValueError, match="no sentence to train"):
+        train(tmp_path / "none", empty, model="bpe-bytes", vocab_size=261)

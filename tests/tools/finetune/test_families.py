@@ -1,0 +1,121 @@
+"""Tags, ranks, vectors and numbers learnt by BERT's relatives: a step on each, and what comes of it says the same as a
+run and as a folder of the library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from models.bert import BertConfig, BertForPreTraining, export_huggingface
+from models.bert.huggingface import read_model_json
+from tensor3d import Cube
+from tests.tools.squad.small import COLORS, PIECES, write_vocab
+from tools.convert.__main__ import main as convert
+from tools.finetune.__main__ import main
+from tools.predict import load
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "roberta": {"first_position": 1, "types": 1},
+    "distilbert": {"types": 0},
+    "electra": {"embedding": 8},
+    "modernbert": {
+        **{"encoder": "modern", "types": 0, "window": 5, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
+        **{"eps": 1e-5, "dropout": 0.0, "attention_dropout": 0.0, "pooling": "mean"},
+    },
+}
+
+
+def language_model(folder: Path, family: str) -> Path:
+    """One by chance, with an uncased vocabulary beside it."""
+    cube = Cube.single()
+    cube.manual_seed(1)
+    config = BertConfig(
+        **{"layers": 2, "hidden": 16, "heads": 2, "inner": 32, "vocab": len(PIECES), "positions": 32, "std": 0.3},
+        **{"family": family, "next_sentence": False, **FAMILIES[family]},
+    )
+    export_huggingface(BertForPreTraining(config, cube), cube, folder)
+    write_vocab(folder)
+    names = ["input_ids", *(["token_type_ids"] if config.types > 1 else []), "attention_mask"]
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_input_names": names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def tags() -> str:
+    return "\n\n".join(f"{COLORS[n % 5]} O\n{n % 10} B-NUM\nuncommons B-ODD" for n in range(16)) + "\n"
+
+
+def ranked() -> str:
+    rows = [{"query": "what number", "passages": [COLORS[n % 5], f"a {n % 10}"], "grades": [0, 1]} for n in range(16)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def alike() -> str:
+    rows = [{"anchor": f"{COLORS[n % 5]} {n % 10}", "positive": f"the {COLORS[n % 5]} {n % 10}"} for n in range(32)]
+    return "".join(json.dumps({**row, "score": n % 2}) + "\n" for n, row in enumerate(rows))
+
+
+def numbers() -> str:
+    """Pairs of texts, and how many words the second one has."""
+    rows = [f"{COLORS[n % 5]}\tthe {' '.join(COLORS[: n % 4])}\t{n % 4}.5" for n in range(32)]
+    return "\n".join(["first\tsecond\tnumber", *rows]) + "\n"
+
+
+class Task(NamedTuple):
+    file: str
+    content: str
+    question: Any
+    """For `tools.predict`."""
+    more: tuple[str, ...] = ()
+    """Of the section [data]."""
+
+    def recipe(self, folder: Path) -> Path:
+        (folder / self.file).write_text(self.content)
+        data = [*(f'{part} = "{folder}/{self.file}"' for part in ("train", "dev")), *self.more, "max_length = 24"]
+        run = ["[run]", "epochs = 1", "batch = 16", "tokens_per_rank = 512", "seeds = [0]"]
+        (folder / "small.toml").write_text("\n".join(["[data]", *data, *run]) + "\n")
+        return folder / "small.toml"
+
+
+TASKS = {
+    "tag": Task("train.conll", tags(), {"tokens": ["red", "4", "uncommons"]}, ("stride = 5",)),
+    "rank": Task("train.jsonl", ranked(), {"query": "what number", "passages": ["red 4", "blue house", "the 3 2"]}),
+    "embed": Task("train.jsonl", alike(), "the red house 4"),
+    "regress": Task(
+        "train.tsv",
+        numbers(),
+        {"text": "red", "text_b": "the blue house"},
+        ('text = "first"', 'text_b = "second"', 'label = "number"'),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "family", "heads"),
+    [
+        ("tag", "modernbert", ["prediction_head", "tags"]),
+        ("tag", "electra", ["tags"]),
+        ("rank", "roberta", ["pooler", "classifier"]),
+        ("rank", "distilbert", ["pooler", "classifier"]),
+        ("embed", "modernbert", []),
+        ("embed", "roberta", []),
+        ("regress", "modernbert", ["prediction_head", "classifier"]),
+        ("regress", "electra", ["pooler", "classifier"]),
+    ],
+)
+def test_a_run_and_its_folder_of_the_library_say_the_same(
+    task: str, family: str, heads: list[str], tmp_path: Path
+) -> None:
+    start = ["--model.start-from", str(language_model(tmp_path / "start", family)), "--model.vocab", "None"]
+    assert main([task, str(TASKS[task].recipe(tmp_path)), *start, "--output", str(tmp_path / "out")]) == 0
+    seed = tmp_path / "out" / "seed-0"
+    told = read_model_json(seed)
+    assert (sorted(told.heads), told.config.family) == (sorted(heads), family)
+    assert convert(["to-hf", str(seed), str(tmp_path / "back")]) == 0
+    asked = "classify" if task == "regress" else task
+    question, folders = TASKS[task].question, (seed, tmp_path / "back")
+    ours, theirs = (load(folder, asked).predict([question])[0].as_json() for folder in folders)
+    assert ours == theirs, "to the last digit that is shown"

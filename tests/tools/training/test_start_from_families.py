@@ -1,0 +1,184 @@
+"""Pre-training that goes on from a RoBERTa and from a ModernBERT of the library, on a text of one's own, with their
+byte-level tokenizers; and what does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.bert import BertConfig, BertForPreTraining, export_huggingface, open_weights
+from tensor3d import Cube
+from tests.ranks import run_ranks
+from tests.tools.runs import arguments, on_rank, write_text
+from tools import pretrain
+from tools.convert.__main__ import main as convert
+from tools.corpus.__main__ import main as corpus
+from tools.corpus.tokenizers.model_dir import tokenizer_of
+
+tokenizers = pytest.importorskip("tokenizers")
+
+SIZES: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "inner": 64, "eps": 1e-5, "next_sentence": False}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "roberta": {"family": "roberta", "first_position": 2, "types": 1, "positions": 64},
+    "modernbert": {
+        **{"family": "modernbert", "encoder": "modern", "types": 0, "positions": 256, "window": 9, "global_every": 3},
+        **{"rotary_base": 160_000.0, "local_rotary_base": 10_000.0, "dropout": 0.0, "attention_dropout": 0.0},
+    },
+}
+NAMES = {
+    "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
+    "modernbert": {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"},
+}
+
+
+class Start(NamedTuple):
+    folder: Path
+    """Of the model."""
+    recipe: Path
+    """Its samples lie beside it."""
+
+
+def write_tokenizer(folder: Path, family: str, text: Path) -> int:
+    """Pieces of bytes, as GPT-2 has them, with the special tokens and the layout of pairs of the family."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+    made, names = Tokenizer(models.BPE()), NAMES[family]
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=list(names.values()), initial_alphabet=alphabet, show_progress=False
+    )
+    made.train([str(text)], trainer)
+    ends = [(names[each], made.token_to_id(names[each])) for each in ("sep", "cls")]
+    if family == "roberta":
+        made.post_processor = processors.RobertaProcessing(*ends)
+    else:
+        pair = f"{names['cls']} $A {names['sep']} $B {names['sep']}"
+        made.post_processor = processors.TemplateProcessing(
+            single=pair.replace(f" $B {names['sep']}", ""), pair=pair, special_tokens=ends
+        )
+    made.save(str(folder / "tokenizer.json"))
+    settings = {f"{role}_token": name for role, name in names.items()}
+    kind = "RobertaTokenizer" if family == "roberta" else "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **settings}))
+    return int(made.get_vocab_size())
+
+
+def write_model(folder: Path, vocab: int, family: str, **changes: Any) -> None:
+    cube = Cube.single()
+    cube.manual_seed(3)
+    model = BertForPreTraining(BertConfig(vocab=vocab, **(SIZES | FAMILIES[family] | changes)), cube)
+    export_huggingface(model, cube, folder, settings={"pad_token_id": 1, "mine": "kept"})
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """A model by chance, and samples of a text by its tokenizer."""
+    root, family = tmp_path_factory.mktemp(request.param), request.param
+    text, folder = root / "text.txt", root / "model"
+    write_text(text)
+    folder.mkdir()
+    write_model(folder, write_tokenizer(folder, family, text), family)
+    made = {name: str(root / name) for name in ("documents", "tokenizer", "ids", "samples")}
+    for step in (
+        ["extract", str(text), "--output", made["documents"]],
+        ["tokenizer", "--tokenizer-file", str(folder / "tokenizer.json"), "--output", made["tokenizer"]],
+        ["tokenize", "--docs", made["documents"], "--tokenizer", made["tokenizer"], "--output", made["ids"]],
+        ["samples", "--corpora", made["ids"], "--single-texts", "--max-length", "32", "--output", made["samples"]],
+    ):
+        assert corpus([*step, "--workers", "1"]) == 0
+    model = {**SIZES, **FAMILIES[family]}
+    del model["next_sentence"]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in model.items()]
+    data = ["[data]", f'source = "{made["samples"]}"', 'objective = "masked-lm"', "max_length = 32", "capacity = 64"]
+    rest = ["[batch]", "global_batch = 8", "[run]", "steps = 2", "evaluate_every = 0", "checkpoint_every = 2"]
+    (root / "recipe.toml").write_text("\n".join([*data, "[model]", *lines, *rest]))
+    return Start(folder, root / "recipe.toml")
+
+
+def went_on(start: Start, output: Path, *more: str) -> int:
+    samples = start.recipe.parent / "samples"
+    return pretrain.main(arguments(start.recipe, output, "--start-from", str(start.folder), *more, corpus=samples))
+
+
+def test_it_goes_on_and_comes_out_as_it_came_in(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a step of no size, all but the weights' moments: tensors, settings, tokenizer and its layout of pairs."""
+    still = ("--run.steps", "1", "--run.checkpoint-every", "1", "--optimizer.lr", "1e-30")
+    assert went_on(start, tmp_path / "run", *still) == 0
+    assert "loaded: encoder, masked_lm; the optimiser's moments begin at 0\n" in capsys.readouterr().err
+    assert convert(["to-hf", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    before, after = (load_file(each / "model.safetensors") for each in (start.folder, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(after[name], tensor, rtol=0, atol=1e-20) for name, tensor in before.items())
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads(
+        (start.folder / "config.json").read_text()
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (start.folder / name).read_bytes()
+    assert tokenizer_of(tmp_path / "run").layout == tokenizer_of(start.folder).layout
+    # Gone on with, the run keeps what it has: the model that it began with may be gone.
+    assert pretrain.main([str(start.recipe), "--resume", str(tmp_path / "run"), "--run.steps", "2"]) == 0
+    assert tokenizer_of(tmp_path / "run").layout == tokenizer_of(start.folder).layout
+    assert (tmp_path / "run" / "huggingface" / "config.json").is_file()
+
+
+def test_what_does_not_fit_is_refused_by_name(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family = open_weights(start.folder).config.family
+
+    def refused(*more: str, folder: Path = start.folder) -> str:
+        assert went_on(Start(folder, start.recipe), tmp_path / "none", *more) == 2
+        assert not (tmp_path / "none").exists()
+        return capsys.readouterr().err
+
+    told = refused("--data.objective", "masked-lm+next-sentence")
+    assert f"no head for next sentences, as no model of the family '{family}' has" in told
+    assert 'Set data.objective = "masked-lm"' in told
+    assert "has layers = 2, the recipe's 3. Set model.layers = 2, model.inner = 64, or" in refused(
+        "--model.layers", "3", "--model.inner", "96"
+    )
+    if family == "roberta":
+        long = ("--data.max-length", "65", "--data.capacity", "65", "--model.positions", "65")
+        assert "has positions for sequences of 64 tokens, and data.max_length = 65" in refused(*long)
+    else:
+        assert "has rotary_base = 160000.0, the recipe's None. Set model.rotary_base" in refused(
+            "--model.rotary-base", "None"
+        )
+    larger = tmp_path / "larger"
+    larger.mkdir()
+    (larger / "tokenizer.json").write_bytes((start.folder / "tokenizer.json").read_bytes())
+    (larger / "tokenizer_config.json").write_bytes((start.folder / "tokenizer_config.json").read_bytes())
+    write_model(larger, 308, family)
+    assert "has 308 rows in its embedding, and its tokenizer 300 pieces" in refused(folder=larger)
+
+
+def test_a_rotary_base_and_a_length_of_its_own_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No weight is shaped by them."""
+    from tools.training.resume import _changed
+
+    old = {"rotary_base": 10_000.0, "local_rotary_base": None, "positions": 512}
+    new = BertConfig(layers=1, hidden=8, heads=1, encoder="modern", rotary_base=160_000.0, positions=128)
+    assert _changed(old, new) == (
+        "; model.rotary_base = 160000.0, was 10000.0; the folder of the run will say that it takes 128 tokens, and "
+        "this one says 512: model.positions = 512 keeps that"
+    )
+
+
+@pytest.mark.slow
+def test_on_a_cube(start: Start, tmp_path: Path) -> None:
+    """The same losses as on one process."""
+    samples = start.recipe.parent / "samples"
+    kept = ("--start-from", str(start.folder), "--model.dropout", "0", "--model.attention-dropout", "0")
+    found = []
+    for number, (ranks, cube) in enumerate(((1, "1x1x1"), (4, "1x2x2"))):
+        run = tmp_path / str(number)
+        assert run_ranks(ranks, on_rank, start.recipe, run, [*kept, "--cube", cube], samples) == [0] * ranks
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        found.append([line["loss"] for line in lines if line["kind"] == "step"])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
