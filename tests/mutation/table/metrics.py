@@ -33,8 +33,8 @@ MUTATIONS = (
     Mutation(
         "tags-decided-in-the-last-window",
         "tools/tagging/windows.py",
-        old="            best[window.text][own] = numbers.numpy()[window.own]",
-        new="            best[window.text][window.first :][: window.pieces] = numbers.numpy()",
+        old="            best[window.text][own] = numbers[first : end - 1][window.own]",
+        new="            best[window.text][window.first :][: window.pieces] = numbers[first : end - 1]",
         tests=("tests/tools/tagging/test_windows.py",),
     ),
     Mutation(

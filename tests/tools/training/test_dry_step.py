@@ -189,7 +189,7 @@ def peak_bytes(run: Callable[[], None]) -> int:
     return most_at_once(without_workspaces(changes, [(begin, begin + duration) for begin, duration in times]))
 
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise")
 Change = tuple[int, int]
 """When, and how many bytes were taken, or, below 0, given back."""
 
@@ -200,7 +200,7 @@ def most_at_once(changes: Sequence[Change]) -> int:
 
 def without_workspaces(changes: Sequence[Change], products: Sequence[tuple[int, int]]) -> list[Change]:
     """Without what a product (from when, until when) takes and gives back before it returns. oneDNN has need of that
-    for itself in bf16, on some processors, and no closed form knows of it."""
+    for itself, on some processors, and no closed form knows of it."""
     left = list(changes)
     for begin, end in products:
         own = [change for change in left if begin <= change[0] <= end]
