@@ -1,7 +1,7 @@
 """The product of two matrices, by the faster of the libraries that PyTorch brings for this processor.
 
 PyTorch gives fp32 products on x86 to MKL, which leaves AVX-512 unused on processors that are not Intel's. oneDNN, which
-PyTorch takes for bf16, uses it: up to 2.3 times the FLOP/s (docs/performance.md).
+PyTorch takes for bf16, uses it: 2.3 times the FLOP/s on an EPYC (docs/performance.md).
 """
 
 from __future__ import annotations

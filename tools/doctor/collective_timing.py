@@ -18,6 +18,7 @@ from tensor3d import Cube, CubeShape
 from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, all_reduce, all_to_all, reduce_scatter
 from tensor3d.distributed.comm_stats import Kind
 from tensor3d.distributed.cube_shape import AXES, AxisName
+from tensor3d.ops.products import product
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a rank can compute while all ranks of its computer do the same: products, memory-bound operators, small ones.
@@ -140,9 +141,9 @@ def _products(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], 
     a, w, dc = (torch.randn(n, n, device=device).to(dtype) for _ in range(3))
 
     def run() -> None:
-        a @ w.t()
-        dc @ w
-        dc.t() @ a
+        product(a, w.t())
+        product(dc, w)
+        product(dc.t(), a)
 
     return run
 

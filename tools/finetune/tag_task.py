@@ -104,7 +104,7 @@ def _check_labels(sentences: Sequence[Sentence], labels: Sequence[str]) -> None:
 def _part(sentences: Sequence[Sentence], tokenizer: Tokenizer) -> tuple[Part, list[str]]:
     """A file as the model reads it, and what is to be told of it."""
     texts = [sentence.text for sentence in sentences]
-    pieces = [cut(text, tokenizer) for text in texts]
+    pieces = cut(texts, tokenizer)
     for sentence, own in zip(sentences, pieces, strict=True):
         if (own.first < 0).all():
             raise ValueError(

@@ -18,6 +18,7 @@ from tensor3d import Cube, MixedPrecisionPolicy
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.common.files import check_output, draft, not_plain_text
+from tools.common.garbage import loaded_objects_left_alone
 from tools.corpus.tokenizers.base import InTexts
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
 from tools.predict.outputs import (
@@ -73,7 +74,8 @@ class PredictCommand(CubeCommand):
     """At a line that cannot be answered: stop, without an --output, or put {"line": ..., "error": ...} in its place and
     go on."""
     batch_tokens: int | None = None
-    """Tokens of a batch, over all ranks. Default: 2048 for each rank."""
+    """Tokens of a batch, over all ranks. Default: 2048 for each rank, up to 4096 for models with an inner size
+    below 2048."""
     compute: Literal["fp32", "bf16"] = "fp32"
     """Type of products and hidden states. bf16 halves what travels; whether it is faster depends on the processor."""
     wait: float = 0.1
@@ -142,7 +144,7 @@ class PredictCommand(CubeCommand):
             run_on_rank0(cube, lambda: opened.append(self._open(files, predictor, cube)))
             source, written = (opened[0][0], OutputProgress(opened[0][1])) if opened else (None, OutputProgress(None))
             tally = StreamStats(predictor, is_shown=cube.rank == 0 and (self.progress or sys.stderr.isatty()))
-            with tally.bar:
+            with tally.bar, loaded_objects_left_alone():
                 for block in blocks_of(source, written, cube):
                     for batch in self._outcomes(predictor, block):
                         written.write(batch)

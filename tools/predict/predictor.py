@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from models.bert.config import BertConfig
 from models.bert.huggingface.architectures import ARCHITECTURES
 from models.bert.model import BertForPreTraining, BertModel
 from models.bert.tasks import (
@@ -62,8 +63,10 @@ _log = logging.getLogger(__name__)
 OnError = Literal["stop", "skip"]
 Item = str | Mapping[str, Any]
 """A text, or an object with texts, as a line of JSON has them."""
-BATCH_TOKENS = 2048
-"""Of a batch, for each rank. On a CPU throughput is flat around it, and what a layer works on still fits the caches."""
+_BATCH_TOKENS = (2048, 4096)
+"""Of a batch, for each rank, at least and at most."""
+_BATCH_NUMBERS = 2**22
+"""Of a batch between the products of a feed-forward block, about: on a CPU they still fit the caches."""
 _BLOCK = 4  # batches that are read at a time
 _BYTES = 4  # of a token, roughly
 R = TypeVar("R")
@@ -382,7 +385,8 @@ def load(
             those of several windows are to be refused.
         special_tokens: what the name of a special token in a text is: "text", or that token ("tokens"), as the
             transformers library has it. Default: as the model was fine-tuned, else text.
-        batch_tokens: of a batch, over all ranks. Default: 2048 for each rank.
+        batch_tokens: of a batch, over all ranks. Default: 2048 for each rank, up to 4096 for
+            models with an inner size below 2048.
 
     Raises:
         ValueError: no model, one without the head that the task needs, a tokenizer of another model, or an option that
@@ -408,7 +412,7 @@ def load(
     tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
     if (special_tokens or weights.facts.get("special_tokens")) == "tokens":
         run_on_all_ranks(cube, tokenizer.read_names)
-    batch_tokens = BATCH_TOKENS * cube.shape.ranks if batch_tokens is None else batch_tokens
+    batch_tokens = _batch_tokens(weights.config, cube) if batch_tokens is None else batch_tokens
     where = f"{root}: " if sentences is not None and asked_length is None else ""
     length = run_on_all_ranks(cube, lambda: _length(weights, max_length, where))
     made: PredictTask[Any, Any]
@@ -495,6 +499,11 @@ def load(
             stored = run_on_all_ranks(cube, lambda: open_vectors(Path(against)))
             made = Search(encoder, reader, how, stored=stored, top=5 if top is None else top, **options)
     return Predictor(made, batch_tokens)
+
+
+def _batch_tokens(config: BertConfig, cube: Cube) -> int:
+    least, most = _BATCH_TOKENS
+    return max(least, min(most, _BATCH_NUMBERS // config.inner_size)) * cube.shape.ranks
 
 
 def _fill(weights: WeightSource, model: nn.Module, cube: Cube) -> None:

@@ -530,11 +530,14 @@ class Tag(PredictTask[TagText, Tagged]):
 
     def ready(self, queries: Sequence[Query]) -> list[Ready[TagText] | InputProblem]:
         self.named += self.tokenizer.count_named(query.first for query in queries)
-        return [self._ready(query) for query in queries]
+        texts = [
+            WordText.of_text(query.first) if query.words is None else WordText.of_words(query.words)
+            for query in queries
+        ]
+        return [self._ready(*each) for each in zip(queries, texts, cut(texts, self.tokenizer), strict=True)]
 
-    def _ready(self, query: Query) -> Ready[TagText] | InputProblem:
-        text = WordText.of_text(query.first) if query.words is None else WordText.of_words(query.words)
-        pieces, room = cut(text, self.tokenizer), self.settings.max_length - 2
+    def _ready(self, query: Query, text: WordText, pieces: Pieces) -> Ready[TagText] | InputProblem:
+        room = self.settings.max_length - 2
         if not len(pieces.ids):
             return problem_of(query, f"{self.fields.in_words} has no token. Leave it out, or write something.")
         if self.refuses and len(pieces.ids) > room:

@@ -39,12 +39,10 @@ def entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
     before O. A tag without a prefix is O, but where the scheme is plain.
     """
     found: list[Entity] = []
+    parts = {tag: _parts(tag, scheme) for tag in {*tags, OUTSIDE}}
     before, label, first = OUTSIDE, "", 0
     for place, tag in enumerate([*tags, OUTSIDE]):
-        if scheme == "plain":
-            now, own = ("I", tag) if tag != OUTSIDE else (OUTSIDE, "")
-        else:
-            now, own = (tag[0], tag[2:]) if has_prefix(tag) else (OUTSIDE, "")
+        now, own = parts[tag]
         begins = now != OUTSIDE and (now in "BS" or before in "OES" or own != label)
         if before != OUTSIDE and (begins or now == OUTSIDE):
             found.append(Entity(label, first, place))
@@ -52,6 +50,13 @@ def entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
             first = place
         before, label = now, own
     return found
+
+
+def _parts(tag: str, scheme: Scheme) -> tuple[str, str]:
+    """Its prefix and its label."""
+    if scheme == "plain":
+        return ("I", tag) if tag != OUTSIDE else (OUTSIDE, "")
+    return (tag[0], tag[2:]) if has_prefix(tag) else (OUTSIDE, "")
 
 
 def tags_of(found: Iterable[Entity], words: int, scheme: Scheme) -> list[str]:

@@ -132,8 +132,13 @@ class Pieces:
     """(pieces,): the word of each piece, of its last character; -1 where there is none, as of a space."""
 
 
-def cut(text: WordText, tokenizer: Tokenizer) -> Pieces:
-    ids, places = tokenizer.encode_with_offsets(text.text)
+def cut(texts: Sequence[WordText], tokenizer: Tokenizer) -> list[Pieces]:
+    """The pieces of each text."""
+    encoded = tokenizer.encode_all_with_offsets([text.text for text in texts])
+    return [_pieces(text, *found) for text, found in zip(texts, encoded, strict=True)]
+
+
+def _pieces(text: WordText, ids: list[int], places: list[tuple[int, int]]) -> Pieces:
     starts, ends = np.array(places, dtype=np.int64).reshape(-1, 2).T
     count, words = len(ids), len(text.starts)
     first = np.searchsorted(ends, text.starts, side="right")

@@ -23,6 +23,7 @@ from tensor3d.data.dataset import default_masked_per_pack
 from tensor3d.data.masking import masked_count
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE
+from tensor3d.ops.products import product
 from tensor3d.packing import attended, packs_per_step
 from tools.common.units import in_bytes, in_time
 from tools.corpus.training_corpus import CorpusFacts
@@ -277,10 +278,10 @@ def measured_flops(dtype: torch.dtype) -> float:
     """FLOP/s of a square product on this machine's CPU, the fastest of some: the machine may have other work."""
     side = _SIDE // 4 if dtype == torch.float16 else _SIDE  # fp16 is very slow on CPUs
     a = torch.randn(side, side).to(dtype)
-    a @ a  # the first one sets up threads
+    product(a, a)  # the first one sets up threads
     best, end = float("inf"), time.perf_counter() + _SECONDS
     while (begin := time.perf_counter()) < end:
-        a @ a
+        product(a, a)
         best = min(best, time.perf_counter() - begin)
     return 2 * side**3 / best
 

@@ -33,6 +33,20 @@ MUTATIONS = (
         tests=(LINEAR,),
     ),
     Mutation(
+        "onednn-without-bias",
+        "tensor3d/ops/products.py",
+        old="(a, b.t(), bias, ",
+        new="(a, b.t(), None, ",
+        tests=("tests/ops/test_products.py",),
+    ),
+    Mutation(
+        "onednn-for-small-products",
+        "tensor3d/ops/products.py",
+        old="rows * inner * columns < _LEAST",
+        new="rows * inner * columns < _LEAST_SIDE",
+        tests=("tests/ops/test_products.py",),
+    ),
+    Mutation(
         "matmul-chunks-of-the-floor",
         "tensor3d/sharding/matmul.py",
         old="chunk = -(-dw.shape[0] // x.size)",

@@ -503,7 +503,7 @@ def test_the_predictor_is_one_of_its_task(models: Path) -> None:
     load(models / "classes", "classify")
     assert torch.equal(before, torch.get_rng_state()), "the program's random numbers are its own"
     assert isinstance(model, Predictor)
-    assert (model.batch_tokens, model.tokens, model.truncated) == (2048, 0, 0)
+    assert (model.batch_tokens, model.tokens, model.truncated) == (4096, 0, 0)
     assert model.predict([]) == []
     for item in ("good", {"text": "good"}):
         with pytest.raises(ValueError, match=r"this is one text: .*good.*\. Put it into a list"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -38,7 +40,7 @@ def settings(length: int, stride: int) -> TagSettings:
 
 
 def test_words_have_first_pieces(tokenizer: Tokenizer) -> None:
-    pieces = cut(WordText.of_words(["Uncommons", "\u200b", "7.", "red"]), tokenizer)
+    pieces = cut([WordText.of_words(["Uncommons", "\u200b", "7.", "red"])], tokenizer)[0]
     assert tokenizer.pieces(pieces.ids.tolist()) == ["un", "##common", "##s", "7", ".", "red"]
     assert pieces.first.tolist() == [0, -1, 3, 5], "a word of no character that the tokenizer keeps has none"
     assert pieces.word.tolist() == [0, 0, 0, 2, 2, 3]
@@ -50,21 +52,21 @@ def test_words_have_first_pieces(tokenizer: Tokenizer) -> None:
 class Whole:
     """A tokenizer whose pieces go over words, as those of a vocabulary of sentence pieces may."""
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        return [5, 6, 7], [(0, 2), (2, 5), (5, 6)]  # "ab", "'s ", "x" of "ab's x"
+    def encode_all_with_offsets(self, _: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        return [([5, 6, 7], [(0, 2), (2, 5), (5, 6)])]  # "ab", "'s ", "x" of "ab's x"
 
 
 def test_words_may_share_a_piece() -> None:
     text = WordText.of_text("ab's x")
     assert text.words == ["ab", "'", "s", "x"]
-    pieces = cut(text, Whole())  # type: ignore[arg-type]
+    pieces = cut([text], Whole())[0]  # type: ignore[arg-type]
     assert pieces.first.tolist() == [0, 1, 1, 2]
     assert targets_of(pieces, np.array([0, 1, 2, 3]), every=False).tolist() == [0, 1, 3], "the first one's tag"
 
 
 @pytest.mark.parametrize(("length", "stride"), [(10, 8), (10, 3), (12, 1), (64, 5)])
 def test_each_piece_is_learnt_once(length: int, stride: int, tokenizer: Tokenizer) -> None:
-    texts = [cut(WordText.of_words(words), tokenizer) for words in (LONG, ["red"], LONG[:7])]
+    texts = cut([WordText.of_words(words) for words in (LONG, ["red"], LONG[:7])], tokenizer)
     windows = windows_of(texts, settings(length, stride))
     for number, text in enumerate(texts):
         seen = np.zeros(len(text.ids), dtype=int)
@@ -85,7 +87,7 @@ def test_a_word_is_tagged_where_it_has_most_context(tokenizer: Tokenizer) -> Non
     cube = Cube.single()
     cube.manual_seed(1)
     model = BertForTokenClassification(CONFIG, 5, cube)
-    text = cut(WordText.of_words(LONG), tokenizer)
+    text = cut([WordText.of_words(LONG)], tokenizer)[0]
     windows = windows_of([text], settings(12, 4))
     (found,) = tag_texts(model, [text], tokenizer, settings(12, 4), batch_tokens=25)
     different = 0

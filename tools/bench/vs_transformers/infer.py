@@ -22,6 +22,7 @@ from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.bench.harness.figures import spread
 from tools.bench.harness.processes import using_threads
 from tools.bench.harness.synthetic_data import exponential_histogram
+from tools.common.garbage import loaded_objects_left_alone
 from tools.common.machine import format_table
 from tools.common.workers import usable_cores
 from tools.corpus.tokenizers import Tokenizer
@@ -251,7 +252,8 @@ class InferCommand(Benchmark[None]):
             ours, theirs = open_task(self.task, predictor, model)
             texts = self._texts(tokenizer_of(model))
             print(f"{len(texts):,} texts, {torch.get_num_threads()} threads", flush=True)
-            figures = measure(self, ours, theirs, texts)
+            with loaded_objects_left_alone():
+                figures = measure(self, ours, theirs, texts)
         lines = [
             *format_table(HEADER, rows(figures)),
             f"padding ratio {figures.padding_ratio:.2f} of padded batches, {figures.sorted_padding_ratio:.2f} sorted",

@@ -125,6 +125,10 @@ class Tokenizer(ABC):
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text and where the piece of each begins and ends in it, in characters."""
 
+    def encode_all_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The same of many texts, faster where the library takes them together."""
+        return [self.encode_with_offsets(text) for text in texts]
+
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Text that has these ids; special tokens among them are shown by their names."""
@@ -180,6 +184,8 @@ class Tokenizer(ABC):
         self, ids: list[int], offsets: list[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """The same; each part of a name has the place of the whole name."""
+        if self.spelled.keys().isdisjoint(ids):
+            return ids, offsets
         spelled = [
             (part, place)
             for number, place in zip(ids, offsets, strict=True)

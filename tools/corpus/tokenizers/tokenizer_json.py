@@ -61,9 +61,12 @@ class JsonTokenizer(Tokenizer):
         return [self._as_text(found.ids) for found in encoded]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return self.encode_all_with_offsets([text])[0]
+
+    def encode_all_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         with self._naming():
-            found = self.library.encode(text, add_special_tokens=False)
-        return self._as_text_with_offsets(found.ids, found.offsets)
+            found = self.library.encode_batch(list(texts), add_special_tokens=False)
+        return [self._as_text_with_offsets(each.ids, each.offsets) for each in found]
 
     @contextmanager
     def _naming(self) -> Iterator[None]:

@@ -110,8 +110,11 @@ class WordPieceTokenizer(Tokenizer):
         return FlatIds(ids=np.frombuffer(b"".join(found), dtype=self._dtype), lengths=lengths)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        found = self.library.encode(text, add_special_tokens=False)
-        return found.ids, found.offsets
+        return self.encode_all_with_offsets([text])[0]
+
+    def encode_all_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        found = self.library.encode_batch(list(texts), add_special_tokens=False)
+        return [(each.ids, each.offsets) for each in found]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.library.decode([int(number) for number in ids], skip_special_tokens=False))
