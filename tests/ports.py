@@ -19,6 +19,8 @@ def free_ports(count: int) -> list[int]:
         found: list[int] = []
         for port in _ANYBODYS.sample(range(10_000, 20_000), 100 + count):
             probe = held.enter_context(socket.socket())
+            # A rank that is forked now keeps a copy of it: whoever listens there later, as PyTorch does, is let in.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:

@@ -288,19 +288,21 @@ def test_the_desk_waits_for_nobody_who_is_gone(says: str, leaves: bool, status: 
         if leaves:
             one.shutdown(socket.SHUT_RDWR)
         else:
-            assert one.recv(100).startswith(b"end\n")
-            until_closed(one)
+            assert until_closed(one).startswith(b"end\n")
         _, stderr = desk.communicate(timeout=30)
     assert desk.returncode == status, stderr
     assert stderr.splitlines() == [f"launch/mpi_worker.py: {line}" for line in told]
 
 
-def until_closed(connection: socket.socket) -> None:
-    """Reads what the desk still says; then the connection is closed from here, as by a process that leaves."""
+def until_closed(connection: socket.socket) -> bytes:
+    """What the desk still says; then the connection is closed from here, as by a process that leaves."""
     said = b""
     while b"leave\n" not in said:
-        said += connection.recv(100)
+        more = connection.recv(100)
+        assert more, f"the desk has gone, and said {said!r}"
+        said += more
     connection.shutdown(socket.SHUT_RDWR)
+    return said
 
 
 def test_the_desk_counts_as_lost_who_does_not_answer() -> None:
