@@ -3,8 +3,7 @@
     all_gather      shard (m, ...) -> (n*m, ...)      dual: reduce_scatter
     reduce_scatter  (n*m, ...) -> sum's shard (m, ...) dual: all_gather
     all_reduce      (m, ...) -> sum (m, ...)          dual: itself, for partial sums that become copies; the identity
-                                                      where those copies are used alike (see `all_reduce_replicated`);
-                                                      `all_reduce_coalesced`: of several tensors in one call
+                                                      where those copies are used alike (see `all_reduce_replicated`)
     all_to_all      flat blocks -> flat blocks        dual: itself with the sizes swapped
 
 Each returns a `CommHandle`: issue early, `wait()` at the use. On an axis of one member nothing is sent or copied.
@@ -25,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Place
 from tensor3d.distributed.process_group import ClosedGroup
@@ -60,7 +60,7 @@ class Axis:
 class CommHandle:
     """A collective's result on its way. `wait` returns it; a second `wait` returns it again."""
 
-    __slots__ = ("_dtype", "_inputs", "_place", "_result", "_rows", "_traffic", "_work", "travels")
+    __slots__ = ("_dtype", "_finish", "_inputs", "_place", "_result", "_rows", "_traffic", "_work", "travels")
 
     def __init__(
         self,
@@ -70,8 +70,10 @@ class CommHandle:
         *,
         traffic: CommCounter | None = None,
         place: Place | None = None,
+        finish: gloo.Finish | None = None,
     ) -> None:
         self._result = result
+        self._finish = finish  # makes the result of what has arrived
         self._rows: int | None = None
         self._dtype = result.dtype
         self._work = work
@@ -84,6 +86,9 @@ class CommHandle:
         if self._work is not None:
             self._wait_for(self._work)
             self._work = self._inputs = None
+            if self._finish is not None:
+                finish, self._finish = self._finish, None
+                self._result = finish(self._result)
         if self._rows is not None:
             self._result, self._rows = self._result[: self._rows], None
         if self._result.dtype != self._dtype:
@@ -121,8 +126,12 @@ def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
     place = axis.traffic.add(axis.name, "all-gather", (axis.size - 1) * _bytes(shard))
     if axis.traffic.is_dry:
         return CommHandle(torch.cat([shard] * axis.size))
+    group = open_group(axis)
+    if gloo.gathers_directly(axis.size * _bytes(shard), axis.size) and gloo.exchanges(shard, group):
+        result, work, sent = gloo.start_all_gather(shard, group, axis.size)
+        return _issued(CommHandle(result, work, sent, traffic=axis.traffic, place=place), axis)
     result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
-    work = _all_gather(result, shard, group=open_group(axis), async_op=True)
+    work = _all_gather(result, shard, group=group, async_op=True)
     return _issued(CommHandle(result, work, shard, traffic=axis.traffic, place=place), axis)
 
 
@@ -135,8 +144,12 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> CommHandle:
     place = axis.traffic.add(axis.name, "reduce-scatter", (axis.size - 1) * (_bytes(parts) // axis.size))
     if axis.traffic.is_dry:
         return CommHandle(parts.narrow(0, axis.index * rows, rows).clone())
+    group = open_group(axis)
+    if gloo.exchanges(parts, group):
+        received, work, finish = gloo.start_reduce_scatter(parts, group, axis.size)
+        return _issued(CommHandle(received, work, parts, traffic=axis.traffic, place=place, finish=finish), axis)
     result = parts.new_empty((rows, *parts.shape[1:]))
-    work = _reduce_scatter(result, parts, group=open_group(axis), async_op=True)
+    work = _reduce_scatter(result, parts, group=group, async_op=True)
     return _issued(CommHandle(result, work, parts, traffic=axis.traffic, place=place), axis)
 
 
@@ -148,25 +161,12 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part.numel(), part.element_size(), axis))
     if axis.traffic.is_dry:
         return CommHandle(part)
-    work = dist.all_reduce(part, group=open_group(axis), async_op=True)
-    return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
-
-
-def all_reduce_coalesced(parts: Sequence[Tensor], axis: Axis) -> CommHandle:
-    """Sums each of several tensors of one type, contiguous ones, in place, in one collective: as if they lay end to
-    end. `wait` returns the first."""
-    if axis.size == 1:
-        return CommHandle(parts[0])
-    elements = sum(part.numel() for part in parts)
-    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(elements, parts[0].element_size(), axis))
-    if axis.traffic.is_dry:
-        return CommHandle(parts[0])
     group = open_group(axis)
-    if group is None or "fake" in dist.get_backend(group):  # which knows sums of one tensor alone
-        work = dist.all_reduce(parts[0].new_empty(elements), group=group, async_op=True)
-    else:
-        work = group.allreduce_coalesced(list(parts))  # dist.all_reduce_coalesced calls it, and warns of itself
-    return _issued(CommHandle(parts[0], work, parts, traffic=axis.traffic, place=place), axis)
+    if gloo.gathers_directly(_bytes(part), axis.size) and gloo.exchanges(part, group):
+        received, work, finish, sent = gloo.start_all_reduce(part, group, axis.size)
+        return _issued(CommHandle(received, work, sent, traffic=axis.traffic, place=place, finish=finish), axis)
+    work = dist.all_reduce(part, group=group, async_op=True)
+    return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
 
 
 def all_equal(number: int, axis: Axis) -> bool:
@@ -181,9 +181,14 @@ def all_equal(number: int, axis: Axis) -> bool:
     group = open_group(axis)
     # Who counts collectives by a mode is to see this one.
     with _disable_current_modes() if "fake" in dist.get_backend(group) else nullcontext():
-        work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group, async_op=True)
+        if gloo.exchanges(bounds, group):
+            found, work, sent = gloo.start_all_gather(bounds, group, axis.size)  # as many bytes, in one step
+        else:
+            found = sent = bounds
+            work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group, async_op=True)
     with _disable_current_modes():
-        most, least = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
+        arrived = CommHandle(found, work, sent, traffic=axis.traffic, place=place).wait()
+        most, least = arrived.view(-1, 2).amax(0).tolist()
     return bool(most == -least)
 
 

@@ -23,14 +23,14 @@ Key = tuple[str, Kind]
 Place = tuple[int, str, Kind]
 """Number, axis and kind of a collective."""
 # Of a bucket of gradients: large enough to fill a link, small enough to travel while others are filled.
-_LEAST_BYTES, _MOST_BYTES, _BUCKETS = 4 * 2**20, 25 * 2**20, 8
+_LEAST_BYTES, _MOST_BYTES, _BUCKETS = 12 * 2**20, 25 * 2**20, 8
 _AHEAD = 256  # collectives by which the host is ahead of the device, of those that are remembered
 
 
 def bucket_elements(members: int, size: int, elements: int) -> int:
     """How many of `elements` of `size` bytes travel together where gradients are summed over `members` ranks.
 
-    An eighth, but at least 4 MiB and at most the 25 MiB of DistributedDataParallel: no backward pass hides the last
+    An eighth, but at least 12 MiB and at most the 25 MiB of DistributedDataParallel: no backward pass hides the last
     bucket. A multiple of the members: however many buckets there are, only the last one is rounded up in
     the ring model.
     """

@@ -4,7 +4,9 @@ Gradients stand end to end in an order that all ranks share, cut into buckets of
 step follow from the number of elements alone (`tensor3d.cost_model`). Buckets leave in that order on every rank, so a
 rank whose gradients come in another one only waits longer (as in DistributedDataParallel, Li et al. 2020, §3.2.3).
 
-A bucket is no memory of its own: parts of gradients are summed where they lie, in one collective.
+A bucket is the memory of the gradients in it: each is copied to its place and let go of, and `.grad` becomes a view.
+What has a bucket for itself is summed where it lies. (A call that takes many tensors copies all, there and back, in
+gloo.)
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tensor3d.distributed.collectives import Axis, CommHandle, all_reduce_coalesced
+from tensor3d.distributed.collectives import Axis, CommHandle, all_reduce
 from tensor3d.distributed.comm_stats import bucket_elements
 from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.seeds import Number
@@ -45,9 +47,10 @@ class _Bucket:
 
 
 class _Piece(NamedTuple):
-    """Elements `first` to `last` of a gradient, which travel in a bucket."""
+    """Elements `first` to `last` of a gradient, which travel in a bucket, from element `place` of it on."""
 
     bucket: int
+    place: int
     first: int
     last: int
 
@@ -75,7 +78,8 @@ class BucketPlan:
                 stop = start + slot.elements
                 for bucket in range(start // size, -(-stop // size)):
                     first, last = max(start, bucket * size), min(stop, (bucket + 1) * size)
-                    self.pieces[slot.number].append(_Piece(base + bucket, first - start, last - start))
+                    piece = _Piece(base + bucket, first - bucket * size, first - start, last - start)
+                    self.pieces[slot.number].append(piece)
                 start = stop
             self.buckets += [
                 _Bucket(axis=axes[over], dtype=precision.reduced(dtype), elements=min(size, total - begin))
@@ -103,9 +107,10 @@ class GradBuckets:
         self._given: set[Number] = set()
         self.unused: dict[Number, Tensor] = {}
         """After `finish`: sums, flat, of what this rank has not given."""
-        self._parts: list[dict[int, Tensor]] = [{} for _ in plan.buckets]  # by the gradient's place
+        self._memory: dict[int, Tensor] = {}  # of buckets that are not full yet
         self._missing = [bucket.elements for bucket in plan.buckets]
-        self._sent: list[tuple[CommHandle, list[Tensor], list[Tensor]]] = []
+        self._sent: list[CommHandle] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []  # of what lies elsewhere: the place of a sum, and the sum
         self._streams: set[torch.cuda.Stream] = set()
 
     @property
@@ -123,17 +128,64 @@ class GradBuckets:
         )
         return fits and number not in self._given and not self._finished
 
-    def put(self, number: Number, gradient: Tensor) -> None:
-        """Takes a contiguous gradient, which is the sum over ranks after `finish`."""
-        flat = gradient.view(-1)
+    def put(self, number: Number, gradient: Tensor, *, owned: bool) -> Tensor:
+        """Takes a gradient.
+
+        Args:
+            owned: whether a sum may overwrite `gradient`.
+
+        Returns:
+            What is the sum over ranks after `finish`: a view of the bucket, or, of what travels in several, or in
+            another type, `gradient` itself or a copy of it.
+        """
         self._given.add(number)
-        for bucket, first, last in self.plan.pieces[number]:
-            self._parts[bucket][self.plan.places[number]] = flat[first:last]
-            self._missing[bucket] -= last - first
-        if flat.is_cuda:
-            self._streams.add(torch.cuda.current_stream(flat.device))
+        pieces = self.plan.pieces[number]
+        if gradient.is_cuda:
+            self._streams.add(torch.cuda.current_stream(gradient.device))
+        if len(pieces) == 1 and not self._is_alone(pieces[0]) and self._of(pieces[0]).dtype == gradient.dtype:
+            result = self._part(pieces[0], gradient).view(gradient.shape).copy_(gradient)
+        else:
+            result = gradient
+            if not owned or not gradient.is_contiguous():
+                result = gradient.clone(memory_format=torch.contiguous_format)
+            flat = result.view(-1)
+            for piece in pieces:
+                own = flat[piece.first : piece.last]
+                if self._is_alone(piece) and self._of(piece).dtype == gradient.dtype:
+                    self._memory[piece.bucket] = own
+                else:
+                    self._copies.append((own, self._part(piece, gradient).copy_(own)))
+        for piece in pieces:
+            self._missing[piece.bucket] -= piece.last - piece.first
         if self.early:
             self._send()
+        return result
+
+    def _of(self, piece: _Piece) -> _Bucket:
+        return self.plan.buckets[piece.bucket]
+
+    def _is_alone(self, piece: _Piece) -> bool:
+        """Whether it is all of its bucket."""
+        return piece.last - piece.first == self._of(piece).elements
+
+    def _part(self, piece: _Piece, gradient: Tensor) -> Tensor:
+        """Its place in the memory of its bucket."""
+        memory = self._memory.get(piece.bucket)
+        if memory is None:
+            bucket = self._of(piece)
+            memory = torch.empty(bucket.elements, dtype=bucket.dtype, device=gradient.device)
+            self._memory[piece.bucket] = memory
+        elif memory.is_cuda:  # begun perhaps on another stream, which is known by now
+            self._wait_for_streams(memory)
+        return memory[piece.place : piece.place + piece.last - piece.first]
+
+    def _wait_for_streams(self, memory: Tensor) -> None:
+        """What this stream does from here on comes after what the others have done; the host waits for nothing."""
+        current = torch.cuda.current_stream(memory.device)
+        for stream in self._streams:
+            if stream != current:
+                current.wait_stream(stream)
+                memory.record_stream(current)
 
     def finish(self) -> None:
         """Sends what has not left yet, with zeros for what this rank does not have, and waits for all."""
@@ -142,23 +194,21 @@ class GradBuckets:
         self._finished = True
         for number, slot in self.plan.slots.items():
             if number not in self._given:
-                self.unused[number] = torch.zeros(slot.elements, dtype=slot.dtype, device=slot.device)
-                self.put(number, self.unused[number])
+                zeros = torch.zeros(slot.elements, dtype=slot.dtype, device=slot.device)
+                self.unused[number] = self.put(number, zeros, owned=True)
         self._send()
-        for pending, parts, sent in self._sent:
+        for pending in self._sent:
             pending.wait()
-            if parts[0].dtype != sent[0].dtype:
-                torch._foreach_copy_(parts, sent)
+        for place, total in self._copies:
+            place.copy_(total)
         self._sent.clear()
+        self._copies.clear()
 
     def _send(self) -> None:
         """All buckets that are full, up to the first one that is not."""
         while self._next < len(self.plan.order) and not self._missing[index := self.plan.order[self._next]]:
             self._next += 1
-            bucket, by_place = self.plan.buckets[index], self._parts[index]
-            self._parts[index] = {}
-            parts = [by_place[place] for place in sorted(by_place)]
-            for stream in self._streams:  # gradients that were computed on another one; the host waits for nothing
-                torch.cuda.current_stream(stream.device).wait_stream(stream)
-            sent = [part.to(bucket.dtype) for part in parts]
-            self._sent.append((all_reduce_coalesced(sent, bucket.axis), parts, sent))
+            memory = self._memory.pop(index)
+            if memory.is_cuda:
+                self._wait_for_streams(memory)
+            self._sent.append(all_reduce(memory, self.plan.buckets[index].axis))

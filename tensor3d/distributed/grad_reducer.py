@@ -57,11 +57,9 @@ class _PendingGrad:
         self.gradient = self.gradient.add_(gradient) if self.owned else self.gradient + gradient
         self.owned = True
 
-    def to_send(self) -> Tensor:
-        """The gradient, as a contiguous tensor of the ledger's own, which a sum may overwrite."""
-        if not self.owned or not self.gradient.is_contiguous():
-            self.gradient, self.owned = self.gradient.clone(memory_format=torch.contiguous_format), True
-        return self.gradient
+    def put_into(self, buckets: GradBuckets, number: Number) -> None:
+        """From here on it is what is summed there."""
+        self.gradient, self.owned = buckets.put(number, self.gradient, owned=self.owned), True
 
 
 @dataclass(kw_only=True)
@@ -198,11 +196,12 @@ class GradReducer:
         if not current.buckets.takes(number, whole.gradient, whole.over):
             return
         if held is not None:
-            gradient = held.gradient.clone() if entry is None else held.gradient + entry.gradient
-            whole = replace(held, gradient=gradient, owned=True)
+            whole = replace(held, owned=False)
+            if entry is not None:
+                whole.add(entry.gradient)
         current.entries.pop(key, None)
         current.sent[number] = whole
-        current.buckets.put(number, whole.to_send())
+        whole.put_into(current.buckets, number)
 
     def forget_failed_passes(self) -> None:
         """Drops what passes that failed left behind. Called in every forward; mostly it tests one dict."""
@@ -675,7 +674,7 @@ def _sum_over_ranks(entries: Mapping[Number, _PendingGrad], precision: MixedPrec
     axes = {entry.over.name: entry.over for entry in entries.values()}
     buckets = GradBuckets(BucketPlan(slots, axes, precision))
     for slot in slots:
-        buckets.put(slot.number, entries[slot.number].to_send())
+        entries[slot.number].put_into(buckets, slot.number)
     buckets.finish()
 
 
@@ -739,7 +738,14 @@ def _arrive(entry: _PendingGrad, held: _HeldHooks | None) -> None:
 
 def _as_parameter(block: Tensor, parameter: nn.Parameter) -> Tensor:
     """As FSDP2 wraps its gradients: `from_local` builds and checks the specification anew, a fifth of a small step."""
-    return DTensor(block, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else block
+    if not isinstance(parameter, DTensor):
+        return block
+    # DTensor takes over where a block begins in its storage, and a tensor that begins anywhere but at 0 has data of its
+    # own for `copy.deepcopy`, which no DTensor has.
+    begins = block if block.storage_offset() == 0 else block.new_empty(0)
+    wrapped = DTensor(begins, parameter._spec, requires_grad=False)
+    wrapped._local_tensor = block
+    return wrapped
 
 
 def _add_to_grad(entry: _PendingGrad) -> None:

@@ -25,7 +25,7 @@ class Projection3D(nn.Module):
 
     Traffic as of `sharding.matmul`, but that the weight, gathered over x, stays for backward, which follows at once:
     `(x-1)/x*VH/yz` elements less. It lies beside the logits, RV/xyz elements, and their gradient. The most that is held
-    at once grows by at most VH/yz, and only where z is 1 and R/x > H: else the product's own backward holds more.
+    at once grows by at most VH/yz, and only where R/x > H: else the product's own backward holds more.
 
     Args:
         hidden: H, divides by z.

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube, all_reduce_replicated
-from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, all_reduce, all_to_all, reduce_scatter
+from tensor3d.distributed.collectives import (
+    Axis,
+    CommHandle,
+    all_equal,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    reduce_scatter,
+)
 from tensor3d.distributed.cube_shape import AxisName
 from tests.ranks import run_ranks
 
@@ -100,6 +108,57 @@ def test_values_and_adjoints(shape: tuple[int, int, int, int]) -> None:
             left, right = (sum(products[pair][side] for _, _, products in on_ranks) for side in (0, 1))
             assert abs(left) > 1e-3, f"{pair} proves nothing"
             assert left == pytest.approx(right, abs=1e-12), (on_ranks[0][0], pair)
+
+
+# --- between CPUs by direct exchange (distributed/gloo.py) ---------------------------------------------------------
+
+SIZES = (0, 1, 2, 3, 5, 8, 2**18 + 1)
+"""Numbers that are summed: none, in one exchange, in two, with a remainder, and by gloo's own ring."""
+
+
+def _sums(dtype: torch.dtype) -> list[tuple[bool, bool, Tensor]]:
+    """Whether a sum lies where its part lay, equals that of all parts, and what it is."""
+    axis, found = Cube(data=4).axis("data"), []
+    for size in SIZES:
+        parts = [(64 * of_rank(rank, size, salt=7)).to(dtype) for rank in axis.ranks]
+        part = parts[axis.index].clone()
+        total = all_reduce(part, axis).wait()
+        tolerance = {torch.bfloat16: 3e-2, torch.float32: 1e-6}.get(dtype, 0.0)
+        wanted = torch.stack(parts).to(torch.float64).sum(0)
+        same = torch.allclose(total.to(torch.float64), wanted, rtol=tolerance, atol=128 * tolerance)
+        found.append((total.data_ptr() == part.data_ptr(), same, total))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16], ids=str)
+def test_sums_of_any_size_are_made_in_place_and_the_same_bits_everywhere(dtype: torch.dtype) -> None:
+    for sums in zip(*run_ranks(4, _sums, dtype), strict=True):
+        assert all(in_place and right for in_place, right, _ in sums)
+        assert all(torch.equal(total, sums[0][2]) for _, _, total in sums)
+
+
+def _rounded() -> tuple[bool, int]:
+    axis = Cube(data=4).axis("data")
+    parts = [of_rank(rank, 4 * 5, 3).to(torch.bfloat16) for rank in axis.ranks]
+    with axis.traffic.counting() as count:
+        own = reduce_scatter(parts[axis.index], axis).wait()
+    wanted = torch.stack(parts).to(torch.float32).sum(0).to(torch.bfloat16).chunk(4)[axis.index]
+    return torch.equal(own, wanted), count.received["data", "reduce-scatter"]
+
+
+def test_half_types_are_rounded_once_and_a_scatter_receives_what_the_ring_does() -> None:
+    assert run_ranks(4, _rounded) == [(True, 3 * 5 * 3 * 2)] * 4
+
+
+def test_numbers_are_equal_on_all_or_not() -> None:
+    for same, other in run_ranks(3, _equal):
+        assert same
+        assert not other
+
+
+def _equal() -> tuple[bool, bool]:
+    axis = Cube(data=3).axis("data")
+    return all_equal(-(2**62) + 5, axis), all_equal(7 + (axis.index == 1), axis)
 
 
 # --- issued early, waited for late ---------------------------------------------------------------------------------

@@ -260,15 +260,17 @@ def _held(small: bool) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("small", [True, False])
 def test_gradients_are_held_once(small: bool) -> None:
-    """DistributedDataParallel has buckets for all of them and the one that autograd has just made."""
+    """A bucket is the memory of what is in it. A first pass knows no order, and fills them at its end."""
     for passes in run_ranks(2, _held, small):
-        for peak, gradients, largest in passes:
-            assert peak <= gradients + largest
+        for number, (peak, gradients, largest) in enumerate(passes):
+            with small_buckets() if small else nullcontext():
+                bucket = min(gradients, 4 * bucket_elements(2, 4, gradients // 4))
+            assert peak <= gradients + (largest if number else max(largest, bucket)) + 2048, number  # hidden states
 
 
 def test_an_eighth_travels_together_within_limits() -> None:
     mebibyte = 2**20
-    assert bucket_elements(3, 4, 10) == mebibyte // 3 * 3
-    assert bucket_elements(8, 4, 6 * mebibyte) == mebibyte
-    assert bucket_elements(8, 4, 16 * mebibyte) == 2 * mebibyte
+    assert bucket_elements(3, 4, 10) == 3 * mebibyte
+    assert bucket_elements(8, 4, 18 * mebibyte) == 3 * mebibyte
+    assert bucket_elements(8, 4, 32 * mebibyte) == 4 * mebibyte
     assert bucket_elements(8, 2, 1000 * mebibyte) == 25 * mebibyte // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import median
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ BIG, WIDE = 3000, 64
 
 
 def _one_step(shape: Shape, rows: int, reshard: Reshard) -> tuple[list[Tensor], int, int]:
-    """Gradients, bytes received in backward by gathers over x, and the most that a later step held at once."""
+    """Gradients, bytes received in backward by gathers over x, and the most that later steps held at once."""
     cube = Cube(*shape)
     cube.manual_seed(0)
     head = Projection3D(WIDE, BIG, cube, reshard_after_forward=reshard)
@@ -104,7 +105,9 @@ def _one_step(shape: Shape, rows: int, reshard: Reshard) -> tuple[list[Tensor], 
 
     with cube.traffic.counting() as traffic:
         step()
-    return [x.grad, local(head.weight.grad)], traffic.received["x", "all-gather"], peak_bytes(step)
+    # Threads of gloo let go of what has travelled sooner or later.
+    most = int(median(peak_bytes(step) for _ in range(5)))
+    return [x.grad, local(head.weight.grad)], traffic.received["x", "all-gather"], most
 
 
 def _kept_and_not(shape: Shape, rows: int) -> tuple[bool, int, int, int]:
@@ -113,9 +116,9 @@ def _kept_and_not(shape: Shape, rows: int) -> tuple[bool, int, int, int]:
     return all(map(torch.equal, ours, theirs)), more - fewer, most - other, 4 * BIG * WIDE // (shape[1] * shape[2])
 
 
-@pytest.mark.parametrize("shape, rows, above", [((2, 1, 1, 1), 96, 0), ((2, 1, 1, 1), 512, 1), ((2, 1, 2, 1), 512, 0)])
+@pytest.mark.parametrize("shape, rows, above", [((2, 1, 1, 1), 96, 0), ((2, 1, 1, 1), 512, 1), ((2, 1, 2, 1), 512, 1), ((2, 1, 2, 1), 96, 0)])
 def test_the_weight_stays_for_backward(shape: Shape, rows: int, above: int) -> None:
-    """The most held at once grows by the weight at most, and only where z is 1 and a plane's rows are more than H."""
+    """The most held at once grows by the weight at most, and only where a plane's rows are more than H."""
     for same, spared, grown, weight in run_ranks(ranks_of(shape), _kept_and_not, shape, rows):
         assert same
         assert spared == weight // shape[0]

@@ -208,14 +208,14 @@ def _unusual() -> tuple[list[int], float]:
     waits for nothing."""
     cube = Cube(1, 1, 1, 2)
     scalar, row = constant((), copies("z"), cube, 1.0), constant((1, 3), copies("z"), cube, 1.0)
-    long = constant((3, 700_001), copies("z"), cube, 1.0)
+    long = constant((3, 2_100_001), copies("z"), cube, 1.0)
     parameters = [scalar, row, long]
     optimizer = KINDS["lamb"](parameters, cube, lr=0.5, adapt_all=True, shard_over_data=True)
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 2.0)
     with cube.traffic.counting() as count, NoWaiting():
         optimizer.step()
-    share = 3 + 2 * 700_001
+    share = 3 + 2 * 2_100_001
     assert count.calls["data", "all-gather"] == -(-share // (bucket_elements(2, 4, 2 * share) // 2)) > 1
     assert count.received["data", "all-gather"] == 4 * share
     assert all(len(full(p).unique()) == 1 for p in parameters), "one element is like another"
@@ -224,7 +224,7 @@ def _unusual() -> tuple[list[int], float]:
 
 def test_rows_that_do_not_divide_and_several_buckets() -> None:
     (first, value), (second, other) = run_ranks(2, _unusual)
-    assert (first, second) == ([1, 3, 2 * 700_001], [1, 0, 700_001])
+    assert (first, second) == ([1, 3, 2 * 2_100_001], [1, 0, 2_100_001])
     assert value == other == pytest.approx(0.5)
 
 
