@@ -116,7 +116,9 @@ def _kept_and_not(shape: Shape, rows: int) -> tuple[bool, int, int, int]:
     return all(map(torch.equal, ours, theirs)), more - fewer, most - other, 4 * BIG * WIDE // (shape[1] * shape[2])
 
 
-@pytest.mark.parametrize("shape, rows, above", [((2, 1, 1, 1), 96, 0), ((2, 1, 1, 1), 512, 1), ((2, 1, 2, 1), 512, 1), ((2, 1, 2, 1), 96, 0)])
+@pytest.mark.parametrize(
+    "shape, rows, above", [((2, 1, 1, 1), 96, 0), ((2, 1, 1, 1), 512, 1), ((2, 1, 2, 1), 512, 1), ((2, 1, 2, 1), 96, 0)]
+)
 def test_the_weight_stays_for_backward(shape: Shape, rows: int, above: int) -> None:
     """The most held at once grows by the weight at most, and only where a plane's rows are more than H."""
     for same, spared, grown, weight in run_ranks(ranks_of(shape), _kept_and_not, shape, rows):

@@ -204,8 +204,9 @@ def _pack(work: Work, random: np.random.Generator) -> Pack:
 # --- Who competes in `bench rivals`: a model that is split somehow, with its share of the work ------------------------
 
 RIVALS = ("tp", "fsdp2", "fsdp2-prefetch", "tp+fsdp2", "ddp", "ddp+zero")
-KEPT = "+kept"
-"""Behind a cube XxYxZ: the layers of that one keep gathered operands for backward."""
+KEPT, ZERO = "+kept", "+zero"
+"""Behind a cube XxYxZ, one or both: its layers keep gathered operands for backward; its copies over data share AdamW's
+state."""
 # The same for all. Epsilon is BERT's; PyTorch's own default is another one.
 _LR, _BETAS, _EPS, _DECAY, _MAX_NORM = 1e-4, (0.9, 0.999), 1e-6, 0.01, 1.0
 
@@ -262,11 +263,12 @@ class Implementation:
             self.given.grad = None
 
 
-def make_ours(work: Work, cube: Cube, *, kept: bool = False) -> Implementation:
+def make_ours(work: Work, cube: Cube, *, kept: bool = False, zero: bool = False) -> Implementation:
     """`models.bert` on a cube.
 
     Args:
         kept: layers keep gathered operands for backward.
+        zero: the optimiser's state is shared out over data.
     """
     model = _ours(work, cube, kept)
     if work.what == "layer":
@@ -278,7 +280,7 @@ def make_ours(work: Work, cube: Cube, *, kept: bool = False) -> Implementation:
         model=model,
         forward=lambda: model(batch, targets, work.sequences).loss,
         clip=lambda: clip_grad_norm_(model.parameters(), _MAX_NORM, cube),
-        optimizer=AdamW(decay_groups(model, _DECAY), cube, lr=_LR, betas=_BETAS, eps=_EPS),
+        optimizer=AdamW(decay_groups(model, _DECAY), cube, lr=_LR, betas=_BETAS, eps=_EPS, shard_over_data=zero),
     )
 
 
@@ -405,7 +407,7 @@ class RivalsTrial(Trial):
 
     Args:
         cube: of all processes; its device is used, and that they are connected.
-        names: those of `RIVALS`, and cubes as XxYxZ or XxYxZ+kept, in the order in which they are made.
+        names: those of `RIVALS`, and cubes as XxYxZ, with `KEPT` or `ZERO`, in the order in which they are made.
         tensor_size: ranks of the tensor-parallel dimension of "tp+fsdp2".
         warmup: steps of each before the timed ones, at least 1.
     """
@@ -422,7 +424,7 @@ class RivalsTrial(Trial):
             if own is None:
                 contender = make_rival(name, work, cube.device, tensor_size)
             else:
-                contender = make_ours(work, own, kept=name.endswith(KEPT))
+                contender = make_ours(work, own, kept=KEPT in name, zero=ZERO in name)
             gc.collect()  # what splitting has left, such as whole weights
             losses = tuple(self._over_all(contender.step()) for _ in range(warmup))
             self._contenders[name] = contender
@@ -491,12 +493,13 @@ def _cube(name: str, work: Work, device: torch.device) -> Cube:
 
 
 def copied_cube(text: str, processes: int) -> CubeShape:
-    """A cube written XxYxZ or XxYxZ+kept, as often as there are processes for it.
+    """A cube written XxYxZ, with `KEPT` or `ZERO` behind it or not, as often as there are processes for it.
 
     Raises:
-        ValueError: they do not divide by its ranks.
+        ValueError: they do not divide by its ranks, or it is written in another way.
     """
-    text = text.removesuffix(KEPT)
+    for option in (KEPT, ZERO, KEPT):  # in either order
+        text = text.removesuffix(option)
     ranks = CubeShape.parse(text).ranks
     if processes % ranks:
         raise ValueError(

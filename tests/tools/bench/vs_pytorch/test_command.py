@@ -203,15 +203,15 @@ def run(output: Path, *more: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--processes", "2", "--cubes", "1x2x1,2x1x1", "--rivals", "ddp", "--steps", "2", "--warmup", "2"]
+    few = ["--processes", "2", "--cubes", "1x2x1,2x1x1,1x1x1+zero", "--rivals", "ddp", "--steps", "2", "--warmup", "2"]
     content = run(tmp_path / "rivals.json", *few, "--rounds", "2")
-    assert [result["name"] for result in content["results"]] == ["1x2x1", "2x1x1", "ddp"]
-    assert [result["counts_equal"] for result in content["results"]] == [True, True, None]
+    assert [result["name"] for result in content["results"]] == ["1x2x1", "2x1x1", "1x1x1+zero", "ddp"]
+    assert [result["counts_equal"] for result in content["results"]] == [True, True, True, None]
     assert all(len(result["seconds"]) == 2 for result in content["results"])
     assert max(content["loss_differences"]) <= 1e-4
     assert len(content["loss_differences"]) == 2
     assert content["work"]["tokens"] == 32
-    ddp = content["results"][2]
+    zero, ddp = content["results"][2:]
     parameters = sum(
         parameter.numel()
         for parameter in PlainBert(dataclasses.replace(CONFIG, layers=1, inner=64, positions=512)).parameters()
@@ -220,6 +220,7 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     tensors = len(list(PlainBert(dataclasses.replace(CONFIG, layers=1)).parameters()))
     assert ddp["rest_bytes"] == 4 * (4 * parameters + tensors), "weights, moments, counters of steps, the bucket"
     assert ddp["peak_bytes"] > ddp["rest_bytes"]
+    assert zero["rest_bytes"] < 4 * (2 * parameters + 3 * tensors), "weights and half of the moments"
     assert "largest relative difference of first losses" in capsys.readouterr().out
 
 
@@ -228,7 +229,7 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     "what", [pytest.param("step", marks=pytest.mark.long(reason="the gradients of all are compared above")), "layer"]
 )
 def test_all_contenders(tmp_path: Path, what: str) -> None:
-    cubes = "1x2x2,4x1x1,1x2x2+kept,1x1x1"
+    cubes = "1x2x2,4x1x1,1x2x2+kept,1x1x1" + (",1x1x1+zero" if what == "step" else "")
     more = ["--what", what, "--processes", "4", "--cubes", cubes, "--steps", "1", "--rounds", "1"]
     results = {result["name"]: result for result in run(tmp_path / "rivals.json", *more)["results"]}
     assert list(results) == [*cubes.split(","), *(name for name in RIVALS if what == "step" or name != "ddp+zero")]
@@ -288,6 +289,7 @@ def test_bf16_is_explained_by_more() -> None:
         (["--processes", "1"], "--processes must be at least 2"),
         (["--cubes", "3x1x1"], "cube 3x1x1 has 3 ranks, and --processes is 8. Name cubes of that size or a divisor"),
         (["--cubes", "3x1x1+kept"], "cube 3x1x1 has 3 ranks, and --processes is 8"),
+        (["--cubes", "1x1x1+zero", "--what", "layer"], "no optimiser whose state 1x1x1+zero could share"),
         (["--cubes", "2x2"], "a cube is written XxYxZ"),
         (["--cubes", "2x2x2+keep"], "a cube is written XxYxZ"),
         (["--size", "large", "--hidden", "512"], "--size large says what --hidden would. Leave one of the two out"),
