@@ -173,18 +173,28 @@ def all_equal(number: int, axis: Axis) -> bool:
     """Whether all members have the same number, of at most 63 bits and a sign. Known to hosts, and to all alike."""
     if axis.size == 1:
         return True
+    most, least = _largest_of_hosts([number, -number], axis)
+    return most == -least
+
+
+def largest(number: int, axis: Axis) -> int:
+    """The largest of the members' numbers. Known to hosts, and to all alike; no device is waited for."""
+    return number if axis.size == 1 else _largest_of_hosts([number], axis)[0]
+
+
+def _largest_of_hosts(numbers: list[int], axis: Axis) -> list[int]:
     with _disable_current_modes():  # a run with tensors that have no values looks at these
-        bounds = torch.tensor([number, -number], device="cpu")
-    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(2, bounds.element_size(), axis))
+        bounds = torch.tensor(numbers, device="cpu")
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(len(numbers), bounds.element_size(), axis))
     if axis.traffic.is_dry:
-        return True
+        return numbers
     group = open_group(axis)
     # Who counts collectives by a mode is to see this one.
     with _disable_current_modes() if "fake" in dist.get_backend(group) else nullcontext():
         work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group, async_op=True)
     with _disable_current_modes():
-        most, least = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
-    return bool(most == -least)
+        found: list[int] = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
+    return found
 
 
 def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> CommHandle:
