@@ -13,8 +13,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Literal, get_args
 
 from tensor3d.distributed.comm_stats import Key, Kind, bucket_elements
 from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
@@ -89,9 +89,9 @@ class CommModel:
         buckets = -(-shard // (bucket_elements(members, self.parameter, members * shard) // members))
         return Counter(dict.fromkeys(whole, buckets))
 
-    def exchanged(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:
-        """An all-to-all in which this rank receives `elements` of the compute type from others."""
-        return self._counted(self.named(axes), "all-to-all", elements * self.compute)
+    def exchanged(self, axes: tuple[AxisName, ...], elements: int, size: int) -> Bytes:
+        """An all-to-all in which this rank receives `elements` of `size` bytes from others."""
+        return self._counted(self.named(axes), "all-to-all", elements * size)
 
     def members(self, axes: tuple[AxisName, ...]) -> int:
         return math.prod(self.size(axis) for axis in axes)
@@ -210,12 +210,60 @@ def vocab_projection(wire: CommModel, rows: int, hidden: int, vocab: int) -> Byt
     return product(wire, rows, hidden, vocab, "z", kept="weight")
 
 
+LookupWay = Literal["table", "columns", "rows"]
+"""What travels over x in a lookup: rows of the table to each plane, its columns and what is found in them, or what is
+found alone (layers/embedding.py)."""
+_ID = 4  # bytes
+
+
+@lru_cache(4096)
+def lookup_way(shape: CubeShape, rows: int, vocab: int, hidden: int, compute: int, gradient: int) -> LookupWay:
+    """The way in which rank 0, which holds the largest blocks, receives the least forward and backward; of equal ones
+    the first. By the sizes alone, so that all ranks choose alike.
+
+    Args:
+        rows: of the fullest plane.
+        compute, gradient: bytes of an element, as of `CommModel`.
+    """
+    if shape.x == 1:
+        return "table"
+    wire = CommModel(shape=shape, compute=compute, gradient=gradient)
+    return min(get_args(LookupWay), key=lambda way: _lookup(wire, way, rows, vocab, hidden).total())
+
+
 def embedding(wire: CommModel, rows: int, vocab: int, hidden: int) -> Bytes:
-    """The table's slab over x each way, and a lookup of all rows of the plane."""
+    """A lookup of all rows of the plane, in the way of `lookup_way`; before it, where x is more than 1, the planes
+    agree on the number of rows."""
+    way = lookup_way(wire.shape, rows, vocab, hidden, wire.compute, wire.gradient)
+    return together([wire.summed(("x",), 1, 8), _lookup(wire, way, rows, vocab, hidden)])
+
+
+def _lookup(wire: CommModel, way: LookupWay, rows: int, vocab: int, hidden: int) -> Bytes:
+    x, columns = wire.size("x"), hidden // wire.size("z")
     slab = chunk(vocab, wire.size("y"), wire.index("y"))
-    shard = -(-slab // wire.size("x")) * (hidden // wire.size("z"))
-    table = wire.moved("x", "all-gather", shard, wire.compute)
-    return table + wire.moved("x", "reduce-scatter", shard, wire.gradient) + select(wire, rows, hidden)
+    if way == "table":
+        shard = -(-slab // x) * columns
+        gather = wire.moved("x", "all-gather", shard, wire.compute)
+        return together([gather, wire.moved("x", "reduce-scatter", shard, wire.gradient), select(wire, rows, hidden)])
+    own = rows // wire.size("y")
+    ids = wire.moved("x", "all-gather", rows, _ID)
+    if way == "rows":
+        there = wire.moved("x", "reduce-scatter", own * columns, wire.compute)
+        back = wire.moved("x", "all-gather", own * columns, wire.compute)
+        return together([ids, select(wire, x * rows, hidden), there, back])
+    height, width = chunk(slab, x, wire.index("x")), chunk(columns, x, wire.index("x"))
+    found = x * own * width
+    return together(
+        [
+            ids,
+            wire.exchanged(("x",), (slab - height) * width, wire.compute),
+            wire.moved("y", "reduce-scatter", found, wire.compute),
+            wire.exchanged(("x",), own * (columns - width), wire.compute),
+            wire.exchanged(("x",), found - own * width, wire.compute),
+            wire.moved("y", "all-gather", found, wire.compute),
+            wire.exchanged(("x",), height * (columns - width), wire.gradient),
+        ]
+    )
 
 
 def turn(wire: CommModel, rows: int, columns: int) -> Bytes:
@@ -227,7 +275,7 @@ def turn(wire: CommModel, rows: int, columns: int) -> Bytes:
     kept = _common(rows, (y, wire.index("y")), (z, wire.index("z"))) * _common(
         columns, (z, wire.index("z")), (y, wire.index("y"))
     )
-    once = wire.exchanged(("y", "z"), shard - kept)
+    once = wire.exchanged(("y", "z"), shard - kept, wire.compute)
     return once + once
 
 

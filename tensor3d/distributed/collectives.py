@@ -173,23 +173,35 @@ def all_equal(number: int, axis: Axis) -> bool:
     """Whether all members have the same number, of at most 63 bits and a sign. Known to hosts, and to all alike."""
     if axis.size == 1:
         return True
+    most, least = _largest_of_hosts([number, -number], axis)
+    return most == -least
+
+
+def largest(number: int, axis: Axis) -> int:
+    """The largest of the members' numbers. Known to hosts, and to all alike; no device is waited for."""
+    return number if axis.size == 1 else _largest_of_hosts([number], axis)[0]
+
+
+def _largest_of_hosts(numbers: list[int], axis: Axis) -> list[int]:
+    """Of one or two numbers, each."""
     with _disable_current_modes():  # a run with tensors that have no values looks at these
-        bounds = torch.tensor([number, -number], device="cpu")
-    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(2, bounds.element_size(), axis))
+        bounds = torch.tensor(numbers, device="cpu")
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(len(numbers), bounds.element_size(), axis))
     if axis.traffic.is_dry:
-        return True
+        return numbers
     group = open_group(axis)
     # Who counts collectives by a mode is to see this one.
     with _disable_current_modes() if "fake" in dist.get_backend(group) else nullcontext():
-        if gloo.exchanges(bounds, group):
-            found, work, sent = gloo.start_all_gather(bounds, group, axis.size)  # as many bytes, in one step
+        if gloo.exchanges(bounds, group):  # as many bytes in one step, if there are two numbers
+            pair = bounds.repeat(2)[:2] if len(numbers) == 1 else bounds
+            found, work, sent = gloo.start_all_gather(pair, group, axis.size)
         else:
             found = sent = bounds
             work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group, async_op=True)
     with _disable_current_modes():
         arrived = CommHandle(found, work, sent, traffic=axis.traffic, place=place).wait()
-        most, least = arrived.view(-1, 2).amax(0).tolist()
-    return bool(most == -least)
+        most: list[int] = arrived.view(-1, 2 if found is not bounds else len(numbers)).amax(0).tolist()
+    return most[: len(numbers)]
 
 
 def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> CommHandle:

@@ -125,6 +125,8 @@ class Cube:
         # Made here, where every rank is, and not at a first use that one rank alone may come to (a line in a log).
         for names in _TOGETHER:
             self.over(*names)
+        self.hosts_along_x = self._hosts_along_x()
+        """The members along x, whose hosts speak to one another and wait for no device."""
         self.ledger = GradReducer(precision, at_end=self.ahead.end, agreement=self._agreement())
 
     @classmethod
@@ -270,6 +272,17 @@ class Cube:
             self._groups.add(hosts)
             self._every_axis.append(everyone)
         return UseAgreement(self.shape, everyone, self.numbers, self._axes)
+
+    def _hosts_along_x(self) -> Axis:
+        x = self.axis("x")
+        if x.group is None or "nccl" not in dist.get_backend():
+            return x
+        members = [list(ranks) for ranks in self.shape.groups(("x",))]
+        group, _ = dist.new_subgroups_by_enumeration(members, backend="gloo", group_desc="rows along x")
+        self._groups.add(group)
+        hosts = replace(x, group=group)
+        self._every_axis.append(hosts)
+        return hosts
 
     def _made(self, names: tuple[AxisName, ...], ranks: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
         axis = Axis(

@@ -4,7 +4,8 @@ Products follow one another in the same order in every step. The order of a pass
 down, and in the next one the weight that followed is gathered before it is asked for: in the forward pass the next
 layer's, in the backward pass that of the layer before. Where another is asked for, that gather was in vain, no more are
 issued ahead in this pass, and its order is the one that counts from then on: that is correct, only slower. The first
-pass has nothing to go by and gathers nothing ahead.
+pass has nothing to go by and gathers nothing ahead. A lookup for which no weight travels has its place in the order all
+the same, since what follows it must not be gathered before it.
 
 What is gathered ahead was read from the weight at that moment, and edits in place are not always seen: `.data` and the
 operators of foreach and fused optimisers leave the counters of a DTensor as they are. So nothing is gathered ahead
@@ -64,6 +65,9 @@ class _WeightUse:
     dtype: torch.dtype
     follows: bool
     """Whether it works on what others have computed in the same direction."""
+    gathers: bool
+    """False: a lookup for which no weight travels (layers/embedding.py). It has its place in the order all the same:
+    what comes after it follows on it and may not be gathered before it."""
 
     @property
     def is_backward(self) -> bool:
@@ -115,6 +119,25 @@ class WeightPrefetcher:
             following: in a forward pass, whether this use works on what others have computed.
             start: issues the gather.
         """
+        key = self._note(weight, kind, rows, dtype, following, gathers=True)
+        ahead = self._on_the_way
+        if ahead is None:
+            return start(weight, rows, dtype)
+        if ahead.key == key and ahead.weight is weight and ahead.version == _version(weight, block):
+            self.used, self._on_the_way = self.used + 1, None
+            return ahead.gathering
+        self._drop()
+        return start(weight, rows, dtype)
+
+    def pass_lookup(self, weight: nn.Parameter, rows: Axis, dtype: torch.dtype, following: bool) -> None:
+        """A lookup that needs no gather has its place in the order, too; arguments as of `take`."""
+        self._note(weight, "lookup", rows, dtype, following, gathers=False)
+        self._drop()  # what is ahead now was for another use
+
+    def _note(
+        self, weight: nn.Parameter, kind: Kind, rows: Axis, dtype: torch.dtype, following: bool, *, gathers: bool
+    ) -> _Key:
+        """Writes a use down at its place of the pass."""
         if len(self._now) == _LONGEST:
             self._order, self._now = [], []
         # What is computed again comes in the midst of a backward pass, and is another use than the first one.
@@ -125,15 +148,8 @@ class WeightPrefetcher:
             self._astray = True
         if backward:
             following = self._kept_in_backward or (bool(self._now) and self._now[-1].is_backward)
-        self._now.append(_WeightUse(key=key, weight=weight, rows=rows, dtype=dtype, follows=following))
-        ahead = self._on_the_way
-        if ahead is None:
-            return start(weight, rows, dtype)
-        if ahead.key == key and ahead.weight is weight and ahead.version == _version(weight, block):
-            self.used, self._on_the_way = self.used + 1, None
-            return ahead.gathering
-        self._drop()
-        return start(weight, rows, dtype)
+        self._now.append(_WeightUse(key=key, weight=weight, rows=rows, dtype=dtype, follows=following, gathers=gathers))
+        return key
 
     def pass_kept(self) -> None:
         """A product of a backward pass uses a weight that was kept gathered: all that come after it in the pass work on
@@ -150,7 +166,7 @@ class WeightPrefetcher:
         if self._on_the_way is not None or self._astray or len(self._now) >= len(self._order):
             return
         following = self._order[len(self._now)]
-        if not following.follows:
+        if not (following.follows and following.gathers):
             return
         weight = following.weight
         version = _version(weight, local(weight))

@@ -88,7 +88,7 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
 class _Selection(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Tensor, axis: Axis) -> Tensor:
-        local_rows, owned = places_in(table, rows, table.shape[0] * axis.index)
+        local_rows, owned = places_in(rows, table.shape[0] * axis.index, table.shape[0])
         ctx.save_for_backward(local_rows, owned)
         ctx.axis, ctx.table_rows = axis, table.shape[0]
         ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", "select"
@@ -157,9 +157,9 @@ class _SumRows(torch.autograd.Function):
         return chosen_rows(whole, own.clamp(min=0), own >= 0, ctx.dtype), None, None, None
 
 
-def places_in(table: Tensor, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """(R,) each: where rows of the whole table lie in this part of it, from `first` on, and whether they do."""
-    owned = (rows >= first) & (rows < first + table.shape[0])
+def places_in(rows: Tensor, first: int, table_rows: int) -> tuple[Tensor, Tensor]:
+    """(R,) each: where rows of the whole table lie in a part of it, T' rows from `first` on, and whether they do."""
+    owned = (rows >= first) & (rows < first + table_rows)
     return torch.where(owned, rows - first, 0), owned
 
 

@@ -24,6 +24,7 @@ from tensor3d import (
     select,
     shard,
 )
+from tensor3d.cost_model.comm_volume import lookup_way
 from tensor3d.distributed.collectives import Axis, all_gather, all_reduce, all_to_all, reduce_scatter
 from tensor3d.distributed.comm_stats import CommCounter, CommStats, Key, Kind
 from tensor3d.distributed.cube_shape import AXES
@@ -144,16 +145,28 @@ def norm_traffic(cube: Cube, face: Face, M: int, H: int) -> tuple[Wanted, Wanted
 
 
 def embedding_traffic(cube: Cube, M: int, V: int, H: int) -> tuple[Wanted, Wanted]:
-    """A vocabulary that does not divide travels over x padded to equal chunks."""
+    """In fp32. A vocabulary that does not divide travels over x padded to equal chunks; its columns as they are."""
     x, y, width = cube.axis("x"), cube.axis("y"), H // cube.shape.z
-    slab = len(torch.arange(V).chunk(y.size)[y.index])
-    chunk, rows = -(-slab // x.size), M // (x.size * y.size)
+    slab, plane, rows = len(torch.arange(V).chunk(y.size)[y.index]), M // x.size, M // (x.size * y.size)
+    chunk, few = -(-slab // x.size), min(-(-width // x.size), max(0, width - x.index * -(-width // x.size)))
     own = min(chunk, max(0, slab - x.index * chunk))
+    way = lookup_way(cube.shape, plane, V, H, 4, 4)
     forward, backward = Wanted(), Wanted()
-    forward.shards(x, "all-gather", 4 * chunk * width)
-    forward.shards(y, "reduce-scatter", 4 * rows * width)
-    backward.shards(y, "all-gather", 4 * rows * width)
-    backward.shards(x, "reduce-scatter", 4 * chunk * width)
+    forward.sums(x, 1, 8)
+    there, columns = (rows, width) if way == "table" else (M // y.size, width if way == "rows" else few)
+    forward.shards(y, "reduce-scatter", 4 * there * columns)
+    backward.shards(y, "all-gather", 4 * there * columns)
+    if way == "table":
+        forward.shards(x, "all-gather", 4 * chunk * width)
+        backward.shards(x, "reduce-scatter", 4 * chunk * width)
+    else:
+        forward.shards(x, "all-gather", 4 * plane)
+    if way == "rows":
+        forward.shards(x, "reduce-scatter", 4 * rows * width)
+        backward.shards(x, "all-gather", 4 * rows * width)
+    if way == "columns":
+        forward["x", "all-to-all"] += 4 * ((slab - own) * few + rows * (width - few))
+        backward["x", "all-to-all"] += 4 * ((x.size - 1) * rows * few + own * (width - few))
     backward.sums(cube.axis("data"), own * width, 4)
     backward.sums(cube.over(*AXES), 2, 8)
     return forward, backward
@@ -206,12 +219,14 @@ def _layers(shape: Shape) -> list[tuple[str, CommStats, Wanted]]:
         norm = LayerNorm3D(K, cube, face)
         watch(f"norm {face}", lambda: norm(x), norm_traffic(cube, face, M, K))  # noqa: B023
     ids = torch.arange(M // cube.shape.x)
-    embedding, head = Embedding3D(V, K, cube), SmallHead3D(K, 3, cube, "y")
+    head = SmallHead3D(K, 3, cube, "y")
     on_z = shard(torch.randn(M * cube.shape.data, K), cube, "z").requires_grad_()
     on_y = shard(torch.randn(M * cube.shape.data, K), cube, "y")
     logits = torch.randn(len(on_y), len(torch.arange(V).chunk(cube.shape.y)[cube.coordinate["y"]]), requires_grad=True)
     labels = torch.zeros(len(on_y), dtype=torch.int64)
-    watch("embedding", lambda: embedding(ids), embedding_traffic(cube, M, V, K))
+    for vocab in (9, V, 1000):  # on 2x2x2 the table travels, its columns, and what is found
+        embedding = Embedding3D(vocab, K, cube)
+        watch(f"embedding {vocab}", lambda: embedding(ids % vocab), embedding_traffic(cube, M, vocab, K))  # noqa: B023
     watch("head", lambda: head(on_y), head_traffic(cube, M, K, 3))
     watch("select", lambda: select(on_z, ids[:8], cube), select_traffic(cube, 8, K))
     watch("loss", lambda: cross_entropy(logits, labels, V, cube)[0], loss_traffic(cube, M))

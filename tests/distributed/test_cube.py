@@ -7,6 +7,7 @@ import io
 import pickle
 from itertools import combinations
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, constant, local, local_param, normal
+from tensor3d.distributed.collectives import largest
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName
 from tensor3d.sharding.param_layout import Layout, copies, matrix
 from tests.ranks import run_ranks
@@ -183,6 +185,18 @@ def test_axes_taken_together() -> None:
         assert result["single"] == (None, 1, 1, "Cube(1x1x1, rank 0 of 1 at data=0 x=0 y=0 z=0, cpu)")
         x, y, z = rank // 4, rank // 2 % 2, rank % 2
         assert result["repr"] == f"Cube(2x2x2, rank {rank} of 8 at data=0 x={x} y={y} z={z}, cpu)"
+
+
+def _hosts_beside_nccl() -> tuple[bool, list[int]]:
+    cube = Cube(2, 2, 1)
+    with mock.patch.object(dist, "get_backend", return_value="nccl"):
+        hosts = cube._hosts_along_x()
+    own = cube.hosts_along_x.group is cube.axis("x").group and hosts.group is not cube.axis("x").group
+    return own, [largest(cube.rank, axis) for axis in (hosts, cube.hosts_along_x)]
+
+
+def test_hosts_along_x_have_a_group_of_their_own_where_devices_speak() -> None:
+    assert run_ranks(4, _hosts_beside_nccl) == [(True, [2, 2]), (True, [3, 3])] * 2
 
 
 def _copied() -> dict[str, bool]:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from models.bert import BertForPreTraining
-from tensor3d import Cube, ExecutionPolicy, Linear3D, local, matmul, shard
+from tensor3d import Cube, Embedding3D, ExecutionPolicy, Linear3D, local, matmul, shard
+from tensor3d.cost_model.comm_volume import lookup_way
 from tensor3d.optim import AdamW
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
@@ -232,6 +233,31 @@ def _edited_both(moment: str) -> dict[str, bool]:
 def test_weights_may_change_between_passes(moment: str) -> None:
     for same in run_ranks(2, _edited_both, moment):
         assert same == dict.fromkeys(UNSEEN, True)
+
+
+def _edited_before_a_lookup(overlap: bool) -> list[list[float]]:
+    """The weight behind a lookup for which no weight travels changes, unseen, right before the lookup."""
+    cube = Cube(2, 1, 1, speed=ExecutionPolicy(overlap=overlap))
+    cube.manual_seed(0)
+    first, table, second = Linear3D(8, 8, cube), Embedding3D(1000, 8, cube), Linear3D(8, 8, cube)
+    assert lookup_way(cube.shape, 4, 1000, 8, 4, 4) == "rows"
+    results = []
+    for _ in range(3):
+        one = first(torch.ones(4, 8))
+        second.weight.data.mul_(2)
+        two = second(table(torch.arange(4)))
+        (one.sum() + two.sum()).backward()
+        results.append(two.flatten().tolist())
+    assert (cube.ahead.used > 0) == overlap, "its gather goes under the lookup"
+    return results
+
+
+def _edited_before_a_lookup_both() -> bool:
+    return _edited_before_a_lookup(overlap=True) == _edited_before_a_lookup(overlap=False)
+
+
+def test_nothing_is_gathered_ahead_of_a_lookup_before_it() -> None:
+    assert run_ranks(2, _edited_before_a_lookup_both) == [True, True]
 
 
 def _left_behind() -> list[tuple[int, ...]]:

@@ -7,6 +7,7 @@ from tests.mutation.mutation import Mutation
 LINEAR = "tests/layers/test_layers.py::test_linear[2x2x2]"
 NORMS = "tests/layers/test_layers.py::test_norms[2x2x2]"
 TOKENS = "tests/layers/test_layers.py::test_token_model[2x2x2-67]"
+LOOKUPS = "tests/layers/test_lookup_ways.py::test_every_way_gives_the_same[2x2x2]"
 # Against plain PyTorch: a break that the twin on one device shares is no difference from it.
 PLAIN = "tests/test_sabotage.py::test_the_sound_library_agrees[tied_model]"
 
@@ -112,9 +113,37 @@ MUTATIONS = (
     Mutation(
         "embedding-gradient-never-handed-in",
         "tensor3d/layers/embedding.py",
-        old="        if all(asked_for(ctx, weight)):",
-        new="        if not all(asked_for(ctx, weight)):",
+        old="        if all(asked_for(ctx, weight)):\n            local_rows, owned = ctx.saved_tensors",
+        new="        if not all(asked_for(ctx, weight)):\n            local_rows, owned = ctx.saved_tensors",
         tests=(PLAIN,),
+    ),
+    Mutation(
+        "lookup-ids-by-plane-then-member-of-y",
+        "tensor3d/layers/embedding.py",
+        old="every.transpose(0, 1).reshape(-1)",
+        new="every.reshape(-1)",
+        tests=(LOOKUPS,),
+    ),
+    Mutation(
+        "lookup-in-the-first-block-of-the-slab",
+        "tensor3d/layers/embedding.py",
+        old="self.slab_start + sum(self.heights[: self.x.index])",
+        new="self.slab_start",
+        tests=(LOOKUPS,),
+    ),
+    Mutation(
+        "lookup-by-the-rows-of-the-own-plane-alone",
+        "tensor3d/layers/embedding.py",
+        old="largest(ids.shape[0], self.cube.hosts_along_x)",
+        new="ids.shape[0]",
+        tests=(LOOKUPS,),
+    ),
+    Mutation(
+        "lookup-of-all-planes-without-a-place-in-the-order",
+        "tensor3d/layers/embedding.py",
+        old="        if position is not PassPosition.UNORDERED:",
+        new="        if position is None:",
+        tests=("tests/distributed/test_weight_prefetch.py::test_nothing_is_gathered_ahead_of_a_lookup_before_it",),
     ),
     Mutation(
         "loss-label-of-the-next-slice",
