@@ -465,4 +465,5 @@ def with_sizes(
 ) -> BertConfig:
     """The config with so many layers and that dropout, everywhere unless told otherwise of attention."""
     inner = dropout if attention_dropout is None else attention_dropout
-    return replace(config, layers=layers or config.layers, dropout=dropout, attention_dropout=inner)
+    changed = {"dropout": dropout, "attention_dropout": inner, "attention_out_dropout": None}
+    return replace(config, layers=layers or config.layers, **changed)  # type: ignore[arg-type]
