@@ -16,7 +16,7 @@ Pooling = Literal["cls", "mean"]
 _ROBERTA = ("roberta", "xlm-roberta", "camembert")
 WITHOUT_TYPES = ("distilbert", "modernbert")
 """Families whose tokens have no types."""
-_MODERN_ONLY = ("window", "global_every", "rotary_base", "local_rotary_base")
+_MODERN_ONLY = ("window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,8 @@ class BertConfig:
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
     """Probability, of attention weights."""
+    attention_out_dropout: float | None = None
+    """Of the modern encoder: probability, of what attention's output projection gives. Default: dropout."""
     activation: Activation = "gelu"
     """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu"."""
     norm: Literal["post", "pre"] = "post"
@@ -90,9 +92,10 @@ class BertConfig:
         self._check_family()
         if self.hidden % self.heads:
             raise ValueError(f"hidden must divide by heads={self.heads}. Got {self.hidden}.")
-        for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be at least 0 and below 1. Got {getattr(self, name)}.")
+        for name in ("dropout", "attention_dropout", "attention_out_dropout"):
+            probability = getattr(self, name)
+            if probability is not None and not 0.0 <= probability < 1.0:
+                raise ValueError(f"{name} must be at least 0 and below 1. Got {probability}.")
         for name in ("eps", "std"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite. Got {getattr(self, name)}.")
@@ -183,6 +186,11 @@ class BertConfig:
     def has_type(self, number: int) -> bool:
         """Whether tokens may have this type. A model without types takes any, for it looks at none."""
         return self.types == 0 or number < self.types
+
+    @property
+    def out_dropout(self) -> float:
+        """Of what attention's output projection gives."""
+        return self.dropout if self.attention_out_dropout is None else self.attention_out_dropout
 
     @property
     def embedding_size(self) -> int:

@@ -85,6 +85,7 @@ def modern_layer(
     mlp = GatedMLP3D(
         config.hidden, cube, config.inner_size, "gelu", std=config.std, reshard_after_forward=reshard_after_forward
     )
+    out_dropout = config.attention_out_dropout
     return Block3D(
         attention,
         nn.Identity() if number == 0 else LayerNorm3D(config.hidden, cube, eps=config.eps, bias=False),
@@ -92,6 +93,7 @@ def modern_layer(
         LayerNorm3D(config.hidden, cube, eps=config.eps, bias=False),
         norm="pre",
         dropout=Dropout3D(config.dropout, cube),
+        attention_out_dropout=None if out_dropout is None else Dropout3D(out_dropout, cube),
         recompute=recompute,
     )
 

@@ -101,7 +101,8 @@ class Block3D(nn.Module):
         mlp: called with x, face z to face z, as `MLP3D` and `GatedMLP3D`.
         attention_norm, mlp_norm: on face z, as `LayerNorm3D("z")` and `RMSNorm3D`; `nn.Identity()` leaves one out.
         norm: `"post"`: after the residual, as in BERT. `"pre"`: before each part.
-        dropout: of the output of each part.
+        dropout: of the output of each part; with `attention_out_dropout`, of the MLP's alone.
+        attention_out_dropout: of the attention's output. Default: `dropout`.
         recompute: what backward computes again instead of keeping it (Chen et al. 2016, arXiv 1604.06174):
             `"layer"`: all of it; the input alone is saved, and the forward's collectives are issued again.
             `"attention"`: what the attention, made with the same option, computes again by itself.
@@ -119,6 +120,7 @@ class Block3D(nn.Module):
         *,
         norm: NormPlace = "post",
         dropout: Dropout3D,
+        attention_out_dropout: Dropout3D | None = None,
         recompute: Recompute = "none",
     ) -> None:
         super().__init__()
@@ -135,6 +137,8 @@ class Block3D(nn.Module):
         self.attention, self.attention_norm = attention, attention_norm
         self.mlp, self.mlp_norm = mlp, mlp_norm
         self.dropout = dropout
+        # Not the other one a second time, by which whoever replaces one of them would replace half of it.
+        self.attention_out_dropout = attention_out_dropout
 
     def forward(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None = None) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
@@ -151,22 +155,23 @@ class Block3D(nn.Module):
         return self._blocks(x, sequences, chosen)
 
     def _blocks(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
+        of_attention = self.dropout if self.attention_out_dropout is None else self.attention_out_dropout
         if self.norm == "pre":
-            x = self._added(self._kept(x, chosen), self._attend(self.attention_norm(x), sequences, chosen))
-            return self._added(x, self.mlp(self.mlp_norm(x)))
-        x = self._normed(self._kept(x, chosen), self._attend(x, sequences, chosen), self.attention_norm)
-        return self._normed(x, self.mlp(x), self.mlp_norm)
+            attended = self._attend(self.attention_norm(x), sequences, chosen)
+            x = self._added(self._kept(x, chosen), attended, of_attention)
+            return self._added(x, self.mlp(self.mlp_norm(x)), self.dropout)
+        attended = self._attend(x, sequences, chosen)
+        x = self._normed(self._kept(x, chosen), attended, self.attention_norm, of_attention)
+        return self._normed(x, self.mlp(x), self.mlp_norm, self.dropout)
 
-    def _added(self, x: Tensor, part: Tensor) -> Tensor:
+    def _added(self, x: Tensor, part: Tensor, dropout: Dropout3D) -> Tensor:
         """x + dropout(part)"""
-        dropout = self.dropout
         if _is_plain(dropout, Dropout3D) and dropout.cube.speed.compile and dropout.active and x.dim() == 2:
             return add_dropped(x, part, dropout.p, dropout.cube, "z")
         return x + dropout(part)
 
-    def _normed(self, x: Tensor, part: Tensor, norm: nn.Module) -> Tensor:
+    def _normed(self, x: Tensor, part: Tensor, norm: nn.Module, dropout: Dropout3D) -> Tensor:
         """norm(x + dropout(part))"""
-        dropout = self.dropout
         result: Tensor
         plain = _is_plain(dropout, Dropout3D) and _is_plain(norm, LayerNorm3D)
         # A norm drops in training alone: its own, which somebody may have set apart from the dropout's.

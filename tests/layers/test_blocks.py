@@ -42,6 +42,24 @@ def test_a_block_is_its_parts(norm: Any, recompute: Any) -> None:
     assert torch.equal(again.grad, x.grad)
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_attentions_output_may_have_a_dropout_of_its_own(norm: Any) -> None:
+    cube, drop = Cube.single(), Dropout3D(0.5, Cube.single())
+    attention, first, mlp, second = parts(cube)
+    block = Block3D(attention, first, mlp, second, norm=norm, dropout=Dropout3D(0.0, cube), attention_out_dropout=drop)
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    cube.manual_seed(3)
+    got = block(x, SEQUENCES)
+    cube.manual_seed(3)
+    if norm == "pre":
+        h = x + drop(attention(first(x), SEQUENCES))
+        assert torch.equal(got, h + mlp(second(h)))
+    else:
+        h = first(x + drop(attention(x, SEQUENCES)))
+        assert torch.equal(got, second(h + mlp(h)))
+    assert not torch.equal(got, block.eval()(x, SEQUENCES))
+
+
 def test_identity_leaves_a_norm_out() -> None:
     cube = Cube.single()
     attention, _, mlp, norm = parts(cube)

@@ -19,6 +19,7 @@ from tools.bench.collectives import CollectivesCommand
 from tools.bench.compile import CompileCommand
 from tools.bench.convergence import LossCommand
 from tools.bench.corpus import CorpusCommand
+from tools.bench.encoders import EncodersCommand
 from tools.bench.extract import ExtractCommand
 from tools.bench.gpu import GpuCommand
 from tools.bench.harness.benchmark import Subcommand
@@ -57,6 +58,7 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "exchange": ExchangeCommand,
     "loss": LossCommand,
     "packing": PackingCommand,
+    "encoders": EncodersCommand,
     "precision": PrecisionCommand,
     "checkpoint": CheckpointCommand,
     "corpus": CorpusCommand,

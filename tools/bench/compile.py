@@ -454,7 +454,10 @@ class CompileCommand(Benchmark[tuple[list[CubeShape], list[Type]]]):
             found = recipe.model.config(recipe.data)
         dropout = found.dropout if self.dropout is None else self.dropout
         positions = max(found.positions, self.length)
-        return dataclasses.replace(found, dropout=dropout, attention_dropout=0.0, positions=positions)
+        of_attention = found.attention_out_dropout if self.dropout is None else None
+        return dataclasses.replace(
+            found, dropout=dropout, attention_dropout=0.0, attention_out_dropout=of_attention, positions=positions
+        )
 
     def work(self) -> Work:
         return Work(what="step", config=self.config(), sequences=self.sequences, length=self.length)

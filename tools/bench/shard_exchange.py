@@ -208,7 +208,7 @@ def judge(difference: float, settings: TrainConfig, moved: bool) -> tuple[bool, 
     if not moved:
         words = "equal bit for bit" if difference == 0 else f"NOT equal: they differ by up to {difference:.1e}"
         return difference == 0, f"losses of all steps are {words}"
-    if settings.model.dropout > 0 or settings.model.attention_dropout > 0:
+    if settings.model.has_dropout:
         return True, "losses are not compared: packs lie on other ranks, where dropout differs (0 compares them)"
     well = difference <= LOSS_TOLERANCE
     words = "equal" if well else f"NOT equal, allowed is {LOSS_TOLERANCE:g}"

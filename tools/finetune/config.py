@@ -33,7 +33,8 @@ class ModelSection:
     std: float = 0.02
     """Standard deviation of the initial weights of a model without start_from."""
     dropout: float | None = None
-    """Probability, of hidden states and of what the head reads. Default: that of start_from, else 0.1."""
+    """Probability, of hidden states, attention's output among them, and of what the head reads. Default: that of
+    start_from, else 0.1."""
     attention_dropout: float | None = None
     """Probability, of attention weights. Default: that of start_from, else 0.1."""
     recompute: Literal["none", "layer", "attention"] = "none"
@@ -54,8 +55,11 @@ class ModelSection:
 
     def changed(self, config: BertConfig) -> BertConfig:
         """The configuration with the dropout of this recipe."""
-        given = {name: getattr(self, name) for name in ("dropout", "attention_dropout")}
-        return dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
+        if self.dropout is not None:
+            config = dataclasses.replace(config, dropout=self.dropout, attention_out_dropout=None)
+        if self.attention_dropout is not None:
+            config = dataclasses.replace(config, attention_dropout=self.attention_dropout)
+        return config
 
 
 @dataclass(frozen=True, kw_only=True)

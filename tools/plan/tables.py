@@ -30,7 +30,7 @@ _ROBERTA: dict[str, Any] = {"family": "roberta", "first_position": 2, "types": 1
 _MODERN: dict[str, Any] = {
     **{"family": "modernbert", "encoder": "modern", "types": 0, "vocab": 50368, "positions": 8192, "eps": 1e-5},
     **{"window": 65, "global_every": 3, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
-    **{"dropout": 0.0, "attention_dropout": 0.0},
+    **{"dropout": 0.0, "attention_dropout": 0.0, "attention_out_dropout": 0.1},
 }
 MODELS: Mapping[str, BertConfig] = MappingProxyType(
     {

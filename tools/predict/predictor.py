@@ -418,7 +418,7 @@ def load(
     made: PredictTask[Any, Any]
     # Nothing is drawn, neither for weights that are filled nor for dropout: the program's random numbers stay its own.
     # Heads that the task does not need may stay empty.
-    config = dataclasses.replace(weights.config, dropout=0.0, attention_dropout=0.0)
+    config = dataclasses.replace(weights.config, dropout=0.0, attention_dropout=0.0, attention_out_dropout=None)
     if task == "answer":
         # Imported here: no other task needs it.
         from tools.predict.tasks import Answer, settings_for

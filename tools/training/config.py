@@ -131,6 +131,8 @@ class ModelConfig:
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
     """Probability, of attention weights."""
+    attention_out_dropout: float | None = None
+    """Modern encoder alone: probability, of what attention's output projection gives. Default: dropout."""
     std: Annotated[float, Positive()] = 0.02
     """Standard deviation of initial weights."""
     positions: int | None = None
@@ -155,6 +157,11 @@ class ModelConfig:
     reshard_after_forward: bool = True
     """Gather inputs and weights again in the backward pass; false keeps them: less traffic, more memory."""
 
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training draws anything for it."""
+        return any(p for p in (self.dropout, self.attention_dropout, self.attention_out_dropout))
+
     def config(self, data: DataConfig) -> BertConfig:
         """The model's sizes, with the vocabulary and the longest sequence of the data.
 
@@ -162,7 +169,7 @@ class ModelConfig:
             ValueError: sizes that do not fit together, an option of the other encoder.
         """
         sizes = ("layers", "hidden", "heads", "inner", "embedding")
-        modern = ("window", "global_every", "rotary_base", "local_rotary_base")
+        modern = ("window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
         changed = {name: getattr(self, name) for name in (*sizes, *modern)}
         return dataclasses.replace(
             PRESETS[self.preset],

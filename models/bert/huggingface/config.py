@@ -119,6 +119,7 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
 _EVERY, _WINDOW = "global_attn_every_n_layers", "local_attention"
+_ATTENTION_DROPOUT = "attention_dropout"
 # With defaults that are ids of ModernBERT's own tokenizer; the tokenizer of a folder has its own.
 _OF_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
@@ -126,6 +127,8 @@ _OF_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 def _modern_fields(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> dict[str, Any]:
     """What the modern encoder has beside the sizes of all."""
     fields: dict[str, Any] = {"encoder": "modern", "dropout": 0.0, "attention_dropout": 0.0}
+    if settings.get(_ATTENTION_DROPOUT):  # the library's acts on attention's probabilities and on its output
+        fields["attention_out_dropout"] = _number(settings, _ATTENTION_DROPOUT, where, float)
     fields["eps"] = architecture.defaults["layer_norm_eps"]
     fields["pooling"] = settings.get("classifier_pooling", "cls")
     bases = {kind: _rotary_base(settings, kind, where) for kind in _BASES}
@@ -135,6 +138,12 @@ def _modern_fields(settings: Mapping[str, Any], architecture: Architecture, wher
         near = _number({_WINDOW: 128, **settings}, _WINDOW, where, int) // 2
         fields |= {"window": near + 1, "global_every": every, "local_rotary_base": bases[_LOCAL]}
     return fields
+
+
+def _attention_dropout(config: BertConfig) -> float:
+    """`attention_dropout` of a ModernBERT's config.json, which has one for attention's probabilities and its output;
+    0 where they have two, as of the published ones, whose output alone was dropped out."""
+    return config.attention_dropout if config.attention_dropout == config.out_dropout else 0.0
 
 
 def _rotary_base(settings: Mapping[str, Any], kind: str, where: Path) -> float:
@@ -192,6 +201,7 @@ def _modern_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, 
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         **{_BASES[kind][0]: base for kind, base in bases.items()},
         "classifier_pooling": config.pooling,
+        _ATTENTION_DROPOUT: _attention_dropout(config),
         **{name: needed for name, (needed, _) in ARCHITECTURES["modernbert"].fixed.items() if needed is not None},
     }
 

@@ -127,8 +127,8 @@ class _Plan:
             told.append(f"{lost} was left out, which the library's {self.architecture} does not have")
         if not self.heads and frozenset({"pooler"}) in self._kind.heads:
             told.append(_NO_POOLER.format(self.architecture))
-        if self.config.family == "modernbert" and (self.config.dropout or self.config.attention_dropout):
-            told.append(f"{CONFIG} says no dropout, for that of training here acts at other places of a ModernBERT")
+        if self.config.family == "modernbert":
+            told += _dropout_lost(self.config)
         return "; ".join(told) or None
 
     def settings(
@@ -229,6 +229,19 @@ def _labels_found(found: Mapping[str, Any], architecture: str, outputs: int) -> 
         if len(labels) == outputs:
             return labels
     return [f"LABEL_{i}" for i in range(outputs)]
+
+
+def _dropout_lost(config: BertConfig) -> list[str]:
+    """What a ModernBERT's config.json cannot say of the dropout of training here."""
+    told = []
+    if config.dropout:
+        told.append(f"{CONFIG} says nothing of dropout {config.dropout:g}, of embeddings and MLPs' outputs")
+    if config.attention_dropout != config.out_dropout:
+        told.append(
+            f"attention_dropout of {CONFIG} is 0, for it is that of attention's weights and of its output: here they "
+            f"had {config.attention_dropout:g} and {config.out_dropout:g}"
+        )
+    return told
 
 
 def _check_encoder(config: BertConfig) -> None:

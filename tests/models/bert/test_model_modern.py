@@ -139,6 +139,17 @@ def test_only_what_gives_logits_has_a_bias() -> None:
     assert "bert.layers.1.attention_norm.weight" in names
 
 
+@pytest.mark.parametrize("out", [None, 0.3])
+def test_dropout_of_attentions_output(out: float | None) -> None:
+    """As ModernBERT was trained: behind attention's output projection alone."""
+    config = toy_config(ODD, dropout=0.1, attention_out_dropout=out, **LOCAL)
+    model = BertForPreTraining(config, Cube.single())
+    assert config.out_dropout == (out or 0.1)
+    for layer in model.bert.layers:
+        found = layer.attention_out_dropout
+        assert (layer.dropout.p, None if found is None else found.p) == (0.1, out)
+
+
 def test_layers_that_see_whole_sequences() -> None:
     config = BertConfig(layers=7, hidden=64, heads=4, encoder="modern", window=65)
     assert [config.window_of(number) for number in range(7)] == [None, 65, 65, None, 65, 65, None]
@@ -162,6 +173,8 @@ def test_the_default_mlp_has_about_the_weights_of_the_classic_one() -> None:
         ({"window": 4}, 'window.*encoder="modern".*window=4.*encoder="classic"'),
         ({"global_every": 4}, 'global_every belongs to encoder="modern"'),
         ({"rotary_base": 1e4}, 'rotary_base belongs to encoder="modern"'),
+        ({"attention_out_dropout": 0.1}, 'attention_out_dropout belongs to encoder="modern"'),
+        ({"encoder": "modern", "attention_out_dropout": 1.0}, r"attention_out_dropout must be .* below 1. Got 1.0"),
         ({"encoder": "modern", "activation": "relu"}, 'activation belongs to encoder="classic"'),
         ({"encoder": "modern", "norm": "pre"}, 'norm belongs to encoder="classic"'),
         ({"encoder": "modern", "window": 0}, "window must be at least 1. Got 0"),

@@ -242,6 +242,8 @@ def test_cubes_that_compute_something_else_are_found() -> None:
     assert compared.agree([good, good])
     assert not compared.agree([good, bad])
     assert command.agree([good, bad])  # it has dropout
+    modern = dataclasses.replace(quiet, encoder="modern", attention_out_dropout=0.1)
+    assert dataclasses.replace(command, settings=dataclasses.replace(command.settings, model=modern)).has_dropout
 
 
 def test_steps_are_dealt_out_over_rounds() -> None:

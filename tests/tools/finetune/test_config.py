@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import tyro
 
+from models.bert import BertConfig
 from tools.finetune.__main__ import EmbedConfig, TextConfig, parse
+from tools.finetune.config import ModelSection
 from tools.predict.__main__ import EmbedCommand
 from tools.training.config import read_recipe
 
@@ -19,6 +21,18 @@ def test_shipped_recipes_can_be_read() -> None:
     tasks |= {"embedded-tags": "tag", "embedded-labels": "classify", "embedded-rank": "rank", "embedded-pairs": "embed"}
     for name, task in tasks.items():
         assert parse([task, str(folder / f"{name}.toml")]).settings.run.epochs >= 1
+
+
+def test_dropout_of_a_recipe_is_that_of_attentions_output_too() -> None:
+    """Or a ModernBERT whose folder has one for attention would keep that part of it."""
+    read = BertConfig(
+        **{"layers": 1, "hidden": 16, "heads": 2, "encoder": "modern", "family": "modernbert", "types": 0},
+        **{"dropout": 0.0, "attention_dropout": 0.2, "attention_out_dropout": 0.2},
+    )
+    cases = (({}, (0.0, 0.2, 0.2)), ({"dropout": 0.1}, (0.1, 0.2, 0.1)), ({"attention_dropout": 0.0}, (0.0, 0.0, 0.2)))
+    for said, wanted in cases:
+        found = ModelSection(start_from="weights", **said).changed(read)
+        assert (found.dropout, found.attention_dropout, found.out_dropout) == wanted
 
 
 def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:

@@ -165,6 +165,26 @@ def test_the_tiny_phases_have_the_structure_of_the_large_ones() -> None:
         assert tiny["batch"]["packing_rule"] == large["batch"]["packing_rule"]
 
 
+@pytest.mark.parametrize(
+    ("tiny", "large"),
+    [
+        ("roberta-tiny", "roberta-base"),
+        *((f"modernbert-tiny-phase{n}", f"modernbert-base-phase{n}") for n in (1, 2, 3)),
+    ],
+)
+def test_the_tiny_encoders_have_the_structure_of_the_large_ones(tiny: str, large: str) -> None:
+    small, whole = (tomllib.loads((LAUNCH / f"{name}.toml").read_text()) for name in (tiny, large))
+    assert set(small["optimizer"]) == set(whole["optimizer"])
+    for key in ("objective", "masked_share", "short_probability"):
+        assert small["data"][key] == whole["data"][key], key
+    for key in ("kind", "schedule", "beta1", "beta2", "eps", "clip", "decay", "decay_shape", "floor"):
+        assert small["optimizer"].get(key) == whole["optimizer"].get(key), key
+    for key in set(whole["model"]) - {"preset", "layers", "hidden", "heads", "inner", "positions", "window"}:
+        same = key not in ("dropout", "attention_dropout", "first_position")
+        assert key in small["model"], key
+        assert not same or small["model"][key] == whole["model"][key], key
+
+
 def test_every_key_is_explained_in_the_document() -> None:
     text = config_docs.DOCUMENT.read_text()
     assert text == config_docs.with_tables(text), "run python -m tools.training.config_docs"

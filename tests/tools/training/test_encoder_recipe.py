@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,21 @@ def test_it_trains_from_the_command_line(recipe: Path, tmp_path: Path) -> None:
     logged = losses(run)
     assert sorted(logged) == [1, 2, 3, 4, 5, 6]
     assert logged[6] < logged[1]
+
+
+def test_roberta_in_small_trains_and_is_one(recipe: Path, tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[3] / "launch" / "recipes" / "roberta-tiny.toml"
+    text = ["--data.source", str(recipe.parent / "text.txt"), "--data.vocab-size", "67", "--batch.global-batch", "2"]
+    steps = ["--run.steps", "3", "--run.evaluate-every", "3", "--optimizer.warmup", "0"]
+    words = arguments(shipped, tmp_path / "run", *text, *steps, corpus=tmp_path / "corpus")
+    assert pretrain.main(words) == 0
+    logged = losses(tmp_path / "run")
+    assert logged[3] < logged[1]
+    written = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["next_sentence_loss"] for line in written if '"kind": "step"' in line] == [None] * 3
+    config = json.loads((tmp_path / "run" / "model.json").read_text())["config"]
+    assert (config["family"], config["types"], config["first_position"], config["positions"]) == ("roberta", 1, 1, 64)
+    assert config["next_sentence"] is False
 
 
 def _checkpoint_of(recipe: TrainConfig) -> dict[str, Any]:

@@ -297,7 +297,7 @@ class RecipeBenchmark(Benchmark[Any]):
     @property
     def has_dropout(self) -> bool:
         """Every rank draws for itself: with it cubes cannot be compared by their losses."""
-        return self.settings.model.dropout > 0 or self.settings.model.attention_dropout > 0
+        return self.settings.model.has_dropout
 
     def as_training(self, settings: TrainConfig, **options: Any) -> RunPlan:
         """The same as a run of tools.pretrain, which knows where a corpus lies and what must fit together."""

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from models.bert import BertConfig, BertForPreTraining, export_huggingface
 from models.bert.cost_model.flops import step_flops
 from models.bert.graphed import GraphedBert
+from models.bert.huggingface import open_weights
 from models.bert.huggingface.config import settings_of
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy, clip_grad_norm_
 from tensor3d.attention import attention
@@ -109,11 +110,14 @@ OURS, ROWS, COMPILED, ROWS_COMPILED = "ours", "ours-rows", "ours-compiled", "our
 GRAPHED = "ours-graph"
 LIBRARY = (PLAIN, MASKED, MASKED_COMPILED, UNPADDED, UNPADDED_COMPILED)
 CONTENDERS = (*LIBRARY, OURS, ROWS, COMPILED, ROWS_COMPILED, GRAPHED)
-"""`transformers`' BertForPreTraining as it is; the same with its masked-LM head on masked rows alone; its modules on
+"""`transformers`' model as it is; the same with its masked-LM head on masked rows alone; its modules on
 our packs, by attention that knows sequences from one another; these two with each layer compiled; ours; ours whose last
 layer computes the rows alone that heads read; both of these with compiled regions; ours compiled, as CUDA graphs."""
+UNPADDING = {UNPADDED, UNPADDED_COMPILED}
 COMPILING = {COMPILED, ROWS_COMPILED, MASKED_COMPILED, UNPADDED_COMPILED, GRAPHED}
 _READING_ROWS = {ROWS, ROWS_COMPILED}
+_ENCODERS = {"bert": "bert", "roberta": "roberta", "modernbert": "model"}
+"""What the library's models call their encoder."""
 _CLIP, _DECAY = 1.0, 0.01
 _OPTIONS = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6}
 
@@ -188,7 +192,9 @@ class Ours(Implementation):
         speed = ExecutionPolicy(compile=name in COMPILING)
         self._cube = Cube.single(device, precision=MixedPrecisionPolicy(compute=compute), speed=speed)
         options = {"read_rows_only": self.read_rows_only, "backend": backend}
-        self.model = BertForPreTraining.from_pretrained(folder, self._cube, **options).train()
+        self.model = BertForPreTraining(config, self._cube, **options).train()  # type: ignore[arg-type]
+        filled = open_weights(folder).fill(self.model, self._cube)
+        assert filled.fresh == filled.unused == (), "all contenders have the same weights"
         self.optimizer = AdamW(decay_groups(self.model, _DECAY), self._cube, **_OPTIONS)  # type: ignore[arg-type]
 
     def prepared(self, work: Work) -> Work:
@@ -235,7 +241,8 @@ class OursGraphed(Ours):
 
 
 class Library(Implementation):
-    """`transformers`' BertForPreTraining with PyTorch's attention, on padded batches.
+    """`transformers`' BertForPreTraining, RobertaForMaskedLM or ModernBertForMaskedLM with PyTorch's attention, on
+    padded batches.
 
     Args:
         config: of the same model in this project.
@@ -257,18 +264,19 @@ class Library(Implementation):
     ) -> None:
         self.config, self.model, self.optimizer = config, model, optimizer
         self._compute, self._masked_rows = compute, masked_rows
+        self._encoder: Any = getattr(model, _ENCODERS[config.family])
         if compiled:
-            compile_layers(model)
-        self._encoder: Any = model.bert
+            compile_layers(self._encoder)
 
     def gradients(self, work: Work) -> Tensor:
         total = torch.zeros((), device=work.padded[0].ids.device)
         for batch in work.padded:
             with torch.autocast(total.device.type, self._compute, enabled=self._compute is not None):
                 logits, labels, pairs = self._masked(batch) if self._masked_rows else self._whole(batch)
-                # The library's own two losses, but as parts of the step's means: batches differ in what is masked.
+                # The library's own losses, but as parts of the step's means: batches differ in what is masked.
                 loss = F.cross_entropy(logits, labels, reduction="sum") / work.step.targets
-                loss = loss + F.cross_entropy(pairs, batch.next_labels, reduction="sum") / work.step.sequences
+                if pairs is not None:
+                    loss = loss + F.cross_entropy(pairs, batch.next_labels, reduction="sum") / work.step.sequences
             loss.backward()
             total += loss.detach()
         return total
@@ -279,15 +287,25 @@ class Library(Implementation):
     def slots(self, work: Work) -> int:
         return work.padded_slots
 
-    def _whole(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        output = self.model(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
-        return output.prediction_logits.flatten(0, 1), batch.labels.flatten(), output.seq_relationship_logits
+    def _inputs(self, batch: PaddedBatch) -> dict[str, Tensor | None]:
+        types = {"token_type_ids": batch.types} if self.config.types > 1 else {}
+        return {"input_ids": batch.ids, "attention_mask": batch.mask, **types}
 
-    def _masked(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        heads: Any = self.model.cls
-        found = self._encoder(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
+    def _whole(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        output = self.model(**self._inputs(batch))
+        pairs = self.config.next_sentence
+        logits = output.prediction_logits if pairs else output.logits
+        return logits.flatten(0, 1), batch.labels.flatten(), output.seq_relationship_logits if pairs else None
+
+    def _masked(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        model: Any = self.model
+        found = self._encoder(**self._inputs(batch))
         rows = found.last_hidden_state.flatten(0, 1).index_select(0, batch.rows)
-        return heads.predictions(rows), batch.row_labels, heads.seq_relationship(found.pooler_output)
+        if self.config.family == "roberta":
+            return model.lm_head(rows), batch.row_labels, None
+        if self.config.family == "modernbert":
+            return model.decoder(model.head(rows)), batch.row_labels, None
+        return model.cls.predictions(rows), batch.row_labels, model.cls.seq_relationship(found.pooler_output)
 
 
 class Unpadded(Implementation):
@@ -312,9 +330,9 @@ class Unpadded(Implementation):
 
         self.config, self.model, self.optimizer, self._compute = config, model, optimizer, compute
         AttentionInterface.register(_VARLEN, _varlen_attention)
-        if compiled:
-            compile_layers(model)
         bert: Any = model.bert
+        if compiled:
+            compile_layers(bert)
         self._encoder, self._embeddings, self._pooler = bert.encoder, bert.embeddings, bert.pooler
 
     def gradients(self, work: Work) -> Tensor:
@@ -418,12 +436,12 @@ def make_sides(
         if name in LIBRARY:
             compiled = name in COMPILING
             if compiled:  # a model of its own, which is changed
-                shared = library_model(folder, device)
+                shared = library_model(config, folder, device)
             elif library is None:
-                library = shared = library_model(folder, device)
+                library = shared = library_model(config, folder, device)
             else:
                 shared = library
-            if name in (UNPADDED, UNPADDED_COMPILED):
+            if name in UNPADDING:
                 sides[name] = Unpadded(config, *shared, compute, compiled=compiled)
             else:
                 sides[name] = Library(config, *shared, compute, masked_rows=name != PLAIN, compiled=compiled)
@@ -434,25 +452,24 @@ def make_sides(
     return sides
 
 
-def compile_layers(model: nn.Module) -> None:
+def compile_layers(encoder: Any) -> None:
     """`torch.compile` of each layer, as PyTorch advises for equal ones: all are compiled once, in a fraction of the
     minutes that the whole takes."""
-    bert: Any = model.bert
-    for layer in bert.encoder.layer:
+    for layer in encoder.layers if hasattr(encoder, "layers") else encoder.encoder.layer:
         layer.compile()
 
 
-def library_model(folder: Path, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+def library_model(config: BertConfig, folder: Path, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     """`transformers`' model with PyTorch's attention and the weights of a folder, and its optimiser."""
-    from transformers import BertForPreTraining as LibraryBert
+    from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
     from transformers.utils import logging
+
+    kind: Any = AutoModelForPreTraining if config.next_sentence else AutoModelForMaskedLM
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # a bar of its own, which would stand between the figures
     try:
-        model = LibraryBert.from_pretrained(
-            folder, local_files_only=True, attn_implementation="sdpa", dtype=torch.float32
-        )
+        model = kind.from_pretrained(folder, local_files_only=True, attn_implementation="sdpa", dtype=torch.float32)
     finally:
         if shown:
             logging.enable_progress_bar()
@@ -463,6 +480,11 @@ def library_model(folder: Path, device: torch.device) -> tuple[nn.Module, torch.
 def with_sizes(
     config: BertConfig, *, layers: int | None, dropout: float, attention_dropout: float | None = None
 ) -> BertConfig:
-    """The config with so many layers and that dropout, everywhere unless told otherwise of attention."""
+    """The config with so many layers and that dropout, everywhere unless told otherwise of attention. A ModernBERT of
+    the library has one of attention's weights and output, and none elsewhere that is here."""
     inner = dropout if attention_dropout is None else attention_dropout
-    return replace(config, layers=layers or config.layers, dropout=dropout, attention_dropout=inner)
+    if config.family == "modernbert":
+        dropout = 0.0
+    out = inner if config.family == "modernbert" else None
+    changed = {"dropout": dropout, "attention_dropout": inner, "attention_out_dropout": out}
+    return replace(config, layers=layers or config.layers, **changed)  # type: ignore[arg-type]

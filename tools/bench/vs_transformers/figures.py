@@ -307,6 +307,12 @@ def _side(result: dict[str, Any]) -> SideFigures:
     return SideFigures(**result, operators=operators and [Operator(*each) for each in operators])
 
 
+def model_name(preset: str) -> str:
+    """What a preset of `SideFigures` is called: "small" is BERT-small, "roberta-small" RoBERTa-small."""
+    architecture, dash, size = preset.rpartition("-")
+    return f"{ {'roberta': 'RoBERTa', 'modernbert': 'ModernBERT'}[architecture] if dash else 'BERT' }-{size}"
+
+
 def draw(results: Sequence[SideFigures]) -> Figure:
     """A row of panels for each preset, in it one for each kind of input: contenders beside one another, by precision.
 
@@ -325,7 +331,7 @@ def draw(results: Sequence[SideFigures]) -> Figure:
                 axes.set_axis_off()
                 continue
             _draw_panel(axes, precisions, sides)
-            axes.set_title(f"BERT-{preset}, {_KINDS[kind]}", fontsize=11, loc="left")
+            axes.set_title(f"{model_name(preset)}, {_KINDS[kind]}", fontsize=11, loc="left")
             if first:
                 axes.set_ylabel("real tokens a second")
                 axes.tick_params(labelleft=True)

@@ -1,4 +1,4 @@
-"""`bench library`: whole training steps of our BERT beside `transformers`' BertForPreTraining, on one process."""
+"""`bench library`: whole training steps of our BERT, RoBERTa or ModernBERT beside `transformers`', on one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from tools.bench.vs_transformers.contenders import (
     MASKED,
     OURS,
     PLAIN,
+    UNPADDING,
     Checked,
     Implementation,
     make_sides,
@@ -48,6 +49,7 @@ from tools.bench.vs_transformers.figures import (
     draw,
     figures,
     input_figures,
+    model_name,
     operators_of,
     read_results,
     table,
@@ -110,7 +112,7 @@ def measure(
             sides = make_sides(contenders, config, Path(folder), compute, device, backend, capacity=capacity)
             checks: dict[str, dict[str, Checked]] = {}
             for kind, mine in steps.items():  # before any of them has learnt something
-                shown = _shown(sides, f"BERT-{preset}, {precision}, {kind}: first losses")
+                shown = _shown(sides, f"{model_name(preset)}, {precision}, {kind}: first losses")
                 checks[kind] = {name: side.check(mine[0]) for name, side in shown}
             for kind, mine in steps.items():
                 place = (preset, precision, kind)
@@ -130,7 +132,7 @@ def _on_input(
     """All contenders in turns, on one kind of input."""
     first, *timed = steps
     names = list(sides)
-    print("BERT-{}, {}, {}".format(*place), flush=True)
+    print(", ".join([model_name(place[0]), *place[1:]]), flush=True)
     for _ in range(turns.warmup):
         for _, side in _shown(sides, "warming up"):
             side.step(side.prepared(first))
@@ -204,6 +206,17 @@ def _fill(side: Implementation, steps: Sequence[Work]) -> float:
 # --- `bench library` --------------------------------------------------------------------------------------------------
 
 _SEQUENCES = {FULL: 16, PADDED: 64, SORTED: 64}
+_MASKED_LM: dict[str, Any] = {"eps": 1e-5, "next_sentence": False}
+_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "bert": {},
+    # Padding is piece 0 of the sequences here, not 1 as in RoBERTa's own tokenizer.
+    "roberta": {**_MASKED_LM, "family": "roberta", "types": 1, "first_position": 1},
+    "modernbert": {
+        **{**_MASKED_LM, "family": "modernbert", "encoder": "modern", "types": 0, "window": 65, "global_every": 3},
+        **{"rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
+    },
+}
+"""What they have beside BERT's sizes (Liu et al. 2019, arXiv 1907.11692; Warner et al. 2024, arXiv 2412.13663)."""
 _WHY_WARMUP = (
     ": a contender's first step makes its optimiser's state, and may compile; timed, it would be compared with steps "
     "that do neither"
@@ -227,11 +240,13 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryCommand(Benchmark[Task]):
-    """Time whole training steps (forward, backward, clipping, AdamW) of transformers' BertForPreTraining on padded
-    batches and of this project's on packs of the same sequences, in turns, from the same weights."""
+    """Time whole training steps (forward, backward, clipping, AdamW) of a model of transformers on padded batches and
+    of this project's on packs of the same sequences, in turns, from the same weights."""
 
+    architecture: Literal["bert", "roberta", "modernbert"] = "bert"
+    """BertForPreTraining; or RobertaForMaskedLM or ModernBertForMaskedLM, which learn masked tokens alone."""
     presets: str = "small,base"
-    """Sizes of BERT to measure, with commas."""
+    """Sizes of BERT to measure, with commas; base of ModernBERT is ModernBERT-base."""
     precisions: str = "fp32,bf16"
     """Types of the products, with commas: fp32, bf16 (transformers: torch.autocast)."""
     inputs: str = f"{FULL},{PADDED},{SORTED}"
@@ -262,7 +277,7 @@ class LibraryCommand(Benchmark[Task]):
     layers: Count | None = None
     """Transformer layers, instead of the preset's."""
     dropout: float = 0.1
-    """Probability, of hidden states and attention weights."""
+    """Probability, of hidden states and attention weights; of ModernBERT, of attention's weights and output."""
     attention_dropout: float | None = None
     """That of attention weights, where it is another."""
     backend: Backend = "auto"
@@ -299,13 +314,18 @@ class LibraryCommand(Benchmark[Task]):
         precisions = listed("--precisions", self.precisions, LOSS_TOLERANCE)
         inputs = listed("--inputs", self.inputs, _SEQUENCES)
         contenders = listed("--contenders", self.contenders, CONTENDERS)
+        if self.architecture != "bert" and UNPADDING & set(contenders):
+            raise ValueError(
+                f"{min(UNPADDING & set(contenders))} is made of the modules of the library's BERT. Got --architecture "
+                f"{self.architecture}: leave it out of --contenders."
+            )
         if MASKED not in contenders:
             raise ValueError(f"--contenders must have {MASKED} among them, to compare with. Got {self.contenders!r}.")
         for preset in presets:
             config = self.config(preset)
             for precision in precisions:
                 self.check_backend(config, precision)
-        self.check_earlier(set(product(presets, precisions, inputs, contenders)))
+        self.check_earlier(set(product(map(self.name_of, presets), precisions, inputs, contenders)))
         if GRAPHED in contenders and _device().type != "cuda":
             raise ValueError(f"{GRAPHED} replays CUDA graphs, and no GPU is here. Leave it out of --contenders.")
         if COMPILING & set(contenders):
@@ -337,7 +357,7 @@ class LibraryCommand(Benchmark[Task]):
             for preset in plan.presets:
                 config, asked = self.config(preset), (plan.precisions, plan.contenders)
                 results += measure(
-                    preset,
+                    self.name_of(preset),
                     config,
                     *asked,
                     steps,
@@ -383,8 +403,15 @@ class LibraryCommand(Benchmark[Task]):
         names = [] if self.also is None else self.also.split(",")
         return [side for name in names for side in read_results(Path(name))]
 
+    def name_of(self, preset: str) -> str:
+        """By which figures know the model: BERT's sizes as they are."""
+        return preset if self.architecture == "bert" else f"{self.architecture}-{preset}"
+
     def config(self, preset: str) -> BertConfig:
-        sizes = dataclasses.replace(PRESETS[preset], vocab=self.vocab, positions=max(512, self.length))
+        own = dict(_ARCHITECTURES[self.architecture])
+        if (self.architecture, preset) == ("modernbert", "base"):
+            own |= {"layers": 22, "inner": 1152}
+        sizes = dataclasses.replace(PRESETS[preset], vocab=self.vocab, positions=max(512, self.length), **own)
         inner = self.attention_dropout
         return with_sizes(sizes, layers=self.layers, dropout=self.dropout, attention_dropout=inner)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,9 @@ def test_what_is_not_said_has_the_librarys_defaults() -> None:
         ({"hidden_activation": "silu"}, "hidden_activation must be 'gelu'"),
         ({"classifier_activation": "relu"}, "classifier_activation must be 'gelu'"),
         ({"classifier_pooling": "max"}, 'pooling must be "cls" or "mean". Got \'max\''),
-        ({"mlp_dropout": 0.1}, "mlp_dropout must be 0, for dropout is said by the training here"),
+        ({"mlp_dropout": 0.1}, "mlp_dropout must be 0, for there is no dropout between an MLP's gate and its output"),
+        ({"embedding_dropout": 0.1}, "embedding_dropout must be 0, for dropout of the embeddings comes with that of"),
+        ({"attention_dropout": "0.1"}, "attention_dropout must be a number. Got '0.1'"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling must be None, for rotary positions are not scaled here"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type .* 'yarn' of full_attention"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "global_rope_theta 160000 and .* 5 contradict"),
@@ -164,9 +167,29 @@ def test_a_modern_encoder_that_is_no_modernbert_is_not_exported(tmp_path: Path) 
         export_huggingface(OURS["Model"](config, Cube.single()), Cube.single(), tmp_path / "out")
 
 
-def test_dropout_of_training_is_not_told_to_the_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ours", "written", "note"),
+    [
+        ((0.1, 0.2, None), 0.0, "says nothing of dropout 0.1, .*; attention_dropout .* is 0, .* had 0.2 and 0.1"),
+        ((0.0, 0.0, 0.1), 0.0, "^attention_dropout of config.json is 0, .* here they had 0 and 0.1$"),
+        ((0.0, 0.1, 0.1), 0.1, None),
+        ((0.0, 0.0, None), 0.0, None),
+    ],
+    ids=str,
+)
+def test_dropout_goes_as_far_as_the_library_has_it(
+    tmp_path: Path, ours: tuple[float, float, float | None], written: float, note: str | None
+) -> None:
     sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 4, "vocab": 67, "encoder": "modern", "types": 0}
+    sizes |= dict(zip(("dropout", "attention_dropout", "attention_out_dropout"), ours, strict=True))
     model = OURS["Model"](BertConfig(family="modernbert", **sizes), Cube.single())
     told = export_huggingface(model, Cube.single(), tmp_path / "out")
-    assert told.note is not None
-    assert "config.json says no dropout" in told.note
+    assert told.note is None if note is None else re.search(note, told.note or "")
+    settings = json.loads((tmp_path / "out" / CONFIG).read_text())
+    assert {name: settings[name] for name in settings if "dropout" in name} == {
+        **{"attention_dropout": written, "embedding_dropout": 0, "mlp_dropout": 0}
+    }
+    theirs = transformers.ModernBertModel(transformers.ModernBertConfig(**settings)).layers[0].attn
+    back = config_from(settings, Path(CONFIG))
+    assert (back.dropout, back.attention_dropout, back.out_dropout) == (0.0, written, written)
+    assert (theirs.attention_dropout, getattr(theirs.out_drop, "p", 0.0)) == (written, written)

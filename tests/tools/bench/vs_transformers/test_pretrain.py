@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
+from models.bert.cost_model.param_shapes import parameters
 from tensor3d import CubeShape, ExecutionPolicy
 from tensor3d.data.loader import tensors_of
 from tensor3d.data.packed_batch import Pack, collate
@@ -35,6 +36,7 @@ from tools.bench.vs_transformers.figures import (
     draw,
     figures,
     input_figures,
+    model_name,
 )
 from tools.bench.vs_transformers.pretrain import LibraryCommand
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
@@ -234,6 +236,10 @@ def test_contenders_must_agree() -> None:
         ({"inputs": "short"}, "--inputs must be some of full,padded,sorted"),
         ({"contenders": "transformers,ours"}, "--contenders must have transformers-masked among them"),
         ({"contenders": "mine"}, "--contenders must be some of"),
+        (
+            {"architecture": "roberta", "contenders": "transformers-masked,transformers-unpadded"},
+            "transformers-unpadded is made of the modules of the library's BERT. Got --architecture roberta: leave",
+        ),
         ({"micro_batch": 0}, r"--micro-batch.*\b1.*\b0"),
         ({"operators": -1}, r"--operators must be at least 0\. Got -1"),
         ({"warmup": 0}, r"--warmup.*\b1.*state.*\b0"),
@@ -319,6 +325,20 @@ def test_without_transformers_it_says_what_is_missing(
     assert "pip install transformers" in capsys.readouterr().err
 
 
+def test_sizes_of_the_other_architectures() -> None:
+    modern = LibraryCommand(architecture="modernbert", vocab=50368).config("base")
+    assert sum(each.elements for each in parameters(modern)) == 149_655_232, "of the library's ModernBertForMaskedLM"
+    assert (modern.dropout, modern.attention_dropout, modern.out_dropout) == (0.0, 0.1, 0.1), "where the library has it"
+    small = [LibraryCommand(architecture=each).config("small") for each in ("bert", "roberta", "modernbert")]  # type: ignore[arg-type]
+    assert {(each.layers, each.hidden, each.heads) for each in small} == {(4, 512, 8)}
+    assert [(each.family, each.next_sentence) for each in small] == [
+        *(("bert", True), ("roberta", False), ("modernbert", False))
+    ]
+    assert [model_name(each) for each in ("base", "roberta-base", "modernbert-tiny")] == [
+        *("BERT-base", "RoBERTa-base", "ModernBERT-tiny")
+    ]
+
+
 SMALL = ["--presets", "tiny", "--vocab", "500", "--length", "32", "--sequences", "12", "--micro-batch", "4"]
 
 
@@ -349,6 +369,25 @@ def test_all_contenders_have_the_same_loss(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["roberta", "modernbert"])
+def test_other_architectures_have_the_same_loss(
+    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of sequences longer than ModernBERT's window, with dropout in the timed steps."""
+    pytest.importorskip("transformers")
+    output = tmp_path / "figures.json"
+    call = ["library", "--architecture", architecture, *SMALL, "--length", "96", "--layers", "2", "--rounds", "1"]
+    call += ["--contenders", "transformers,transformers-masked,ours,ours-rows", "--inputs", "padded", "--threads", "1"]
+    assert main([*call, "--output", str(output)]) == 0
+    told = capsys.readouterr().out
+    assert "do NOT agree" not in told
+    assert f"{model_name(f'{architecture}-tiny')}, bf16, padded" in told
+    content = json.loads(output.read_text())
+    assert content["agree"] is True
+    assert [side["preset"] for side in content["results"]] == [f"{architecture}-tiny"] * 8
+
+
+@pytest.mark.slow
 def test_long_packs_and_a_backend_of_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     output = tmp_path / "figures.json"
@@ -368,7 +407,7 @@ def test_a_contender_that_trains_on_something_else_is_found(
     pytest.importorskip("transformers")
     masked = Library._masked
 
-    def forgetful(self: Library, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forgetful(self: Library, batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         logits, labels, pairs = masked(self, batch)
         return logits[1:], labels[1:], pairs
 
