@@ -25,7 +25,7 @@ from torch import Tensor
 from models.bert.config import BertConfig
 from models.bert.huggingface.architectures import ARCHITECTURES, Architecture
 
-HEADS = ("pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags")
+HEADS = ("pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags", "replaced_tokens")
 """What may stand on the encoder, `bert`: the first part of a parameter's name."""
 LABELLED = ("classifier", "tags")
 """Those whose outputs have labels, of texts and of tokens. The library calls both `classifier`."""
@@ -78,6 +78,8 @@ _OTHERS = {
         ("classifier", "classifier"),
         ("answers", "qa_outputs"),
         ("tags", "classifier"),
+        ("replaced_tokens.dense", "replaced_tokens.dense"),
+        ("replaced_tokens.output", "replaced_tokens.output"),
     )
     for part in ("weight", "bias")
 }
@@ -90,6 +92,7 @@ _MARKS = {
     "classifier": "classifier.weight",
     "answers": "qa_outputs.weight",
     "tags": "classifier.weight",
+    "replaced_tokens": "replaced_tokens.output.weight",
 }
 
 
