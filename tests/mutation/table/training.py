@@ -49,8 +49,8 @@ MUTATIONS = (
     Mutation(
         "accuracy-of-the-tokens",
         "tools/training/pretraining.py",
-        old="masked_lm_accuracy=sums.masked_lm_correct / step.targets,",
-        new="masked_lm_accuracy=sums.masked_lm_correct / step.tokens,",
+        old='"masked_lm_accuracy": sums.masked_lm_correct / step.targets,',
+        new='"masked_lm_accuracy": sums.masked_lm_correct / step.tokens,',
         tests=(HEADLINE,),
     ),
     Mutation(
