@@ -322,7 +322,8 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         step, traffic = taken.step, taken.traffic
         times = taken.lap.seconds()
         seconds = sum(times.values())
-        per_device = self._flops(step) / seconds / self.cube.shape.ranks
+        flops = self._flops(step)
+        per_device = flops / seconds / self.cube.shape.ranks
         return StepMetrics(
             step=step.index + 1,
             **self._learnt(numbers.sums, step),

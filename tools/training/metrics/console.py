@@ -103,8 +103,8 @@ def _losses(history: Sequence[StepMetrics], entropy: float, first: Mapping[str, 
         (f"masked-LM loss, mean of last {len(last)}", f"{end:.3f} nats"),
         ("unigram entropy of the corpus", f"{entropy:.3f} nats; the loss is {abs(end - entropy):.3f} {side} it"),
     ]
-    newest = history[-1]
-    told = [m.replaced_token_loss for m in history[-20:] if m.replaced_token_loss is not None]
+    newest, recent = history[-1], history[-20:]
+    told = [m.replaced_token_loss for m in recent if m.replaced_token_loss is not None]
     if told and newest.replaced_token_accuracy is not None and newest.replaced_share is not None:
         rows.append((f"replaced-token loss, mean of last {len(told)}", f"{statistics.fmean(told):.4f} nats"))
         rows.append(
