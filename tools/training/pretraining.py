@@ -126,8 +126,7 @@ def held_out_means(
         goes_on: asked before each batch, from 1, with the same answer on every rank; where it is no, None is returned.
     """
     model.eval()
-    replaced = isinstance(model, ElectraForPreTraining)
-    kind = ReplacedTokenSums if replaced else PretrainSums
+    kind = ReplacedTokenSums if isinstance(model, ElectraForPreTraining) else PretrainSums
     sums, targets, sequences, tokens = torch.zeros(len(kind._fields), dtype=torch.float64), 0, 0, 0
     batches = evaluation_batches(
         data,
@@ -163,6 +162,43 @@ def held_out_means(
     }
     accuracy = next_sentence_accuracy(pairs, nsp, sequences)
     return means if accuracy is None else means | {"next_sentence_accuracy": accuracy}
+
+
+# --- What there is to tell of a step ----------------------------------------------------------------------------------
+
+
+def _flops(model: BertForPreTraining | ElectraForPreTraining, step: TrainBatch, *, read_rows_only: bool) -> int:
+    if isinstance(model, ElectraForPreTraining):
+        return electra_step_flops(model.config, model.generator.config, step)
+    return step_flops(model.config, step, read_rows_only=read_rows_only)
+
+
+def _learnt(
+    model: BertForPreTraining | ElectraForPreTraining, found: Sequence[float], step: TrainBatch
+) -> dict[str, Any]:
+    """Losses and accuracies, under the names of `StepMetrics`."""
+    if isinstance(model, ElectraForPreTraining):
+        both = ReplacedTokenSums(*found)
+        return {
+            "loss": both.loss,
+            "masked_lm_loss": both.generator_loss,
+            "next_sentence_loss": None,
+            "masked_lm_accuracy": both.generator_correct / step.targets,
+            "next_sentence_accuracy": None,
+            "replaced_token_loss": both.discriminator_loss,
+            "replaced_token_accuracy": both.discriminator_correct / step.tokens,
+            "replaced_share": both.replaced / step.tokens,
+        }
+    sums = PretrainSums(*found)
+    return {
+        "loss": sums.loss,
+        "masked_lm_loss": sums.masked_lm_loss,
+        "next_sentence_loss": sums.next_sentence_loss if model.config.next_sentence else None,
+        "masked_lm_accuracy": sums.masked_lm_correct / step.targets,
+        "next_sentence_accuracy": next_sentence_accuracy(
+            sums.next_sentence_correct, sums.next_sentence_loss, step.sequences
+        ),
+    }
 
 
 # --- Pre-training -----------------------------------------------------------------------------------------------------
@@ -322,11 +358,11 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         step, traffic = taken.step, taken.traffic
         times = taken.lap.seconds()
         seconds = sum(times.values())
-        flops = self._flops(step)
+        flops = _flops(self.model, step, read_rows_only=self.recipe.speed.read_rows_only)
         per_device = flops / seconds / self.cube.shape.ranks
         return StepMetrics(
             step=step.index + 1,
-            **self._learnt(numbers.sums, step),
+            **_learnt(self.model, numbers.sums, step),
             learning_rate=taken.learning_rate,
             gradient_norm=numbers.gradient_norm,
             loss_scale=numbers.loss_scale,
@@ -349,36 +385,6 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             collectives=traffic.total_calls,
             traffic=by_axis(traffic.received),
         )
-
-    def _flops(self, step: TrainBatch) -> int:
-        if isinstance(self.model, ElectraForPreTraining):
-            return electra_step_flops(self.model.config, self.model.generator.config, step)
-        return step_flops(self.model.config, step, read_rows_only=self.recipe.speed.read_rows_only)
-
-    def _learnt(self, found: Sequence[float], step: TrainBatch) -> dict[str, Any]:
-        """Losses and accuracies, under the names of `StepMetrics`."""
-        if isinstance(self.model, ElectraForPreTraining):
-            both = ReplacedTokenSums(*found)
-            return {
-                "loss": both.loss,
-                "masked_lm_loss": both.generator_loss,
-                "next_sentence_loss": None,
-                "masked_lm_accuracy": both.generator_correct / step.targets,
-                "next_sentence_accuracy": None,
-                "replaced_token_loss": both.discriminator_loss,
-                "replaced_token_accuracy": both.discriminator_correct / step.tokens,
-                "replaced_share": both.replaced / step.tokens,
-            }
-        sums = PretrainSums(*found)
-        return {
-            "loss": sums.loss,
-            "masked_lm_loss": sums.masked_lm_loss,
-            "next_sentence_loss": sums.next_sentence_loss if self.model.config.next_sentence else None,
-            "masked_lm_accuracy": sums.masked_lm_correct / step.targets,
-            "next_sentence_accuracy": next_sentence_accuracy(
-                sums.next_sentence_correct, sums.next_sentence_loss, step.sequences
-            ),
-        }
 
     def _judge(self, taken: PendingStep[TrainBatch], numbers: StepScalars) -> None:
         """Notes what is odd about a step. Raises FloatingPointError, on every rank, where a run has diverged."""

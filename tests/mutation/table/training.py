@@ -56,8 +56,8 @@ MUTATIONS = (
     Mutation(
         "step-counted-from-zero",
         "tools/training/pretraining.py",
-        old="step=step.index + 1,\n            **self._learnt(",
-        new="step=step.index,\n            **self._learnt(",
+        old="step=step.index + 1,\n            **_learnt(",
+        new="step=step.index,\n            **_learnt(",
         tests=(HEADLINE,),
     ),
     Mutation(
