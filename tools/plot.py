@@ -37,6 +37,8 @@ HELD_OUT = {
     "loss/masked_lm": "evaluation/masked_lm_loss",
     "accuracy/masked_lm": "evaluation/masked_lm_accuracy",
     "accuracy/next_sentence": "evaluation/next_sentence_accuracy",
+    "loss/replaced_tokens": "evaluation/replaced_token_loss",
+    "accuracy/replaced_tokens": "evaluation/replaced_token_accuracy",
 }
 Points = dict[int, float]  # by step
 MEMORY_TAGS = ("memory/peak_bytes_most", "memory/peak_bytes_mean")
@@ -175,6 +177,9 @@ AXIS_LABELS = {
     "loss/total": "masked-LM + next-sentence loss (nats)",
     MASKED_LM: "masked-LM loss (nats per masked token)",
     "loss/next_sentence": "next-sentence loss (nats per pair)",
+    "loss/replaced_tokens": "replaced-token loss (nats per token)",
+    "accuracy/replaced_tokens": "replaced-token accuracy (share of tokens)",
+    "data/replaced_share": "tokens that are replaced (share)",
     "accuracy/masked_lm": "masked-LM accuracy (share of masked tokens)",
     "accuracy/next_sentence": "next-sentence accuracy (share of pairs)",
     "optimizer/learning_rate": "learning rate",

@@ -5,6 +5,7 @@ On several processes it is started by torchrun; launch/local.sh does that on one
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shlex
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from models.bert.huggingface import open_weights, write_model_json
+from models.bert.huggingface import GENERATOR, open_weights, write_model_json
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.packed_batch import fit_packs_per_rank
@@ -140,11 +141,14 @@ def write_facts(plan: RunPlan, info: CorpusFacts, around: dict[str, Any], folder
 def write_model(plan: RunPlan, corpus: TrainingCorpus, folder: Path) -> None:
     """Puts what the model is, and its tokenizer, into the folder of the run: what reads models reads runs too."""
     recipe = plan.recipe
-    facts = {"source": str(plan.recipe_file), "max_length": recipe.data.max_length}
+    facts: dict[str, Any] = {"source": str(plan.recipe_file), "max_length": recipe.data.max_length}
     keep_tokenizer_of_run(corpus.tokenizer, folder, plan.start_from)
     if plan.start_from is not None:
         _keep_settings(plan.start_from, folder)
     heads = ("masked_lm",) if recipe.data.single else ("pooler", "masked_lm", "next_sentence")
+    if (generator := recipe.generator) is not None:
+        heads = ("replaced_tokens",)
+        facts[GENERATOR] = dataclasses.asdict(generator)
     write_model_json(folder, config=recipe.model.config(recipe.data), heads=heads, facts=facts)
 
 
@@ -417,7 +421,7 @@ def settings_of(trainer: PretrainTrainer, corpus: TrainingCorpus) -> dict[str, A
 def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: dict[str, Any], folder: Path) -> None:
     """What is about to happen, in a few lines of the log; all settings and facts at the level DEBUG, as they are in
     run.json."""
-    config, recipe = trainer.model.config, trainer.recipe
+    config, recipe, generator = trainer.model.config, trainer.recipe, trainer.recipe.generator
     ranks, steps, packs = cube.shape.ranks, recipe.run.steps, trainer.feed.global_batch
     stages, rises = recipe.batch.ramp_stages, recipe.batch.ramp_steps
     least = packs // stages
@@ -425,7 +429,8 @@ def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: di
     rows = [
         (
             "model",
-            f"{config.layers} layers, hidden {config.hidden}, {config.heads} heads, {trainer.parameters:,} weights",
+            f"{config.layers} layers, hidden {config.hidden}, {config.heads} heads, {trainer.parameters:,} weights"
+            + ("" if generator is None else f"; generator: hidden {generator.hidden}, {generator.heads} heads"),
         ),
         ("cube", f"{cube.shape} = {ranks} process{'es' if ranks > 1 else ''} on {device}{placement(cube)}"),
         ("machine", f"{around['cores']} cores of {around['cpu']}, torch {around['torch']}"),
@@ -478,11 +483,15 @@ def conclude(
     )
     begun = display.first_step
     title = _ENDINGS[ending] + (f"; shares, medians and means are those of the steps after {begun}" if begun else "")
-    print("\n".join(["", f"{title}:", *lines, "next:", *table(next_commands(folder, found, ending))]))
+    commands = next_commands(folder, found, ending, generator=trainer.recipe.generator is not None)
+    print("\n".join(["", f"{title}:", *lines, "next:", *table(commands)]))
 
 
-def next_commands(folder: Path, found: Path | None, ending: Ending) -> list[tuple[str, str]]:
-    """What to do with a run, and how that is typed; without a checkpoint there is no model to be asked."""
+def next_commands(
+    folder: Path, found: Path | None, ending: Ending, *, generator: bool = False
+) -> list[tuple[str, str]]:
+    """What to do with a run, and how that is typed; without a checkpoint there is no model to be asked, and one that
+    tells replaced tokens, beside a `generator`, fills no masks."""
 
     def command(*words: str) -> str:
         return shlex.join(["python", "-m", *words])
@@ -491,9 +500,13 @@ def next_commands(folder: Path, found: Path | None, ending: Ending) -> list[tupl
     if found is None:
         return [curves]
     ask = ("ask the model", command("tools.predict", "fill-mask", str(folder), "Your text with a [MASK] in it."))
+    convert = ("to Hugging Face's format", command("tools.convert", "to-hf", str(folder), f"{folder}-hf"))
+    if generator:
+        more = command("tools.convert", "to-hf", str(folder), f"{folder}-generator-hf", "--generator")
+        ask, convert = convert, ("the generator alone", more)
     if ending == "signal":
         return [curves, ask, ("go on", f"the same command with --resume {folder} instead of --output")]
-    return [curves, ask, ("to Hugging Face's format", command("tools.convert", "to-hf", str(folder), f"{folder}-hf"))]
+    return [curves, ask, convert]
 
 
 if __name__ == "__main__":

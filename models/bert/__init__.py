@@ -1,6 +1,7 @@
 """BERT (Devlin et al. 2018) on packed, unpadded batches, split three ways."""
 
 from models.bert.config import PRESETS, BertConfig
+from models.bert.electra import ElectraForPreTraining, ReplacedTokens, ReplacedTokensOutput
 from models.bert.embedding import BertForSentenceEmbedding
 from models.bert.huggingface import export_huggingface, open_weights
 from models.bert.model import BertForPreTraining, BertModel, PreTrainingOutput
@@ -16,8 +17,11 @@ __all__ = [
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "BertModel",
+    "ElectraForPreTraining",
     "EncodedText",
     "PreTrainingOutput",
+    "ReplacedTokens",
+    "ReplacedTokensOutput",
     "TextBatch",
     "collate_texts",
     "export_huggingface",

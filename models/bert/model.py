@@ -186,13 +186,18 @@ class BertEmbeddings(nn.Module):
             self.projection = Linear3D(columns, config.hidden, cube, "z", std=config.std)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+        h = self.dropout(self.normed(ids, positions, types))
+        return h if self.projection is None else redistribute(self.projection(h), self.cube, to="z")
+
+    def normed(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+        """What ELECTRA's generator and discriminator have in common: the embeddings before dropout and projection."""
         chosen = [self.tokens(ids)]
         if self.positions is not None:
             chosen.append(self.positions(positions + self.first_position if self.first_position else positions))
         if self.types is not None:
             chosen.append(self.types(torch.zeros_like(types) if self.types.rows == 1 else types))
-        h = self.dropout(self.norm(*chosen))
-        return h if self.projection is None else redistribute(self.projection(h), self.cube, to="z")
+        result: Tensor = self.norm(*chosen)
+        return result
 
 
 def classic_layer(

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data.epochs import Epoch, Epochs, LengthBuckets, PackingRules
-from tensor3d.data.masking import MASKED_SHARE, MaskingRules, SpecialTokens, mask_tokens, masked_count, masked_counts
+from tensor3d.data.masking import (
+    MASKED_SHARE,
+    MaskingRules,
+    SpecialTokens,
+    draws_at,
+    mask_tokens,
+    masked_count,
+    masked_counts,
+)
 from tensor3d.data.segments import Segments
 from tensor3d.data.sources import SampleSource, sequences_of
 from tensor3d.packing import PackingPlan
@@ -45,6 +53,8 @@ class PretrainingData:
         continuations: bool or uint8 (vocab_size,), which pieces go on with the word of the piece before and which end
             theirs (see `word_rows`): whole words are then masked. None: single tokens. Sequences that come with stored
             masks keep those.
+        with_draws: also give each token to guess random bits (`Pack.draws`), a function of seed, epoch, sequence and
+            place.
 
     Raises:
         ValueError: limits that contradict one another, or `continuations` of another vocabulary.
@@ -67,6 +77,7 @@ class PretrainingData:
         plans: Path | None = None,
         plan: PackingPlan | None = None,
         continuations: NDArray[np.generic] | None = None,
+        with_draws: bool = False,
     ) -> None:
         if continuations is not None and continuations.shape != (special.vocab_size,):
             raise ValueError(
@@ -90,7 +101,7 @@ class PretrainingData:
         )
         self.epochs = Epochs(source, self.rules)
         self.special, self.masking = special, masking
-        self._continuations = continuations
+        self._continuations, self._with_draws = continuations, with_draws
 
     @property
     def capacity(self) -> int:
@@ -164,6 +175,10 @@ class PretrainingData:
                 step=step,
             )
 
+        draws = None
+        if self._with_draws:
+            draws = draws_at(masked.rows, lengths, sequences=sequences, seed=self.rules.seed, epoch=drawn.number)
+
         from tensor3d.data.packed_batch import Pack  # brings torch, which planning needs not
 
         last_sequence = np.cumsum(drawn.sequences[np.asarray(indices, dtype=np.int64)])
@@ -178,6 +193,7 @@ class PretrainingData:
                 masked=masked.rows[target] - first,
                 masked_labels=masked.labels[target],
                 next_labels=segments.label[sequence],
+                draws=None if draws is None else draws[target],
             )
             for first, token, sequence, target in zip(
                 first_token, _slices(last_token), _slices(last_sequence), _slices(last_masked), strict=True

@@ -179,8 +179,8 @@ MASKED_SHARE = 0.15
 _LARGEST_SHARE = 0.8  # the most that was tried (Wettig et al. 2023, arXiv 2202.08005)
 _STREAM = 3
 """Keeps the chance of masking apart from that of pairs and packs."""
-_SPANS = 1
-"""And the lengths of spans apart from what is guessed."""
+_SPANS, _DRAWS = 1, 2
+"""And the lengths of spans, and what a model draws in masked places, apart from what is guessed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +341,27 @@ def mask_tokens(
         np.where(fate < rules.mask_replace + rules.random_replace, other, labels),
     )
     return Masked(ids=seen, rows=rows, labels=labels)
+
+
+def draws_at(
+    rows: NDArray[np.int64],
+    lengths: NDArray[np.integer],
+    *,
+    sequences: NDArray[np.integer],
+    seed: int,
+    epoch: int,
+) -> NDArray[np.int64]:
+    """int64 (rows,): 64 random bits for each of these rows, for a model that draws a token there.
+
+    Args:
+        rows: int64 (rows,), of sequences one after another.
+        lengths: (sequences,) tokens of each sequence.
+        sequences: (sequences,) number of each sequence in the epoch.
+    """
+    ends = np.cumsum(lengths)
+    owner = np.searchsorted(ends, rows, side="right")
+    place = rows - (ends - lengths)[owner]
+    return random_bits(mix(seed, epoch, _STREAM, _DRAWS), sequences[owner], place).view(np.int64)
 
 
 class StoredMasks(NamedTuple):

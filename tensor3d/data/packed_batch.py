@@ -171,6 +171,8 @@ class Pack:
     """int64 (masked,): what stood there."""
     next_labels: NDArray[np.int64]
     """int64 (sequences,): 0 where segment B follows A, 1 where it was drawn at random."""
+    draws: NDArray[np.int64] | None = None
+    """int64 (masked,): 64 random bits of each token to guess, for a model that draws one in its place."""
 
     @classmethod
     def empty(cls) -> Pack:
@@ -203,6 +205,8 @@ class PackedBatch:
     """int64 (C,): next-sentence label of each sequence, -100 where unused."""
     read: RowSelection | None = None
     """For a model whose last layer computes only the rows that heads read."""
+    draws: Tensor | None = None
+    """int64 (R,): random bits of each token to guess, for a model that draws one in its place; 0 where unused."""
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """The batch on a device. From pinned memory the copy is asynchronous, ordered by the current stream."""
@@ -218,7 +222,8 @@ class PackedBatch:
         self, function: Callable[[Tensor], Tensor], sequences: Sequences, read: RowSelection | None
     ) -> PackedBatch:
         names = (field.name for field in fields(self) if field.name not in ("sequences", "read"))
-        return PackedBatch(sequences=sequences, read=read, **{name: function(getattr(self, name)) for name in names})
+        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+        return PackedBatch(sequences=sequences, read=read, **{name: function(each) for name, each in tensors.items()})
 
 
 def collate(
@@ -275,6 +280,7 @@ def collate(
         budget, slots = masked_per_pack + max_sequences, (masked_slots, first_slots)
         read = read_rows(masked, first, capacity=capacity, budget=budget, slots=slots, shape=shape, rank=rank)
     own = packs[slice_index * k : (slice_index + 1) * k]
+    draws = [pack.draws for pack in packs if pack.draws is not None]
     return PackedBatch(
         ids=torch.from_numpy(ids.reshape(-1)),
         positions=torch.from_numpy(positions.reshape(-1)),
@@ -285,6 +291,7 @@ def collate(
         first=_filled(first, first_slots, UNUSED),
         next_labels=_filled((pack.next_labels for pack in packs), first_slots, IGNORED),
         read=read,
+        draws=_filled(draws, masked_slots, 0) if len(draws) == len(packs) else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +62,29 @@ def test_packs_are_the_same_together_alone_and_elsewhere(documents: IndexedDatas
     for pack, index in zip(together, (4, 0, 9), strict=True):
         assert same(pack, data.pack(1, index))
         assert same(pack, elsewhere.pack(1, index))
+
+
+def test_random_bits_of_masked_places_do_not_depend_on_the_packing(documents: IndexedDataset) -> None:
+    def by_place(epoch: int, **limits: Any) -> dict[tuple[int, int], int]:
+        data = pretraining(documents, **{**LIMITS, **limits}, with_draws=True)
+        found = {}
+        for index in range(len(data.epochs[epoch].packs)):
+            pack, numbers = data.pack(epoch, index), data.epochs[epoch].packs[index]
+            assert pack.draws is not None
+            ends = np.cumsum(pack.lengths)
+            owner = np.searchsorted(ends, pack.masked, side="right")
+            places = pack.masked - (ends - pack.lengths)[owner]
+            found |= dict(
+                zip(zip(numbers[owner].tolist(), places.tolist(), strict=True), pack.draws.tolist(), strict=True)
+            )
+        return found
+
+    planned, streamed, other = by_place(1), by_place(1, method="stream", capacity=96), by_place(1, seed=6)
+    both = planned.keys() & streamed.keys()
+    assert len(both) == len(planned) == len(streamed) > 20
+    assert all(planned[each] == streamed[each] for each in both)
+    assert len({*planned.values(), *other.values()}) == len(planned) + len(other)
+    assert pretraining(documents, **LIMITS).pack(1, 0).draws is None
 
 
 def test_seed_and_epoch_draw_anew(documents: IndexedDataset) -> None:

@@ -146,7 +146,7 @@ class Judged:
 
 
 def test_an_evaluation_is_over_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = [SimpleNamespace(batches=[None], targets=targets, sequences=4) for targets in (10, 30)]
+    batches = [SimpleNamespace(batches=[None], targets=targets, sequences=4, tokens=99) for targets in (10, 30)]
     monkeypatch.setattr(pretraining, "evaluation_batches", lambda *_, **__: iter(batches))
     data: Any = None
     model: Any = Judged()

@@ -18,6 +18,7 @@ import tyro
 from torch import nn
 
 from models.bert.config import BertConfig
+from models.bert.electra import ReplacedTokenHead
 from models.bert.huggingface import (
     LoadReport,
     WeightSource,
@@ -138,6 +139,8 @@ class EncoderWithHeads(nn.Module):
                 self.answers = SmallHead3D(config.hidden, 2, cube, face, std=config.std)
             if "tags" in heads:
                 self.tags = SmallHead3D(config.hidden, outputs, cube, face, std=config.std)
+            if "replaced_tokens" in heads:
+                self.replaced_tokens = ReplacedTokenHead(config, cube)
 
 
 def parts_of(
@@ -179,7 +182,9 @@ def files_beside(folder: Path) -> list[str]:
 
 # --- `python -m tools.convert from-hf`: a Hugging Face folder as a folder of ours -------------------------------------
 
-Head = Literal["pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags"]
+Head = Literal[
+    "pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags", "replaced_tokens"
+]
 _HEADS = ("pooler", "masked_lm", "next_sentence")  # that pre-training or fine-tuning may want
 _SHOWN = 8
 """Names in a row of the report."""
@@ -332,13 +337,20 @@ class ToHuggingFace(CubeCommand):
     """Type of the weights in the file. Default: that of the imported file, else fp32."""
     heads: tuple[Head, ...] | None = None
     """Those to write, where no class of the library has all. Default: all that there are."""
+    generator: bool = False
+    """Of a run that has learnt replaced tokens, write its generator instead, a masked language model."""
     cube: str = "1x1x1"
     """Sizes of the axes x, y and z, as XxYxZ; any, whichever the model was trained on."""
 
     def check(self) -> None:
         check_new(self.output)
-        open_weights(self.source).config.check(self.shape)
+        self.weights().config.check(self.shape)
         tokenizer_of(self.source)
+
+    def weights(self) -> WeightSource:
+        """What is to be written. Raises ValueError where it is a generator and there is none."""
+        found = open_weights(self.source)
+        return found.generator if self.generator else found
 
     def run(self) -> int:
         """Converts, on every rank, and says on the first one what was written. The exit status."""
@@ -348,7 +360,7 @@ class ToHuggingFace(CubeCommand):
 
     def convert(self, cube: Cube) -> None:
         """The same, on processes that are connected."""
-        weights = run_on_all_ranks(cube, lambda: open_weights(self.source))
+        weights = run_on_all_ranks(cube, self.weights)
         model, _ = parts_of(weights, cube)
         pad = run_on_all_ranks(cube, lambda: tokenizer_of(self.source)).special.pad
         with new_folder(self.output, cube) as draft:

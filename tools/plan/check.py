@@ -104,7 +104,16 @@ def _check_known(speed: SpeedConfig, path: Path) -> None:
 
 
 def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
-    """Seconds of a step of the recipe."""
+    """Seconds of a step of the recipe.
+
+    Raises:
+        ValueError: an objective that the planner has no costs of.
+    """
+    if recipe.replaced_tokens is not None:
+        raise ValueError(
+            f"the planner knows the costs of a BERT alone, and the recipe has data.objective = "
+            f"{recipe.data.objective!r}, with a generator beside it. Compare runs of another objective."
+        )
     expected = expect(recipe, shape)
     packs_of_a_plane = expected.packs // (shape.planes * expected.micro_batches)
     costs = BertCosts(

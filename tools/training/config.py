@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import tyro
 
-from models.bert import PRESETS, BertConfig
+from models.bert import PRESETS, BertConfig, ReplacedTokens
 from models.bert.config import WITHOUT_TYPES, Family
 from tensor3d.attention import Backend
 from tensor3d.data import MaskingRules
@@ -33,9 +33,10 @@ class DataConfig:
     `tools.corpus samples`, which decides vocab_size, shards and held_out."""
     language: Annotated[str, LANGUAGE] = "en"
     """ISO 639-1 code of the text: its rules say where a sentence ends. Samples were cut into sentences before."""
-    objective: Literal["masked-lm+next-sentence", "masked-lm"] = "masked-lm+next-sentence"
+    objective: Literal["masked-lm+next-sentence", "masked-lm", "replaced-tokens"] = "masked-lm+next-sentence"
     """What is learnt: masked tokens, and whether the second text of a pair follows the first (BERT); or masked tokens
-    alone, without a pooler (RoBERTa, ModernBERT), of single texts where they are drawn here, or of any samples."""
+    alone, without a pooler (RoBERTa, ModernBERT), of single texts where they are drawn here, or of any samples; or, of
+    the same texts, which tokens a small generator has replaced (ELECTRA, Clark et al. 2020)."""
     vocab_size: Annotated[int, AtLeast(6)] = 2048
     """Pieces of the tokenizer."""
     held_out: Annotated[float, Share()] = 0.02
@@ -80,7 +81,7 @@ class DataConfig:
     @property
     def single(self) -> bool:
         """Sequences that are drawn here are single texts, and no label is learnt."""
-        return self.objective == "masked-lm"
+        return self.objective != "masked-lm+next-sentence"
 
     def masking(self, steps: int) -> MaskingRules:
         """Of a run of so many steps. Raises ValueError for shares out of range."""
@@ -151,6 +152,13 @@ class ModelConfig:
     """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
     tied: bool = True
     """The masked-LM head's decoder is the embedding of tokens; false gives it a weight of its own."""
+    generator_size: float | None = None
+    """Of the objective "replaced-tokens": the generator's hidden size, inner size and heads, as a share of the model's
+    own. Default: 0.25."""
+    generator_heads: int | None = None
+    """Attention heads of the generator, which divide by the cube's y. Default: its share, and at least 1."""
+    discriminator_weight: float | None = None
+    """By which the loss of the discriminator, the model itself, is multiplied beside the generator's. Default: 50."""
     recompute: Literal["none", "layer", "attention"] = "none"
     """What the backward pass computes again instead of keeping it: whole layers (their input alone is kept), or
     attention alone. The gradients are the same bits."""
@@ -190,6 +198,38 @@ class ModelConfig:
             tied=self.tied,
             next_sentence=not data.single,
         )
+
+    def replaced_tokens(self, data: DataConfig) -> ReplacedTokens | None:
+        """What the objective "replaced-tokens" needs beside the sizes; None: another one is learnt.
+
+        Raises:
+            ValueError: its settings with another objective, a family that has no head for it, or sizes that do not fit.
+        """
+        given = {
+            name: value
+            for name, value in (
+                ("generator_size", self.generator_size),
+                ("generator_heads", self.generator_heads),
+                ("discriminator_weight", self.discriminator_weight),
+            )
+            if value is not None
+        }
+        if data.objective != "replaced-tokens":
+            if given:
+                name, value = next(iter(given.items()))
+                raise ValueError(
+                    f"model.{name}={value} belongs to data.objective = 'replaced-tokens'. Got {data.objective!r}. "
+                    "Leave it out, or set the objective."
+                )
+            return None
+        if "discriminator_weight" in given:
+            given["weight"] = given.pop("discriminator_weight")
+        try:
+            settings = ReplacedTokens(**given)  # type: ignore[arg-type]
+            settings.generator(self.config(data))
+        except ValueError as problem:
+            raise ValueError(f"data.objective = {data.objective!r}: {problem}") from None
+        return settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,6 +468,18 @@ class TrainConfig:
         _check_ramp(self)
         _check_evaluations(self)
         self.model.config(self.data)  # checks the sizes
+        _check_replaced(self)
+
+    @property
+    def replaced_tokens(self) -> ReplacedTokens | None:
+        """Of the objective of that name; None: another one is learnt."""
+        return self.model.replaced_tokens(self.data)
+
+    @property
+    def generator(self) -> BertConfig | None:
+        """What fills masked places for the objective "replaced-tokens"; None: another one is learnt."""
+        settings = self.replaced_tokens
+        return None if settings is None else settings.generator(self.model.config(self.data))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -450,6 +502,20 @@ def _check_data(data: DataConfig, model: ModelConfig) -> None:
             f"data.groups={data.groups} must divide data.shards={data.shards}, and be 1 when binned. (On samples, set "
             "data.shards to theirs.)"
         )
+
+
+def _check_replaced(recipe: TrainConfig) -> None:
+    if recipe.replaced_tokens is None:
+        return
+    for name, reason in (
+        ("read_rows_only", "a discriminator reads all rows"),
+        ("cuda_graph", "what a generator draws is no part of a captured pass"),
+    ):
+        if getattr(recipe.speed, name):
+            raise ValueError(
+                f"speed.{name} and data.objective = 'replaced-tokens' exclude each other: {reason}. Set speed.{name} = "
+                "false."
+            )
 
 
 def _check_schedule(optimizer: OptimizerConfig) -> None:

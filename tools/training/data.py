@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.bert.cost_model.flops import work
+from models.bert.cost_model.electra import step_work
 from tensor3d import Cube, CubeShape
 from tensor3d.data import (
     BatchLayout,
@@ -113,7 +113,9 @@ class TrainData:
             start_step=start_step,
             end_step=end_step,
             device=self._cube.device,
-            work=work(self._recipe.model.config(self._recipe.data)) if batch.balance else None,
+            work=step_work(self._recipe.model.config(self._recipe.data), self._recipe.generator)
+            if batch.balance
+            else None,
             exchange=self.exchange,
             every=self._every,
             with_read_rows=self._recipe.speed.read_rows_only,
@@ -248,5 +250,6 @@ def _packed(
         masked_per_pack=data.masked_per_pack,
         seed=recipe.run.seed,
         method=PADDED if data.packing == BINNED else data.packing,
+        with_draws=recipe.replaced_tokens is not None,
         **ordered,
     )

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.bert import BertConfig, BertForPreTraining
+from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining, ReplacedTokens
 from models.bert.cost_model.memory import Device, MicroBatchShape
 from models.bert.cost_model.param_shapes import OptimizerName
 from tensor3d import CommStats, Cube, CubeShape, Sequences, local
@@ -42,8 +42,10 @@ from tools.common.workers import begin_worker
 from tools.training.config import OptimizerConfig, PrecisionConfig
 from tools.training.dry_gpu import stand_in_device, stand_in_gpu
 from tools.training.factory import make_optimizer, precision
-from tools.training.pretraining import PretrainObjective
+from tools.training.pretraining import PretrainObjective, ReplacedTokensObjective
 from tools.training.step import TrainingStep
+
+K = TypeVar("K")
 
 # --- Counts the bytes of all tensors that are alive, and the most at once ---------------------------------------------
 
@@ -163,6 +165,7 @@ def dry_step(
     shard_over_data: bool = False,
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
+    replaced: ReplacedTokens | None = None,
     device: Device = "cpu",
     wire_buffers: bool = False,
 ) -> DryStep:
@@ -175,6 +178,7 @@ def dry_step(
         micro_batches: of a step. Two are run; what further ones receive follows, and the peak stays.
         types, optimizer, shard_over_data: as a recipe has them.
         recompute, reshard_after_forward: as in `BertModel`.
+        replaced: of an ELECTRA, whose generator is counted as part of the embeddings. None: a BERT.
         device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
             only a process that has not run autograd before can say: see `counted_step`.
         wire_buffers: see `LiveBytes`.
@@ -207,8 +211,8 @@ def dry_step(
         gpu = stand_in_gpu() if device == "cuda" else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes(wire_buffers) as live, gpu:
             with cube.skip_init():
-                model = BertForPreTraining(
-                    config, cube, recompute=recompute, reshard_after_forward=reshard_after_forward
+                model, objective = _model(
+                    config, replaced, cube, recompute=recompute, reshard_after_forward=reshard_after_forward
                 )
             recipe = OptimizerConfig(kind=optimizer, shard_over_data=shard_over_data)
             stepping = make_optimizer(model, recipe, cube, betas=(0.9, 0.999))
@@ -216,8 +220,8 @@ def dry_step(
             for each in _places(sequences, config):
                 live.follow(each)
             scaler = GradScaler(cube) if types.compute == "fp16" else None
-            step = TrainingStep(model, stepping, scaler, cube, PretrainObjective(model), clip=1.0)
-            batch = _batch(load, sequences)
+            step = TrainingStep(model, stepping, scaler, cube, objective, clip=1.0)
+            batch = _batch(load, sequences, with_draws=replaced is not None)
             with cube.traffic.counting() as count:
                 notes = _Notes(model, stepping, count, live)
                 cube.ledger.observer = notes.sums
@@ -236,6 +240,17 @@ def dry_step(
                 peaks=live.peaks,
             ),
         )
+
+
+def _model(
+    config: BertConfig, replaced: ReplacedTokens | None, cube: Cube, **made: Any
+) -> tuple[BertForPreTraining | ElectraForPreTraining, PretrainObjective | ReplacedTokensObjective]:
+    """And what it learns."""
+    if replaced is None:
+        bert = BertForPreTraining(config, cube, **made)
+        return bert, PretrainObjective(bert)
+    electra = ElectraForPreTraining(config, replaced, cube, **made)
+    return electra, ReplacedTokensObjective(electra)
 
 
 @contextmanager
@@ -277,7 +292,7 @@ def _places(sequences: Sequences, config: BertConfig) -> Iterator[Tensor]:
         yield sequences.positions
 
 
-def _batch(load: MicroBatchShape, sequences: Sequences) -> PackedBatch:
+def _batch(load: MicroBatchShape, sequences: Sequences, *, with_draws: bool) -> PackedBatch:
     """Of these sizes; what stands in it, nobody can read."""
 
     def numbers(count: int) -> Tensor:
@@ -292,6 +307,7 @@ def _batch(load: MicroBatchShape, sequences: Sequences) -> PackedBatch:
         masked_labels=numbers(load.masked),
         first=numbers(load.first),
         next_labels=numbers(load.first),
+        draws=numbers(load.masked) if with_draws else None,
     )
 
 
@@ -306,7 +322,11 @@ class _Notes:
     """Hooks on a model and its optimiser that note what can be seen only in the middle of a step."""
 
     def __init__(
-        self, model: BertForPreTraining, optimizer: ShardedAdamBase, count: CommStats, live: LiveBytes
+        self,
+        model: BertForPreTraining | ElectraForPreTraining,
+        optimizer: ShardedAdamBase,
+        count: CommStats,
+        live: LiveBytes,
     ) -> None:
         self.before: list[tuple[Bytes, Bytes]] = []
         """Bytes and collectives so far, at the begin of each micro-batch."""
@@ -444,6 +464,20 @@ def counted_memory(
 
 
 @lru_cache(maxsize=256)
+def counted_traffic(config: BertConfig, shape: CubeShape, load: MicroBatchShape, **step: Any) -> Bytes:
+    """Bytes that a rank receives in a dry step, by axis and kind (arguments as of `dry_step`): for models of which no
+    closed form says it. Of deep models two shallow ones are extended, as in `counted_memory`."""
+    deeper = _DEPTH + 1
+    if config.layers <= deeper or config.window is not None:
+        return counted_step(config, shape, load, **step).received
+    low, high = (
+        each.received
+        for each in _counted([replace(config, layers=layers) for layers in (_DEPTH, deeper)], shape, load, **step)
+    )
+    return Counter(_extended({key: low[key] for key in high}, high, config.layers - deeper))
+
+
+@lru_cache(maxsize=256)
 def _memory_of_box(config: BertConfig, shape: CubeShape, load: MicroBatchShape, **step: Any) -> StepMemory:
     turn = 1 if config.window is None else config.global_every or _GLOBAL_EVERY
     deeper = _DEPTH + turn + (config.layers - _DEPTH) % turn
@@ -456,5 +490,5 @@ def _memory_of_box(config: BertConfig, shape: CubeShape, load: MicroBatchShape, 
     return StepMemory(**_extended(low, high, turns), peaks=peaks)
 
 
-def _extended(low: dict[str, int], high: dict[str, int], turns: int) -> dict[str, int]:
+def _extended(low: dict[K, int], high: dict[K, int], turns: int) -> dict[K, int]:
     return {name: count + turns * (count - low[name]) for name, count in high.items()}

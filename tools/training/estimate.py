@@ -14,6 +14,7 @@ import torch
 
 from models.bert import BertConfig
 from models.bert.cost_model.comm_volume import micro_batch_traffic, read_slots, step_traffic
+from models.bert.cost_model.electra import electra_flops, electra_parameters
 from models.bert.cost_model.flops import model_flops
 from models.bert.cost_model.memory import Device, MicroBatchShape
 from models.bert.cost_model.param_shapes import held, parameters
@@ -29,7 +30,7 @@ from tools.common.units import in_bytes, in_time
 from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
 from tools.training.data import ramp
-from tools.training.dry_step import StepMemory, counted_memory
+from tools.training.dry_step import StepMemory, counted_memory, counted_traffic
 from tools.training.factory import TYPES, planned_device
 from tools.training.metrics import table
 from tools.training.peak_flops import peak
@@ -81,8 +82,10 @@ class RunEstimate:
 
 def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = None) -> RunEstimate:
     """Raises ValueError where the recipe's sizes or its batch do not divide on the cube, as the run would."""
-    config, data = recipe.model.config(recipe.data), recipe.data
+    config, data, generator = recipe.model.config(recipe.data), recipe.data, recipe.generator
     config.check(shape)
+    if (replaced := recipe.replaced_tokens) is not None:
+        replaced.check(config, shape)
     contents = expected_contents(data, corpus)
     packs, surely = _packs(recipe, shape, contents)
     rise = ramp(recipe.batch)
@@ -93,16 +96,16 @@ def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = N
         shape=shape, compute=_BYTES[recipe.precision.compute], gradient=_BYTES[recipe.precision.reduce], parameter=4
     )
     load, tokens = _load(data, shape, k), round(packs * data.capacity * contents.fill)
-    squares, planned = tokens * data.max_length, parameters(config)
+    squares = tokens * data.max_length
+    planned = parameters(config) if generator is None else electra_parameters(config, generator)
     near = tokens * int(attended(data.max_length, config.window)) // data.max_length
     sequences = round(packs * contents.packing_factor)
-    counted = partial(
-        model_flops,
-        config,
-        masked=round(data.masking(recipe.run.steps).mean * tokens),
-        sequences=sequences,
-        read_rows_only=recipe.speed.read_rows_only,
+    masked = round(data.masking(recipe.run.steps).mean * tokens)
+    counted: Callable[..., int] = partial(
+        model_flops, config, masked=masked, sequences=sequences, read_rows_only=recipe.speed.read_rows_only
     )
+    if generator is not None:
+        counted = partial(_electra_flops, config, generator, masked)
     flops = counted(tokens=tokens, squares=squares, near=near)
     return RunEstimate(
         config=config,
@@ -122,6 +125,10 @@ def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = N
     )
 
 
+def _electra_flops(config: BertConfig, generator: BertConfig, masked: int, tokens: int, squares: int, near: int) -> int:
+    return electra_flops(config, generator, tokens, squares, masked)  # no layer has a window
+
+
 def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device: Device) -> StepMemory:
     """Of rank 0, which has the largest blocks; counted in dry steps of few layers.
 
@@ -139,6 +146,7 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
         shard_over_data=recipe.optimizer.shard_over_data,
         recompute=recipe.model.recompute,
         reshard_after_forward=recipe.model.reshard_after_forward,
+        replaced=recipe.replaced_tokens,
         device=device,
         wire_buffers=device == "cpu",  # which gloo connects
     )
@@ -171,7 +179,21 @@ def _packs(recipe: TrainConfig, shape: CubeShape, contents: PackStats) -> tuple[
 def _expected_traffic(
     recipe: TrainConfig, config: BertConfig, wire: CommModel, load: MicroBatchShape, micro_batches: int, slots: int
 ) -> Bytes:
-    """Of a step of any number of micro-batches, all of which receive the same."""
+    """Of a step of any number of micro-batches, all of which receive the same: in closed form, and of an ELECTRA, for
+    which there is none, counted in dry steps."""
+    if recipe.replaced_tokens is not None:
+        return counted_traffic(
+            config,
+            wire.shape,
+            load,
+            micro_batches=micro_batches,
+            types=recipe.precision,
+            optimizer=recipe.optimizer.kind,
+            shard_over_data=recipe.optimizer.shard_over_data,
+            recompute=recipe.model.recompute,
+            reshard_after_forward=recipe.model.reshard_after_forward,
+            replaced=recipe.replaced_tokens,
+        )
     read = slots if recipe.speed.read_rows_only else None
     speed = recipe.model
     rows, recompute = (load.rows, load.masked, load.first), speed.recompute
@@ -335,6 +357,7 @@ def _model(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate) -> Rows
             f"vocabulary {config.vocab:,}" + (f", positions {config.positions}" if config.encoder == "classic" else ""),
         ),
         ("encoder", _encoder(config)),
+        *([] if (generator := recipe.generator) is None else [("generator", _generator(generator))]),
         ("objective", _objective(recipe)),
         ("cube", f"{shape} = {shape.ranks} ranks"),
         ("types", f"compute {recipe.precision.compute}, sums of gradients {recipe.precision.reduce}, weights fp32"),
@@ -344,7 +367,14 @@ def _model(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate) -> Rows
 def _objective(recipe: TrainConfig) -> str:
     masking = recipe.data.masking(recipe.run.steps)
     share = f"{masking.share:.3g}" + ("" if masking.end_share is None else f" to {masking.end_share:.3g}")
-    return f"{share} of the tokens, masked" + ("" if recipe.data.single else "; next sentences")
+    told = "" if recipe.data.single else "; next sentences"
+    if (replaced := recipe.replaced_tokens) is not None:
+        told = f"; of all tokens, whether they are replaced, times {replaced.weight:g}"
+    return f"{share} of the tokens, masked{told}"
+
+
+def _generator(config: BertConfig) -> str:
+    return f"{config.layers} layers, hidden {config.hidden}, inner {config.inner_size}, {config.heads} heads"
 
 
 def _encoder(config: BertConfig) -> str:
@@ -375,6 +405,7 @@ def _step(recipe: TrainConfig, expected: RunEstimate) -> Rows:
 
 def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device: Device) -> Rows:
     memory = expected_memory(recipe, shape, expected, device)
+    before = "embeddings" if recipe.generator is None else "embeddings and generator"
     rows = [
         ("counted as on a", "GPU" if device == "cuda" else "CPU"),
         ("weights", in_bytes(memory.weights)),
@@ -386,7 +417,7 @@ def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device
     rows += [
         (
             "kept for backward",
-            f"{in_bytes(memory.saved)}: embeddings {in_bytes(memory.embeddings)}, {expected.config.layers} layers "
+            f"{in_bytes(memory.saved)}: {before} {in_bytes(memory.embeddings)}, {expected.config.layers} layers "
             f"{in_bytes(memory.layers)}, heads {in_bytes(memory.heads)}",
         ),
         ("most at once", in_bytes(memory.peak)),

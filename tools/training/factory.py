@@ -151,26 +151,28 @@ def asked_of_attention(recipe: TrainConfig, device: Device) -> list[AttentionReq
 
     Evaluation asks for less: no dropout, no backward pass.
     """
-    config = recipe.model.config(recipe.data)
+    configs = [each for each in (recipe.model.config(recipe.data), recipe.generator) if each is not None]
     capability = None
     if device == "cuda" and recipe.speed.attention != "auto" and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
     kinds = []
-    for layer in range(config.layers):
-        window, last = config.window_of(layer), layer == config.layers - 1
-        # The unused tail of a pack is a sequence too, and may be longer than data.max_length.
-        near, chosen = window is not None and window < recipe.data.capacity, last and recipe.speed.read_rows_only
-        if (near, chosen) not in kinds:
-            kinds.append((near, chosen))
+    for config in configs:
+        for layer in range(config.layers):
+            window, last = config.window_of(layer), layer == config.layers - 1
+            # The unused tail of a pack is a sequence too, and may be longer than data.max_length.
+            near, chosen = window is not None and window < recipe.data.capacity, last and recipe.speed.read_rows_only
+            kind = (near, chosen, config.head_dim)
+            if kind not in kinds:
+                kinds.append(kind)
     return [
         AttentionRequest(
             device=device,
             dtype=TYPES[recipe.precision.compute],
-            head_dim=config.head_dim,
+            head_dim=head_dim,
             capability=capability,
-            dropout=config.attention_dropout > 0,
+            dropout=configs[0].attention_dropout > 0,
             window=near,
             queries=chosen,
         )
-        for near, chosen in kinds
+        for near, chosen, head_dim in kinds
     ]

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from models.bert import BertForPreTraining, PreTrainingOutput
+from models.bert import BertForPreTraining, ElectraForPreTraining, PreTrainingOutput, ReplacedTokensOutput
+from models.bert.cost_model.electra import electra_step_flops
 from models.bert.cost_model.flops import step_flops
 from models.bert.graphed import GraphedBert
 from tensor3d import Cube, check_parameters, checkpoint
@@ -71,6 +72,37 @@ class PretrainObjective:
         return output.loss, output.sums
 
 
+class ReplacedTokenSums(NamedTuple):
+    """What an ELECTRA adds up over the micro-batches of a step."""
+
+    loss: float
+    """Nats; so are the next two."""
+    generator_loss: float
+    discriminator_loss: float
+    generator_correct: float
+    """Masked positions predicted right."""
+    discriminator_correct: float
+    """Tokens of which it was rightly said whether they are replaced."""
+    replaced: float
+    """Tokens."""
+
+
+class ReplacedTokensObjective:
+    """Masked words, and which tokens the generator of these words has replaced."""
+
+    sums = len(ReplacedTokenSums._fields)
+
+    def __init__(self, model: ElectraForPreTraining) -> None:
+        self._model = model
+
+    def parts(self, batch: TrainBatch) -> Sequence[PackedBatch]:
+        return batch.batches
+
+    def loss(self, batch: TrainBatch, part: PackedBatch) -> tuple[Tensor, Tensor]:
+        output: ReplacedTokensOutput = self._model(part, batch.targets, batch.tokens)
+        return output.loss, output.sums
+
+
 def _as_one(graphed: GraphedBert) -> Callable[[TrainBatch, PackedBatch, Tensor | None], Tensor]:
     """Both passes of a micro-batch."""
     return lambda batch, part, scale: graphed(part, batch.targets, batch.sequences, scale)
@@ -81,7 +113,11 @@ def _as_one(graphed: GraphedBert) -> Callable[[TrainBatch, PackedBatch, Tensor |
 
 @torch.no_grad()
 def held_out_means(
-    model: BertForPreTraining, data: PretrainingData, cube: Cube, packs_per_rank: int, goes_on: Callable[[int], bool]
+    model: BertForPreTraining | ElectraForPreTraining,
+    data: PretrainingData,
+    cube: Cube,
+    packs_per_rank: int,
+    goes_on: Callable[[int], bool],
 ) -> dict[str, float] | None:
     """Means over all packs of `data`, under the names of `EvaluationMetrics`, as far as there are any. Every rank calls
     it.
@@ -90,7 +126,8 @@ def held_out_means(
         goes_on: asked before each batch, from 1, with the same answer on every rank; where it is no, None is returned.
     """
     model.eval()
-    sums, targets, sequences = torch.zeros(5, dtype=torch.float64), 0, 0
+    kind = ReplacedTokenSums if isinstance(model, ElectraForPreTraining) else PretrainSums
+    sums, targets, sequences, tokens = torch.zeros(len(kind._fields), dtype=torch.float64), 0, 0, 0
     batches = evaluation_batches(
         data,
         shape=cube.shape,
@@ -105,8 +142,18 @@ def held_out_means(
             return None
         output = model(batch.batches[0], 1, 1)  # sums, to be divided by what all batches have together
         sums += output.sums.double().cpu()
-        targets, sequences = targets + batch.targets, sequences + batch.sequences
+        targets, sequences, tokens = targets + batch.targets, sequences + batch.sequences, tokens + batch.tokens
     model.train()
+    if isinstance(model, ElectraForPreTraining):
+        found = ReplacedTokenSums(*sums.tolist())
+        weighted = model.settings.weight * found.discriminator_loss / tokens
+        return {
+            "loss": found.generator_loss / targets + weighted,
+            "masked_lm_loss": found.generator_loss / targets,
+            "masked_lm_accuracy": found.generator_correct / targets,
+            "replaced_token_loss": found.discriminator_loss / tokens,
+            "replaced_token_accuracy": found.discriminator_correct / tokens,
+        }
     _, mlm, nsp, correct, pairs = sums.tolist()
     means = {
         "loss": mlm / targets + nsp / sequences,
@@ -117,13 +164,51 @@ def held_out_means(
     return means if accuracy is None else means | {"next_sentence_accuracy": accuracy}
 
 
+# --- What there is to tell of a step ----------------------------------------------------------------------------------
+
+
+def _flops(model: BertForPreTraining | ElectraForPreTraining, step: TrainBatch, *, read_rows_only: bool) -> int:
+    if isinstance(model, ElectraForPreTraining):
+        return electra_step_flops(model.config, model.generator.config, step)
+    return step_flops(model.config, step, read_rows_only=read_rows_only)
+
+
+def _learnt(
+    model: BertForPreTraining | ElectraForPreTraining, found: Sequence[float], step: TrainBatch
+) -> dict[str, Any]:
+    """Losses and accuracies, under the names of `StepMetrics`."""
+    if isinstance(model, ElectraForPreTraining):
+        both = ReplacedTokenSums(*found)
+        return {
+            "loss": both.loss,
+            "masked_lm_loss": both.generator_loss,
+            "next_sentence_loss": None,
+            "masked_lm_accuracy": both.generator_correct / step.targets,
+            "next_sentence_accuracy": None,
+            "replaced_token_loss": both.discriminator_loss,
+            "replaced_token_accuracy": both.discriminator_correct / step.tokens,
+            "replaced_share": both.replaced / step.tokens,
+        }
+    sums = PretrainSums(*found)
+    return {
+        "loss": sums.loss,
+        "masked_lm_loss": sums.masked_lm_loss,
+        "next_sentence_loss": sums.next_sentence_loss if model.config.next_sentence else None,
+        "masked_lm_accuracy": sums.masked_lm_correct / step.targets,
+        "next_sentence_accuracy": next_sentence_accuracy(
+            sums.next_sentence_correct, sums.next_sentence_loss, step.sequences
+        ),
+    }
+
+
 # --- Pre-training -----------------------------------------------------------------------------------------------------
 
 _SKIPPED_IN_A_ROW = 25  # as often as a loss scale of 2**16 can be halved and still mean something
 
 
 class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
-    """A BERT, its optimiser and its data on one cube. Every rank makes one at the same time.
+    """A BERT, or an ELECTRA with its generator, its optimiser and its data on one cube. Every rank makes one at the
+    same time.
 
     Args:
         feed: what it trains on; whoever made it closes it.
@@ -147,23 +232,29 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         cube = cube.with_policy(precision(recipe.precision), speed(recipe.speed))
         self.recipe, self.feed, self.corpus = recipe, feed, corpus
         cube.manual_seed(recipe.run.seed)
-        config, memory = recipe.model.config(recipe.data), recipe.model
-        self.model = BertForPreTraining(
-            config,
-            cube,
-            backend=recipe.speed.attention,
-            recompute=memory.recompute,
-            reshard_after_forward=memory.reshard_after_forward,
-            read_rows_only=recipe.speed.read_rows_only,
-        )
+        config, memory, replaced = recipe.model.config(recipe.data), recipe.model, recipe.replaced_tokens
+        self.model: BertForPreTraining | ElectraForPreTraining
+        objective: PretrainObjective | ReplacedTokensObjective
+        made: dict[str, Any] = {
+            "backend": recipe.speed.attention,
+            "recompute": memory.recompute,
+            "reshard_after_forward": memory.reshard_after_forward,
+        }
+        graphed = None
+        if replaced is None:
+            self.model = BertForPreTraining(config, cube, read_rows_only=recipe.speed.read_rows_only, **made)
+            objective = PretrainObjective(self.model)
+            graphed = GraphedBert(self.model, recipe.data.capacity) if recipe.speed.cuda_graph else None
+        else:
+            self.model = ElectraForPreTraining(config, replaced, cube, **made)
+            objective = ReplacedTokensObjective(self.model)
         check_parameters(self.model.parameters(), cube)
-        graphed = GraphedBert(self.model, recipe.data.capacity) if recipe.speed.cuda_graph else None
         super().__init__(
             self.model,
             make_optimizer(self.model, recipe.optimizer, cube, feed.betas()),
             make_scaler(recipe, cube),
             cube,
-            PretrainObjective(self.model),
+            objective,
             rate=learning_rate(recipe.optimizer, recipe.run.steps),
             clip=recipe.optimizer.clip,
             patience=recipe.run.patience,
@@ -264,20 +355,14 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
 
     def metrics(self, taken: PendingStep[TrainBatch], numbers: StepScalars) -> StepMetrics:
         self._judge(taken, numbers)
-        step, traffic, sums = taken.step, taken.traffic, PretrainSums(*numbers.sums)
+        step, traffic = taken.step, taken.traffic
         times = taken.lap.seconds()
         seconds = sum(times.values())
-        flops = step_flops(self.model.config, step, read_rows_only=self.recipe.speed.read_rows_only)
+        flops = _flops(self.model, step, read_rows_only=self.recipe.speed.read_rows_only)
         per_device = flops / seconds / self.cube.shape.ranks
         return StepMetrics(
             step=step.index + 1,
-            loss=sums.loss,
-            masked_lm_loss=sums.masked_lm_loss,
-            next_sentence_loss=sums.next_sentence_loss if self.model.config.next_sentence else None,
-            masked_lm_accuracy=sums.masked_lm_correct / step.targets,
-            next_sentence_accuracy=next_sentence_accuracy(
-                sums.next_sentence_correct, sums.next_sentence_loss, step.sequences
-            ),
+            **_learnt(self.model, numbers.sums, step),
             learning_rate=taken.learning_rate,
             gradient_norm=numbers.gradient_norm,
             loss_scale=numbers.loss_scale,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from models.bert import BertConfig, BertForPreTraining
+from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining
 from models.bert.huggingface import WeightSource, open_weights
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
@@ -143,6 +143,13 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
             "its moments, which are taken over, are of other heads. Start with the same, or write its weights with "
             "python -m tools.convert to-hf and start with that folder."
         )
+    generators = [_resolved(each).generator for each in (progress.get("recipe", {}), recipe.to_dict())]
+    if generators[0] != generators[1] and None not in generators:
+        told = [f"hidden {each.hidden}, {each.heads} heads" for each in generators if each is not None]
+        raise ValueError(
+            f"the checkpoint's generator has {told[0]}, the recipe's {told[1]}. Start with the same "
+            "model.generator_size and generator_heads."
+        )
     kinds = [each.get("optimizer", {}).get("kind") for each in (progress.get("recipe", {}), recipe.to_dict())]
     if kinds[0] != kinds[1]:
         raise ValueError(
@@ -175,12 +182,16 @@ def _evaluation_due(progress: dict[str, Any]) -> bool:
     return bool(progress.get("standing", {}).get("evaluation_due", False))
 
 
-def _sizes(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The sizes that a recipe comes to, presets resolved."""
+def _resolved(recipe: dict[str, Any]) -> TrainConfig:
     try:
-        resolved = from_table(TrainConfig, recipe)
+        return from_table(TrainConfig, recipe)
     except ValueError as problem:
         raise ValueError(f"the checkpoint's own recipe cannot be read: {problem}") from None
+
+
+def _sizes(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The sizes that a recipe comes to, presets resolved."""
+    resolved = _resolved(recipe)
     config = resolved.model.config(resolved.data)
     sizes: dict[str, Any] = {name: getattr(config, name) for name in (*_SIZES, "positions")}
     return sizes | {"inner": config.inner_size, "vocab_size": config.vocab}
@@ -225,7 +236,7 @@ def has_optimizer_state(folder: Path) -> bool:
 
 def begin_with(
     folder: Path,
-    model: BertForPreTraining,
+    model: BertForPreTraining | ElectraForPreTraining,
     optimizer: torch.optim.Optimizer,
     recipe: TrainConfig,
     corpus: TrainingCorpus,

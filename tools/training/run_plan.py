@@ -64,7 +64,10 @@ class RunPlan:
     def check(self) -> None:
         """Raises ValueError where recipe, cube and options do not fit together."""
         recipe, shape = self.recipe, self.shape
-        recipe.model.config(recipe.data).check(shape)
+        config, replaced = recipe.model.config(recipe.data), recipe.replaced_tokens
+        config.check(shape)
+        if replaced is not None:
+            replaced.check(config, shape)
         self._check_speed()
         if self.exchange is not None:
             shards_of(recipe.data.shards, shape.data, 0)

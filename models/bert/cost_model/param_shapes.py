@@ -119,15 +119,22 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
 
 def parameters(config: BertConfig) -> list[ParamSpec]:
     """All of them, in the model's order. A tied weight comes once."""
-    layers = [
-        parameter for number in range(config.layers) for parameter in _layer(f"bert.layers.{number}", config, number)
-    ]
-    return [*_before(config), *layers, *_after(config)]
+    return [*embeddings(config), *layers("bert.layers", config), *after_encoder(config)]
+
+
+def layers(name: str, config: BertConfig) -> list[ParamSpec]:
+    """Those of all layers; `name` stands before a layer's number."""
+    return [parameter for number in range(config.layers) for parameter in _layer(f"{name}.{number}", config, number)]
+
+
+def linear(name: str, inputs: int, outputs: int | None = None) -> list[ParamSpec]:
+    """Those of a linear layer from face z, with a bias. Default of `outputs`: as many."""
+    return list(_linear(name, inputs, inputs if outputs is None else outputs, True))
 
 
 def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
     """All parameters, those of equal layers once, with the number of these."""
-    for parameter in (*_before(config), *_after(config)):
+    for parameter in (*embeddings(config), *after_encoder(config)):
         yield parameter, 1
     first = {layer_norms(config, number): number for number in reversed(range(config.layers))}
     for norms, number in first.items():
@@ -136,7 +143,8 @@ def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
             yield parameter, layers
 
 
-def _before(config: BertConfig) -> list[ParamSpec]:
+def embeddings(config: BertConfig) -> list[ParamSpec]:
+    """Those in front of the layers."""
     columns = config.embedding_size
     found = [_matrix("bert.embeddings.tokens.weight", config.vocab, columns, matrix("z"))]
     for name, rows in (("positions", config.position_rows), ("types", config.types)):
@@ -149,7 +157,8 @@ def _before(config: BertConfig) -> list[ParamSpec]:
     ]
 
 
-def _after(config: BertConfig) -> list[ParamSpec]:
+def after_encoder(config: BertConfig) -> list[ParamSpec]:
+    """Those behind the layers: the last norm and the heads."""
     hidden, vocab, bias, decoder = config.hidden, config.vocab, config.bias, "masked_lm.projection"
     found: list[ParamSpec] = []
     if config.pre_norm:

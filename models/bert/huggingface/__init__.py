@@ -14,10 +14,11 @@ from models.bert.huggingface.from_pretrained import (
     read_model_config,
 )
 from models.bert.huggingface.model_json import ModelJson, read_model_json, write_model_json
-from models.bert.huggingface.param_names import HEADS
+from models.bert.huggingface.param_names import GENERATOR, HEADS
 from models.bert.huggingface.weights import LoadReport, WeightSource
 
 __all__ = [
+    "GENERATOR",
     "HEADS",
     "ExportReport",
     "LoadReport",

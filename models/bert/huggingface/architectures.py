@@ -17,6 +17,7 @@ _LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
 
 CLASSES = {
     frozenset({"pooler", "masked_lm", "next_sentence"}): "ForPreTraining",
+    frozenset({"replaced_tokens"}): "ForPreTraining",
     frozenset({"masked_lm"}): "ForMaskedLM",
     frozenset({"pooler", "next_sentence"}): "ForNextSentencePrediction",
     frozenset({"pooler", "classifier"}): "ForSequenceClassification",
@@ -231,6 +232,8 @@ ARCHITECTURES = {
                     {
                         "cls.predictions.transform.dense": "generator_predictions.dense",
                         "cls.predictions.transform.LayerNorm": "generator_predictions.LayerNorm",
+                        "replaced_tokens.dense": "discriminator_predictions.dense",
+                        "replaced_tokens.output": "discriminator_predictions.dense_prediction",
                     }
                 ),
                 "cls.predictions.decoder.weight": "generator_lm_head.weight",
@@ -238,7 +241,7 @@ ARCHITECTURES = {
             },
             of_texts=_OF_TEXTS,
             settings={"embedding_size": "embedding_size"},
-            heads=_sets(*_FINE_TUNED, "masked_lm", ""),
+            heads=_sets(*_FINE_TUNED, "replaced_tokens", "masked_lm", ""),
         ),
         Architecture(
             name="modernbert",

@@ -11,8 +11,16 @@ from torch import Tensor, nn
 from models.bert.config import BertConfig
 from models.bert.huggingface.config import CONFIG, config_from
 from models.bert.huggingface.model_json import MODEL_JSON as MODEL_JSON
-from models.bert.huggingface.model_json import read_model_json, read_object
-from models.bert.huggingface.param_names import LABELLED, layers_among, of_encoder, part_of, table_shapes
+from models.bert.huggingface.model_json import config_from_json, read_model_json, read_object
+from models.bert.huggingface.param_names import (
+    GENERATOR,
+    LABELLED,
+    in_generator,
+    layers_among,
+    of_encoder,
+    part_of,
+    table_shapes,
+)
 from models.bert.huggingface.reader import HFWeights
 from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube, checkpoint
@@ -79,6 +87,34 @@ class CheckpointWeights(WeightSource):
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         checkpoint.load(self.checkpoint, model, None, cube, only=used)
         return {"unused": tuple(sorted(self._names - used.keys()))}
+
+    @property
+    def generator(self) -> WeightSource:
+        return _GeneratorWeights(self) if GENERATOR in self.facts else super().generator
+
+
+class _GeneratorWeights(WeightSource):
+    """A masked language model out of a run's checkpoint, where its parameters have other names."""
+
+    def __init__(self, run: CheckpointWeights) -> None:
+        self.folder, self._checkpoint = run.folder, run.checkpoint
+        self.config, self.heads = config_from_json(run.facts[GENERATOR]), ("masked_lm",)
+        self.labels = self.problem = self.outputs = None
+        self.facts = {name: value for name, value in run.facts.items() if name != GENERATOR}
+        self.settings = run.settings
+
+    def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
+        named = nn.Module()
+        for name, parameter in model.named_parameters():
+            *parts, last = in_generator(name).split(".")
+            place = named
+            for part in parts:
+                if part not in place._modules:
+                    place.add_module(part, nn.Module())
+                place = place.get_submodule(part)
+            place.register_parameter(last, parameter)
+        checkpoint.load(self._checkpoint, named, None, cube, only=[in_generator(name) for name in used])
+        return {"unused": ()}
 
 
 # --- Finds out what kind of folder holds a model ----------------------------------------------------------------------

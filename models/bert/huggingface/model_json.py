@@ -144,7 +144,7 @@ def read_model_json(folder: Path) -> ModelJson:
     try:
         labels = content.get("labels")
         return ModelJson(
-            config=_config_from(_of_type(content["config"], dict, "config")),
+            config=config_from_json(_of_type(content["config"], dict, "config")),
             heads=tuple(_of_type(content["heads"], list, "heads")),
             labels=None if labels is None else tuple(_of_type(labels, list, "labels")),
             problem=content.get("problem"),
@@ -161,8 +161,9 @@ def _of_type(value: Any, kind: type[T], name: str) -> T:
     return value
 
 
-def _config_from(content: Mapping[str, Any]) -> BertConfig:
-    """Raises ValueError for values of other types than the fields', which JSON cannot tell from these."""
+def config_from_json(content: Mapping[str, Any]) -> BertConfig:
+    """A configuration as JSON has it. Raises ValueError for values of other types than the fields', which JSON cannot
+    tell from these."""
     hints = get_type_hints(BertConfig)
     for name, value in content.items():
         kinds = _kinds(hints[name]) if name in hints else {type(value)}

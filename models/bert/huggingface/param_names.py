@@ -25,13 +25,17 @@ from torch import Tensor
 from models.bert.config import BertConfig
 from models.bert.huggingface.architectures import ARCHITECTURES, Architecture
 
-HEADS = ("pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags")
+HEADS = ("pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags", "replaced_tokens")
 """What may stand on the encoder, `bert`: the first part of a parameter's name."""
 LABELLED = ("classifier", "tags")
 """Those whose outputs have labels, of texts and of tokens. The library calls both `classifier`."""
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 MASKED_LM_BIAS = "cls.predictions.bias"
+
+GENERATOR = "generator"
+"""Of a run that learns replaced tokens: what stands before the names of its generator's own parameters, and where its
+model.json has the generator's configuration."""
 
 BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 """Of older versions of the library; no weights."""
@@ -78,6 +82,8 @@ _OTHERS = {
         ("classifier", "classifier"),
         ("answers", "qa_outputs"),
         ("tags", "classifier"),
+        ("replaced_tokens.dense", "replaced_tokens.dense"),
+        ("replaced_tokens.output", "replaced_tokens.output"),
     )
     for part in ("weight", "bias")
 }
@@ -90,6 +96,7 @@ _MARKS = {
     "classifier": "classifier.weight",
     "answers": "qa_outputs.weight",
     "tags": "classifier.weight",
+    "replaced_tokens": "replaced_tokens.output.weight",
 }
 
 
@@ -143,6 +150,14 @@ def part_of(name: str) -> str | None:
     of that model's own; None: the encoder itself."""
     first = name.partition(".")[0]
     return None if first == "bert" else first
+
+
+def in_generator(name: str) -> str:
+    """What a checkpoint of such a run calls a parameter of the generator, which has here the name as of a masked
+    language model of its own: embeddings are the discriminator's, but for their projection."""
+    if name.startswith(("bert.embeddings.projection.", "bert.layers.")):
+        return f"{GENERATOR}.{name.removeprefix('bert.').removeprefix('embeddings.')}"
+    return f"{GENERATOR}.{name}" if name.startswith("masked_lm.") else name
 
 
 def layers_among(names: Iterable[str]) -> int:

@@ -125,6 +125,18 @@ class WeightSource(ABC):
                 "many."
             )
 
+    @property
+    def generator(self) -> WeightSource:
+        """Of a run that learns replaced tokens, the generator beside the model: a masked language model.
+
+        Raises:
+            ValueError: there is none.
+        """
+        raise ValueError(
+            f"{self.folder} has no generator: it is no run that has learnt replaced tokens (data.objective = "
+            "'replaced-tokens'). Take the model itself."
+        )
+
     @abstractmethod
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         """Fills the parameters of `used`; returns fields of `LoadReport`: what of the folder has no place, and so on.

@@ -11,7 +11,31 @@ LOOKUPS = "tests/layers/test_lookup_ways.py::test_every_way_gives_the_same[2x2x2
 # Against plain PyTorch: a break that the twin on one device shares is no difference from it.
 PLAIN = "tests/test_sabotage.py::test_the_sound_library_agrees[tied_model]"
 
+DRAWN = "tests/layers/test_sampling.py::test_any_cube_draws_the_same_also_where_a_slice_is_empty"
+REPLACED = "tests/models/bert/test_electra.py::test_both_compute_what_the_librarys_do"
+
 MUTATIONS = (
+    Mutation(
+        "drawn-entry-in-slices-of-another-size",
+        "tensor3d/layers/sampling.py",
+        old="winner[0] * -(-vocab // axis.size)",
+        new="winner[0] * (vocab // axis.size)",
+        tests=(DRAWN,),
+    ),
+    Mutation(
+        "replaced-where-the-generator-saw-another-token",
+        "models/bert/electra.py",
+        old="local_rows(seen != original, self.cube)",
+        new="local_rows(seen != batch.ids, self.cube)",
+        tests=(REPLACED,),
+    ),
+    Mutation(
+        "discriminator-learns-of-unused-slots",
+        "models/bert/electra.py",
+        old="found = torch.where(counts, losses, 0.0).sum() / tokens",
+        new="found = losses.sum() / tokens",
+        tests=(REPLACED,),
+    ),
     Mutation(
         "matmul-gathers-over-the-other-axis-backward",
         "tensor3d/sharding/matmul.py",

@@ -49,15 +49,15 @@ MUTATIONS = (
     Mutation(
         "accuracy-of-the-tokens",
         "tools/training/pretraining.py",
-        old="masked_lm_accuracy=sums.masked_lm_correct / step.targets,",
-        new="masked_lm_accuracy=sums.masked_lm_correct / step.tokens,",
+        old='"masked_lm_accuracy": sums.masked_lm_correct / step.targets,',
+        new='"masked_lm_accuracy": sums.masked_lm_correct / step.tokens,',
         tests=(HEADLINE,),
     ),
     Mutation(
         "step-counted-from-zero",
         "tools/training/pretraining.py",
-        old="step=step.index + 1,\n            loss=sums.loss,",
-        new="step=step.index,\n            loss=sums.loss,",
+        old="step=step.index + 1,\n            **_learnt(",
+        new="step=step.index,\n            **_learnt(",
         tests=(HEADLINE,),
     ),
     Mutation(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from models.bert import BertForPreTraining
+from models.bert import BertForPreTraining, ReplacedTokens
 from models.bert.cost_model.memory import MicroBatchShape
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
 from tensor3d.data import PackedBatch
@@ -23,7 +23,7 @@ from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import ranks_of
 from tools.training.config import PrecisionConfig
-from tools.training.dry_step import StepMemory, counted_memory, counted_step, dry_step
+from tools.training.dry_step import StepMemory, counted_memory, counted_step, counted_traffic, dry_step
 
 Changes = dict[str, Any]
 WIDE = {"vocab": 2000, "hidden": 256, "inner": 1024}
@@ -267,6 +267,10 @@ DEEP: list[tuple[Changes, Changes]] = [
         {"reshard_after_forward": False, "types": PrecisionConfig(compute="bf16")},
     ),
     ({**MODERN, "layers": 7}, {"reshard_after_forward": False, "types": PrecisionConfig(compute="bf16")}),
+    (
+        {"family": "electra", "embedding": 16, "next_sentence": False, "layers": 6},
+        {"replaced": ReplacedTokens(generator_size=0.5)},
+    ),
 ]
 
 
@@ -275,7 +279,10 @@ def test_deep_models_from_shallow_ones(changes: Changes, step: dict[str, Any]) -
     """All figures, to the byte; in models whose windows come in turns of two and three, too."""
     config, shape = toy_config(**{"vocab": 67, "layers": 11, **changes}), CubeShape(x=2, y=2, data=4)
     load = MicroBatchShape(rows=128, masked=16, first=4, lengths=(24, 8) * 4)
-    assert counted_memory(config, shape, load, **step) == counted_step(config, shape, load, **step).memory
+    whole = counted_step(config, shape, load, **step)
+    assert counted_memory(config, shape, load, **step) == whole.memory
+    if "replaced" in step:
+        assert counted_traffic(config, shape, load, **step) == whole.received
 
 
 def test_a_box_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

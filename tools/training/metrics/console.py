@@ -54,6 +54,9 @@ def summary(
         held_out = evaluations[-1]
         rows.append(("held-out masked-LM loss", f"{held_out.masked_lm_loss:.3f} nats"))
         rows.append(("held-out masked-LM accuracy", f"{held_out.masked_lm_accuracy:.1%}"))
+        if held_out.replaced_token_loss is not None:
+            rows.append(("held-out replaced-token loss", f"{held_out.replaced_token_loss:.4f} nats"))
+            rows.append(("held-out replaced-token accuracy", f"{held_out.replaced_token_accuracy:.1%}"))
     rows += [
         ("fill of the packs", f"{statistics.fmean(m.fill for m in history):.2%}"),
         ("busiest rank over the mean", f"{statistics.fmean(m.imbalance for m in history):.4f} of the work"),
@@ -92,7 +95,7 @@ def _losses(history: Sequence[StepMetrics], entropy: float, first: Mapping[str, 
     begun, resumed = first["step"], history[0].step
     rows = [(f"masked-LM loss, step {begun}", f"{float(first['masked_lm_loss']):.3f} nats")]
     # All of the loss, as the page of tools.report begins with.
-    if first.get("next_sentence_loss") is not None:
+    if first.get("next_sentence_loss") is not None or first.get("replaced_token_loss") is not None:
         rows.insert(0, (f"loss, step {begun}", f"{float(first['loss']):.3f} nats"))
     if resumed != begun:
         rows.append((f"masked-LM loss, step {resumed} (resumed)", f"{history[0].masked_lm_loss:.3f} nats"))
@@ -100,7 +103,16 @@ def _losses(history: Sequence[StepMetrics], entropy: float, first: Mapping[str, 
         (f"masked-LM loss, mean of last {len(last)}", f"{end:.3f} nats"),
         ("unigram entropy of the corpus", f"{entropy:.3f} nats; the loss is {abs(end - entropy):.3f} {side} it"),
     ]
-    newest = history[-1]
+    newest, recent = history[-1], history[-20:]
+    told = [m.replaced_token_loss for m in recent if m.replaced_token_loss is not None]
+    if told and newest.replaced_token_accuracy is not None and newest.replaced_share is not None:
+        rows.append((f"replaced-token loss, mean of last {len(told)}", f"{statistics.fmean(told):.4f} nats"))
+        rows.append(
+            (
+                "replaced tokens, last step",
+                f"{newest.replaced_share:.1%} of all; {newest.replaced_token_accuracy:.1%} of the tokens told right",
+            )
+        )
     if newest.skipped_steps:
         rows.append(
             ("skipped steps", f"{newest.skipped_steps}, gradients not finite; loss scale {newest.loss_scale:g}")
@@ -189,8 +201,11 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
         skipped = f", {metrics.skipped_steps} skipped" if metrics.skipped_steps else ""
         speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
         # Where it is all of the loss, it is not said twice.
-        masked_lm = "" if metrics.next_sentence_loss is None else f", mlm {metrics.masked_lm_loss:.3f}"
-        return f"loss {metrics.loss:.3f}{masked_lm}, {speed}{skipped}"
+        alone = metrics.next_sentence_loss is None and metrics.replaced_token_loss is None
+        parts = "" if alone else f", mlm {metrics.masked_lm_loss:.3f}"
+        if metrics.replaced_token_loss is not None:
+            parts += f", replaced {metrics.replaced_token_loss:.4f}"
+        return f"loss {metrics.loss:.3f}{parts}, {speed}{skipped}"
 
     def ready(self, samples: int) -> None:
         self.mllog.ready(samples)
@@ -212,7 +227,7 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
         self._plot(metrics.scalars(), metrics.step)
         self.say(
             f"step {metrics.step}: held-out masked-LM loss {metrics.masked_lm_loss:.3f}, accuracy "
-            f"{metrics.masked_lm_accuracy:.1%}"
+            f"{metrics.masked_lm_accuracy:.1%}{_told_of_replaced(metrics)}"
         )
         self.mllog.evaluated(metrics.samples, metrics.masked_lm_accuracy, goes_on=goes_on)
 
@@ -257,3 +272,9 @@ class ConsoleLogger(RunLog[StepMetrics, EvaluationMetrics]):
     def _plot(self, scalars: Mapping[str, float], step: int) -> None:
         if self._board is not None:
             self._board.write(scalars, step)
+
+
+def _told_of_replaced(metrics: EvaluationMetrics) -> str:
+    if metrics.replaced_token_loss is None:
+        return ""
+    return f"; replaced-token loss {metrics.replaced_token_loss:.4f}, accuracy {metrics.replaced_token_accuracy:.1%}"

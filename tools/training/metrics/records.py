@@ -51,8 +51,10 @@ STEP_TAGS: Mapping[str, str] = MappingProxyType(
         "loss/total": "loss",
         "loss/masked_lm": "masked_lm_loss",
         "loss/next_sentence": "next_sentence_loss",
+        "loss/replaced_tokens": "replaced_token_loss",
         "accuracy/masked_lm": "masked_lm_accuracy",
         "accuracy/next_sentence": "next_sentence_accuracy",
+        "accuracy/replaced_tokens": "replaced_token_accuracy",
         "optimizer/learning_rate": "learning_rate",
         "optimizer/gradient_norm": "gradient_norm",
         "optimizer/loss_scale": "loss_scale",
@@ -68,6 +70,7 @@ STEP_TAGS: Mapping[str, str] = MappingProxyType(
         "time/checkpoint_seconds": "checkpoint_seconds",
         "data/fill": "fill",
         "data/masked_share": "masked_share",
+        "data/replaced_share": "replaced_share",
         "data/imbalance": "imbalance",
         "data/wait_seconds": "data_wait_seconds",
         "traffic/bytes_received": "bytes_received",
@@ -80,6 +83,8 @@ EVALUATION_TAGS: Mapping[str, str] = MappingProxyType(
         "evaluation/masked_lm_loss": "masked_lm_loss",
         "evaluation/masked_lm_accuracy": "masked_lm_accuracy",
         "evaluation/next_sentence_accuracy": "next_sentence_accuracy",
+        "evaluation/replaced_token_loss": "replaced_token_loss",
+        "evaluation/replaced_token_accuracy": "replaced_token_accuracy",
         "evaluation/samples": "samples",
     }
 )
@@ -94,9 +99,9 @@ class StepMetrics:
     step: int
     """Steps done, this one included."""
     loss: float
-    """Masked-LM plus next-sentence loss, if there is one, nats."""
+    """Masked-LM plus next-sentence loss, if there is one, or plus the weighted loss of replaced tokens, nats."""
     masked_lm_loss: float
-    """Nats."""
+    """Nats; of an ELECTRA its generator's, as is the accuracy."""
     next_sentence_loss: float | None
     """Nats. None: masked words alone are learnt."""
     masked_lm_accuracy: float
@@ -144,6 +149,13 @@ class StepMetrics:
     """Issued by this rank."""
     traffic: dict[str, int]
     """`bytes_received` by axis: "y", or "data+x+z" for axes taken together."""
+    replaced_token_loss: float | None = None
+    """Binary cross-entropy of all tokens, nats, without its weight. None, as the next two: another objective."""
+    replaced_token_accuracy: float | None = None
+    """Share of the tokens of which the discriminator says rightly whether they are replaced."""
+    replaced_share: float | None = None
+    """Share of the tokens in whose place the generator has drawn another one: whoever says of none that it is replaced
+    is right in all others."""
 
     def scalars(self) -> dict[str, float]:
         """Under the names that TensorBoard shows."""
@@ -169,6 +181,9 @@ class EvaluationMetrics:
     masked_lm_accuracy: float
     next_sentence_accuracy: float | None = None
     """None: single texts, which have no label."""
+    replaced_token_loss: float | None = None
+    """As of a step."""
+    replaced_token_accuracy: float | None = None
 
     @property
     def cost(self) -> float:
