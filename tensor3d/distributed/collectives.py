@@ -23,15 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Place
 from tensor3d.distributed.process_group import ClosedGroup
-
-# torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +118,7 @@ def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
     if axis.traffic.is_dry:
         return CommHandle(torch.cat([shard] * axis.size))
     result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
-    work = _all_gather(result, shard, group=open_group(axis), async_op=True)
+    work = all_gather_single(result, shard, group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, shard, traffic=axis.traffic, place=place), axis)
 
 
@@ -136,7 +132,7 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> CommHandle:
     if axis.traffic.is_dry:
         return CommHandle(parts.narrow(0, axis.index * rows, rows).clone())
     result = parts.new_empty((rows, *parts.shape[1:]))
-    work = _reduce_scatter(result, parts, group=open_group(axis), async_op=True)
+    work = reduce_scatter_single(result, parts, group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, parts, traffic=axis.traffic, place=place), axis)
 
 
@@ -173,16 +169,16 @@ def all_equal(number: int, axis: Axis) -> bool:
     """Whether all members have the same number, of at most 63 bits and a sign. Known to hosts, and to all alike."""
     if axis.size == 1:
         return True
-    with _disable_current_modes():  # a run with tensors that have no values looks at these
+    with without_modes():  # a run with tensors that have no values looks at these
         bounds = torch.tensor([number, -number], device="cpu")
     place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(2, bounds.element_size(), axis))
     if axis.traffic.is_dry:
         return True
     group = open_group(axis)
     # Who counts collectives by a mode is to see this one.
-    with _disable_current_modes() if "fake" in dist.get_backend(group) else nullcontext():
+    with without_modes() if "fake" in dist.get_backend(group) else nullcontext():
         work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group, async_op=True)
-    with _disable_current_modes():
+    with without_modes():
         most, least = CommHandle(bounds, work, traffic=axis.traffic, place=place).wait().tolist()
     return bool(most == -least)
 
