@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tensor3d import torch_private
+from tensor3d import Sequences, attention, torch_private
+from tensor3d.attention import cpu
+from tensor3d.attention.backends import SUPPORT, AttentionRequest
 from tensor3d.torch_private import accept_mesh_order, has_bf16_products, is_there, private
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +113,15 @@ def test_what_one_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = private("_C._gone")
     monkeypatch.setattr(torch_private, "private", lambda path: missing)
     assert not has_bf16_products()
+    request = AttentionRequest(device="cuda", dtype=torch.bfloat16, head_dim=64, capability=(9, 0))
+    assert SUPPORT["varlen"].refusals(request) == []
+    (told,) = replace(SUPPORT["varlen"], operator=missing).refusals(request)
+    assert told == f"needs an operator that torch {torch.__version__} does not have"
+    # Sequences on a CPU go through SDPA, to the same numbers.
+    sequences, q, k, v = Sequences.from_lengths([5, 3]), *torch.randn(3, 8, 2, 8).unbind()
+    wanted = attention(q, k, v, sequences)
+    monkeypatch.setattr(cpu, "flash_attention_cpu", missing)
+    torch.testing.assert_close(attention(q, k, v, sequences), wanted)
 
 
 def test_a_look_up_that_older_torch_ends_by_a_key_error_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tensor3d.versions import LEAST_PYTHON, LEAST_TORCH, check_versions, installed_torch
+from tests import versions
+from tests.versions import ROWS
 
 ROOT = Path(__file__).parent.parent
 
@@ -69,3 +72,43 @@ def test_setup_and_readme_say_the_same() -> None:
     assert f"range({LEAST_PYTHON[1]}, {claimed[2]})" in setup, "the classifiers"
     assert f'"torch>={least_torch}"' in setup
     assert f"(Python {least_python} to {newest_python}, PyTorch {least_torch} or newer)" in readme
+
+
+def test_the_readme_has_the_versions_that_were_tried() -> None:
+    pinned = dict(re.findall(r"^(torch|transformers)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    claimed = re.findall(
+        r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    rows = {name: rest for name, *rest in claimed}
+    assert rows.pop("development")[1:] == [pinned["torch"], pinned["transformers"]]
+    assert rows == {row.name: [row.python, row.torch, row.transformers] for row in ROWS}
+    oldest = ROWS[0]
+    assert (oldest.python, oldest.torch) == tuple(
+        ".".join(map(str, each)) for each in (LEAST_PYTHON, (*LEAST_TORCH, 0))
+    )
+    bounds = re.findall(r'"(transformers|safetensors)>=([\d.]+)"', (ROOT / "setup.py").read_text())
+    assert {f"{name}=={f'{bound}.0.0'[:5]}" for name, bound in bounds} <= set(oldest.pins)
+
+
+def test_a_row_without_its_python_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(versions, "find_python", lambda version: None)
+    assert versions.main(["oldest", "newest", "--folder", str(tmp_path / "new")]) == 1
+    table = (tmp_path / "new" / "results.md").read_text()
+    assert "| oldest | 3.10 | 2.11.0 | 5.0.0 | not run: no Python 3.10 on this machine |" in table
+    assert table in capsys.readouterr().out
+    assert versions.main(["another"]) == 2
+    assert "no row is named another; there are oldest, between, newest" in capsys.readouterr().err
+
+
+def test_an_interpreter_and_what_came_of_tests() -> None:
+    here = ".".join(map(str, sys.version_info[:2]))
+    assert versions.find_python(here) is not None
+    assert versions.find_python("2.0") is None
+    assert versions.told_of("3 passed\n== 2 failed, 2246 passed, 102 skipped in 527.67s (0:08:47) ==\n", 1) == (
+        "2 failed, 2246 passed, 102 skipped"
+    )
+    assert versions.told_of("usage: pytest", 4) == "pytest ended with status 4"
+
+
+def test_the_tests_of_the_tier_are_there() -> None:
+    assert [name for name in versions.TIER if not (ROOT / "tests" / name).exists()] == []

@@ -252,6 +252,13 @@ def test_gradient_checkpointing_of_the_given_model(cube: Cube) -> None:
     assert max(gradient_errors(packed, twin).values()) <= 1e-9
 
 
+def test_an_old_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = original()
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.6")  # once used, it is another object
+    with pytest.raises(ValueError, match=r"transformers 5 or newer\. transformers 4\.57\.6 is installed\. Run pip"):
+        PackedBert(model, Cube.single())
+
+
 def test_the_original_is_left_as_it_was(cube: Cube) -> None:
     twin = original(attn_implementation="eager")
     before = copy.deepcopy(twin.state_dict())
