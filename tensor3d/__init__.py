@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tensor3d.lazy_package import import_lazily
+from tensor3d.versions import check_versions
 
 if TYPE_CHECKING:
     from tensor3d.attention import attention
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     )
     from tensor3d.sharding.redistribute import local_rows, redistribute, select, sum_rows
 else:
+    check_versions()
     import_lazily(__name__)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from tensor3d import Cube, ExecutionPolicy, Face, Sequences, gather, shard
 from tensor3d.ops.compiled_regions import CompiledRegions
@@ -68,16 +68,7 @@ def full(tensor: Tensor | None) -> Tensor:
     assert tensor is not None, "no gradient arrived"
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    try:
-        return tensor.full_tensor().detach()
-    except KeyError:  # of torch 2.11, which refuses all at once on a mesh in this order of ranks
-        pass
-    # One axis after another, the innermost first.
-    placements = list(tensor.placements)
-    for dim in reversed(range(len(placements))):
-        placements[dim] = Replicate()
-        tensor = tensor.redistribute(placements=placements)
-    return tensor.to_local().detach()
+    return tensor.full_tensor().detach()
 
 
 def error(got: Tensor, wanted: Tensor, name: str = "") -> float:

@@ -42,12 +42,17 @@ def check_supported(model: nn.Module) -> None:
     transformers is not installed.
     """
     try:
-        from transformers import BertForPreTraining, BertModel
+        from transformers import BertForPreTraining, BertModel, __version__
     except ImportError as missing:
         raise ValueError(
             "PackedBert puts models of the transformers library on a cube, and it is not installed. Run "
             "pip install '.[transformers]'."
         ) from missing
+    if int(__version__.partition(".")[0]) < 5:
+        raise ValueError(
+            f"PackedBert needs transformers 5 or newer. transformers {__version__} is installed. Run "
+            "pip install '.[transformers]'."
+        )
     if not isinstance(model, (BertForPreTraining, BertModel)):
         raise ValueError(
             f"PackedBert takes a transformers BertForPreTraining or BertModel. Got a {type(model).__name__}. For "

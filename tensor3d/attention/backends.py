@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
+from tensor3d.torch_private import flash_attention, is_there
 
 # --- What is asked of a backend beside q, k and v ---------------------------------------------------------------------
 
@@ -76,6 +77,8 @@ class BackendSpec:
     """What a backend serves."""
 
     name: Name
+    operator: Any = None
+    """PyTorch's own one that it calls, as `torch_private` knows it."""
     devices: tuple[str, ...] | None = None
     """None: all."""
     backward: tuple[str, ...] | None = None
@@ -96,7 +99,7 @@ class BackendSpec:
 
     def refusals(self, facts: AttentionRequest) -> list[str]:
         """Why it cannot serve a call; nothing if it can."""
-        found = []
+        found = [] if is_there(self.operator) else [f"needs an operator that torch {torch.__version__} does not have"]
         if self.devices is not None and facts.device not in self.devices:
             found.append(f"runs on {_either(self.devices)}, not on {facts.device}")
         elif facts.gradient and self.backward is not None and facts.device not in self.backward:
@@ -130,6 +133,7 @@ SUPPORT: dict[Name, BackendSpec] = {
     "grouped": BackendSpec(name="grouped"),
     "varlen": BackendSpec(
         name="varlen",
+        operator=flash_attention,
         devices=("cuda",),
         backward=("cuda",),
         types=(torch.bfloat16, torch.float16),

@@ -23,6 +23,13 @@ from torch.autograd.function import once_differentiable
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.batches.length_groups import LengthGroup, LengthGroups
 from tensor3d.ops.dropout import gain_of, keep_mask, only
+from tensor3d.torch_private import (
+    flash_attention_cpu,
+    flash_attention_cpu_backward,
+    has_bf16_products,
+    is_there,
+    softmax_backward,
+)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Attention in whole products, a few heads at once, on a CPU: where no kernel of PyTorch's does it, or none as fast.
@@ -84,7 +91,7 @@ def gradients(
     of_probabilities = product(above, v.transpose(1, 2))
     if kept is not None:
         of_probabilities = only(of_probabilities, kept)
-    of_scores = torch._softmax_backward_data(of_probabilities, probabilities, -1, probabilities.dtype)
+    of_scores = softmax_backward(of_probabilities, probabilities, -1, probabilities.dtype)
     del of_probabilities
     return product(of_scores, k).mul_(scale), product(of_scores.transpose(1, 2), q).mul_(scale), dv
 
@@ -106,7 +113,7 @@ def has_products_in(dtype: torch.dtype) -> bool:
     mkldnn = torch.backends.mkldnn
     if dtype != torch.bfloat16 or not (mkldnn.is_available() and mkldnn.enabled):
         return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return has_bf16_products()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -168,10 +175,6 @@ class _WithDropout(torch.autograd.Function):
 
 # --- Sequences where they lie, on a CPU -------------------------------------------------------------------------------
 
-# What SDPA itself calls on a CPU, where nothing is dropped.
-_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
 SHORT, MIDDLING = 128, 512
 """Rows of a sequence: below the first the kernel is fastest in fp32, up to the second whole products are faster."""
 
@@ -179,7 +182,7 @@ SHORT, MIDDLING = 128, 512
 def serves(k: Tensor, call: AttentionArgs, grouping: LengthGroups) -> bool:
     """Whether the sequences can be taken so: as they lie, all rows asking, without dropout, mask or window."""
     as_they_lie = grouping.gather is None and call.queries is None
-    whole = call.window is None and not call.dropout
+    whole = call.window is None and not call.dropout and is_there(flash_attention_cpu)
     # Whoever forbids the kernel, as `torch.nn.attention.sdpa_kernel` does, gets SDPA's other ones.
     return k.device.type == "cpu" and as_they_lie and whole and torch.backends.cuda.flash_sdp_enabled()
 
@@ -198,7 +201,7 @@ class _InPlace(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, groups: tuple[LengthGroup, ...], causal: bool) -> Tensor:
         result, statistics = torch.empty(q.shape, dtype=q.dtype, device=q.device), []
         for rows, queries, keys, values in _of_each(groups, result, q, k, v):
-            own, statistic = _FORWARD(queries, keys, values, 0.0, causal)
+            own, statistic = flash_attention_cpu(queries, keys, values, 0.0, causal)
             rows.copy_(own)
             statistics.append(statistic)
         ctx.save_for_backward(q, k, v, result, *statistics)
@@ -245,7 +248,7 @@ def _backward_by_the_kernel(own: tuple[Tensor, ...], statistic: Tensor, causal: 
     places, given = own[:3], own[3:]
     if given[0].dtype.itemsize < 4 and given[0].shape[2] < SHORT:
         given = tuple(t.float() for t in given)
-    for place, each in zip(places, _BACKWARD(*given, statistic, 0.0, causal), strict=True):
+    for place, each in zip(places, flash_attention_cpu_backward(*given, statistic, 0.0, causal), strict=True):
         place.copy_(each)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
+from tensor3d.torch_private import flash_attention
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
@@ -48,7 +49,7 @@ def flash(
     """PyTorch's own operator of FlashAttention: `torch.nn.attention.varlen` wraps it, but in one of Python's, which
     costs the host a millisecond a layer, without dropout, and takes cuDNN instead where that is newer, which plans
     every shape anew. A test runs it on fake tensors, which check its arguments."""
-    result: Tensor = torch.ops.aten._flash_attention_forward(
+    result: Tensor = flash_attention(
         q,
         k,
         v,

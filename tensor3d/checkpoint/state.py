@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import optimizer as torch_optim
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.torch_private import step_hooks
 
 MODEL, OPTIMIZER, EXTRA, RANDOM = "model.", "optimizer.", "extra.", "random."
 CPU_STREAM, CUDA_STREAM = f"{RANDOM}cpu.", f"{RANDOM}cuda."
@@ -148,12 +147,7 @@ def _step_without_effect(optimizer: torch.optim.Optimizer, parameters: Sequence[
 def _without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Hooks of steps, of this optimiser and of all, are told of training's alone: an average of the weights would move
     by weights that are about to be replaced."""
-    places: tuple[dict[int, Any], ...] = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optim._global_optimizer_pre_hooks,
-        torch_optim._global_optimizer_post_hooks,
-    )
+    places = step_hooks(optimizer)
     hooks = [dict(place) for place in places]
     for place in places:
         place.clear()

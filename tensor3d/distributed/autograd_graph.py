@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tensor3d.torch_private import averaged_sizes, saved_reduction
+
 _FARTHEST = 2000  # nodes looked at; two layers are seldom ten apart
 # What a sum may pass through on its way to other ranks without being divided, or multiplied: who scales it, knows.
 _CARRIERS = ("Add", "Cat", "Clone", "ReshapeAlias", "Squeeze", "Stack", "ToCopy", "UnsafeView", "Unsqueeze", "View")
@@ -43,5 +45,5 @@ def check_summed(part: Tensor) -> None:
 
 def _is_mean(node: Any) -> bool:
     if node.name() == "MeanBackward0":
-        return math.prod(node._saved_self_sym_sizes) > 1
-    return getattr(node, "_saved_reduction", None) == _MEAN
+        return math.prod(averaged_sizes(node)) > 1
+    return saved_reduction(node) == _MEAN

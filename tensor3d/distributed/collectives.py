@@ -22,16 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Place
 from tensor3d.distributed.process_group import ClosedGroup
-
-# torch 2.13 renamed these two (and warns about the old names); 2.11 and 2.12 know the old names alone.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +127,7 @@ def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
         result, work, sent = gloo.start_all_gather(shard, group, axis.size)
         return _issued(CommHandle(result, work, sent, traffic=axis.traffic, place=place), axis)
     result = shard.new_empty((axis.size * shard.shape[0], *shard.shape[1:]))
-    work = _all_gather(result, shard, group=group, async_op=True)
+    work = all_gather_single(result, shard, group=group, async_op=True)
     return _issued(CommHandle(result, work, shard, traffic=axis.traffic, place=place), axis)
 
 
@@ -149,7 +145,7 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> CommHandle:
         received, work, finish = gloo.start_reduce_scatter(parts, group, axis.size)
         return _issued(CommHandle(received, work, parts, traffic=axis.traffic, place=place, finish=finish), axis)
     result = parts.new_empty((rows, *parts.shape[1:]))
-    work = _reduce_scatter(result, parts, group=group, async_op=True)
+    work = reduce_scatter_single(result, parts, group=group, async_op=True)
     return _issued(CommHandle(result, work, parts, traffic=axis.traffic, place=place), axis)
 
 
@@ -184,21 +180,21 @@ def largest(number: int, axis: Axis) -> int:
 
 def _largest_of_hosts(numbers: list[int], axis: Axis) -> list[int]:
     """Of one or two numbers, each."""
-    with _disable_current_modes():  # a run with tensors that have no values looks at these
+    with without_modes():  # a run with tensors that have no values looks at these
         bounds = torch.tensor(numbers, device="cpu")
     place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(len(numbers), bounds.element_size(), axis))
     if axis.traffic.is_dry:
         return numbers
     group = open_group(axis)
     # Who counts collectives by a mode is to see this one.
-    with _disable_current_modes() if "fake" in dist.get_backend(group) else nullcontext():
+    with without_modes() if "fake" in dist.get_backend(group) else nullcontext():
         if gloo.exchanges(bounds, group):  # as many bytes in one step, if there are two numbers
             pair = bounds.repeat(2)[:2] if len(numbers) == 1 else bounds
             found, work, sent = gloo.start_all_gather(pair, group, axis.size)
         else:
             found = sent = bounds
             work = dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group, async_op=True)
-    with _disable_current_modes():
+    with without_modes():
         arrived = CommHandle(found, work, sent, traffic=axis.traffic, place=place).wait()
         most: list[int] = arrived.view(-1, 2 if found is not bounds else len(numbers)).amax(0).tolist()
     return most[: len(numbers)]

@@ -24,6 +24,7 @@ from tensor3d.distributed.seeds import ParamNumbers
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.seeds import mix
+from tensor3d.torch_private import accept_mesh_order, forget_shardings
 
 # Sums of gradients on either face, and the plane.
 _TOGETHER: tuple[tuple[AxisName, ...], ...] = (("data", "x", "y"), ("data", "x", "z"), ("y", "z"))
@@ -106,7 +107,7 @@ class Cube:
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
         if connected:
-            process_group.forget_shardings()  # those of an equal mesh whose cube is gone
+            forget_shardings()  # those of an equal mesh whose cube is gone
         self.mesh = _mesh(shape, self.device) if connected else None
         self._groups = process_group.CubeGroups()
         self._every_axis: list[Axis] = []
@@ -374,6 +375,7 @@ def _told_by_all(own: str) -> list[str]:
 def _mesh(shape: CubeShape, device: torch.device) -> DeviceMesh:
     places = torch.arange(shape.ranks).reshape([shape.size(axis) for axis in shape.wire])
     places = places.permute([shape.wire.index(axis) for axis in MESH_AXES])
+    accept_mesh_order()
     return DeviceMesh(device.type, places, mesh_dim_names=MESH_AXES)
 
 

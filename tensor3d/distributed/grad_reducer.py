@@ -38,6 +38,7 @@ from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
 from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, GradSlot
 from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of, number_of
+from tensor3d.torch_private import as_dtensor, at_end_of_pass, backward_pass, will_execute
 
 T = TypeVar("T")
 _MOST_NAMED = 6  # parameters in a message
@@ -141,11 +142,11 @@ class GradReducer:
 
         Only inside a backward pass. `gradient` has the local shape of the parameter and is not written to.
         """
-        task = torch._C._current_graph_task_id()
+        task = backward_pass()
         assert task != -1, "accumulate_grad outside of a backward pass"
         if task not in self._passes:
             self._passes[task] = self._begun()
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self._close, task))
+            at_end_of_pass(partial(self._close, task))
         current = self._passes[task]
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             self._hooks.setdefault(id(parameter), _HeldHooks(parameter)).passes.add(task)
@@ -205,7 +206,7 @@ class GradReducer:
 
     def forget_failed_passes(self) -> None:
         """Drops what passes that failed left behind. Called in every forward; mostly it tests one dict."""
-        if self._passes and torch._C._current_graph_task_id() == -1:
+        if self._passes and backward_pass() == -1:
             for failed in self._passes.values():
                 if failed.buckets is not None:  # of which another rank may have sent more
                     failed.buckets.finish()
@@ -395,7 +396,7 @@ def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
 
 def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:
     try:
-        return torch._C._will_engine_execute_node(accumulation)
+        return will_execute(accumulation)
     except RuntimeError:  # torch's way to say that autograd.grad wants this very gradient
         raise ValueError(
             "torch.autograd.grad cannot return the gradient of a parameter on a cube, which is complete only at the "
@@ -737,15 +738,7 @@ def _arrive(entry: _PendingGrad, held: _HeldHooks | None) -> None:
 
 
 def _as_parameter(block: Tensor, parameter: nn.Parameter) -> Tensor:
-    """As FSDP2 wraps its gradients: `from_local` builds and checks the specification anew, a fifth of a small step."""
-    if not isinstance(parameter, DTensor):
-        return block
-    # DTensor takes over where a block begins in its storage, and a tensor that begins anywhere but at 0 has data of its
-    # own for `copy.deepcopy`, which no DTensor has.
-    begins = block if block.storage_offset() == 0 else block.new_empty(0)
-    wrapped = DTensor(begins, parameter._spec, requires_grad=False)
-    wrapped._local_tensor = block
-    return wrapped
+    return as_dtensor(block, like=parameter) if isinstance(parameter, DTensor) else block
 
 
 def _add_to_grad(entry: _PendingGrad) -> None:

@@ -30,6 +30,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.failure_detector import PeerMonitor
 from tensor3d.distributed.process_group import KeyedStore, job_secret
+from tensor3d.torch_private import default_store
 
 # --- Blocks of bytes between processes over gloo, with a wait that can be broken off ----------------------------------
 
@@ -389,7 +390,7 @@ class HostAllToAll:
 def _store(rank: int, ranks: Sequence[int]) -> Any:
     """The peers' own part of the job's store. They must not find the addresses that others, or they, left before, so
     ranks count, each for itself and hence all alike, how many peers they have made."""
-    default = dist.distributed_c10d._get_default_store()
+    default = default_store()
     number = default.add(f"tensor3d/peers of {rank}", 1)
     return dist.PrefixStore(f"tensor3d/peers {number} from {ranks[0]}", default)
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+
+from tensor3d.torch_private import default_store, forget_shardings
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
@@ -435,22 +435,6 @@ def forget_meshes() -> None:
     _clear_lru_caches()
 
 
-def forget_shardings(*, dispatching: bool = False) -> None:
-    """What DTensor has worked out of operators and of ways from one layout to another, each with its mesh.
-
-    `torch.distributed.tensor.debug` has the first two lines as a function. To import it takes all of torch's compiler
-    along, a fifth of what starting a process costs.
-
-    Args:
-        dispatching: this may run in the midst of an operator. Torch works on in its own cache then, which would be gone
-            (a segmentation fault), so that stays as it is.
-    """
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    if not dispatching:
-        torch._C._clear_DTensor_sharding_propagator_cache()
-    clear_redistribute_planner_cache()
-
-
 def forget_meshes_at_end() -> None:
     """The same, where a cube ends by itself, perhaps in the midst of a collection, which hides caches, and that in the
     midst of an operator. What has to wait is done by a thread, also for plans that hold one another and a mesh."""
@@ -523,11 +507,6 @@ def _clear_lru_caches() -> None:
     caches = [cache for cache in caches if cache.__module__.startswith("torch.distributed.tensor")]
     for cache in caches:
         cache.cache_clear()
-
-
-def default_store() -> dist.Store:
-    store: dist.Store = dist.distributed_c10d._get_default_store()
-    return store
 
 
 def _arrive(store: dist.Store, where: str, ranks: int) -> None:

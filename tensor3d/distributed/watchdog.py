@@ -27,6 +27,7 @@ from tensor3d.distributed.failure_detector import FailureDetector
 from tensor3d.distributed.process_group import KeyedStore, job_secret
 from tensor3d.distributed.rank_status import RankStatus, raised_line, source_line
 from tensor3d.distributed.signals import Clock, SignalPipe
+from tensor3d.torch_private import default_store
 
 PREEMPTED, HANG, ORPHANED = 75, 79, 80
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -290,7 +291,7 @@ def _address(store: dist.Store) -> str:
 def _store(rank: int) -> dist.Store:
     """The watch's own part of the job's store. Ranks count, each for itself and hence all alike, how many watches they
     have made, so that none reads what an earlier one has left."""
-    default: Any = dist.distributed_c10d._get_default_store()
+    default: Any = default_store()
     number = default.add(f"tensor3d/watches of {rank}", 1)
     # A connection of its own: what blocks in the main thread's does not block this one.
     return KeyedStore(default.clone(), f"tensor3d/watch {number}", job_secret(), strict=False)

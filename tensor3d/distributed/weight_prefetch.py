@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.autograd_graph import walk
 from tensor3d.distributed.collectives import Axis, CommHandle
+from tensor3d.torch_private import backward_pass, storage_id
 
 Start = Callable[[nn.Parameter, Axis, torch.dtype], CommHandle]
 """Issues the gather of a weight over x, whose rows are cut over another axis, in a type."""
@@ -141,7 +142,7 @@ class WeightPrefetcher:
         if len(self._now) == _LONGEST:
             self._order, self._now = [], []
         # What is computed again comes in the midst of a backward pass, and is another use than the first one.
-        backward = torch._C._current_graph_task_id() != -1
+        backward = backward_pass() != -1
         key: _Key = (id(weight), backward, kind, rows.name, dtype)
         place = len(self._now)
         if place < len(self._order) and self._order[place].key != key:
@@ -195,4 +196,4 @@ class WeightPrefetcher:
 
 def _version(weight: nn.Parameter, block: Tensor) -> tuple[int, ...]:
     """Changes with the numbers in a weight: optimisers write to its block, others to the weight itself."""
-    return weight._version, block._version, int(block.untyped_storage()._cdata), int(block.storage_offset())
+    return weight._version, block._version, storage_id(block), int(block.storage_offset())

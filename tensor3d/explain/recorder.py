@@ -22,6 +22,7 @@ from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.sharding.activation_layout import other
 from tensor3d.sharding.layout_checks import keeps_face
 from tensor3d.sharding.param_layout import local
+from tensor3d.torch_private import current_node, next_sequence_nr, sequence_nr
 
 # --- The tensors in what a model is given and gives back --------------------------------------------------------------
 
@@ -229,7 +230,7 @@ class Recorder:
         elif self._phase == "forward":
             self._tally(self._here()).forward[axis, kind] += received
         else:
-            place = self._here() if self._running else self._place_of(torch._C._current_autograd_node())
+            place = self._here() if self._running else self._place_of(current_node())
             self._tally(place).backward[axis, kind] += received
 
     def _keep(self, tensor: Tensor) -> Tensor:
@@ -268,11 +269,11 @@ class Recorder:
 
     def _mark(self) -> None:
         if self._phase == "forward":
-            self._numbers.append(torch.autograd._get_sequence_nr())
+            self._numbers.append(next_sequence_nr())
             self._places.append(self._here())
 
     def _place_of(self, node: Any) -> str:
-        return self._places[max(0, bisect_right(self._numbers, node._sequence_nr()) - 1)]
+        return self._places[max(0, bisect_right(self._numbers, sequence_nr(node)) - 1)]
 
     def _tally(self, place: str) -> LayerStats:
         return self.tallies.setdefault(place, LayerStats())

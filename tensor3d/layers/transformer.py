@@ -9,7 +9,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend
@@ -25,6 +24,7 @@ from tensor3d.ops.activations import Activation, activated, check_activation_nam
 from tensor3d.sharding.activation_layout import check_activation, in_batch
 from tensor3d.sharding.matmul import matmul
 from tensor3d.sharding.redistribute import select
+from tensor3d.torch_private import has_global_hooks
 
 NormPlace = Literal["post", "pre"]
 
@@ -194,7 +194,7 @@ def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module is of that very kind and nobody waits for its calls, or has put another `forward` in place of
     its own: then it may be computed as part of something else."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and "forward" not in vars(module) and not any(hooks) and not _has_any_global_hook()
+    return type(module) is kind and "forward" not in vars(module) and not any(hooks) and not has_global_hooks()
 
 
 class TransformerLayer3D(Block3D):

@@ -19,8 +19,16 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from tensor3d.torch_private import (
+    FakeTensor,
+    compiled_code_folder,
+    has_cpp_compiler,
+    has_triton,
+    import_compiler,
+    is_in_torch_dispatch_mode,
+    mark_dynamic,
+)
 
 R = TypeVar("R")
 
@@ -97,7 +105,7 @@ def _open(tensor: Tensor) -> Tensor:
     """The same numbers, with rows whose number is open; not the same object, on which that would stay written."""
     tensor = tensor.detach().contiguous()
     if tensor.dim() > 1:
-        torch._dynamo.mark_dynamic(tensor, tensor.dim() - 2)
+        mark_dynamic(tensor, tensor.dim() - 2)
     return tensor
 
 
@@ -117,7 +125,7 @@ def _check_compiler(device: torch.device, everyone: Callable[[str], Sequence[str
     """Raises ValueError where nothing can be compiled for the device, or others may change what is, on some rank."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch imports what it has deprecated itself
-        import torch._inductor.compile_fx  # noqa: F401  # slow, and needed where something is compiled alone
+        import_compiler()  # needed where something is compiled alone
     told = everyone(_missing_for_cuda() if device.type == "cuda" else _missing_for_cpu())
     lacking = [rank for rank, missing in enumerate(told) if missing]
     if lacking:
@@ -137,10 +145,8 @@ def _check_compiler(device: torch.device, everyone: Callable[[str], Sequence[str
 def _cache_of_others() -> str:
     """The folder in which PyTorch keeps compiled code and takes it from, where that is its own choice, /tmp in general,
     and somebody else has made it, or may write into it; else nothing."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
-
-    folder = cache_dir()
-    if folder != default_cache_dir():
+    folder, default = compiled_code_folder()
+    if folder != default:
         return ""  # whoever named it knows whom it is for
     found, name = os.stat(folder), os.lstat(folder)
     made_by_others = not {found.st_uid, name.st_uid} <= {os.geteuid(), 0}
@@ -149,12 +155,7 @@ def _cache_of_others() -> str:
 
 
 def _missing_for_cpu() -> str:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
+    if not has_cpp_compiler():
         return "a C++ compiler (g++, or another one that the variable CXX names)"
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         return "the headers of Python (Python.h, in the package python3-dev of most systems)"
@@ -162,6 +163,4 @@ def _missing_for_cpu() -> str:
 
 
 def _missing_for_cuda() -> str:
-    from torch.utils._triton import has_triton
-
     return "" if has_triton() else "Triton (the Python package triton) for this GPU, and a C compiler"

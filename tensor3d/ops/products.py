@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from tensor3d.torch_private import is_in_torch_dispatch_mode, is_there, onednn_linear
 
 _LEAST_SIDE = 64
 _LEAST = 2**22
@@ -39,8 +40,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same by oneDNN, on CPUs, in fp32."""
-    # What torch.compile makes of a linear layer on a CPU. It has no public name.
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
+    result: Tensor = onednn_linear(a, b.t(), bias, "none", [], "")
     return result
 
 
@@ -59,7 +59,7 @@ def _mkl_is_slow() -> bool:
         and torch.backends.mkldnn.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and _vendor() not in ("GenuineIntel", "")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and is_there(onednn_linear)
     )
 
 

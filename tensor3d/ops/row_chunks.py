@@ -7,7 +7,8 @@ from functools import reduce
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from tensor3d.torch_private import FakeTensor
 
 # --- Which tensors the host may look into -----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.optim.clip_grad import check_parameters
 from tensor3d.optim.data_shards import check_share, gather_shares, is_whole, lies_in_share, share, share_placements
 from tensor3d.sharding.param_layout import local
+from tensor3d.torch_private import fused_adamw_
 
 Group = dict[str, Any]
 Groups = Iterable[nn.Parameter] | Iterable[Group]
@@ -149,7 +150,7 @@ class ShardedAdamBase(Optimizer):
         else:  # a list: a lone scalar tensor would be read on the host
             torch._foreach_add_(blocks.steps, [1 - self.found_inf] * len(blocks.steps))
         beta1, beta2 = blocks.group["betas"]
-        torch._fused_adamw_(
+        fused_adamw_(
             into,
             blocks.gradients,
             blocks.exp_avg,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.torch_private import amp_update_scale_
 
 SMALLEST, LARGEST = 2.0**-24, 2.0**24
 """Bounds of the scale. fp16 spans 2**-24 (its least value) to 2**16. At 2**24 a gradient of 2**-48 is still seen, and
@@ -66,7 +67,7 @@ class GradScaler:
         Args:
             found_inf: scalar fp32 on the cube's device, the same on every rank: 1 where the step was skipped, else 0.
         """
-        torch._amp_update_scale_(
+        amp_update_scale_(
             self.scale, self._good_steps, found_inf, self.growth_factor, self.backoff_factor, self.growth_interval
         )
         self.scale.clamp_(SMALLEST, LARGEST)

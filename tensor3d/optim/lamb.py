@@ -14,6 +14,7 @@ from tensor3d.distributed.collectives import all_reduce
 from tensor3d.distributed.cube import Cube
 from tensor3d.optim.adam import Group, Groups, ParamGroupShards, ShardedAdamBase
 from tensor3d.sharding.param_layout import owns_for_norm
+from tensor3d.torch_private import fused_sgd_
 
 
 class TensorwiseAdam(ShardedAdamBase):
@@ -62,7 +63,7 @@ class TensorwiseAdam(ShardedAdamBase):
 
     def _descend(self, blocks: ParamGroupShards, directions: list[Tensor]) -> None:
         """w -= lr * direction, or nothing in a skipped step: torch's kernel knows `found_inf`."""
-        torch._fused_sgd_(
+        fused_sgd_(
             blocks.weights,
             directions,
             [],

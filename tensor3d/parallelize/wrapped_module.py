@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tensor3d.distributed.cube import Cube
 from tensor3d.sharding.activation_layout import Face, local_block
 from tensor3d.sharding.param_layout import Layout, local_param
+from tensor3d.torch_private import backward_pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class ReplicatedModule3D(nn.Module):
         if not isinstance(value, nn.Parameter) or not torch.is_grad_enabled():
             return value
         facts = self._on_cube
-        if name not in facts.layouts or torch._C._current_graph_task_id() == -1:
+        if name not in facts.layouts or backward_pass() == -1:
             return value
         return local_param(value, facts.layouts[name], facts.cube)
 

@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tensor3d.torch_private import compiler_settings, modes_entered, reset_compiler
+
 _SECONDS_TO_END = 1.0
 """That a thread or process of the function's is given to end by itself."""
 
@@ -65,7 +67,7 @@ class ProcessState:
         self._filters = list(warnings.filters)
         self._root_handlers = list(logging.root.handlers)
         self._levels = {name: logger.level for name, logger in _loggers()}
-        self._configurations = [(config, config.get_config_copy()) for config in _configurations()]
+        self._configurations = [(config, config.get_config_copy()) for config in compiler_settings()]
         self._rights = _rights()
         self._threads = set(threading.enumerate())
         self._device = torch.get_default_device()
@@ -114,8 +116,7 @@ class ProcessState:
                 with warnings.catch_warnings():  # of settings that are there but deprecated
                     warnings.simplefilter("ignore")
                     config.load_config(values)
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        reset_compiler()
         return [*self.left_running(), *self._left_changed()]
 
     def _put_back_names(self) -> None:
@@ -173,7 +174,7 @@ class ProcessState:
     def _left_changed(self) -> Iterator[str]:
         if _rights() != self._rights:
             yield "the process with other rights or limits"
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        if modes_entered():
             yield "a mode of torch that was entered and not left"
 
     def _is_watched(self, name: str) -> bool:
@@ -207,13 +208,6 @@ def _settings() -> Iterator[tuple[Callable[[], Any], Callable[[Any], object]]]:
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
-
-
-def _configurations() -> list[Any]:
-    import torch._dynamo.config
-    import torch._inductor.config
-
-    return [torch._dynamo.config, torch._inductor.config]
 
 
 def _rights() -> list[Any]:

@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tensor3d.distributed.process_group import forget_shardings, let_go, objects_of
+from tensor3d.distributed.process_group import let_go, objects_of
 from tensor3d.testing.process_state import ProcessState
 from tensor3d.testing.processes import PRELOAD, Rank, check_may_start, collect, end, hang_error, pickled, start
+from tensor3d.torch_private import collectives_issued, default_group, forget_shardings, group_table
 
 _MEETING = timedelta(seconds=30)
 """That the ranks are given to meet before a function begins; who does not come is in another collective."""
@@ -247,7 +248,7 @@ def _connect(store: dist.Store, rank: int, world: int, generation: int, limit: t
 
 def _give_store(store: dist.Store) -> None:
     """Lets the group of all ranks use this store from now on: a function must not meet the keys of those before it."""
-    known, group = dist.distributed_c10d._world.pg_map, dist.distributed_c10d._get_default_group()
+    known, group = group_table(), default_group()
     backend, _ = known[group]
     known[group] = backend, store
 
@@ -265,7 +266,7 @@ def _settle(
     """Puts the process back: what could not be, and the threads in which groups end, for as long as the next function
     is not there. Adds to `caches` those of modules that were imported since."""
     left = state.put_back()
-    groups = [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
+    groups = [group for group in group_table() if group is not dist.group.WORLD]
     for group in groups:
         dist.destroy_process_group(group)
         del group
@@ -294,4 +295,4 @@ def _issued(group: dist.ProcessGroup | None) -> int | None:
     """How many collectives the group of all ranks has seen; None where it is no longer the group of this process."""
     if group is None or not dist.is_initialized() or dist.group.WORLD is not group:
         return None
-    return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    return collectives_issued(group)

@@ -43,15 +43,14 @@ class Doom:
         return counted
 
 
-def killed(moment: int, directory: Path) -> bool:
+def killed(moment: int, directory: Path, trained: tuple[Any, Any, Any]) -> bool:
     """Replaces step 3 and rotates step 1 away, in a process that may not live to see it. False: it did."""
     child = os.fork()
     if child == 0:
         try:
             Doom(moment)
-            cube, model, optimizer = make(ALONE, seed=3)
+            cube, model, optimizer = trained  # before the fork: autograd's threads do not come along
             with Checkpoints(directory, cube, keep_last=2, asynchronous=False) as checkpoints:
-                step(cube, model, optimizer)
                 checkpoints.save(3, model, optimizer, {"again": True})
                 (outcome,) = checkpoints.finished()
             os._exit(0 if outcome.error is None else 1)
@@ -68,12 +67,13 @@ def swept(directory: Path) -> list[tuple[int, bool]]:
     template = directory / "template"
     for number in (1, 2, 3):
         checkpoint.save(template, number, model, optimizer, cube, {})
-    step(cube, model, optimizer)
-    new, found = state(model, optimizer), []
+    trained = make(ALONE, seed=3)
+    step(*trained)
+    new, found = state(*trained[1:]), []
     for moment in range(1, 1000):
         run = directory / f"run-{moment}"
         shutil.copytree(template, run)
-        died = killed(moment, run)
+        died = killed(moment, run, trained)
         newest = checkpoint.latest(run)
         assert newest is not None
         assert checkpoint.verify(newest) == [], f"killed before call {moment}"

@@ -140,11 +140,17 @@ def test_parity_on_every_cube(vocab: int) -> None:
     assert value <= 1e-9, f"{name} differs by {value}"
 
 
+def checkpointed(model: Any) -> Any:
+    """A copy with gradient checkpointing, which the library calls otherwise since 5.18."""
+    found = copy.deepcopy(model)
+    getattr(found, "activation_checkpointing_enable", found.gradient_checkpointing_enable)()
+    return found
+
+
 def two_steps_and_back(shape: Shape) -> dict[str, float]:
     """Trains both, with gradient checkpointing on the cube alone, and loads the cube's weights into the library's."""
     cube, twin = Cube(*shape), original()
-    checkpointing = copy.deepcopy(twin)
-    checkpointing.activation_checkpointing_enable()
+    checkpointing = checkpointed(twin)
     packed = PackedBert(checkpointing, cube)
     optimizers: list[torch.optim.Optimizer] = [
         AdamW(packed.parameters(), cube, lr=1e-2, eps=1e-6, weight_decay=0.1),
@@ -238,13 +244,19 @@ def test_logits_are_made_for_masked_rows_alone_and_no_mask_is(cube: Cube) -> Non
 
 def test_gradient_checkpointing_of_the_given_model(cube: Cube) -> None:
     twin, packs, calls = original(), packs_with_pad(), []
-    recomputing = copy.deepcopy(twin)
-    recomputing.activation_checkpointing_enable()
+    recomputing = checkpointed(twin)
     packed = PackedBert(recomputing, cube)
     packed.model.bert.encoder.layer[1].attention.self.register_forward_hook(lambda *_: calls.append(1))
     step(packed, twin, packs, cube)
     assert len(calls) == 2  # once forward, once in backward, after the batch was let go
     assert max(gradient_errors(packed, twin).values()) <= 1e-9
+
+
+def test_an_old_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = original()
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.6")  # once used, it is another object
+    with pytest.raises(ValueError, match=r"transformers 5 or newer\. transformers 4\.57\.6 is installed\. Run pip"):
+        PackedBert(model, Cube.single())
 
 
 def test_the_original_is_left_as_it_was(cube: Cube) -> None:

@@ -12,8 +12,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend "fake"
-from torch.utils import backend_registration
+
+from tensor3d.torch_private import add_own_device, fake_process_groups, own_device_backend, own_device_name
+
+fake_process_groups()  # the backend "fake"
 
 _FREE, _NAME = "privateuseone", "dry_gpu"
 """torch's device type for whoever adds one, and what it is called here. "cuda" itself will not do: in a build without
@@ -26,9 +28,9 @@ def stand_in_device() -> torch.device:
     Raises:
         ValueError: the process has a device of this type already, of another library.
     """
-    taken = torch._C._get_privateuse1_backend_name()
+    taken = own_device_name()
     if taken == _FREE:  # once a process
-        backend_registration._setup_privateuseone_for_python_backend(_NAME, backend_module=_Module())
+        add_own_device(_NAME, _Module())
         dist.Backend.backend_capability["fake"].append(_NAME)
     elif taken != _NAME:
         raise ValueError(
@@ -38,7 +40,7 @@ def stand_in_device() -> torch.device:
     return torch.device(_NAME, 0)
 
 
-class _Module(backend_registration._DummyBackendModule):
+class _Module(own_device_backend()):  # type: ignore[misc]
     """What torch asks of `torch.dry_gpu`."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:

@@ -22,12 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools import fake_collectives  # tells fake tensors how collectives behave
 from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining, ReplacedTokens
 from models.bert.cost_model.memory import Device, MicroBatchShape
@@ -38,6 +33,15 @@ from tensor3d.data import PackedBatch, TrainBatch
 from tensor3d.layers.attention import Recompute
 from tensor3d.optim import GradScaler
 from tensor3d.optim.adam import ShardedAdamBase
+from tensor3d.torch_private import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    fake_collectives,
+    fake_process_groups,
+    is_fused_sgd,
+    storage_id,
+    tree_leaves,
+)
 from tools.common.workers import begin_worker
 from tools.training.config import OptimizerConfig, PrecisionConfig
 from tools.training.dry_gpu import stand_in_device, stand_in_gpu
@@ -46,6 +50,7 @@ from tools.training.pretraining import PretrainObjective, ReplacedTokensObjectiv
 from tools.training.step import TrainingStep
 
 K = TypeVar("K")
+_COLLECTIVES, _FAKE_GROUPS = fake_collectives(), fake_process_groups()
 
 # --- Counts the bytes of all tensors that are alive, and the most at once ---------------------------------------------
 
@@ -79,15 +84,15 @@ class LiveBytes(TorchDispatchMode):
         self._note()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._fused_sgd_.default:
+        if is_fused_sgd(func):
             return None  # in place, and without a rule for fake tensors: torch would run it on real zeros
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
             # A DTensor claims the whole of what it has a block of; on "meta" there are sizes and never any memory.
             if isinstance(each, Tensor) and not isinstance(each, DTensor) and each.device.type != "meta":
                 self._follow(each.untyped_storage())
-        if self._wire_buffers and func in fake_collectives.collective_ops - fake_collectives.sync_ops:
-            self._note(fake_collectives.CollectiveOp.get_comm_tensor_size(func, result, args, kwargs))
+        if self._wire_buffers and func in _COLLECTIVES.collective_ops - _COLLECTIVES.sync_ops:
+            self._note(_COLLECTIVES.CollectiveOp.get_comm_tensor_size(func, result, args, kwargs))
         return result
 
     def follow(self, tensor: Tensor) -> None:
@@ -95,7 +100,7 @@ class LiveBytes(TorchDispatchMode):
         self._follow(tensor.untyped_storage())
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
+        address, size = storage_id(storage), storage.nbytes()
         if address in self._alive:
             return
 
@@ -263,7 +268,7 @@ def _alone(shape: CubeShape, rank: int) -> Iterator[None]:
         )
     excepthook = sys.excepthook  # init_process_group sets one that puts the rank before every line
     if shape.ranks > 1:
-        dist.init_process_group("fake", rank=rank, world_size=shape.ranks, store=FakeStore())
+        dist.init_process_group("fake", rank=rank, world_size=shape.ranks, store=_FAKE_GROUPS.FakeStore())
     try:
         yield
     finally:
@@ -334,7 +339,7 @@ class _Notes:
         self.saved: list[int] = []
         """What is kept so far, behind embeddings, layers and heads of the first micro-batch."""
         self._live, self._forward = live, False
-        self._weights = {local(parameter).untyped_storage()._cdata for parameter in model.parameters()}
+        self._weights = {storage_id(local(parameter)) for parameter in model.parameters()}
         self._kept: dict[int, torch.UntypedStorage] = {}  # holds them, so that no address is used twice
         self._keeping = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         model.register_forward_pre_hook(lambda *_: self._begin(count))
@@ -371,8 +376,8 @@ class _Notes:
     def _keep(self, tensor: Tensor) -> Tensor:
         with torch.no_grad():
             storage = local(tensor).untyped_storage()
-        if storage._cdata not in self._weights:
-            self._kept[storage._cdata] = storage
+        if storage_id(storage) not in self._weights:
+            self._kept[storage_id(storage)] = storage
         return tensor
 
     def sums(self, moment: Literal["sum", "summed"]) -> None:

@@ -42,8 +42,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tensor3d.torch_private import TorchDispatchMode, resolve_group
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer
 
 # --- Counts what collectives move, whoever issues them: DTensor, FSDP2, the reducer of DDP, or a cube -----------------
@@ -105,7 +105,7 @@ def _members(given: Mapping[str, Any]) -> int:
         return dist.ProcessGroup.unbox(given["process_group"]).size()
     group: Any = given["group_name"]
     if isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(dist.distributed_c10d.GroupName(group))
+        group = resolve_group(group)
     return int(group.size())
 
 

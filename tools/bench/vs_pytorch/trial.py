@@ -24,6 +24,7 @@ from tensor3d.batches.sequences import Sequences
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, check_rows, collate
 from tensor3d.optim import AdamW, decay_groups
+from tensor3d.torch_private import merge_dims, storage_id
 from tools.bench.harness.benchmark import Count
 from tools.bench.harness.memory import PeakMemory, peak_on
 from tools.bench.harness.processes import Trial
@@ -354,7 +355,7 @@ def _mesh(name: str, device: torch.device, tensor_size: int) -> DeviceMesh:
     tensor = {"tp": world, "tp+fsdp2": tensor_size}.get(name, 1)
     mesh = init_device_mesh(device.type, (world // tensor, tensor), mesh_dim_names=("data", "tensor"))
     if 1 < tensor < world:
-        mesh._flatten("all")  # norms over both dimensions are then summed at once
+        merge_dims(mesh, "all")  # norms over both dimensions are then summed at once
     return mesh
 
 
@@ -483,7 +484,7 @@ def resting_bytes(contender: Implementation) -> int:
         stay += [value for state in states for value in state.values() if isinstance(value, Tensor)]
     for tensor in stay:
         storage = local(tensor.detach()).untyped_storage()
-        sizes[storage._cdata] = storage.nbytes()
+        sizes[storage_id(storage)] = storage.nbytes()
     return sum(sizes.values())
 
 

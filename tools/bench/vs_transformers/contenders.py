@@ -31,6 +31,7 @@ from tensor3d.batches.sequences import Sequences
 from tensor3d.data.loader import settle
 from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.optim import AdamW, decay_groups
+from tensor3d.torch_private import mark_dynamic
 from tools.bench.vs_transformers.data import PaddedBatch, Work
 from tools.common.workers import split
 from tools.finetune.config import FinetuneConfig
@@ -368,7 +369,7 @@ class Unpadded(Implementation):
         ids, types, positions = (each[None] for each in (batch.ids, batch.types, batch.positions))
         embedded = self._embeddings(input_ids=ids, token_type_ids=types, position_ids=positions)
         ends, longest = batch.sequences.cu_seqlens, batch.sequences.max_seqlen
-        torch._dynamo.mark_dynamic(ends, 0)
+        mark_dynamic(ends, 0)
         sequences = None if ids.is_cuda else batch.sequences
         found = self._encoder(embedded, use_cache=False, ends=ends, longest=longest, packed=sequences)
         hidden: Tensor = found.last_hidden_state

@@ -268,7 +268,14 @@ def nested(value: Tensor) -> Tensor:
     [
         lambda value: value.to("meta"),
         lambda value: torch.zeros(1).expand(value.shape),  # one number for all: as large as it says it is
-        lambda value: value.to_sparse(),
+        # torch 2.11 and 2.15 warn of what they read themselves.
+        pytest.param(
+            lambda value: value.to_sparse(),
+            marks=[
+                pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
+                pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning"),
+            ],
+        ),
         pytest.param(nested, marks=pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")),
     ],
 )
@@ -277,7 +284,9 @@ def test_a_bin_of_tensors_without_their_numbers(model: Any, tmp_path: Path, chan
     write(tmp_path, {}, settings_of(model))
     (tmp_path / "model.safetensors").unlink()
     torch.save({**tensors, LAYER: change(tensors[LAYER])}, tmp_path / "pytorch_model.bin")
-    assert "holds something else than tensors by name" in told(tmp_path)
+    # Since 2.15 torch reads no nested tensor without unpickling.
+    others = ("holds something else than tensors by name", "is no file of weights alone")
+    assert any(each in told(tmp_path) for each in others[: 1 + (change is nested)])
     torch.save({**tensors, 1: tensors[LAYER]}, tmp_path / "pytorch_model.bin")
     assert "holds something else than tensors by name" in told(tmp_path)
 
