@@ -272,8 +272,8 @@ MUTATIONS = (
     Mutation(
         "block-pre-norm-without-residual",
         "tensor3d/layers/transformer.py",
-        old="return self._added(x, self.mlp(self.mlp_norm(x)))",
-        new="return self._added(x, self.mlp(x))",
+        old="return self._added(x, self.mlp(self.mlp_norm(x)), self.dropout)",
+        new="return self._added(x, self.mlp(x), self.dropout)",
         tests=(
             "tests/models/bert/test_model_modern.py::test_single_device_equals_plain_pytorch",
             "tests/models/test_gpt.py",
