@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tensor3d.layers.dropout import Dropout3D
     from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
     from tensor3d.layers.heads import SmallHead3D, vocab_topk
+    from tensor3d.layers.kept_operands import KeptOperands, keep_gathered
     from tensor3d.layers.linear import Linear3D, Projection3D
     from tensor3d.layers.loss import cross_entropy
     from tensor3d.layers.mlp import GatedMLP3D
@@ -65,6 +66,7 @@ __all__ = [
     "Face",
     "GatedMLP3D",
     "GradientNorm",
+    "KeptOperands",
     "LayerNorm3D",
     "Layout",
     "Linear3D",
@@ -93,6 +95,7 @@ __all__ = [
     "gather",
     "gather_rows",
     "init_parameter",
+    "keep_gathered",
     "load_full_state_dict",
     "local",
     "local_block",

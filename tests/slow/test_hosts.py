@@ -138,15 +138,13 @@ def test_what_crosses_between_hosts(two: tuple[Host, ...], on_one: Path, tmp_pat
     for result in found.values():
         across = result["wire"].split(",")[1]
         counted = sum((Counter(each) for each in result["counted"][:4]), Counter[str]())  # of the first host's ranks
-        gathered, scattered = counted[f"{across} all-gather"], counted[f"{across} reduce-scatter"]
+        expected = sum(counted[f"{across} {kind}"] for kind in ("all-gather", "reduce-scatter", "all-to-all"))
         summed = sum(
             size for key, size in counted.items() if across in key.split()[0].split("+") and "all-reduce" in key
         )
-        # gloo scatters a sum by summing everywhere, which moves twice what a ring would; NCCL does not.
-        expected = gathered + 2 * scattered
         print(
             f"{result['placement']}: {result['median']} ms a step; crossed {result['crossed'][0]:,} bytes; counted "
-            f"{gathered + scattered + summed:,}, with gloo's way to scatter {expected + summed:,}"
+            f"{expected + summed:,}"
         )
         # More by the headers of TCP, IP and Ethernet, less where a sum is shared by ranks of one host.
         assert expected < result["crossed"][0] < 1.08 * (expected + summed) + 200_000

@@ -22,7 +22,7 @@ from tools.bench.harness.figures import (
     times,
 )
 from tools.bench.harness.processes import is_shown, start, take_case_turns
-from tools.bench.vs_pytorch.trial import RIVALS, ZERO, RankFacts, RivalsTrial, Sizes, Type, What, Work, copied_cube
+from tools.bench.vs_pytorch.trial import RIVALS, OwnName, RankFacts, RivalsTrial, Sizes, Type, What, Work, copied_cube
 from tools.common.bounds import AtLeast
 
 # --- The figures of `bench rivals`, made of what all ranks noted in all rounds ----------------------------------------
@@ -39,7 +39,7 @@ class RivalFigures(Times):
     """One contender. Its ratios are to our first cube."""
 
     name: Annotated[str, Column("who", before="seconds_median")]
-    """One of PyTorch's own, or a cube of ours as XxYxZ, XxYxZ+kept or XxYxZ+zero."""
+    """One of PyTorch's own, or a cube of ours as `OwnName` has it."""
     ours: bool
     steps: int
     tokens_per_second: Annotated[float, Column("tokens/s", ",.0f")]
@@ -139,7 +139,8 @@ class RivalsCommand(Sizes, Benchmark[list[str]]):
 
     cubes: str = "2x2x2,1x8x1,8x1x1"
     """Ours, as XxYxZ,XxYxZ+kept,...; ratios are to the first. One of fewer ranks is copied over data until all have
-    work (1x1x1: copies alone); +kept: its layers keep gathered operands for backward; +zero: its copies over data
+    work (1x1x1: copies alone); +kept: its layers keep gathered operands for backward, +keptN: N MiB of them
+    (keep_gathered); +zero: its copies over data
     share the optimiser's state out (not for --what layer)."""
     rivals: str = ",".join(RIVALS)
     """PyTorch's, some of tp (tensor parallel with sequence parallelism), fsdp2 (fully_shard), fsdp2-prefetch (with two
@@ -184,7 +185,7 @@ class RivalsCommand(Sizes, Benchmark[list[str]]):
         cubes = list(dict.fromkeys(self.cubes.split(",")))
         for text in cubes:
             work.check_cube(copied_cube(text, self.processes))
-            if ZERO in text and self.what == "layer":
+            if OwnName.parse(text).zero and self.what == "layer":
                 raise ValueError(f"--what layer has no optimiser whose state {text} could share. Leave it out.")
         rivals = listed("--rivals", self.rivals, RIVALS)
         if self.what == "layer":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -19,7 +20,16 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from models.bert import BertConfig, BertForPreTraining
-from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, TransformerLayer3D, clip_grad_norm_, local, shard
+from tensor3d import (
+    Cube,
+    CubeShape,
+    MixedPrecisionPolicy,
+    TransformerLayer3D,
+    clip_grad_norm_,
+    keep_gathered,
+    local,
+    shard,
+)
 from tensor3d.batches.sequences import Sequences
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, check_rows, collate
@@ -205,9 +215,34 @@ def _pack(work: Work, random: np.random.Generator) -> Pack:
 # --- Who competes in `bench rivals`: a model that is split somehow, with its share of the work ------------------------
 
 RIVALS = ("tp", "fsdp2", "fsdp2-prefetch", "tp+fsdp2", "ddp", "ddp+zero")
-KEPT, ZERO = "+kept", "+zero"
-"""Behind a cube XxYxZ, one or both: its layers keep gathered operands for backward; its copies over data share AdamW's
-state."""
+_OWN = re.compile(r"(?P<cube>[^+]*)(?P<kept>\+kept(?P<budget>\d+)?)?(?P<zero>\+zero)?")
+
+
+class OwnName(NamedTuple):
+    """A cube of ours as it is named: XxYxZ, and behind it perhaps +kept or +keptN, and +zero."""
+
+    cube: str
+    kept: bool
+    """Whether layers keep gathered operands for backward."""
+    budget: int | None
+    """MiB of them; None: all."""
+    zero: bool
+    """Whether copies over data share AdamW's state."""
+
+    @classmethod
+    def parse(cls, text: str) -> OwnName:
+        """Raises ValueError for what is not written so."""
+        found = _OWN.fullmatch(text)
+        if found is None:
+            raise ValueError(
+                f"a cube is written XxYxZ, and behind it there may be +kept or +keptN (MiB), and +zero. Got {text}."
+            )
+        budget = found["budget"]
+        return cls(
+            found["cube"], found["kept"] is not None, None if budget is None else int(budget), found["zero"] is not None
+        )
+
+
 # The same for all. Epsilon is BERT's; PyTorch's own default is another one.
 _LR, _BETAS, _EPS, _DECAY, _MAX_NORM = 1e-4, (0.9, 0.999), 1e-6, 0.01, 1.0
 
@@ -264,14 +299,12 @@ class Implementation:
             self.given.grad = None
 
 
-def make_ours(work: Work, cube: Cube, *, kept: bool = False, zero: bool = False) -> Implementation:
-    """`models.bert` on a cube.
-
-    Args:
-        kept: layers keep gathered operands for backward.
-        zero: the optimiser's state is shared out over data.
-    """
-    model = _ours(work, cube, kept)
+def make_ours(work: Work, cube: Cube, name: OwnName | None = None) -> Implementation:
+    """`models.bert` on a cube, with the options of its name, if it has one."""
+    name = OwnName("", False, None, False) if name is None else name
+    model = _ours(work, cube, name.kept and name.budget is None)
+    if name.budget is not None:
+        keep_gathered(model, cube, work.tokens, name.budget * 2**20)
     if work.what == "layer":
         x, gradient, sequences = packed_hidden(work, cube)
         x.requires_grad_()
@@ -281,7 +314,7 @@ def make_ours(work: Work, cube: Cube, *, kept: bool = False, zero: bool = False)
         model=model,
         forward=lambda: model(batch, targets, work.sequences).loss,
         clip=lambda: clip_grad_norm_(model.parameters(), _MAX_NORM, cube),
-        optimizer=AdamW(decay_groups(model, _DECAY), cube, lr=_LR, betas=_BETAS, eps=_EPS, shard_over_data=zero),
+        optimizer=AdamW(decay_groups(model, _DECAY), cube, lr=_LR, betas=_BETAS, eps=_EPS, shard_over_data=name.zero),
     )
 
 
@@ -408,7 +441,7 @@ class RivalsTrial(Trial):
 
     Args:
         cube: of all processes; its device is used, and that they are connected.
-        names: those of `RIVALS`, and cubes as XxYxZ, with `KEPT` or `ZERO`, in the order in which they are made.
+        names: those of `RIVALS`, and cubes as `OwnName` has them, in the order in which they are made.
         tensor_size: ranks of the tensor-parallel dimension of "tp+fsdp2".
         warmup: steps of each before the timed ones, at least 1.
     """
@@ -425,7 +458,7 @@ class RivalsTrial(Trial):
             if own is None:
                 contender = make_rival(name, work, cube.device, tensor_size)
             else:
-                contender = make_ours(work, own, kept=KEPT in name, zero=ZERO in name)
+                contender = make_ours(work, own, OwnName.parse(name))
             gc.collect()  # what splitting has left, such as whole weights
             losses = tuple(self._over_all(contender.step()) for _ in range(warmup))
             self._contenders[name] = contender
@@ -494,13 +527,12 @@ def _cube(name: str, work: Work, device: torch.device) -> Cube:
 
 
 def copied_cube(text: str, processes: int) -> CubeShape:
-    """A cube written XxYxZ, with `KEPT` or `ZERO` behind it or not, as often as there are processes for it.
+    """A cube as `OwnName` has it, as often as there are processes for it.
 
     Raises:
         ValueError: they do not divide by its ranks, or it is written in another way.
     """
-    for option in (KEPT, ZERO, KEPT):  # in either order
-        text = text.removesuffix(option)
+    text = OwnName.parse(text).cube
     ranks = CubeShape.parse(text).ranks
     if processes % ranks:
         raise ValueError(

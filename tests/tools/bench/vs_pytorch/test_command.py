@@ -203,9 +203,10 @@ def run(output: Path, *more: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--processes", "2", "--cubes", "1x2x1,2x1x1,1x1x1+zero", "--rivals", "ddp", "--steps", "2", "--warmup", "2"]
+    few = ["--processes", "2", "--rivals", "ddp", "--steps", "2", "--warmup", "2"]
+    few += ["--cubes", "1x2x1+kept0,2x1x1,1x1x1+zero"]
     content = run(tmp_path / "rivals.json", *few, "--rounds", "2")
-    assert [result["name"] for result in content["results"]] == ["1x2x1", "2x1x1", "1x1x1+zero", "ddp"]
+    assert [result["name"] for result in content["results"]] == ["1x2x1+kept0", "2x1x1", "1x1x1+zero", "ddp"]
     assert [result["counts_equal"] for result in content["results"]] == [True, True, True, None]
     assert all(len(result["seconds"]) == 2 for result in content["results"])
     assert max(content["loss_differences"]) <= 1e-4
@@ -289,6 +290,10 @@ def test_bf16_is_explained_by_more() -> None:
         (["--processes", "1"], "--processes must be at least 2"),
         (["--cubes", "3x1x1"], "cube 3x1x1 has 3 ranks, and --processes is 8. Name cubes of that size or a divisor"),
         (["--cubes", "3x1x1+kept"], "cube 3x1x1 has 3 ranks, and --processes is 8"),
+        (
+            ["--cubes", "1x1x1+zero+kept"],
+            "a cube is written XxYxZ, and behind it there may be +kept or +keptN (MiB), and",
+        ),
         (["--cubes", "1x1x1+zero", "--what", "layer"], "no optimiser whose state 1x1x1+zero could share"),
         (["--cubes", "2x2"], "a cube is written XxYxZ"),
         (["--cubes", "2x2x2+keep"], "a cube is written XxYxZ"),
