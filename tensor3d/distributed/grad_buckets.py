@@ -92,6 +92,11 @@ class BucketPlan:
         self.order = sorted(range(len(self.buckets)), key=complete.__getitem__)
         """In which buckets leave."""
 
+    def first_bucket(self, slot: GradSlot) -> int:
+        """Of the buckets in which a gradient travels."""
+        pieces = self.pieces[slot.number]
+        return pieces[0].bucket if pieces else 0
+
 
 class GradBuckets:
     """The sums of one backward pass by a plan.

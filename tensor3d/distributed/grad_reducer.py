@@ -673,8 +673,9 @@ def _sum_over_ranks(entries: Mapping[Number, _PendingGrad], precision: MixedPrec
     """Sums each entry over its ranks: all buckets in flight at once, in the same order on every rank."""
     slots = [_slot(number, entries[number]) for number in sorted(entries)]
     axes = {entry.over.name: entry.over for entry in entries.values()}
-    buckets = GradBuckets(BucketPlan(slots, axes, precision))
-    for slot in slots:
+    plan = BucketPlan(slots, axes, precision)
+    buckets = GradBuckets(plan)
+    for slot in sorted(slots, key=plan.first_bucket):  # so that one is begun when the last one is full
         entries[slot.number].put_into(buckets, slot.number)
     buckets.finish()
 
