@@ -130,7 +130,11 @@ def _sums(dtype: torch.dtype) -> list[tuple[bool, bool, Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int64, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float32, torch.bfloat16))],
+    ids=str,
+)
 def test_sums_of_any_size_are_made_in_place_and_the_same_bits_everywhere(dtype: torch.dtype) -> None:
     for sums in zip(*run_ranks(4, _sums, dtype), strict=True):
         assert all(in_place and right for in_place, right, _ in sums)
