@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
     from tensor3d.layers.heads import SmallHead3D, vocab_topk
     from tensor3d.layers.kept_operands import KeptOperands, keep_gathered
-    from tensor3d.layers.linear import Linear3D, Projection3D
+    from tensor3d.layers.linear import Linear3D, Projection3D, gather_together
     from tensor3d.layers.loss import cross_entropy
     from tensor3d.layers.mlp import GatedMLP3D
     from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
@@ -94,6 +94,7 @@ __all__ = [
     "full_state_dict",
     "gather",
     "gather_rows",
+    "gather_together",
     "init_parameter",
     "keep_gathered",
     "load_full_state_dict",

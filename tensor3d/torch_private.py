@@ -106,11 +106,23 @@ def storage_id(tensor: Tensor | torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def free_storage(tensor: Tensor) -> None:
+    """Gives the memory of a tensor back, which others may still hold and nobody reads. An operator, so that whoever
+    counts memory sees it."""
+    resize_storage_(tensor, 0)
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """False: `free_storage` has given its memory back."""
+    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
+
+
 # --- Operators --------------------------------------------------------------------------------------------------------
 
 amp_update_scale_: Callable[..., Any] = private("_amp_update_scale_")
 fused_adamw_: Callable[..., Any] = private("_fused_adamw_")
 fused_sgd_: Callable[..., Any] = private("_fused_sgd_")
+resize_storage_: Callable[..., Any] = private("ops.inductor.resize_storage_bytes_")
 softmax_backward: Callable[..., Tensor] = private("_softmax_backward_data")
 
 # What SDPA itself calls on a CPU, where nothing is dropped; without them `tensor3d.attention.cpu` takes its other ways.
@@ -133,6 +145,11 @@ def has_bf16_products() -> bool:
 def is_fused_sgd(operator: Any) -> bool:
     """Whether what a dispatch mode was called for is `fused_sgd_`."""
     return operator is getattr(private("ops.aten._fused_sgd_"), "default", None)
+
+
+def is_storage_resize(operator: Any) -> bool:
+    """Whether it is that of `free_storage`."""
+    return operator is getattr(resize_storage_, "default", None)
 
 
 # --- Modules and modes ------------------------------------------------------------------------------------------------

@@ -21,8 +21,9 @@ from tensor3d import Cube, Embedding3D, Face, Projection3D, Sequences, Transform
 from tensor3d.attention import attention
 from tensor3d.distributed.collectives import Axis, CommHandle, reduce_scatter
 from tensor3d.distributed.grad_reducer import GradReducer
-from tensor3d.sharding.matmul import all_gather_weight, matmul
+from tensor3d.sharding.matmul import matmul
 from tensor3d.sharding.param_layout import Layout, mix, vector
+from tensor3d.sharding.weight_slabs import all_gather_weight
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fill, full
 from tests.tied_weight_model import Tied, truth
@@ -149,8 +150,8 @@ def sums(*names: str) -> Callable[[Face], Layout]:
 
 def first_use_alone(self: GradReducer, parameter: Any, gradient: Any, over: Axis) -> None:
     current = self._passes.get(torch._C._current_graph_task_id())
-    on_its_way = current.travelling[0] if current is not None and current.travelling is not None else None
-    if parameter is not on_its_way and (current is None or id(parameter) not in current.uses):
+    on_its_way = [each for each, _, _ in current.travelling] if current is not None else []
+    if not any(parameter is each for each in on_its_way) and (current is None or id(parameter) not in current.uses):
         accumulate_grad(self, parameter, gradient, over)
 
 
@@ -175,7 +176,7 @@ Measure = Callable[[], Callable[[Cube], float]]
 # on talking in step, so defects that change sizes are put where everything divides.
 DEFECTS: dict[str, tuple[Measure, str, Any]] = {
     "the sum of dA is dropped": (tied_model, "sharding.matmul.reduce_scatter", unsummed_over("y", "z")),
-    "the sum of dW over x is dropped": (tied_model, "sharding.matmul.reduce_scatter", unsummed_over("x")),
+    "the sum of dW over x is dropped": (tied_model, "sharding.weight_slabs.reduce_scatter", unsummed_over("x")),
     "the ledger sums nothing": (
         tied_model,
         "distributed.grad_buckets.all_reduce",
@@ -184,7 +185,7 @@ DEFECTS: dict[str, tuple[Measure, str, Any]] = {
     "LayerNorm takes its own columns for all": (tied_model, "layers.norm.gather_statistics", own_statistics),
     "LayerNorm's backward does too": (tied_model, "layers.norm.all_reduce", lambda part, axis: CommHandle(part)),
     "the narrow head sums no columns": (tied_model, "layers.heads.all_reduce_replicated", lambda part, axis: part),
-    "weights are gathered over y": (transformer_layer, "sharding.matmul.all_gather_weight", slab_over_y),
+    "weights are gathered over y": (transformer_layer, "sharding.weight_slabs.all_gather_weight", slab_over_y),
     "bias gradients are summed over the other axis": (
         transformer_layer,
         "sharding.matmul.vector",

@@ -32,6 +32,7 @@ from tensor3d import (
     TransformerLayer3D,
     all_reduce_replicated,
     cross_entropy,
+    gather_together,
     local_rows,
     redistribute,
     select,
@@ -41,6 +42,7 @@ from tensor3d.batches.row_selection import RowSelection
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.layers.attention import Recompute
+from tensor3d.layers.linear import kept_for_heads
 from tensor3d.ops.activations import activated
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -303,7 +305,9 @@ class PredictionHead(nn.Module):
         super().__init__()
         self.cube, self.activation = cube, config.head_activation
         columns = config.embedding_size
-        self.dense = Linear3D(config.hidden, columns, cube, "z", config.bias, std=config.std)
+        self.dense = Linear3D(
+            config.hidden, columns, cube, "z", config.bias, std=config.std, reshard_after_forward=kept_for_heads(cube)
+        )
         self.norm = LayerNorm3D(columns, cube, "y", eps=config.eps, bias=config.bias)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -339,7 +343,15 @@ class Pooler(nn.Module):
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
         self.cube, self.activation = cube, config.pooler_activation
-        self.dense = Linear3D(config.hidden, config.hidden, cube, "z", config.bias, std=config.std)
+        self.dense = Linear3D(
+            config.hidden,
+            config.hidden,
+            cube,
+            "z",
+            config.bias,
+            std=config.std,
+            reshard_after_forward=kept_for_heads(cube),
+        )
 
     def forward(self, h: Tensor, rows: Tensor, dropout: nn.Module | None = None) -> Tensor:
         """`dropout`: of [CLS], before the dense layer."""
@@ -388,13 +400,17 @@ class BertForPreTraining(Pretrained):
         """
         h = self.bert(batch)
         masked, first = self.bert.rows_of_heads(batch)
-        logits = self.masked_lm(h, masked, self.bert.embeddings.tokens.weight)
+        pooled = None
+        with gather_together([self.masked_lm, *([] if self.pooler is None else [self.pooler])], self.cube):
+            logits = self.masked_lm(h, masked, self.bert.embeddings.tokens.weight)
+            if self.pooler is not None:
+                pooled = self.pooler(h, first)
         labels = local_rows(batch.masked_labels, self.cube)
         mlm, predictions = cross_entropy(logits, labels, self.config.vocab, self.cube)
 
         nsp, nsp_correct = mlm.new_zeros(()), mlm.new_zeros(())
-        if self.next_sentence is not None and self.pooler is not None:
-            pair_logits = self.next_sentence(self.pooler(h, first))  # (C/xz, 2), copies over y
+        if self.next_sentence is not None and pooled is not None:
+            pair_logits = self.next_sentence(pooled)  # (C/xz, 2), copies over y
             pair_labels = local_rows(batch.next_labels, self.cube)
             pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
             nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
-from tensor3d.distributed.comm_stats import Key, Kind, bucket_elements
-from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
+from tensor3d.distributed.comm_stats import Key, Kind, bucket_elements, sum_received
+from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape, travel_together
 
 Bytes = Counter[Key]
 Side = Literal["y", "z"]
@@ -39,6 +39,8 @@ class CommModel:
     """Bytes of an element of the parameters: fp32 unless the model is fp64."""
     unit: Literal["bytes", "calls"] = "bytes"
     """What is counted: bytes received by the rank, or collectives that it issues."""
+    weight_group_bytes: int | None = None
+    """As of `ExecutionPolicy`."""
 
     @property
     def statistic(self) -> int:
@@ -71,7 +73,7 @@ class CommModel:
         members = self.members(axes)
         if members == 1 or elements == 0:
             return Counter()
-        return self._counted(self.named(axes), "all-reduce", 2 * (members - 1) * -(-elements // members) * size)
+        return self._counted(self.named(axes), "all-reduce", sum_received(elements, members) * size)
 
     def summed_in_buckets(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:
         """The ledger's sum of gradients that are held by the same ranks: any number of all-reduces."""
@@ -183,6 +185,31 @@ def product(
         backward.append(each.scatter_da)
         backward += [each.gather_w] if kept in (False, "input") else []
     return together([*forward, *backward])
+
+
+def block_products(
+    wire: CommModel,
+    products: Sequence[tuple[int, int, int, Side]],
+    *,
+    kept: Kept = False,
+    forward_only: bool = False,
+) -> Bytes:
+    """Products of (rows, K, N, face) that follow one another in a block, in which each weight is used once: theirs may
+    travel together."""
+    total = together(
+        product(wire, rows, k, n, face, kept=kept, forward_only=forward_only) for rows, k, n, face in products
+    )
+    x = wire.size("x")
+    shards = (
+        -(-chunk(n, wire.size(other(face)), wire.index(other(face))) // x) * (k // wire.size(face))
+        for _, k, n, face in products
+    )
+    gathered = x * sum(shards) * wire.compute
+    if wire.unit == "calls" and len(products) > 1 and travel_together(wire.shape, gathered, wire.weight_group_bytes):
+        total["x", "all-gather"] = 1 if forward_only or kept in (True, "weight") else 2
+        if not forward_only:
+            total["x", "reduce-scatter"] = 1
+    return total
 
 
 def layer_norm(wire: CommModel, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:
@@ -328,11 +355,11 @@ def transformer_layer(
     normed = [few] * norms
     if pre_norm and norms == 2:
         normed[0] = rows
-    parts = [product(wire, m, k, n, face, kept=kept) for m, k, n, face in products]
+    parts = [block_products(wire, products, kept=kept)]
     parts += [layer_norm(wire, m) for m in normed]
     parts += [] if chosen is None else [select(wire, chosen, hidden)]
     if recomputed:
-        parts += [product(wire, m, k, n, face, forward_only=True) for m, k, n, face in products]
+        parts.append(block_products(wire, products, forward_only=True))
         parts += [layer_norm(wire, m, forward_only=True) for m in normed]
         parts += [] if chosen is None else [select(wire, chosen, hidden, forward_only=True)]
     return together(parts)

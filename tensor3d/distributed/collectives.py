@@ -12,7 +12,7 @@ Inside `CommCounter.dry` they are counted and send nothing; their results have t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
-from tensor3d.distributed.comm_stats import CommCounter, Place
+from tensor3d.distributed.comm_stats import CommCounter, Place, sum_received
 from tensor3d.distributed.process_group import ClosedGroup
 from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
 
@@ -108,10 +108,30 @@ class CommHandle:
         self._rows = rows
         return self
 
+    def then(self, take: Callable[[Tensor], Tensor]) -> CommHandle:
+        """One whose result is made of this one's, when it is waited for: a part of what has travelled together."""
+        return _Part(self, take)
+
     def converted(self, dtype: torch.dtype) -> CommHandle:
         """The same, whose result `wait` returns in another type than it travels in."""
         self._dtype = dtype
         return self
+
+
+class _Part(CommHandle):
+    __slots__ = ("_take", "_whole")
+
+    def __init__(self, whole: CommHandle, take: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(whole._result)
+        self.travels = whole.travels
+        self._whole: CommHandle | None = whole
+        self._take: Callable[[Tensor], Tensor] | None = take
+
+    def wait(self) -> Tensor:
+        if self._whole is not None and self._take is not None:
+            whole, take, self._whole, self._take = self._whole, self._take, None, None
+            self._result = take(whole.wait())
+        return self._result
 
 
 def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
@@ -154,7 +174,7 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     if axis.size == 1:
         return CommHandle(part)
     part = part.contiguous()
-    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part.numel(), part.element_size(), axis))
+    place = axis.traffic.add(axis.name, "all-reduce", sum_received(part.numel(), axis.size) * part.element_size())
     if axis.traffic.is_dry:
         return CommHandle(part)
     group = open_group(axis)
@@ -182,7 +202,7 @@ def _largest_of_hosts(numbers: list[int], axis: Axis) -> list[int]:
     """Of one or two numbers, each."""
     with without_modes():  # a run with tensors that have no values looks at these
         bounds = torch.tensor(numbers, device="cpu")
-    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(len(numbers), bounds.element_size(), axis))
+    place = axis.traffic.add(axis.name, "all-reduce", sum_received(len(numbers), axis.size) * bounds.element_size())
     if axis.traffic.is_dry:
         return numbers
     group = open_group(axis)
@@ -225,11 +245,6 @@ def open_group(axis: Axis) -> dist.ProcessGroup | None:
     if isinstance(axis.group, ClosedGroup):
         raise ValueError("the cube is closed, and its groups are gone. Make another one with Cube(...) on every rank.")
     return axis.group
-
-
-def _received_of_sum(elements: int, size: int, axis: Axis) -> int:
-    received = 2 * (axis.size - 1) * -(-elements // axis.size)
-    return received * size
 
 
 def _bytes(tensor: Tensor) -> int:

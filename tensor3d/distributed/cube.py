@@ -100,6 +100,9 @@ class Cube:
         self.coordinate = shape.coordinate(rank)
         self.traffic = CommCounter()
         self.ahead = WeightPrefetcher()
+        self.open_groups: list[Any] = []
+        """Of weights that travel together in the forward pass that runs now, the innermost last
+        (sharding/weight_slabs.py)."""
         self.numbers = ParamNumbers()
         self.seeded = False
         self._has_connected = False
@@ -187,6 +190,7 @@ class Cube:
         cube.precision = self.precision if precision is None else precision
         cube.speed = self.speed if speed is None else speed
         cube.ahead = WeightPrefetcher()
+        cube.open_groups = []
         cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end)
         cube.regions = self.regions.switched(cube.speed.compile)
         if cube.speed.overlap != self.speed.overlap:

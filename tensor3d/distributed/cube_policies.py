@@ -14,7 +14,11 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionPolicy:
-    """Switches of one cube, read by all of its layers."""
+    """Switches of one cube, read by all of its layers.
+
+    Raises:
+        ValueError: a limit that is no number of bytes.
+    """
 
     overlap: bool = True
     """Collectives travel under products: gathers are issued early, the next product's weight is gathered ahead, sums
@@ -23,9 +27,19 @@ class ExecutionPolicy:
     not be edited in place in a way that its version counter does not show (`.data`, foreach and fused operators on a
     DTensor), nor on some ranks alone; before, between and after passes it may. The weights of the last two backward
     passes are held; `cube.ahead.forget()` lets go of them."""
+    weight_group_bytes: int | None = None
+    """A block's weights travel over x together, in one gather forward, one backward, and one sum of their gradients,
+    where what a rank gathers of them is at most this: fewer collectives, more memory. None: 64 MiB where y and z are 1,
+    so that nothing else travels in a block, and never elsewhere. 0: never. Results are the same bits, but where a
+    backend's sums depend on sizes (NCCL's)."""
     compile: bool = False
     """Chains of small operators between products are compiled (ops/compiled_regions.py). Results differ by rounding,
     and by what dropout draws."""
+
+    def __post_init__(self) -> None:
+        limit = self.weight_group_bytes
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise ValueError(f"weight_group_bytes must be a number of bytes of at least 0, or None. Got {limit!r}.")
 
 
 # --- In which types a model computes and its gradients travel ---------------------------------------------------------

@@ -161,3 +161,20 @@ class CubeShape:
     def __str__(self) -> str:
         box = f"{self.x}x{self.y}x{self.z}"
         return box if self.data == 1 else f"{self.data}*({box})"
+
+
+# --- Weights of a block -----------------------------------------------------------------------------------------------
+
+_MOST_TOGETHER = 64 * 2**20  # bytes
+
+
+def travel_together(shape: CubeShape, gathered: int, limit: int | None = None) -> bool:
+    """Whether the weights of a block travel over x together (sharding/weight_slabs.py).
+
+    Args:
+        gathered: bytes that a rank gathers of them.
+        limit: `ExecutionPolicy.weight_group_bytes`.
+    """
+    if limit is None:
+        limit = _MOST_TOGETHER if shape.y * shape.z == 1 else 0
+    return shape.x > 1 and gathered <= limit

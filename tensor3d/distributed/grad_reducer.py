@@ -45,6 +45,10 @@ _MOST_NAMED = 6  # parameters in a message
 _NOT_STORED = ("_relatives", "_hooks", "_guard", "_passes", "_early")
 
 
+HandIn = tuple[nn.Parameter, Tensor | CommHandle, Axis]
+"""A parameter, a gradient of it, and the ranks over which it is to be summed."""
+
+
 @dataclass(kw_only=True)
 class _PendingGrad:
     """One parameter's gradient on this rank: the sum of its uses so far."""
@@ -70,7 +74,9 @@ class _BackwardPass:
     entries: dict[int, _PendingGrad] = field(default_factory=dict)
     uses: dict[int, int] = field(default_factory=dict)
     """How many of each parameter, in the order of the last ones."""
-    travelling: tuple[nn.Parameter, CommHandle, Axis] | None = None
+    travelling: Sequence[HandIn] = ()
+    rest: list[Callable[[], Sequence[HandIn]]] = field(default_factory=list)
+    """Called at its end: give what has been announced and not handed in."""
     buckets: GradBuckets | None = None
     """Of sums that travel while the pass runs."""
     sent: dict[Number, _PendingGrad] = field(default_factory=dict)
@@ -142,22 +148,40 @@ class GradReducer:
 
         Only inside a backward pass. `gradient` has the local shape of the parameter and is not written to.
         """
+        self.accumulate_grads([(parameter, gradient, over)])
+
+    def accumulate_grads(self, handed: Sequence[HandIn]) -> None:
+        """The same for gradients that travel together, or for one."""
+        current = self._current()
+        for parameter, _, _ in handed:
+            self.announce(parameter)
+        if any(isinstance(gradient, CommHandle) and gradient.travels for _, gradient, _ in handed):
+            # One weight's gradient travels under the next layer's products. Were all to travel until the end of the
+            # pass, the gradients of whole slabs, x times this rank's share, would stay in memory for it.
+            before, current.travelling = current.travelling, handed
+            handed = before
+        for each in handed:
+            self._receive(current, *each)
+
+    def announce(self, parameter: nn.Parameter, rest: Callable[[], Sequence[HandIn]] | None = None) -> None:
+        """A gradient of `parameter` will be handed in within this pass.
+
+        Args:
+            rest: called at the end of the pass, gives what has not been handed in until then.
+        """
+        current = self._current()
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            self._hooks.setdefault(id(parameter), _HeldHooks(parameter)).passes.add(backward_pass())
+        if rest is not None:
+            current.rest.append(rest)
+
+    def _current(self) -> _BackwardPass:
         task = backward_pass()
-        assert task != -1, "accumulate_grad outside of a backward pass"
+        assert task != -1, "a gradient outside of a backward pass"
         if task not in self._passes:
             self._passes[task] = self._begun()
             at_end_of_pass(partial(self._close, task))
-        current = self._passes[task]
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            self._hooks.setdefault(id(parameter), _HeldHooks(parameter)).passes.add(task)
-        if isinstance(gradient, CommHandle) and gradient.travels:
-            # One weight's gradient travels under the next layer's products. Were all to travel until the end of the
-            # pass, the gradients of whole slabs, x times this rank's share, would stay in memory for it.
-            before, current.travelling = current.travelling, (parameter, gradient, over)
-            if before is not None:
-                self._receive(current, *before)
-        else:
-            self._receive(current, parameter, gradient, over)
+        return self._passes[task]
 
     def _begun(self) -> _BackwardPass:
         plan, aside = self._early.plan, [other for other in self._relatives if other is not self and other._passes]
@@ -253,8 +277,10 @@ class GradReducer:
         if self._at_end is not None:
             self._at_end()
         current = self._passes[task]
-        if current.travelling is not None:
-            self._receive(current, *current.travelling)
+        for each in current.travelling:
+            self._receive(current, *each)
+        for each in [item for rest in current.rest for item in rest()]:
+            self._receive(current, *each)
         del self._passes[task]
         for around in self._passes.values():
             around.interrupted = True

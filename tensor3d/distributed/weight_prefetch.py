@@ -1,4 +1,5 @@
-"""The next product's weight, gathered while this one is computed.
+"""The next product's weight, or the weights of the next block (sharding/weight_slabs.py), gathered while this one is
+computed.
 
 Products follow one another in the same order in every step. The order of a pass, forward and backward, is written
 down, and in the next one the weight that followed is gathered before it is asked for: in the forward pass the next
@@ -19,7 +20,7 @@ of the last two passes are held (`WeightPrefetcher.forget` lets them go).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
@@ -31,8 +32,11 @@ from tensor3d.distributed.autograd_graph import walk
 from tensor3d.distributed.collectives import Axis, CommHandle
 from tensor3d.torch_private import backward_pass, storage_id
 
-Start = Callable[[nn.Parameter, Axis, torch.dtype], CommHandle]
-"""Issues the gather of a weight over x, whose rows are cut over another axis, in a type."""
+Weights = Sequence[nn.Parameter]
+Start = Callable[[Weights, Sequence[Axis], torch.dtype], CommHandle]
+"""Issues one gather over x of weights, the rows of each cut over another axis, in a type."""
+Local = Callable[[nn.Parameter], Tensor]
+"""Gives this rank's part of a weight."""
 Kind = Literal["product", "lookup"]
 
 
@@ -47,7 +51,7 @@ class PassPosition(Enum):
     """It has no place in the order of a step, since no backward pass follows."""
 
 
-_Key = tuple[int, bool, Kind, str, torch.dtype]
+_Key = tuple[tuple[int, ...], bool, Kind, tuple[str, ...], torch.dtype]
 _LONGEST = 10_000  # uses that are written down, should no backward pass ever end them
 
 
@@ -58,11 +62,11 @@ def follows(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _WeightUse:
-    """One use of a weight in a pass."""
+    """One use of a weight, or of some together, in a pass."""
 
     key: _Key
-    weight: nn.Parameter
-    rows: Axis
+    weights: Weights
+    rows: Sequence[Axis]
     dtype: torch.dtype
     follows: bool
     """Whether it works on what others have computed in the same direction."""
@@ -78,8 +82,9 @@ class _WeightUse:
 @dataclass(frozen=True, kw_only=True)
 class _InFlight:
     key: _Key
-    weight: nn.Parameter
     version: tuple[int, ...]
+    weights: Weights
+    """Held, so that their ids in the key stay theirs."""
     gathering: CommHandle
 
 
@@ -103,53 +108,61 @@ class WeightPrefetcher:
 
     def take(
         self,
-        weight: nn.Parameter,
-        block: Tensor,
+        weights: Weights,
+        local: Local,
         kind: Kind,
-        rows: Axis,
+        rows: Sequence[Axis],
         dtype: torch.dtype,
         following: bool,
         start: Start,
     ) -> CommHandle:
-        """The gather of `weight`: the one that is on its way, else one that is issued now.
+        """The gather of `weights`: the one that is on its way, else one that is issued now.
 
         Args:
-            block: this rank's part of the weight.
             kind: what for.
             rows, dtype: see `Start`.
             following: in a forward pass, whether this use works on what others have computed.
             start: issues the gather.
         """
-        key = self._note(weight, kind, rows, dtype, following, gathers=True)
+        key = self._note(weights, kind, rows, dtype, following, gathers=True)
         ahead = self._on_the_way
         if ahead is None:
-            return start(weight, rows, dtype)
-        if ahead.key == key and ahead.weight is weight and ahead.version == _version(weight, block):
+            return start(weights, rows, dtype)
+        if ahead.key == key and ahead.version == _version(weights, local):
             self.used, self._on_the_way = self.used + 1, None
             return ahead.gathering
         self._drop()
-        return start(weight, rows, dtype)
+        return start(weights, rows, dtype)
 
     def pass_lookup(self, weight: nn.Parameter, rows: Axis, dtype: torch.dtype, following: bool) -> None:
         """A lookup that needs no gather has its place in the order, too; arguments as of `take`."""
-        self._note(weight, "lookup", rows, dtype, following, gathers=False)
+        self._note([weight], "lookup", [rows], dtype, following, gathers=False)
         self._drop()  # what is ahead now was for another use
 
     def _note(
-        self, weight: nn.Parameter, kind: Kind, rows: Axis, dtype: torch.dtype, following: bool, *, gathers: bool
+        self,
+        weights: Weights,
+        kind: Kind,
+        rows: Sequence[Axis],
+        dtype: torch.dtype,
+        following: bool,
+        *,
+        gathers: bool,
     ) -> _Key:
         """Writes a use down at its place of the pass."""
         if len(self._now) == _LONGEST:
             self._order, self._now = [], []
         # What is computed again comes in the midst of a backward pass, and is another use than the first one.
         backward = backward_pass() != -1
-        key: _Key = (id(weight), backward, kind, rows.name, dtype)
+        key: _Key = (tuple(map(id, weights)), backward, kind, tuple(axis.name for axis in rows), dtype)
         place = len(self._now)
         if place < len(self._order) and self._order[place].key != key:
             self._astray = True
         if backward:
             following = self._kept_in_backward or (bool(self._now) and self._now[-1].is_backward)
-        self._now.append(_WeightUse(key=key, weight=weight, rows=rows, dtype=dtype, follows=following, gathers=gathers))
+        self._now.append(
+            _WeightUse(key=key, weights=weights, rows=rows, dtype=dtype, follows=following, gathers=gathers)
+        )
         return key
 
     def pass_kept(self) -> None:
@@ -157,22 +170,17 @@ class WeightPrefetcher:
         its results, though it gathers nothing itself."""
         self._kept_in_backward = True
 
-    def go_on(self, local: Callable[[nn.Parameter], Tensor], start: Start) -> None:
-        """Issues the gather that came next at this place of the pass before.
-
-        Args:
-            local: gives this rank's part of a weight.
-            start: issues the gather.
-        """
+    def go_on(self, local: Local, start: Start) -> None:
+        """Issues the gather that came next at this place of the pass before, by `start`."""
         if self._on_the_way is not None or self._astray or len(self._now) >= len(self._order):
             return
         following = self._order[len(self._now)]
         if not (following.follows and following.gathers):
             return
-        weight = following.weight
-        version = _version(weight, local(weight))
-        gathering = start(weight, following.rows, following.dtype)
-        self._on_the_way = _InFlight(key=following.key, weight=weight, version=version, gathering=gathering)
+        weights = following.weights
+        version = _version(weights, local)
+        gathering = start(weights, following.rows, following.dtype)
+        self._on_the_way = _InFlight(key=following.key, version=version, weights=weights, gathering=gathering)
 
     def end(self) -> None:
         """A backward pass has ended, and with it an order."""
@@ -194,6 +202,10 @@ class WeightPrefetcher:
             ahead.gathering.wait()
 
 
-def _version(weight: nn.Parameter, block: Tensor) -> tuple[int, ...]:
+def _version(weights: Weights, local: Local) -> tuple[int, ...]:
     """Changes with the numbers in a weight: optimisers write to its block, others to the weight itself."""
-    return weight._version, block._version, storage_id(block), int(block.storage_offset())
+    found: list[int] = []
+    for weight in weights:
+        block = local(weight)
+        found += [weight._version, block._version, storage_id(block), int(block.storage_offset())]
+    return tuple(found)

@@ -18,14 +18,14 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
-from tensor3d.sharding.matmul import (
+from tensor3d.sharding.param_layout import block, chunk_bounds, local, local_param, matrix, normal, table
+from tensor3d.sharding.redistribute import check_numbers, chosen_rows, local_rows, places_in, sums_by_row
+from tensor3d.sharding.weight_slabs import (
     get_gathered_weight,
     position_in_pass,
     prefetch_next_weight,
     reduce_scatter_weight_grad,
 )
-from tensor3d.sharding.param_layout import block, chunk_bounds, local, local_param, matrix, normal, table
-from tensor3d.sharding.redistribute import check_numbers, chosen_rows, local_rows, places_in, sums_by_row
 
 
 class Embedding3D(nn.Module):

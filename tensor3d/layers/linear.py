@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+
 from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.sharding.activation_layout import Face, check_activation, check_divides, check_face, in_batch, lies, other
 from tensor3d.sharding.matmul import Reshard, check_reshard, matmul
 from tensor3d.sharding.param_layout import block, check_layout, constant, matrix, normal, vector
+from tensor3d.sharding.weight_slabs import gathered_together
 
 # --- The projection to a vocabulary -----------------------------------------------------------------------------------
 #
@@ -24,8 +28,8 @@ class Projection3D(nn.Module):
     two places, and checkpoints name both; with `holds_weight=False` it is the embedding's alone.
 
     Traffic as of `sharding.matmul`, but that the weight, gathered over x, stays for backward, which follows at once:
-    `(x-1)/x*VH/yz` elements less. It lies beside the logits, RV/xyz elements, and their gradient. The most that is held
-    at once grows by at most VH/yz, and only where R/x > H: else the product's own backward holds more.
+    `(x-1)/x*VH/yz` elements less. It lies beside the logits, RV/xyz elements, and their gradient, and goes when dA is
+    computed, before dW. The most that is held at once grows by at most VH/yz.
 
     Args:
         hidden: H, divides by z.
@@ -58,9 +62,8 @@ class Projection3D(nn.Module):
         if vocab < 1:
             raise ValueError(f"vocab must be at least 1. Got {vocab}.")
         self.hidden, self.vocab, self.cube, self.tied = hidden, vocab, cube, weight is not None or not holds_weight
-        # Over an x of 1 nothing is gathered, and what would be kept is a copy in the type of the product.
-        spared = reshard_after_forward == "input" and cube.axis("x").size == 1
-        self.reshard_after_forward: Reshard = True if spared else reshard_after_forward
+        spared = reshard_after_forward == "input"
+        self.reshard_after_forward: Reshard = kept_for_heads(cube) if spared else reshard_after_forward
         if weight is not None:
             if not holds_weight:
                 raise ValueError("holds_weight=False leaves the tied weight to each call. Give no weight here.")
@@ -105,6 +108,12 @@ class Projection3D(nn.Module):
         return f"{self.hidden} -> {self.vocab}, {reads} -> {gives}{own}{tied}{bias}"
 
 
+def kept_for_heads(cube: Cube) -> Reshard:
+    """`reshard_after_forward` of a head's layers, whose backward pass follows at once: their weights stay. Over an x of
+    1 nothing is gathered, and what would be kept is a copy in the type of the product."""
+    return "input" if cube.axis("x").size > 1 else True
+
+
 # --- The linear layer -------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +151,8 @@ class Linear3D(nn.Module):
         check_divides("out_features", out_features, cube, other(face))
         self.in_features, self.out_features, self.cube, self.face = in_features, out_features, cube, face
         self.reshard_after_forward: Reshard = reshard_after_forward
+        self.is_decided = isinstance(reshard_after_forward, str)
+        """Whether whoever made it has named an operand, which `keep_gathered` leaves so."""
         self.weight = normal((out_features, in_features), matrix(face), cube, std)
         self.bias = constant((out_features,), vector(other(face)), cube, 0.0) if bias else None
 
@@ -162,3 +173,24 @@ class Linear3D(nn.Module):
         reads = lies(self.in_features, self.face, self.cube)
         gives = lies(self.out_features, other(self.face), self.cube)
         return f"{self.in_features} -> {self.out_features}, {reads} -> {gives}, {block(self.weight)}{bias}"
+
+
+def gather_together(modules: Iterable[nn.Module], cube: Cube) -> AbstractContextManager[None]:
+    """Inside, the weights of all linear layers in `modules` travel over x in one gather, in backward in one more, and
+    their gradients in one reduce-scatter: where `ExecutionPolicy.weight_group_bytes` says so.
+
+        with gather_together([self.up, self.down], self.cube):
+            return self.down(torch.relu(self.up(x)))
+
+    For a block whose layers follow one another, as `Block3D` does for itself. Each of them is to be called inside,
+    once: what is not called is gathered in vain, and further calls gather for themselves.
+    """
+    return gathered_together(
+        lambda: [
+            (layer.weight, cube.axis(other(layer.face)))
+            for module in modules
+            for layer in module.modules()
+            if isinstance(layer, Linear3D) and layer.cube is cube
+        ],
+        cube,
+    )

@@ -17,7 +17,7 @@ from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.attention import Attention3D, Recompute
 from tensor3d.layers.dropout import Dropout3D
-from tensor3d.layers.linear import Linear3D
+from tensor3d.layers.linear import Linear3D, gather_together
 from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
 from tensor3d.layers.norm import LayerNorm3D
 from tensor3d.ops.activations import Activation, activated, check_activation_name
@@ -93,7 +93,8 @@ class Block3D(nn.Module):
         post    x = attention_norm(x + dropout(attention(x)));    x = mlp_norm(x + dropout(mlp(x)))
         pre     x = x + dropout(attention(attention_norm(x)));    x = x + dropout(mlp(mlp_norm(x)))
 
-    Sends nothing itself. Saves nothing of its own but what its two sums and dropouts keep.
+    Sends nothing itself; its weights may travel over x together (`gather_together`). Saves nothing of its own but what
+    its two sums and dropouts keep.
 
     Args:
         attention: called with (x, sequences), face z to face z, as `Attention3D`; for chosen rows with (x, sequences,
@@ -155,6 +156,10 @@ class Block3D(nn.Module):
         return self._blocks(x, sequences, chosen)
 
     def _blocks(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
+        with gather_together([self.attention, self.mlp], self.dropout.cube):
+            return self._parts(x, sequences, chosen)
+
+    def _parts(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
         of_attention = self.dropout if self.attention_out_dropout is None else self.attention_out_dropout
         if self.norm == "pre":
             attended = self._attend(self.attention_norm(x), sequences, chosen)

@@ -8,19 +8,20 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, reduce_scatter
+from tensor3d.distributed.collectives import CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
-from tensor3d.distributed.weight_prefetch import Kind, PassPosition, Start, follows
+from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.products import product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import check_layout, chunk_bounds, local, matrix, vector
+from tensor3d.sharding.weight_slabs import pass_gathered_weight, position_in_pass, prefetch_next_weight, weight_source
+from tensor3d.torch_private import free_storage, has_storage
 
 # --- Which gathered operands stay for backward ------------------------------------------------------------------------
 
@@ -118,7 +119,8 @@ class _Product(torch.autograd.Function):
         cube.ledger.forget_failed_passes()
         rows, columns = cube.axis(other(face)), cube.axis(face)
         gathering_a = all_gather(a, rows)
-        gathering_w = get_gathered_weight(weight, cube, rows, a.dtype, position=position)
+        source = weight_source(weight, cube, rows)
+        gathering_w = source.gather(a.dtype, position)
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
         prefetch_next_weight(cube, position=position)
         shift = None if bias is None else local(bias).to(a.dtype)
@@ -132,7 +134,8 @@ class _Product(torch.autograd.Function):
         # W' is for dA alone, A' for dW.
         ctx.keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
         ctx.keeps_a = reshard in (False, "weight") and ctx.needs_input_grad[1]
-        ctx.is_ordered = True
+        source.expect(gather=ctx.needs_input_grad[0] and not ctx.keeps_w, grad=ctx.needs_input_grad[1])
+        ctx.source, ctx.is_ordered = source, True
         ctx.result_face, ctx.made = other(face), f"a product with a weight of shape {tuple(weight.shape)}"
         ctx.save_for_backward(a_full if ctx.keeps_a else a, w_full if ctx.keeps_w else weight)
         return c
@@ -148,10 +151,11 @@ class _Product(torch.autograd.Function):
         gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else CommHandle(dc)
         saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
         a, w = CommHandle(saved_a), CommHandle(saved_w)
-        if needs_da and ctx.keeps_w:
+        keeps_w = ctx.keeps_w and has_storage(saved_w)  # which a backward pass before, of the same graph, has freed
+        if needs_da and keeps_w:
             pass_gathered_weight(cube)
         elif needs_da:
-            w = get_gathered_weight(weight, cube, rows, dc.dtype)
+            w = ctx.source.gather_again(dc.dtype)
         if needs_dw and not ctx.keeps_a:
             a = all_gather(saved_a, rows)
         if needs_db:
@@ -160,89 +164,10 @@ class _Product(torch.autograd.Function):
         prefetch_next_weight(cube)
 
         sending_da = reduce_scatter(product(dc_full, w_full), rows) if w_full is not None else None
+        if needs_da and keeps_w and cube.axis("x").size > 1:  # else it may be the weight itself
+            free_storage(saved_w)  # now, and not when autograd lets go of it: dW needs as much again
+        del w, w_full, saved_w
         if needs_dw:
             dw = product(dc_full.t(), a.wait())
-            cube.ledger.accumulate_grad(
-                weight, reduce_scatter_weight_grad(dw, weight, cube), cube.over(*matrix(face).sum_over)
-            )
+            ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
         return sending_da.wait() if sending_da else None, None, None, None, None, None, None
-
-
-# A slab is what the members of x hold of a weight together: its rows of this rank's chunk over the rows axis (y for a
-# matrix that is read on face z). A slab of N' rows is cut over x into chunks of ceil(N'/x) rows, the last ones shorter
-# or empty. Collectives need even shards, so a chunk travels padded to ceil(N'/x), and the padding, all at the end, is
-# cut off before the product: a vocabulary of 30522 has no padding logits.
-
-
-def all_gather_weight(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> CommHandle:
-    """Starts the gather over x of W' (N', K/z), in the type of the product and without padding."""
-    block, x = local(weight).to(dtype), cube.axis("x")
-    first, last = chunk_bounds(weight.shape[0], rows.size, rows.index)
-    chunk = -(-(last - first) // x.size)
-    return all_gather(_pad_rows(block, chunk), x).narrowed(last - first)
-
-
-def position_in_pass(a: Tensor | None, cube: Cube) -> PassPosition:
-    """Where a use in a forward pass stands, asked outside of autograd's functions.
-
-    Args:
-        a: what is multiplied; None: nothing that was computed.
-    """
-    if not torch.is_grad_enabled() or not _works_ahead(cube):
-        return PassPosition.UNORDERED
-    return PassPosition.FOLLOWING if a is not None and follows(a) else PassPosition.FIRST
-
-
-def get_gathered_weight(
-    weight: nn.Parameter,
-    cube: Cube,
-    rows: Axis,
-    dtype: torch.dtype,
-    *,
-    kind: Kind = "product",
-    position: PassPosition = PassPosition.FOLLOWING,
-) -> CommHandle:
-    """The same, or the gather that the product before has started (distributed/weight_prefetch.py).
-
-    Args:
-        kind: what for; a tied weight has uses of both.
-        position: of this use among those of the pass.
-    """
-    if position is PassPosition.UNORDERED or not _works_ahead(cube):
-        return all_gather_weight(weight, cube, rows, dtype)
-    following = position is PassPosition.FOLLOWING
-    return cube.ahead.take(weight, local(weight), kind, rows, dtype, following, _gathering(cube))
-
-
-def pass_gathered_weight(cube: Cube) -> None:
-    """Tells the order that backward multiplies by a weight that was kept: what is next follows on results."""
-    if _works_ahead(cube):
-        cube.ahead.pass_kept()
-
-
-def prefetch_next_weight(cube: Cube, *, position: PassPosition = PassPosition.FOLLOWING) -> None:
-    """Starts the gather for the product after this one, to travel under what is computed now."""
-    if position is not PassPosition.UNORDERED and _works_ahead(cube):
-        cube.ahead.go_on(local, _gathering(cube))
-
-
-def _gathering(cube: Cube) -> Start:
-    return lambda weight, rows, dtype: all_gather_weight(weight, cube, rows, dtype)
-
-
-def _works_ahead(cube: Cube) -> bool:
-    return cube.speed.overlap and cube.axis("x").size > 1 and not cube.traffic.is_dry
-
-
-def reduce_scatter_weight_grad(dw: Tensor, weight: Tensor, cube: Cube) -> CommHandle:
-    """Starts the sum over x of the gradients of W'; the result has the local shape and the type of `weight`."""
-    x = cube.axis("x")
-    chunk = -(-dw.shape[0] // x.size)
-    own = local(weight).shape[0]
-    # With one member nothing travels, and nothing is to be rounded for it.
-    dw = dw.to(cube.precision.reduced(weight.dtype) if x.size > 1 else weight.dtype)
-    return reduce_scatter(_pad_rows(dw, chunk * x.size), x).narrowed(own).converted(weight.dtype)
-
-
-def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
-    return tensor if tensor.shape[0] == rows else F.pad(tensor, (0, 0, 0, rows - tensor.shape[0]))

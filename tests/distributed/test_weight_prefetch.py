@@ -60,11 +60,11 @@ def _both(shape: Shape, options: dict[str, Any]) -> tuple[int, int]:
 @pytest.mark.parametrize("shape", fast_alone((2, 1, 2, 1), (2, 2, 2, 1), (4, 1, 2, 1), (2, 1, 2, 2), (1, 2, 2, 2)))
 def test_overlap_changes_no_bit_and_no_byte(shape: Shape) -> None:
     for used, dropped in run_ranks(ranks_of(shape), _both, shape, {}):
-        # Uses of a pass: 4 products in 3 layers and 3 in the heads, twice, and the embedding; the projection's weight
-        # stays for backward. All but the first of each direction are ahead from the second backward pass on; one pass
-        # more is a forward pass alone.
-        uses = 4 * 3 + 3
-        assert used == ((uses + uses - 2) * STEPS + uses if shape[0] > 1 else 0)
+        # Uses of a forward pass: 4 products in 3 layers, 3 in the heads, and the embedding; all but one are ahead.
+        # In backward those of the layers: weights of heads stay for it. From the second backward pass on; one pass more
+        # is a forward pass alone.
+        ahead = 4 * 3 + 3
+        assert used == ((ahead + 4 * 3) * STEPS + ahead if shape[0] > 1 else 0)
         assert dropped == 0
 
 

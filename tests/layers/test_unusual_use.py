@@ -144,7 +144,7 @@ def gradients_that_travel(cube: Cube) -> Any:
         return pending
 
     layers = nn.Sequential(*(Linear3D(8, 8, cube, face) for face in ("z", "y") * 3))
-    with mock.patch("tensor3d.sharding.matmul.reduce_scatter", noted):
+    with mock.patch("tensor3d.sharding.weight_slabs.reduce_scatter", noted):
         layers(torch.ones(4, 8 // cube.shape.z)).sum().backward()
     return len(issued), most
 

@@ -239,6 +239,9 @@ class SpeedConfig:
 
     overlap: bool = True
     """Collectives travel under products. Without it each is waited for where it is issued."""
+    weight_group_bytes: Annotated[int | None, AtLeast(0)] = None
+    """A layer's weights travel over x in one gather, and their gradients in one sum, where at most so many bytes
+    of them are gathered; 0: never. Not told: 64 MiB where y and z are 1, else never."""
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
     """Compile chains of small operators between products; the first steps are slower for it."""
     attention: Backend = "auto"

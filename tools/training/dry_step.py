@@ -39,6 +39,7 @@ from tensor3d.torch_private import (
     fake_collectives,
     fake_process_groups,
     is_fused_sgd,
+    is_storage_resize,
     storage_id,
     tree_leaves,
 )
@@ -77,6 +78,7 @@ class LiveBytes(TorchDispatchMode):
         self._part = "building"
         self._wire_buffers = wire_buffers
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._sizes: dict[int, int] = {}
 
     def begin(self, part: str) -> None:
         """Here a part of the step begins, and another one ends."""
@@ -87,6 +89,8 @@ class LiveBytes(TorchDispatchMode):
         if is_fused_sgd(func):
             return None  # in place, and without a rule for fake tensors: torch would run it on real zeros
         result = func(*args, **(kwargs or {}))
+        if is_storage_resize(func):
+            self._resize(args[0].untyped_storage())
         for each in tree_leaves(result):
             # A DTensor claims the whole of what it has a block of; on "meta" there are sizes and never any memory.
             if isinstance(each, Tensor) and not isinstance(each, DTensor) and each.device.type != "meta":
@@ -100,17 +104,25 @@ class LiveBytes(TorchDispatchMode):
         self._follow(tensor.untyped_storage())
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage_id(storage), storage.nbytes()
+        address = storage_id(storage)
         if address in self._alive:
             return
 
         def gone(_: object) -> None:
             del self._alive[address]
-            self.now -= size
+            self.now -= self._sizes.pop(address)
 
         self._alive[address] = weakref.ref(storage, gone)
-        self.now += size
-        self._note()
+        self._sizes[address] = 0
+        self._resize(storage)
+
+    def _resize(self, storage: torch.UntypedStorage) -> None:
+        """A storage has another size than before."""
+        address, size = storage_id(storage), storage.nbytes()
+        if address in self._alive:
+            self.now += size - self._sizes[address]
+            self._sizes[address] = size
+            self._note()
 
     def _note(self, more: int = 0) -> None:
         self.peaks[self._part] = max(self.peaks.get(self._part, 0), self.now + more)

@@ -93,7 +93,11 @@ def expect(recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None = N
     check_rows(shape, k, data.capacity)
     micro_batches = packs // (shape.planes * shape.z * k)
     wire = CommModel(
-        shape=shape, compute=_BYTES[recipe.precision.compute], gradient=_BYTES[recipe.precision.reduce], parameter=4
+        shape=shape,
+        compute=_BYTES[recipe.precision.compute],
+        gradient=_BYTES[recipe.precision.reduce],
+        parameter=4,
+        weight_group_bytes=recipe.speed.weight_group_bytes,
     )
     load, tokens = _load(data, shape, k), round(packs * data.capacity * contents.fill)
     squares = tokens * data.max_length

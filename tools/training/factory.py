@@ -40,7 +40,7 @@ def set_matmul_precision(recipe: PrecisionConfig, cube: Cube) -> None:
 
 def speed(recipe: SpeedConfig) -> ExecutionPolicy:
     """How a cube's layers work."""
-    return ExecutionPolicy(overlap=recipe.overlap, compile=recipe.compile)
+    return ExecutionPolicy(overlap=recipe.overlap, compile=recipe.compile, weight_group_bytes=recipe.weight_group_bytes)
 
 
 def make_optimizer(

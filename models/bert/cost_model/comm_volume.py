@@ -9,6 +9,8 @@ from models.bert.cost_model.param_shapes import held, layer_norms
 from tensor3d.cost_model.comm_volume import (
     Bytes,
     CommModel,
+    Side,
+    block_products,
     cross_entropy,
     embedding,
     layer_norm,
@@ -52,7 +54,7 @@ def micro_batch_traffic(
         _layers(config, wire, rows, not reshard_after_forward, recompute == "layer", read),
         # masked-LM head
         select(wire, masked, hidden),
-        product(wire, masked, hidden, columns, "z"),
+        block_products(wire, _dense_of_heads(config, masked, first), kept="weight"),
         layer_norm(wire, masked, "y"),
         turn(wire, masked, columns),
         vocab_projection(wire, masked, columns, vocab),
@@ -63,7 +65,6 @@ def micro_batch_traffic(
     if config.next_sentence:
         parts += [
             select(wire, first, hidden),
-            product(wire, first, hidden, hidden, "z"),  # pooler
             narrow_head(wire, first, 2, "y"),
         ]
     if config.has_projection:
@@ -71,6 +72,12 @@ def micro_batch_traffic(
     if config.pre_norm:
         parts.append(layer_norm(wire, rows if read is None else read))
     return together(parts)
+
+
+def _dense_of_heads(config: BertConfig, masked: int, first: int) -> list[tuple[int, int, int, Side]]:
+    """Of the masked-LM head, and of the pooler."""
+    found: list[tuple[int, int, int, Side]] = [(masked, config.hidden, config.embedding_size, "z")]
+    return found + ([(first, config.hidden, config.hidden, "z")] if config.next_sentence else [])
 
 
 def ledger_traffic(config: BertConfig, wire: CommModel) -> Bytes:

@@ -260,11 +260,10 @@ class BertCosts:
             for k, n, face in sizes
         ]
         columns = config.embedding_size
-        others = [(load.masked, hidden, columns)]
-        others += [(load.first, hidden, hidden)] if config.next_sentence else []
-        others += [(load.rows, columns, hidden)] if config.has_projection else []
-        projection = Product(rows=load.masked, k=columns, n=config.vocab, kept="weight")
-        return (*layers, projection, *(Product(rows=rows, k=k, n=n) for rows, k, n in others))
+        heads = [(load.masked, columns, config.vocab), (load.masked, hidden, columns)]
+        heads += [(load.first, hidden, hidden)] if config.next_sentence else []
+        entry = [Product(rows=load.rows, k=columns, n=hidden)] if config.has_projection else []
+        return (*layers, *(Product(rows=rows, k=k, n=n, kept="weight") for rows, k, n in heads), *entry)
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""

@@ -240,8 +240,8 @@ def fully_sharded(asked: MethodQuery) -> Method:
 
     ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054, §7.2.2), PyTorch's FSDP (Zhao et al. 2023, arXiv 2304.11277). A
     layer's weights are gathered for forward and, unless kept, again for backward, and their gradient is
-    reduce-scattered, each as one flat tensor: 2 or 3 (P-1)/P W. This is the box (P, 1, 1), which takes the four
-    matrices one by one and so needs four times the calls.
+    reduce-scattered, each as one flat tensor: 2 or 3 (P-1)/P W. This is the box (P, 1, 1), where a layer's four
+    matrices travel together, too.
     """
     P, W = asked.ranks, asked.encoder.weights
     row = Method(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
+GROUPS = "tests/layers/test_weight_groups.py"
 LINEAR = "tests/layers/test_layers.py::test_linear[2x2x2]"
 NORMS = "tests/layers/test_layers.py::test_norms[2x2x2]"
 TOKENS = "tests/layers/test_layers.py::test_token_model[2x2x2-67]"
@@ -73,10 +74,31 @@ MUTATIONS = (
     ),
     Mutation(
         "matmul-chunks-of-the-floor",
-        "tensor3d/sharding/matmul.py",
+        "tensor3d/sharding/weight_slabs.py",
         old="chunk = -(-dw.shape[0] // x.size)",
         new="chunk = dw.shape[0] // x.size",
         tests=(TOKENS,),
+    ),
+    Mutation(
+        "weight-group-places-overlap",
+        "tensor3d/sharding/weight_slabs.py",
+        old="        first += member.slab.shard",
+        new="        first += member.slab.chunk",
+        tests=(GROUPS,),
+    ),
+    Mutation(
+        "weight-group-never-complete",
+        "tensor3d/sharding/weight_slabs.py",
+        old="            cube.ledger.accumulate_grads(self._sent(task))",
+        new="            pass",
+        tests=(f"{GROUPS}::test_sums_leave_before_the_pass_ends",),
+    ),
+    Mutation(
+        "kept-weight-not-freed",
+        "tensor3d/sharding/matmul.py",
+        old="            free_storage(saved_w)",
+        new="            pass",
+        tests=(f"{GROUPS}::test_a_kept_weight_is_freed_and_gathered_again_for_a_second_pass",),
     ),
     Mutation(
         "matmul-keeps-gathered-weights",

@@ -155,6 +155,7 @@ def wire_of(cube: Cube, parameter: torch.dtype) -> CommModel:
         compute=cube.precision.computed(parameter).itemsize,
         gradient=cube.precision.reduced(parameter).itemsize,
         parameter=parameter.itemsize,
+        weight_group_bytes=cube.speed.weight_group_bytes,
     )
 
 
