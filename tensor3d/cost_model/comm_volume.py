@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
@@ -304,7 +304,7 @@ def transformer_layer(
     gated: bool = False,
     norms: int = 2,
     pre_norm: bool = False,
-    kept: bool = False,
+    kept: Kept | Sequence[Kept] = False,
     recomputed: bool = False,
     chosen: int | None = None,
 ) -> Bytes:
@@ -314,7 +314,7 @@ def transformer_layer(
         gated: up is the product of a `GatedMLP3D`, with the gate.
         norms: how many LayerNorms the layer has; the modern encoder's first has one.
         pre_norm: whether they stand before the blocks. It matters for chosen rows alone.
-        kept: gathered operands of the products were kept for backward.
+        kept: which gathered operands stay for backward: of all four products alike, or of QKV, output, up and down.
         recomputed: backward repeats the whole forward first.
         chosen: rows of the plane for which alone the layer goes on after attention. None: all.
     """
@@ -328,7 +328,10 @@ def transformer_layer(
     normed = [few] * norms
     if pre_norm and norms == 2:
         normed[0] = rows
-    parts = [product(wire, m, k, n, face, kept=kept) for m, k, n, face in products]
+    each_kept = [kept] * len(products) if isinstance(kept, (bool, str)) else kept
+    parts = [
+        product(wire, m, k, n, face, kept=of_it) for (m, k, n, face), of_it in zip(products, each_kept, strict=True)
+    ]
     parts += [layer_norm(wire, m) for m in normed]
     parts += [] if chosen is None else [select(wire, chosen, hidden)]
     if recomputed:

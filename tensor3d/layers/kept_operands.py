@@ -1,9 +1,10 @@
 """Which gathered operands a model keeps for backward, within a budget of memory.
 
 A product gathers its input and its weight, and by default again in backward (`sharding.matmul`). Each of the two that
-is kept costs its memory until backward and spares its gather there, a collective.
+is kept costs its memory until backward and spares its gather there, a collective. Which they are follows from sizes
+alone (`cost_model/kept_operands.py`).
 
-M tokens of the cube, K input features, N output features
+M tokens of the cube
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from tensor3d.cost_model.comm_volume import Kept
+from tensor3d.cost_model.kept_operands import GatheringProduct, choose_kept
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.transformer import Block3D
-from tensor3d.sharding.activation_layout import other
 from tensor3d.sharding.matmul import Reshard
+
+_RESHARD: dict[Kept, Reshard] = {True: False, False: True, "input": "weight", "weight": "input"}
+"""What is gathered again of a product that keeps both, none, or the one that is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,21 +35,6 @@ class KeptOperands:
     spared_bytes: int
     """Received less."""
     spared_collectives: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Operand:
-    """What a product gathers from `members`, as it is then."""
-
-    layer: str
-    is_weight: bool
-    members: int
-    bytes: int
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Most is spared for a byte where many members take part; small ones spare as many collectives."""
-        return -self.members, self.bytes
 
 
 def keep_gathered(model: nn.Module, cube: Cube, tokens: int, budget: int) -> KeptOperands:
@@ -79,43 +69,26 @@ def keep_gathered(model: nn.Module, cube: Cube, tokens: int, budget: int) -> Kep
         for name, layer in model.named_modules()
         if isinstance(layer, Linear3D) and id(layer) not in recomputed
     }
-    operands = [operand for name, layer in layers.items() for operand in _gathered(name, layer, cube, tokens)]
-    kept: dict[str, set[bool]] = {name: set() for name in layers}
-    held = spared = collectives = 0
-    for operand in sorted(operands, key=lambda each: each.order):
-        if held + operand.bytes <= budget:
-            kept[operand.layer].add(operand.is_weight)
-            held += operand.bytes
-            spared += operand.bytes // operand.members * (operand.members - 1)
-            collectives += 1
-    for name, layer in layers.items():
-        layer.reshard_after_forward = _reshard(kept[name])
-    return KeptOperands(
-        kept={name: layer.reshard_after_forward for name, layer in layers.items() if kept[name]},
-        held_bytes=held,
-        spared_bytes=spared,
-        spared_collectives=collectives,
-    )
-
-
-def _gathered(name: str, layer: Linear3D, cube: Cube, tokens: int) -> list[_Operand]:
-    """A' (M/planes, K/columns) and W' (N/rows, K/columns), where they come from more than one member."""
-    x, rows, columns = cube.axis("x").size, cube.axis(other(layer.face)).size, cube.axis(layer.face).size
-    size = cube.precision.computed(layer.weight.dtype).itemsize
-    inputs = -(-tokens // cube.shape.planes) * (layer.in_features // columns) * size
-    chunk = -(-(layer.out_features // rows) // x)  # shards travel padded to one size
-    weight = x * chunk * (layer.in_features // columns) * size
-    found = [
-        _Operand(layer=name, is_weight=False, members=rows, bytes=inputs),
-        _Operand(layer=name, is_weight=True, members=x, bytes=weight),
+    products = [
+        GatheringProduct(
+            k=layer.in_features,
+            n=layer.out_features,
+            face=layer.face,
+            element=cube.precision.computed(layer.weight.dtype).itemsize,
+            places=range(place, place + 1),
+        )
+        for place, layer in enumerate(layers.values())
     ]
-    return [operand for operand in found if operand.members > 1]
-
-
-def _reshard(kept: set[bool]) -> Reshard:
-    """Of a layer that keeps its input (False), its weight (True), both or none."""
-    if len(kept) == 2:
-        return False
-    if not kept:
-        return True
-    return "input" if True in kept else "weight"
+    chosen = choose_kept(products, cube.shape, -(-tokens // cube.shape.planes), budget)
+    for layer, count in zip(layers.values(), chosen.counts, strict=True):
+        layer.reshard_after_forward = _RESHARD[count.of(0)]
+    return KeptOperands(
+        kept={
+            name: layer.reshard_after_forward
+            for (name, layer), count in zip(layers.items(), chosen.counts, strict=True)
+            if count.of(0)
+        },
+        held_bytes=chosen.held_bytes,
+        spared_bytes=chosen.spared_bytes,
+        spared_collectives=chosen.spared_collectives,
+    )

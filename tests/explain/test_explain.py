@@ -29,6 +29,7 @@ from tensor3d import (
     Sequences,
     SmallHead3D,
     TransformerLayer3D,
+    keep_gathered,
     local,
     select,
 )
@@ -107,7 +108,10 @@ def _layers(shape: Shape) -> None:
         check(recompute, explained, layer, cube, lambda: layer(x, sequences).sum())  # noqa: B023
 
     pair = nn.Sequential(Linear3D(HIDDEN, INNER, cube), nn.GELU(), Linear3D(INNER, HIDDEN, cube, "y"))
-    check("pair", explain(pair, TOKENS), pair, cube, lambda: pair(x).sum())
+    check("pair", explained := explain(pair, TOKENS), pair, cube, lambda: pair(x).sum())
+    kept = keep_gathered(pair, cube, TOKENS, 1 << 20)
+    check("kept", less := explain(pair, TOKENS), pair, cube, lambda: pair(x).sum())
+    assert explained.received.total() - less.received.total() == kept.spared_bytes
     tied = Tied(cube)
     check("tied", explain(tied, inputs=(0,)), tied, cube, lambda: tied(0))
     branching, numbers = Branching(cube), torch.arange(8)
