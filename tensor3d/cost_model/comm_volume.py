@@ -191,13 +191,19 @@ def block_products(
     wire: CommModel,
     products: Sequence[tuple[int, int, int, Side]],
     *,
-    kept: Kept = False,
+    kept: Kept | Sequence[Kept] = False,
     forward_only: bool = False,
 ) -> Bytes:
     """Products of (rows, K, N, face) that follow one another in a block, in which each weight is used once: theirs may
-    travel together."""
+    travel together.
+
+    Args:
+        kept: of all of them alike, or of each.
+    """
+    each_kept = [kept] * len(products) if isinstance(kept, (bool, str)) else kept
     total = together(
-        product(wire, rows, k, n, face, kept=kept, forward_only=forward_only) for rows, k, n, face in products
+        product(wire, rows, k, n, face, kept=of_it, forward_only=forward_only)
+        for (rows, k, n, face), of_it in zip(products, each_kept, strict=True)
     )
     x = wire.size("x")
     shards = (
@@ -206,7 +212,8 @@ def block_products(
     )
     gathered = x * sum(shards) * wire.compute
     if wire.unit == "calls" and len(products) > 1 and travel_together(wire.shape, gathered, wire.weight_group_bytes):
-        total["x", "all-gather"] = 1 if forward_only or kept in (True, "weight") else 2
+        stay = forward_only or all(of_it in (True, "weight") for of_it in each_kept)
+        total["x", "all-gather"] = 1 if stay else 2
         if not forward_only:
             total["x", "reduce-scatter"] = 1
     return total
@@ -331,7 +338,7 @@ def transformer_layer(
     gated: bool = False,
     norms: int = 2,
     pre_norm: bool = False,
-    kept: bool = False,
+    kept: Kept | Sequence[Kept] = False,
     recomputed: bool = False,
     chosen: int | None = None,
 ) -> Bytes:
@@ -341,7 +348,7 @@ def transformer_layer(
         gated: up is the product of a `GatedMLP3D`, with the gate.
         norms: how many LayerNorms the layer has; the modern encoder's first has one.
         pre_norm: whether they stand before the blocks. It matters for chosen rows alone.
-        kept: gathered operands of the products were kept for backward.
+        kept: which gathered operands stay for backward: of all four products alike, or of QKV, output, up and down.
         recomputed: backward repeats the whole forward first.
         chosen: rows of the plane for which alone the layer goes on after attention. None: all.
     """

@@ -20,6 +20,10 @@ _DEAREST_LAST: tuple[tuple[Recompute, bool], ...] = (
 )
 """What is recomputed and whether operands are gathered again, the fastest first: each takes less memory than the one
 before."""
+_MIB = 2**20
+"""Budgets for operands that stay are whole MiB, as recipes have them."""
+_MORE_MICRO_BATCHES = 3
+"""Numbers of micro-batches for which a budget is looked for, from the fewest that fit on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,8 @@ def search(
 
     Of the micro-batches that fit, the largest is taken: weights travel once for each of them. What is recomputed and
     whether operands are gathered again are tried from the fastest on; those that fit are compared, but nothing is
-    recomputed where memory suffices without.
+    recomputed where memory suffices without. Where not all gathered operands can stay for backward, as many do as fit
+    (the largest `StepOptions.keep_budget`), also with more micro-batches than there must be, if that is faster.
 
     Args:
         kind: type of the products: "fp32", "bf16" or "fp16".
@@ -145,9 +150,15 @@ class _Box:
     shares: dict[tuple[Recompute, bool], float] = field(default_factory=dict)
     """By what is recomputed and kept: the share of the memory beside weights and the optimiser's state that the formula
     may fill, where a count has shown how much more there is than it knows of. Others take the newest."""
+    beyond: dict[tuple[Recompute, int], int] = field(default_factory=dict)
+    """By what is recomputed and the micro-batches: bytes that a count has found beyond the formula's. A budget is told
+    exactly, and what the formula does not know of is there without one, too."""
 
     def fits(self, choice: StepOptions) -> bool:
         memory = self.model.memory(self.shape, choice)
+        beyond = self.beyond.get((choice.recompute, choice.micro_batches))
+        if choice.keep_budget and beyond is not None:
+            return memory.peak + beyond <= self.limit
         newest = next(reversed(self.shares.values()), 1.0)
         share = self.shares.get((choice.recompute, choice.reshard_after_forward), newest)
         at_rest = memory.weights + memory.optimizer
@@ -156,6 +167,9 @@ class _Box:
     def learn(self, choice: StepOptions, counted: Memory) -> None:
         """From a count that is above the limit: afterwards that choice does not fit, nor any that needs as much."""
         memory = self.model.memory(self.shape, choice)
+        if choice.keep_budget:
+            self.beyond[choice.recompute, choice.micro_batches] = counted.peak - memory.peak
+            return
         at_rest = memory.weights + memory.optimizer
         self.shares.pop((choice.recompute, choice.reshard_after_forward), None)
         self.shares[choice.recompute, choice.reshard_after_forward] = (memory.peak - at_rest) / (counted.peak - at_rest)
@@ -194,13 +208,20 @@ def _counted(plans: Sequence[tuple[BoxPlan, _Box]], refused: list[Refused], coun
     waiting, accepted, lowest = list(plans), list[BoxPlan](), dict[CubeShape, Memory]()
     while waiting and len(accepted) < most:
         plan, box = waiting.pop(0)
-        memory = count(plan.shape, plan.choice)
-        if memory.peak <= box.limit:
+        choice, how = plan.choice, (plan.choice.recompute, plan.choice.micro_batches)
+        # Without a budget a count is that of a few layers; and the formula always leaves too much room for one.
+        first = bool(choice.keep_budget) and how not in box.beyond
+        choice = replace(choice, keep_budget=0) if first else choice
+        memory = count(plan.shape, choice)
+        if first:
+            box.beyond[how] = memory.peak - box.model.memory(box.shape, choice).peak
+        elif memory.peak <= box.limit:
             accepted.append(replace(plan, cost=replace(plan.cost, memory=memory)))
             continue
-        lowest[box.shape] = min(memory, lowest.get(box.shape, memory), key=lambda each: each.peak)
-        box.learn(plan.choice, memory)
-        other = _best_of_box(box, lowest[box.shape])
+        if memory.peak > box.limit:
+            lowest[box.shape] = min(memory, lowest.get(box.shape, memory), key=lambda each: each.peak)
+            box.learn(choice, memory)
+        other = _best_of_box(box, lowest.get(box.shape))
         if isinstance(other, Refused):
             refused.append(other)
         else:
@@ -214,27 +235,51 @@ def _seconds(time: StepTime) -> tuple[float, float]:
 
 
 def _fitting(box: _Box) -> Iterator[StepOptions]:
-    """For each way to spend memory the fewest micro-batches that fit; recomputation where nothing else does."""
-    numbers, fits_so_far = box.model.micro_batches(box.shape), False
+    """For each way to spend memory the fewest micro-batches that fit; recomputation where nothing else does; and
+    budgets for a part of what could be kept."""
+    numbers, found = box.model.micro_batches(box.shape), dict[tuple[Recompute, bool], int]()
     for recompute, reshard in box.choices:
-        if recompute != "none" and fits_so_far:
-            return
+        if recompute != "none" and found:
+            break
+        plain = StepOptions(recompute=recompute, reshard_after_forward=reshard)
+        fewest = _fewest(box, numbers, plain)
+        if fewest is not None:
+            found[recompute, reshard] = fewest
+            yield replace(plain, micro_batches=numbers[fewest])
+    for (recompute, reshard), fewest in found.items():
+        if reshard and recompute != "layer":
+            # Where all of it can stay, no budget is needed.
+            until = min(found.get((recompute, False), len(numbers)), fewest + _MORE_MICRO_BATCHES)
+            for number in numbers[fewest:until]:
+                yield from _with_budget(box, StepOptions(micro_batches=number, recompute=recompute))
 
-        def fits(number: int, how: tuple[Recompute, bool] = (recompute, reshard)) -> bool:
-            return box.fits(StepOptions(micro_batches=number, recompute=how[0], reshard_after_forward=how[1]))
 
-        # The second micro-batch also keeps the first one's gradients; further ones only make each smaller.
-        if fits(numbers[0]):
-            low = high = 0
-        elif len(numbers) > 1 and fits(numbers[-1]):
-            low, high = 1, len(numbers) - 1
-        else:
-            continue
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(numbers[middle]) else (middle + 1, high)
-        fits_so_far = True
-        yield StepOptions(micro_batches=numbers[low], recompute=recompute, reshard_after_forward=reshard)
+def _fewest(box: _Box, numbers: Sequence[int], plain: StepOptions) -> int | None:
+    """The place of the fewest micro-batches that fit."""
+
+    def fits(place: int) -> bool:
+        return box.fits(replace(plain, micro_batches=numbers[place]))
+
+    # The second micro-batch also keeps the first one's gradients; further ones only make each smaller.
+    if fits(0):
+        return 0
+    if len(numbers) == 1 or not fits(len(numbers) - 1):
+        return None
+    low, high = 1, len(numbers) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
+def _with_budget(box: _Box, plain: StepOptions) -> Iterator[StepOptions]:
+    """The choice with the largest budget that fits, if there is one."""
+    low, high = 0, -(-box.model.keepable(box.shape, plain) // _MIB)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if box.fits(replace(plain, keep_budget=middle * _MIB)) else (low, middle - 1)
+    if low:
+        yield replace(plain, keep_budget=low * _MIB)
 
 
 def _least(box: _Box) -> Memory:

@@ -50,11 +50,39 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What is free once the box is chosen."""
+    """What is free once the box is chosen.
+
+    Raises:
+        ValueError: a budget below 0, or one beside reshard_after_forward=False, which keeps everything.
+    """
 
     micro_batches: int = 1
     recompute: Recompute = "none"
     reshard_after_forward: bool = True
+    keep_budget: int = 0
+    """Bytes of a rank for gathered operands that stay for backward, as `tensor3d.keep_gathered` chooses them."""
+
+    def __post_init__(self) -> None:
+        check_keep_budget(self.keep_budget, self.reshard_after_forward)
+
+    @property
+    def words(self) -> str:
+        """What memory is spent on, or saved by."""
+        kept = f"{self.keep_budget // 2**20:,} MiB kept" if self.keep_budget else ""
+        if self.recompute != "none":
+            return f"recompute {self.recompute}{kept and ', '}{kept}"
+        return kept or ("shards alone" if self.reshard_after_forward else "kept gathers")
+
+
+def check_keep_budget(budget: int, reshard_after_forward: bool) -> None:
+    """Raises ValueError for a budget below 0, and for one where everything is kept."""
+    if budget < 0:
+        raise ValueError(f"keep_budget must be at least 0. Got {budget}.")
+    if budget and not reshard_after_forward:
+        raise ValueError(
+            f"keep_budget={budget} and reshard_after_forward=false exclude each other: the one keeps what fits in a "
+            "budget, the other everything. Leave one of them out."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +138,9 @@ class PlannedModel(Protocol):
 
     def micro_batches(self, shape: CubeShape) -> list[int]:
         """Into how many micro-batches the step can be cut there, ascending."""
+
+    def keepable(self, shape: CubeShape, choice: StepOptions) -> int:
+        """Bytes of all operands that a micro-batch gathers and could keep: the largest budget that matters."""
 
     def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
         """Of the fullest rank, by a formula that never says too much."""

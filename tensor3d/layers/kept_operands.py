@@ -2,9 +2,10 @@
 
 A product gathers its input and its weight, and by default again in backward (`sharding.matmul`). Each of the two that
 is kept costs its memory until backward and spares its gather there, a collective. Weights of a block that travel
-together (`gather_together`) stay or go together.
+together (`gather_together`) stay or go together. Which they are follows from sizes alone
+(`cost_model/kept_operands.py`).
 
-M tokens of the cube, K input features, N output features
+M tokens of the cube
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from tensor3d.cost_model.comm_volume import Kept
+from tensor3d.cost_model.kept_operands import GatheringProduct, choose_kept
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.cube_shape import travel_together
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.transformer import Block3D
-from tensor3d.sharding.activation_layout import other
 from tensor3d.sharding.matmul import Reshard
+
+_RESHARD: dict[Kept, Reshard] = {True: False, False: True, "input": "weight", "weight": "input"}
+"""What is gathered again of a product that keeps both, none, or the one that is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +36,6 @@ class KeptOperands:
     spared_bytes: int
     """Received less."""
     spared_collectives: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Operand:
-    """What a product gathers from `members`, or the products of a block together, as it is then."""
-
-    layers: tuple[str, ...]
-    is_weight: bool
-    members: int
-    bytes: int
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Most is spared for a byte where many members take part; small ones spare as many collectives."""
-        return -self.members, self.bytes
 
 
 def keep_gathered(model: nn.Module, cube: Cube, tokens: int, budget: int) -> KeptOperands:
@@ -77,59 +66,32 @@ def keep_gathered(model: nn.Module, cube: Cube, tokens: int, budget: int) -> Kep
         for name, layer in model.named_modules()
         if isinstance(layer, Linear3D) and not layer.is_decided and id(layer) not in recomputed
     }
-    operands = [operand for name, layer in layers.items() for operand in _gathered(name, layer, cube, tokens)]
-    names = {id(layer): name for name, layer in layers.items()}
-    for block in blocks:
-        inside = [names[id(part)] for part in block.modules() if id(part) in names]
-        operands = _together(operands, inside, cube)
-    kept: dict[str, set[bool]] = {name: set() for name in layers}
-    held = spared = collectives = 0
-    for operand in sorted(operands, key=lambda each: each.order):
-        if held + operand.bytes <= budget:
-            for name in operand.layers:
-                kept[name].add(operand.is_weight)
-            held += operand.bytes
-            spared += operand.bytes // operand.members * (operand.members - 1)
-            collectives += 1
-    for name, layer in layers.items():
-        layer.reshard_after_forward = _reshard(kept[name])
-    return KeptOperands(
-        kept={name: layer.reshard_after_forward for name, layer in layers.items() if kept[name]},
-        held_bytes=held,
-        spared_bytes=spared,
-        spared_collectives=collectives,
-    )
-
-
-def _together(operands: list[_Operand], names: list[str], cube: Cube) -> list[_Operand]:
-    """The weights of these layers as one, where they travel as one."""
-    mine = [operand for operand in operands if operand.is_weight and set(operand.layers) <= set(names)]
-    size = sum(operand.bytes for operand in mine)
-    if len(mine) < 2 or not travel_together(cube.shape, size, cube.speed.weight_group_bytes):
-        return operands
-    layers = tuple(name for operand in mine for name in operand.layers)
-    one = _Operand(layers=layers, is_weight=True, members=mine[0].members, bytes=size)
-    return [operand for operand in operands if operand not in mine] + [one]
-
-
-def _gathered(name: str, layer: Linear3D, cube: Cube, tokens: int) -> list[_Operand]:
-    """A' (M/planes, K/columns) and W' (N/rows, K/columns), where they come from more than one member."""
-    x, rows, columns = cube.axis("x").size, cube.axis(other(layer.face)).size, cube.axis(layer.face).size
-    size = cube.precision.computed(layer.weight.dtype).itemsize
-    inputs = -(-tokens // cube.shape.planes) * (layer.in_features // columns) * size
-    chunk = -(-(layer.out_features // rows) // x)  # shards travel padded to one size
-    weight = x * chunk * (layer.in_features // columns) * size
-    found = [
-        _Operand(layers=(name,), is_weight=False, members=rows, bytes=inputs),
-        _Operand(layers=(name,), is_weight=True, members=x, bytes=weight),
+    block_of = {
+        id(part): number
+        for number, block in enumerate(each for each in model.modules() if isinstance(each, Block3D))
+        for part in block.modules()
+    }
+    products = [
+        GatheringProduct(
+            k=layer.in_features,
+            n=layer.out_features,
+            face=layer.face,
+            element=cube.precision.computed(layer.weight.dtype).itemsize,
+            places=range(place, place + 1),
+            block=block_of.get(id(layer)),
+        )
+        for place, layer in enumerate(layers.values())
     ]
-    return [operand for operand in found if operand.members > 1]
-
-
-def _reshard(kept: set[bool]) -> Reshard:
-    """Of a layer that keeps its input (False), its weight (True), both or none."""
-    if len(kept) == 2:
-        return False
-    if not kept:
-        return True
-    return "input" if True in kept else "weight"
+    chosen = choose_kept(products, cube.shape, -(-tokens // cube.shape.planes), budget, cube.speed.weight_group_bytes)
+    for layer, count in zip(layers.values(), chosen.counts, strict=True):
+        layer.reshard_after_forward = _RESHARD[count.of(0)]
+    return KeptOperands(
+        kept={
+            name: layer.reshard_after_forward
+            for (name, layer), count in zip(layers.items(), chosen.counts, strict=True)
+            if count.of(0)
+        },
+        held_bytes=chosen.held_bytes,
+        spared_bytes=chosen.spared_bytes,
+        spared_collectives=chosen.spared_collectives,
+    )

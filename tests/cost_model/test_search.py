@@ -168,6 +168,58 @@ def test_memory_decides_what_is_kept() -> None:
     assert any(each is not None and each[1] > 1 for each in seen)
 
 
+LARGE = BertCosts(config=PRESETS["large"], batch=Batch(packs=64))
+CUBE = CubeShape(x=2, y=2, z=2)
+
+
+def _memory_between(share: float) -> Cluster:
+    """A cluster whose limit lies between a step that keeps no gathered operand and one that keeps all."""
+    plain, whole = (LARGE.memory(CUBE, StepOptions(reshard_after_forward=how)).peak for how in (True, False))
+    return dataclasses.replace(NODE, memory=(plain + share * (whole - plain)) / 0.9)
+
+
+def test_the_largest_budget_that_fits_is_taken_where_it_makes_the_step_faster() -> None:
+    mib, times = 2**20, []
+    for share in (0.0, 0.3, 0.7, 1.0):
+        node = _memory_between(share)
+        (plan,) = search(LARGE, node, "bf16", shapes=[CUBE]).plans
+        times.append(plan.time.total)
+        if share in (0.0, 1.0):
+            assert plan.choice == StepOptions(reshard_after_forward=not share)
+            continue
+        assert plan.choice.keep_budget >= mib
+        assert plan.choice.words == f"{plan.choice.keep_budget // mib:,} MiB kept"
+        limit, more = 0.9 * node.memory, dataclasses.replace(plan.choice, keep_budget=plan.choice.keep_budget + mib)
+        assert plan.cost.memory == LARGE.memory(CUBE, plan.choice)
+        assert plan.cost.memory.peak <= limit < LARGE.memory(CUBE, more).peak
+    assert times == sorted(times, reverse=True)
+    assert len(set(times)) == 4
+    # On a wire that takes no time nothing is gained.
+    free = Link(latency=1e-12, bandwidth=1e30)
+    node = dataclasses.replace(_memory_between(0.7), inside=free, across=free, launch=1e-30)
+    (plan,) = search(LARGE, node, "bf16", shapes=[CUBE]).plans
+    assert plan.time.total == pytest.approx(step_time(LARGE.cost(CUBE, StepOptions()), node, "bf16").total)
+
+
+def test_a_budget_is_what_a_count_leaves_room_for() -> None:
+    """What the formula does not know of is counted without a budget, once, and is the same with one."""
+    node, unknown, looked = _memory_between(0.7), 5 * 10**8, list[StepOptions]()
+
+    def count(shape: CubeShape, choice: StepOptions) -> Memory:
+        looked.append(choice)
+        memory = LARGE.memory(shape, choice)
+        return dataclasses.replace(memory, peak=memory.peak + unknown, counted=True)
+
+    (plan,) = search(LARGE, node, "bf16", shapes=[CUBE], count=count).plans
+    assert [bool(choice.keep_budget) for choice in looked] == [False, True]
+    more = dataclasses.replace(plan.choice, keep_budget=plan.choice.keep_budget + 2**20)
+    assert plan.cost.memory.peak <= 0.9 * node.memory < LARGE.memory(CUBE, more).peak + unknown
+    with pytest.raises(ValueError, match=r"keep_budget=1 and reshard_after_forward=false exclude each other"):
+        StepOptions(keep_budget=1, reshard_after_forward=False)
+    with pytest.raises(ValueError, match=r"keep_budget must be at least 0\. Got -1"):
+        StepOptions(keep_budget=-1)
+
+
 def test_what_is_counted_decides() -> None:
     """A count that finds twice as much: the same boxes, with more micro-batches; where nothing is left, it says so."""
     costs = BertCosts(config=PRESETS["large"], batch=Batch(packs=64))

@@ -82,6 +82,7 @@ def run_page(cube: str) -> dict[str, Any]:
         "changed": [name for name, old in names["tiny"].state_dict().items() if not names["state"][name].equal(old)],
         "padded": tuple(names["padded"].shape),
         "bytes": names["traffic"].total_bytes,
+        "kept": (names["kept"].kept, names["kept"].held_bytes, names["kept"].spared_collectives),
         "raised": raised,
     }
 
@@ -119,12 +120,14 @@ def test_the_page_gives_the_same_on_one_process_and_on_the_cube(
     assert len(alone["losses"]) == 5
     assert alone["losses"][-1] < alone["losses"][0]
     assert alone["bytes"] == 0
+    assert alone["kept"] == ({}, 0, 0)
     assert alone["padded"] == (8, 4, 16)
     for rank in on_cube:
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-4)
         assert max(rank["apart"]) < 1e-5
         assert rank["by_hand"] < 1e-5
         assert rank["bytes"] > 0
+        assert f"# {' '.join(map(str, rank['kept']))}\n" in PAGE
         assert rank["padded"] == (4, 4, 16)
 
 

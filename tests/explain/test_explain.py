@@ -29,6 +29,7 @@ from tensor3d import (
     Sequences,
     SmallHead3D,
     TransformerLayer3D,
+    keep_gathered,
     local,
     select,
 )
@@ -107,7 +108,10 @@ def _layers(shape: Shape) -> None:
         check(recompute, explained, layer, cube, lambda: layer(x, sequences).sum())  # noqa: B023
 
     pair = nn.Sequential(Linear3D(HIDDEN, INNER, cube), nn.GELU(), Linear3D(INNER, HIDDEN, cube, "y"))
-    check("pair", explain(pair, TOKENS), pair, cube, lambda: pair(x).sum())
+    check("pair", explained := explain(pair, TOKENS), pair, cube, lambda: pair(x).sum())
+    kept = keep_gathered(pair, cube, TOKENS, 1 << 20)
+    check("kept", less := explain(pair, TOKENS), pair, cube, lambda: pair(x).sum())
+    assert explained.received.total() - less.received.total() == kept.spared_bytes
     tied = Tied(cube)
     check("tied", explain(tied, inputs=(0,)), tied, cube, lambda: tied(0))
     branching, numbers = Branching(cube), torch.arange(8)
@@ -324,7 +328,7 @@ def test_dry_collectives_have_the_shapes_and_types_of_real_ones() -> None:
     wanted = [torch.cat([own] * 3), own[1:2], own, own.new_zeros(4)]
     assert all(torch.equal(result, value) for result, value in zip(results, wanted, strict=True))
     assert all(result.dtype == torch.bfloat16 for result in results)
-    kinds: list[tuple[Any, int]] = [("all-gather", 24), ("reduce-scatter", 8), ("all-reduce", 16), ("all-to-all", 4)]
+    kinds: list[tuple[Any, int]] = [("all-gather", 24), ("reduce-scatter", 8), ("all-reduce", 24), ("all-to-all", 4)]
     assert told == inside.order == [("y", kind, size) for kind, size in kinds]
     assert (outside.total_calls, traffic.issued) == (0, 0)
 

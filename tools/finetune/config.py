@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from models.bert import PRESETS, BertConfig
 from tools.common.bounds import AtLeast, Positive, check_bounds
-from tools.training.config import OptimizerConfig, PrecisionConfig
+from tools.training.config import OptimizerConfig, PrecisionConfig, check_kept
 
 SHIPPED = "launch/recipes/finetune"
 
@@ -41,6 +41,9 @@ class ModelSection:
     """What the backward pass computes again instead of keeping it."""
     reshard_after_forward: bool = True
     """Gather inputs and weights again in the backward pass; false keeps them: less traffic, more memory."""
+    keep_budget: Annotated[int, AtLeast(0)] = 0
+    """MiB of each rank for gathered inputs and weights that stay for the backward pass of a micro-batch, those first
+    that spare most for a byte. 0: none stay, or, with reshard_after_forward = false, all of them."""
     frozen_layers: Annotated[int, AtLeast(0)] = 0
     """Layers, from the first one, that stay as they are, and the embeddings with them. 0: everything is trained."""
 
@@ -51,6 +54,7 @@ class ModelSection:
                 f"with random weights: give one of them. Got {self.start_from!r} and {self.vocab!r}."
             )
         check_bounds(self, "model")
+        check_kept(self.keep_budget, self.reshard_after_forward)
         self.changed(PRESETS[self.preset])  # checks the probabilities
 
     def changed(self, config: BertConfig) -> BertConfig:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from models.bert import BertConfig
 from models.bert.huggingface import LoadReport, WeightSource
 from models.bert.text_batches import TextBatch, collate_texts
-from tensor3d import Cube, check_parameters
+from tensor3d import Cube, check_parameters, keep_gathered
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
 from tensor3d.ops.seeds import mix
@@ -195,6 +195,8 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
         _freeze(self.model, config.layers, recipe.model.frozen_layers)
         check_parameters(self.model.parameters(), cube)
         slots, padded = recipe.run.tokens_per_rank * cube.shape.ranks, recipe.run.padding == "padded"
+        if recipe.model.keep_budget:
+            keep_gathered(self.model, cube, slots, recipe.model.keep_budget * 2**20)
         objective = WholeStepObjective if isinstance(task, WholeStepTask) else TextObjective
         super().__init__(
             self.model,

@@ -134,6 +134,7 @@ def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
         micro_batches=expected.micro_batches,
         recompute=recipe.model.recompute,
         reshard_after_forward=recipe.model.reshard_after_forward,
+        keep_budget=recipe.model.keep_bytes,
     )
     overlap: Overlap = "products" if recipe.speed.overlap else "none"
     return step_time(costs.cost(shape, choice), cluster, recipe.precision.compute, overlap).total
@@ -202,6 +203,7 @@ def step_of(costs: BertCosts, choice: StepOptions) -> dict[str, Any]:
         "shard_over_data": costs.shard_over_data,
         "recompute": choice.recompute,
         "reshard_after_forward": choice.reshard_after_forward,
+        "keep_budget": choice.keep_budget,
         "device": costs.device,
     }
 
@@ -239,11 +241,17 @@ def dry_beside_prediction(
     shard_over_data: bool = False,
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
+    keep_budget: int = 0,
     device: Device = "cpu",
 ) -> list[Comparison]:
     """Every figure of one step of `rank`, counted in a dry step and predicted without: traffic and what stays by
     formulas, the rest from dry steps of few layers. Args, Raises: see `dry_step`."""
-    choice = StepOptions(micro_batches=micro_batches, recompute=recompute, reshard_after_forward=reshard_after_forward)
+    choice = StepOptions(
+        micro_batches=micro_batches,
+        recompute=recompute,
+        reshard_after_forward=reshard_after_forward,
+        keep_budget=keep_budget,
+    )
     step: dict[str, Any] = {
         **asdict(choice),
         "rank": rank,
@@ -270,6 +278,7 @@ def dry_beside_prediction(
             micro_batches=micro_batches,
             norm=_NORM,
             reshard_after_forward=reshard_after_forward,
+            keep_budget=keep_budget,
             recompute=recompute,
             summed=held(config, shape, rank).summed(optimizer),
             shard_over_data=shard_over_data,

@@ -99,6 +99,7 @@ def _as_planned(
             "positions": table[table[0] != config.positions],
             "recompute": choice.recompute,
             "reshard_after_forward": choice.reshard_after_forward,
+            "keep_budget": choice.keep_budget // 2**20,
         },
         "optimizer": {"kind": costs.optimizer, "shard_over_data": costs.shard_over_data},
         "precision": {"compute": costs.compute, "reduce": costs.reduce},

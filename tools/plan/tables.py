@@ -130,6 +130,7 @@ _KIND_LEGEND = {
 }
 _BACKWARD_LEGEND = {
     "kept gathers": "gathered inputs and weights stay (--model.no-reshard-after-forward)",
+    "MiB kept": "those that fit in so much memory stay (--model.keep-budget), and the others are gathered again",
     "shards alone": "they are gathered again",
     "recompute attention": "and attention is computed again",
     "recompute layer": "and whole layers are computed again",
@@ -188,19 +189,20 @@ def peak_of(plan: BoxPlan) -> str:
 
 def table(plans: Sequence[BoxPlan], cluster: Cluster, compute: str) -> list[str]:
     lines = format_table(HEADER, [row(plan, cluster, compute) for plan in plans])
-    told = {
+    sources = {
         True: "peak: counted in dry steps of the real code",
         False: "peak with >: a formula's lower bound; a count may find that the box needs more than there is",
     }
     known = {plan.cost.memory.counted for plan in plans}
     kinds, kept = {kind_of(plan.shape) for plan in plans}, {spent(plan) for plan in plans}
-    legends = [
-        f"{column}: " + "; ".join(f"{name} = {meaning}" for name, meaning in legend.items() if name in shown)
-        for column, legend, shown in (("kind", _KIND_LEGEND, kinds), ("for backward", _BACKWARD_LEGEND, kept))
-        if shown & {*legend}
+    columns = (("kind", _KIND_LEGEND, kinds), ("for backward", _BACKWARD_LEGEND, kept))
+    shown = [
+        (column, [f"{name} = {meaning}" for name, meaning in legend.items() if any(name in each for each in cells)])
+        for column, legend, cells in columns
     ]
+    legends = [f"{column}: {'; '.join(told)}" for column, told in shown if told]
     # Times, bytes on the wire and FLOPs are formulas for all.
-    return [*lines, *legends, *(told[each] for each in (True, False) if each in known)]
+    return [*lines, *legends, *(sources[each] for each in (True, False) if each in known)]
 
 
 def run_lines(command: str, cluster: Cluster) -> list[str]:
@@ -231,9 +233,7 @@ def inside(shape: CubeShape, cluster: Cluster) -> str:
 
 def spent(plan: BoxPlan) -> str:
     """What memory is spent on, or saved by."""
-    if plan.choice.recompute != "none":
-        return f"recompute {plan.choice.recompute}"
-    return "shards alone" if plan.choice.reshard_after_forward else "kept gathers"
+    return plan.choice.words
 
 
 def details(plan: BoxPlan, cluster: Cluster) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensor3d import CubeShape
+from tensor3d.cost_model.step_cost import StepOptions
 from tools.common.units import in_bytes, in_time, number_of
 from tools.report.charts import Columns, scatter
 from tools.report.page import Cell, Section, Table
@@ -52,7 +53,7 @@ def _search(search: Mapping[str, Any], limit: float, ranks: str | None) -> list[
     data: Columns = {name: [] for name in ("box", "kind", "seconds", "GB", "memory", "time", "limited by")}
     rows = []
     for place, plan in enumerate(plans, 1):
-        shape, memory, choice = CubeShape(**plan["box"]), plan["memory"], plan["choice"]
+        shape, memory, choice = CubeShape(**plan["box"]), plan["memory"], StepOptions(**plan["choice"])
         peak = f"{'' if memory['counted'] else '> '}{in_bytes(memory['peak'])}"
         values = (str(shape), plan["kind"], plan["seconds"], memory["peak"] / 1e9, peak, in_time(plan["seconds"]))
         for column, value in zip(data.values(), (*values, plan["limit"]), strict=True):
@@ -67,10 +68,8 @@ def _search(search: Mapping[str, Any], limit: float, ranks: str | None) -> list[
                 Cell(f"{plan['tokens_per_second']:,.0f}", plan["tokens_per_second"]),
                 Cell(f"{plan['mfu']:.1%}", plan["mfu"]),
                 Cell(peak, memory["peak"]),
-                Cell(f"{choice['micro_batches']:,}", choice["micro_batches"]),
-                f"recompute {choice['recompute']}"
-                if choice["recompute"] != "none"
-                else ("shards alone" if choice["reshard_after_forward"] else "kept gathers"),
+                Cell(f"{choice.micro_batches:,}", choice.micro_batches),
+                choice.words,
                 " ".join(plan["wire"]),
             ]
         )

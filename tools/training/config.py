@@ -16,6 +16,7 @@ import tyro
 from models.bert import PRESETS, BertConfig, ReplacedTokens
 from models.bert.config import WITHOUT_TYPES, Family
 from tensor3d.attention import Backend
+from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import MaskingRules
 from tensor3d.data.masking import MASKED_SHARE
 from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, check_bounds
@@ -164,6 +165,15 @@ class ModelConfig:
     attention alone. The gradients are the same bits."""
     reshard_after_forward: bool = True
     """Gather inputs and weights again in the backward pass; false keeps them: less traffic, more memory."""
+    keep_budget: Annotated[int, AtLeast(0)] = 0
+    """MiB of each rank for gathered inputs and weights that stay for the backward pass of a micro-batch, and are not
+    gathered again: each product's are looked at alone, and those come first that spare most for a byte. 0: none stay,
+    or, with reshard_after_forward = false, all of them."""
+
+    @property
+    def keep_bytes(self) -> int:
+        """`keep_budget` in bytes."""
+        return self.keep_budget * 2**20
 
     @property
     def has_dropout(self) -> bool:
@@ -466,6 +476,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         _check_data(self.data, self.model)
+        check_kept(self.model.keep_budget, self.model.reshard_after_forward)
         self.data.masking(self.run.steps)  # checks the shares
         _check_schedule(self.optimizer)
         _check_ramp(self)
@@ -505,6 +516,14 @@ def _check_data(data: DataConfig, model: ModelConfig) -> None:
             f"data.groups={data.groups} must divide data.shards={data.shards}, and be 1 when binned. (On samples, set "
             "data.shards to theirs.)"
         )
+
+
+def check_kept(keep_budget: int, reshard_after_forward: bool) -> None:
+    """Raises ValueError for a budget where everything stays."""
+    try:
+        check_keep_budget(keep_budget, reshard_after_forward)
+    except ValueError as problem:
+        raise ValueError(f"model.{problem}") from None
 
 
 def _check_replaced(recipe: TrainConfig) -> None:

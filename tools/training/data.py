@@ -101,6 +101,14 @@ class TrainData:
             stack.pop_all()  # the feed closes the peers now
         return feed
 
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Token slots of a micro-batch, over all planes."""
+        shape, batch = self._cube.shape, self._recipe.batch
+        packs_per_rank = fit_packs_per_rank(ramp(batch).unit(self.global_batch), shape, batch.packs_per_rank)
+        layout = BatchLayout(shape=shape, rank=0, packs_per_rank=packs_per_rank, capacity=self.data.capacity)
+        return layout.micro_batch * layout.capacity
+
     def loader(self, start_step: int = 0, end_step: int | None = None) -> Loader:
         """The steps of this rank. To be closed, best by a `with`."""
         batch = self._recipe.batch

@@ -27,8 +27,9 @@ from torch.distributed.tensor import DTensor
 from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining, ReplacedTokens
 from models.bert.cost_model.memory import Device, MicroBatchShape
 from models.bert.cost_model.param_shapes import OptimizerName
-from tensor3d import CommStats, Cube, CubeShape, Sequences, local
+from tensor3d import CommStats, Cube, CubeShape, Sequences, keep_gathered, local
 from tensor3d.cost_model.comm_volume import Bytes
+from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import PackedBatch, TrainBatch
 from tensor3d.layers.attention import Recompute
 from tensor3d.optim import GradScaler
@@ -182,6 +183,7 @@ def dry_step(
     shard_over_data: bool = False,
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
+    keep_budget: int = 0,
     replaced: ReplacedTokens | None = None,
     device: Device = "cpu",
     wire_buffers: bool = False,
@@ -195,19 +197,21 @@ def dry_step(
         micro_batches: of a step. Two are run; what further ones receive follows, and the peak stays.
         types, optimizer, shard_over_data: as a recipe has them.
         recompute, reshard_after_forward: as in `BertModel`.
+        keep_budget: bytes for gathered operands that stay for backward (`tensor3d.keep_gathered`).
         replaced: of an ELECTRA, whose generator is counted as part of the embeddings. None: a BERT.
         device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
             only a process that has not run autograd before can say: see `counted_step`.
         wire_buffers: see `LiveBytes`.
 
     Raises:
-        ValueError: this process is in a process group, a rank that the cube does not have, no micro-batch, or sizes or
-            rows that do not divide on the cube.
+        ValueError: this process is in a process group, a rank that the cube does not have, no micro-batch, a budget
+            where everything stays, or sizes or rows that do not divide on the cube.
     """
     if not 0 <= rank < shape.ranks:
         raise ValueError(f"{shape} has the ranks 0 to {shape.ranks - 1}. Got {rank}.")
     if micro_batches < 1:
         raise ValueError(f"a step needs at least 1 micro-batch. Got {micro_batches}.")
+    check_keep_budget(keep_budget, reshard_after_forward)
     config.check(shape)
     place = stand_in_device() if device == "cuda" else torch.device("cpu")
     with _alone(shape, rank), torch.random.fork_rng(devices=[]):
@@ -231,6 +235,8 @@ def dry_step(
                 model, objective = _model(
                     config, replaced, cube, recompute=recompute, reshard_after_forward=reshard_after_forward
                 )
+            if keep_budget:
+                keep_gathered(model, cube, load.rows * shape.planes, keep_budget)
             recipe = OptimizerConfig(kind=optimizer, shard_over_data=shard_over_data)
             stepping = make_optimizer(model, recipe, cube, betas=(0.9, 0.999))
             sequences = _moved(on_host, place)
@@ -471,9 +477,9 @@ def counted_memory(
     """That of a dry step (arguments as of `dry_step`), which takes seconds however many layers the model has.
 
     Layers alike add alike: two dry steps, of 3 and 4 layers, are extended to the depth of the model. Where windows come
-    in turns, the two are one turn apart. Copies of the box beyond the second need nothing, unless they share the
-    optimiser's state, but to set up groups of so many ranks takes long: they are left out. Kept by box: asking again
-    costs nothing.
+    in turns, the two are one turn apart. With a budget for gathered operands layers are not alike, and all are run,
+    which takes longer. Copies of the box beyond the second need nothing, unless they share the optimiser's state, but
+    to set up groups of so many ranks takes long: they are left out. Kept by box: asking again costs nothing.
     """
     if shape.data > 2 and not step.get("shard_over_data"):  # copies of the box follow each other in the order of ranks
         rank, shape = rank % (shape.ranks // shape.data), replace(shape, data=2)
@@ -485,7 +491,7 @@ def counted_traffic(config: BertConfig, shape: CubeShape, load: MicroBatchShape,
     """Bytes that a rank receives in a dry step, by axis and kind (arguments as of `dry_step`): for models of which no
     closed form says it. Of deep models two shallow ones are extended, as in `counted_memory`."""
     deeper = _DEPTH + 1
-    if config.layers <= deeper or config.window is not None:
+    if config.layers <= deeper or config.window is not None or step.get("keep_budget"):
         return counted_step(config, shape, load, **step).received
     low, high = (
         each.received
@@ -498,7 +504,7 @@ def counted_traffic(config: BertConfig, shape: CubeShape, load: MicroBatchShape,
 def _memory_of_box(config: BertConfig, shape: CubeShape, load: MicroBatchShape, **step: Any) -> StepMemory:
     turn = 1 if config.window is None else config.global_every or _GLOBAL_EVERY
     deeper = _DEPTH + turn + (config.layers - _DEPTH) % turn
-    if config.layers <= deeper:
+    if config.layers <= deeper or step.get("keep_budget"):
         return counted_step(config, shape, load, **step).memory
     depths = [replace(config, layers=layers) for layers in (deeper - turn, deeper)]
     low, high = (asdict(each.memory) for each in _counted(depths, shape, load, **step))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from models.bert import BertConfig
 from models.bert.cost_model.comm_volume import micro_batch_traffic, read_slots, step_traffic
 from models.bert.cost_model.electra import electra_flops, electra_parameters
 from models.bert.cost_model.flops import model_flops
+from models.bert.cost_model.kept_operands import keepable_bytes, kept_products
 from models.bert.cost_model.memory import Device, MicroBatchShape
 from models.bert.cost_model.param_shapes import held, parameters
 from tensor3d import CubeShape
@@ -150,6 +152,7 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
         shard_over_data=recipe.optimizer.shard_over_data,
         recompute=recipe.model.recompute,
         reshard_after_forward=recipe.model.reshard_after_forward,
+        keep_budget=recipe.model.keep_bytes,
         replaced=recipe.replaced_tokens,
         device=device,
         wire_buffers=device == "cpu",  # which gloo connects
@@ -196,25 +199,27 @@ def _expected_traffic(
             shard_over_data=recipe.optimizer.shard_over_data,
             recompute=recipe.model.recompute,
             reshard_after_forward=recipe.model.reshard_after_forward,
+            keep_budget=recipe.model.keep_bytes,
             replaced=recipe.replaced_tokens,
         )
     read = slots if recipe.speed.read_rows_only else None
-    speed = recipe.model
-    rows, recompute = (load.rows, load.masked, load.first), speed.recompute
+    rows, of_backward = (load.rows, load.masked, load.first), recipe.model
+    made: dict[str, Any] = {
+        "reshard_after_forward": of_backward.reshard_after_forward,
+        "keep_budget": of_backward.keep_bytes,
+        "recompute": of_backward.recompute,
+        "read": read,
+    }
     total = step_traffic(
         config,
         wire,
         *rows,
         norm=3,  # the gradients', the ranks that a signal has asked to stop, and those whose loss is not finite
-        reshard_after_forward=speed.reshard_after_forward,
-        recompute=recompute,
-        read=read,
         summed=held(config, wire.shape).summed(recipe.optimizer.kind),
         shard_over_data=recipe.optimizer.shard_over_data,
+        **made,
     )
-    further = micro_batch_traffic(
-        config, wire, *rows, reshard_after_forward=speed.reshard_after_forward, recompute=recompute, read=read
-    )
+    further = micro_batch_traffic(config, wire, *rows, **made)
     for key, count in further.items():
         total[key] += (micro_batches - 1) * count
     return total
@@ -424,6 +429,7 @@ def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device
             f"{in_bytes(memory.saved)}: {before} {in_bytes(memory.embeddings)}, {expected.config.layers} layers "
             f"{in_bytes(memory.layers)}, heads {in_bytes(memory.heads)}",
         ),
+        *_kept(recipe, shape, expected),
         ("most at once", in_bytes(memory.peak)),
     ]
     what, available = _available(shape.ranks)
@@ -431,6 +437,27 @@ def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device
         fits = "fits" if memory.peak < 0.9 * available else "hardly fits" if memory.peak < available else "does not fit"
         rows.append(("there is", f"{in_bytes(available)} {what}: {fits} here"))
     return rows
+
+
+def _kept(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate) -> Rows:
+    """What the budget is spent on; there is no closed form of an ELECTRA's two models."""
+    budget, model = recipe.model.keep_bytes, recipe.model
+    if not budget or recipe.replaced_tokens is not None:
+        return []
+    element = _BYTES[recipe.precision.compute]
+    kept = kept_products(
+        expected.config,
+        shape,
+        expected.load.rows,
+        element,
+        budget=budget,
+        recompute=model.recompute,
+        weight_group_bytes=recipe.speed.weight_group_bytes,
+    )
+    whole = keepable_bytes(expected.config, shape, expected.load.rows, element, model.recompute)
+    return [
+        ("of it gathered operands", f"at most {in_bytes(kept.held_bytes)} of {in_bytes(whole)} (model.keep_budget)")
+    ]
 
 
 def _traffic_rows(expected: RunEstimate) -> Rows:

@@ -14,7 +14,7 @@ from models.bert import BertForPreTraining, ElectraForPreTraining, PreTrainingOu
 from models.bert.cost_model.electra import electra_step_flops
 from models.bert.cost_model.flops import step_flops
 from models.bert.graphed import GraphedBert
-from tensor3d import Cube, check_parameters, checkpoint
+from tensor3d import Cube, check_parameters, checkpoint, keep_gathered
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import Loader, PretrainingData, TrainBatch, evaluation_batches
 from tensor3d.data.packed_batch import PackedBatch
@@ -248,6 +248,8 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         else:
             self.model = ElectraForPreTraining(config, replaced, cube, **made)
             objective = ReplacedTokensObjective(self.model)
+        if memory.keep_budget:
+            keep_gathered(self.model, cube, feed.micro_batch_tokens, memory.keep_bytes)
         check_parameters(self.model.parameters(), cube)
         super().__init__(
             self.model,

@@ -24,7 +24,8 @@ from tools.training.config import TrainConfig, from_table
 
 # What may differ when a run goes on: where things lie, how long it takes, and what changes no result.
 _FREE_DATA = ("source", "plans")
-_FREE_MODEL = ("recompute", "reshard_after_forward", "positions")  # positions are compared as they come out
+# Positions are compared as they come out.
+_FREE_MODEL = ("recompute", "reshard_after_forward", "keep_budget", "positions")
 # What must stay for weights to mean the same in another run.
 _SIZES = (
     "family",

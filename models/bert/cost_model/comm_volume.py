@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from models.bert.config import BertConfig
+from models.bert.cost_model.kept_operands import KeptProducts, kept_products
 from models.bert.cost_model.param_shapes import held, layer_norms
 from tensor3d.cost_model.comm_volume import (
     Bytes,
     CommModel,
+    Kept,
     Side,
     block_products,
     cross_entropy,
@@ -37,6 +39,7 @@ def micro_batch_traffic(
     first: int,
     *,
     reshard_after_forward: bool = True,
+    keep_budget: int = 0,
     recompute: Recompute = "none",
     read: int | None = None,
 ) -> Bytes:
@@ -45,16 +48,28 @@ def micro_batch_traffic(
     Args:
         rows: tokens of a plane; masked, first: slots of a plane for masked positions and for [CLS].
         reshard_after_forward, recompute: as the model was made.
+        keep_budget: bytes, as `keep_gathered` was given for micro-batches of so many rows. 0: it was not called.
         read: slots of a plane for the rows that the last layer computes. None: all rows.
     """
     hidden, vocab, columns = config.hidden, config.vocab, config.embedding_size
+    kept = kept_products(
+        config,
+        wire.shape,
+        rows,
+        wire.compute,
+        reshard_after_forward=reshard_after_forward,
+        budget=keep_budget,
+        recompute=recompute,
+        weight_group_bytes=wire.weight_group_bytes,
+    )
+    dense = _dense_of_heads(config, masked, first)
     parts = [
         embedding(wire, rows, vocab, columns),
         layer_norm(wire, rows),
-        _layers(config, wire, rows, not reshard_after_forward, recompute == "layer", read),
+        _layers(config, wire, rows, kept, recompute == "layer", read),
         # masked-LM head
         select(wire, masked, hidden),
-        block_products(wire, _dense_of_heads(config, masked, first), kept="weight"),
+        block_products(wire, dense, kept=(kept.dense, kept.pooler)[: len(dense)]),
         layer_norm(wire, masked, "y"),
         turn(wire, masked, columns),
         vocab_projection(wire, masked, columns, vocab),
@@ -68,7 +83,7 @@ def micro_batch_traffic(
             narrow_head(wire, first, 2, "y"),
         ]
     if config.has_projection:
-        parts += [product(wire, rows, columns, hidden, "z"), turn(wire, rows, hidden)]
+        parts += [product(wire, rows, columns, hidden, "z", kept=kept.projection), turn(wire, rows, hidden)]
     if config.pre_norm:
         parts.append(layer_norm(wire, rows if read is None else read))
     return together(parts)
@@ -98,6 +113,7 @@ def step_traffic(
     micro_batches: int = 1,
     norm: int = 1,
     reshard_after_forward: bool = True,
+    keep_budget: int = 0,
     recompute: Recompute = "none",
     read: int | None = None,
     summed: int = 0,
@@ -106,13 +122,21 @@ def step_traffic(
     """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and what the optimiser sends.
 
     Args:
-        read: as of `micro_batch_traffic`.
+        keep_budget, read: as of `micro_batch_traffic`.
         norm: numbers in the sum of the gradient norm and what goes along with it; 0: gradients are not clipped.
         summed: numbers that the optimiser sums over all ranks (`ParamMemory.summed`).
         shard_over_data: whether its state is sharded over data, so that weights are gathered after the step.
     """
     one = micro_batch_traffic(
-        config, wire, rows, masked, first, reshard_after_forward=reshard_after_forward, recompute=recompute, read=read
+        config,
+        wire,
+        rows,
+        masked,
+        first,
+        reshard_after_forward=reshard_after_forward,
+        keep_budget=keep_budget,
+        recompute=recompute,
+        read=read,
     )
     return times(one, micro_batches) + end_of_step_traffic(
         config, wire, norm=norm, summed=summed, shard_over_data=shard_over_data
@@ -135,14 +159,18 @@ def _gathered(config: BertConfig, wire: CommModel) -> Bytes:
     return wire.gathered_in_buckets("data", held(config, wire.shape, wire.rank).gathered)
 
 
-def _layers(config: BertConfig, wire: CommModel, rows: int, kept: bool, recomputed: bool, read: int | None) -> Bytes:
-    """Layers with as many norms send the same: a planner asks thousands of times for models of a hundred layers."""
-    kinds: Counter[tuple[int, int | None]] = Counter(
-        (layer_norms(config, number), None) for number in range(config.layers - 1)
+def _layers(
+    config: BertConfig, wire: CommModel, rows: int, kept: KeptProducts, recomputed: bool, read: int | None
+) -> Bytes:
+    """Layers with as many norms that keep the same send the same: a planner asks thousands of times for models of a
+    hundred layers."""
+    kinds: Counter[tuple[int, tuple[Kept, ...], int | None]] = Counter(
+        (layer_norms(config, number), kept.of_layer(number), None) for number in range(config.layers - 1)
     )
-    kinds[layer_norms(config, config.layers - 1), read] += 1
+    last = config.layers - 1
+    kinds[layer_norms(config, last), kept.of_layer(last), read] += 1
     total: Bytes = Counter()
-    for (norms, chosen), layers in kinds.items():
+    for (norms, of_products, chosen), layers in kinds.items():
         one = transformer_layer(
             wire,
             rows,
@@ -151,7 +179,7 @@ def _layers(config: BertConfig, wire: CommModel, rows: int, kept: bool, recomput
             gated=config.encoder == "modern",
             norms=norms,
             pre_norm=config.pre_norm,
-            kept=kept,
+            kept=of_products,
             recomputed=recomputed,
             chosen=chosen,
         )

@@ -12,7 +12,7 @@ For the backward pass a layer keeps at least, in elements,
 
 and the masked-LM head the logits, R V / yz, and, where x is more than 1, its gathered weight, V H / yz. Where gathers
 are kept, what was gathered counts, and the gathered weights; where a layer is recomputed, its input alone, and all of
-it in the one layer whose turn it is.
+it in the one layer whose turn it is. Of a budget for gathered operands what fits in it counts, product by product.
 
 Not in it: statistics, masks, indices, embeddings, what attention's kernels keep, what comes and goes. All of that is
 counted by running the step (`tools.training.dry_step`), which takes seconds a box; a planner that looks at thousands of
@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.bert.config import BertConfig
+from models.bert.cost_model.kept_operands import kept_products, layer_products
 from models.bert.cost_model.param_shapes import OptimizerName, held
-from tensor3d.cost_model.comm_volume import CommModel, chunk
+from tensor3d.cost_model.comm_volume import CommModel, Kept, Side, chunk, other
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 
 Device = Literal["cpu", "cuda"]
@@ -105,7 +106,45 @@ def _kept(
         found = (config.layers * state, layer - state - first, logits)
     else:
         found = (config.layers * layer - first, 0, logits)  # the first has a LayerNorm less
+    if choice.keep_budget:
+        layers, heads = _within_budget(config, wire, load, choice)
+        found = (found[0] + layers, found[1], found[2] + heads)
     return found[0] * wire.compute, found[1] * wire.compute, found[2] * wire.compute
+
+
+def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions) -> tuple[int, int]:
+    """Elements that a budget keeps beside the shards that stay anyway: before the heads, and in them."""
+    kept = kept_products(
+        config,
+        wire.shape,
+        load.rows,
+        wire.compute,
+        budget=choice.keep_budget,
+        recompute=choice.recompute,
+        weight_group_bytes=wire.weight_group_bytes,
+    )
+
+    def more(rows: int, k: int, n: int, face: Side, of_it: Kept, *, shard_stays: bool) -> int:
+        # A product's input lies on this rank in a share of what is gathered of it.
+        members, columns = wire.size(other(face)), k // wire.size(face)
+        own = rows // members if shard_stays else 0
+        inputs = (rows - own) * columns if of_it in (True, "input") else 0
+        weights = chunk(n, members, wire.index(other(face))) * columns
+        return inputs + (weights if of_it in (True, "weight") else 0)
+
+    hidden, columns = config.hidden, config.embedding_size
+    layers = sum(
+        number * more(load.rows, k, n, face, of_them, shard_stays=True)
+        for (k, n, face), count in zip(layer_products(config), kept.layers, strict=True)
+        for of_them, number in count.runs(config.layers)
+    )
+    layers += more(load.rows, columns, hidden, "z", kept.projection, shard_stays=False)
+    if wire.size("x") > 1:  # weights of heads stay, whatever the budget
+        return layers, 0
+    heads = more(load.masked, hidden, columns, "z", kept.dense, shard_stays=False)
+    if config.next_sentence:
+        heads += more(load.first, hidden, hidden, "z", kept.pooler, shard_stays=False)
+    return layers, heads
 
 
 def _layer(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device) -> int:

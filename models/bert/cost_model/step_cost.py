@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from models.bert.config import BertConfig
 from models.bert.cost_model.comm_volume import end_of_step_traffic, micro_batch_traffic
 from models.bert.cost_model.flops import model_flops, work
+from models.bert.cost_model.kept_operands import keepable_bytes, kept_products, layer_products
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, ParamMemory, held
-from tensor3d.cost_model.comm_volume import Bytes, CommModel, Side, chunk
+from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, chunk
 from tensor3d.cost_model.step_cost import Memory, Product, StepCost, StepOptions
 from tensor3d.data.masking import MASKED_SHARE, MaskingRules
 from tensor3d.distributed.cube_shape import CubeShape
@@ -159,6 +160,10 @@ class BertCosts:
         every = sorted({*small, *(each // n for n in small)})
         return [n for n in every if each // n * shape.z * self.batch.capacity % shape.y == 0]
 
+    def keepable(self, shape: CubeShape, choice: StepOptions) -> int:
+        rows = self._load(shape, choice).rows
+        return keepable_bytes(self.config, shape, rows, BYTES[self.compute], choice.recompute)
+
     def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
         if (shape, choice) not in self._memories:  # a search asks whether it fits, then for its cost
             wire, load = self._wire(shape), self._load(shape, choice)
@@ -185,7 +190,7 @@ class BertCosts:
         return StepCost(
             wire=wire,
             choice=choice,
-            products=self._products(load, choice),
+            products=self._products(shape, load, choice),
             micro=micro,
             micro_calls=micro_calls,
             once=once,
@@ -228,7 +233,12 @@ class BertCosts:
         """Of a micro-batch, and of what comes once a step."""
         rows = (load.rows, load.masked, load.first)
         micro = micro_batch_traffic(
-            self.config, wire, *rows, reshard_after_forward=choice.reshard_after_forward, recompute=choice.recompute
+            self.config,
+            wire,
+            *rows,
+            reshard_after_forward=choice.reshard_after_forward,
+            keep_budget=choice.keep_budget,
+            recompute=choice.recompute,
         )
         return micro, end_of_step_traffic(
             self.config,
@@ -238,32 +248,30 @@ class BertCosts:
             shard_over_data=self.shard_over_data,
         )
 
-    def _products(self, load: MicroBatchShape, choice: StepOptions) -> tuple[Product, ...]:
-        config, hidden = self.config, self.config.hidden
-        into = config.inner_size * (2 if config.encoder == "modern" else 1)
-        sizes: list[tuple[int, int, Side]] = [
-            (hidden, 3 * hidden, "z"),
-            (hidden, hidden, "y"),
-            (hidden, into, "z"),
-            (config.inner_size, hidden, "y"),
-        ]
+    def _products(self, shape: CubeShape, load: MicroBatchShape, choice: StepOptions) -> tuple[Product, ...]:
+        config, hidden, columns = self.config, self.config.hidden, self.config.embedding_size
+        kept = kept_products(
+            config,
+            shape,
+            load.rows,
+            BYTES[self.compute],
+            reshard_after_forward=choice.reshard_after_forward,
+            budget=choice.keep_budget,
+            recompute=choice.recompute,
+        )
+        again = choice.recompute == "layer"
         layers = [
-            Product(
-                rows=load.rows,
-                k=k,
-                n=n,
-                face=face,
-                times=config.layers,
-                kept=not choice.reshard_after_forward,
-                repeated=choice.recompute == "layer",
-            )
-            for k, n, face in sizes
+            Product(rows=load.rows, k=k, n=n, face=face, times=number, kept=of_them, repeated=again)
+            for (k, n, face), count in zip(layer_products(config), kept.layers, strict=True)
+            for of_them, number in count.runs(config.layers)
         ]
-        columns = config.embedding_size
-        heads = [(load.masked, columns, config.vocab), (load.masked, hidden, columns)]
-        heads += [(load.first, hidden, hidden)] if config.next_sentence else []
-        entry = [Product(rows=load.rows, k=columns, n=hidden)] if config.has_projection else []
-        return (*layers, *(Product(rows=rows, k=k, n=n, kept="weight") for rows, k, n in heads), *entry)
+        heads: list[tuple[int, int, int, Kept]] = [
+            (load.masked, columns, config.vocab, "weight"),
+            (load.masked, hidden, columns, kept.dense),
+        ]
+        heads += [(load.first, hidden, hidden, kept.pooler)] if config.next_sentence else []
+        entry = [(load.rows, columns, hidden, kept.projection)] if config.has_projection else []
+        return (*layers, *(Product(rows=rows, k=k, n=n, kept=of_it) for rows, k, n, of_it in (*heads, *entry)))
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""

@@ -10,7 +10,7 @@ import torch
 
 from models.bert import BertForPreTraining
 from models.bert.cost_model.comm_volume import read_slots, step_traffic
-from tensor3d import Cube, CubeShape
+from tensor3d import Cube, CubeShape, keep_gathered
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch, collate
 from tests.models.toy import (
@@ -41,11 +41,13 @@ def _both(shape: Shape, encoder: str, options: dict[str, Any], dtype: torch.dtyp
     """Errors of loss and gradients against the model that computes all rows."""
     torch.set_default_dtype(dtype)
     config, packs, found = toy_config(67, **ENCODERS[encoder]), toy_packs(67, PACKS), {}
-    results = []
+    results, made = [], {name: value for name, value in options.items() if name != "keep_budget"}
     for only in (False, True):
         cube = Cube(*shape)
         cube.manual_seed(0)
-        model = BertForPreTraining(config, cube, read_rows_only=only, **options)
+        model = BertForPreTraining(config, cube, read_rows_only=only, **made)
+        if "keep_budget" in options:
+            keep_gathered(model, cube, PACKS * CAPACITY, options["keep_budget"])
         batch = lay(packs, cube, with_read_rows=only)
         with cube.traffic.counting() as traffic:
             output = model(batch, *totals(packs))
@@ -88,7 +90,8 @@ def test_every_encoder(encoder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"recompute": "layer"}, {"recompute": "attention"}, {"reshard_after_forward": False}]
+    "options",
+    [{"recompute": "layer"}, {"recompute": "attention"}, {"reshard_after_forward": False}, {"keep_budget": 200_000}],
 )
 @pytest.mark.parametrize("encoder", ["post", "pre", "modern"])
 def test_with_what_saves_memory(options: dict[str, Any], encoder: str) -> None:

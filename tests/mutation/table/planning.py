@@ -87,6 +87,13 @@ MUTATIONS = (
         tests=("tests/cost_model/test_search.py::test_memory_decides_what_is_kept",),
     ),
     Mutation(
+        "plan-keeps-more-than-its-budget",
+        "tensor3d/cost_model/kept_operands.py",
+        old="taken = min(found, (budget - held) // size)",
+        new="taken = min(found, -(-(budget - held) // size))",
+        tests=("tests/cost_model/test_kept_operands.py", "tests/layers/test_kept_operands.py"),
+    ),
+    Mutation(
         "plan-takes-what-a-count-refuses",
         "tensor3d/cost_model/search.py",
         old="if memory.peak <= box.limit:",

@@ -59,6 +59,11 @@ def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:
         ("[optimizer]\nlr = 0.0", r"optimizer\.lr must be above 0"),
         ("[optimizer]\nlayer_decay = 1.5", r"optimizer\.layer_decay must be above 0 and at most 1\. Got 1\.5"),
         ("[model]\nvocab = 'embedded'\nfrozen_layers = -1", r"frozen_layers must be at least 0"),
+        ("[model]\nvocab = 'embedded'\nkeep_budget = -1", r"keep_budget must be at least 0"),
+        (
+            "[model]\nvocab = 'embedded'\nkeep_budget = 8\nreshard_after_forward = false",
+            r"model.keep_budget=8 and reshard_after_forward=false exclude each other",
+        ),
         ("[run]\nspeed = 1", r"unknown key run\.speed"),
     ],
 )

@@ -309,7 +309,8 @@ def test_lower_layers_learn_less_and_frozen_ones_nothing(
 def test_frozen_layers_on_a_cube(recipe: Path, tmp_path: Path) -> None:
     more = ("--model.frozen-layers", "1", "--optimizer.layer-decay", "0.7")
     assert run(recipe, tmp_path / "one", *more) == 0
-    assert run_ranks(4, trained, (2, 1, 2, 1), recipe, tmp_path / "cube", *more) == [0] * 4
+    kept = (*more, "--model.keep-budget", "1")
+    assert run_ranks(4, trained, (2, 1, 2, 1), recipe, tmp_path / "cube", *kept) == [0] * 4
     assert losses(tmp_path / "cube/seed-0") == pytest.approx(losses(tmp_path / "one/seed-0"), abs=2e-4)
 
 

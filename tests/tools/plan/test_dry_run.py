@@ -23,11 +23,12 @@ ONE, BOX, TALL = CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(y=8)
 SLABS, FLAT, LARGE = CubeShape(x=8), CubeShape(x=4, y=2), CubeShape(x=4, y=4, z=4)
 TWINS, COPIES = CubeShape(y=2, z=2, data=2), CubeShape(data=4)
 MODERN = {"encoder": "modern", "window": 9, "global_every": 2}
-_QUICK = 2  # of the cases; the others are for the slow tests
+_QUICK = 3  # of the cases; the others are for the slow tests
 Case = tuple[CubeShape, dict[str, Any], dict[str, Any]]
 # The cube; what is changed of the model; of the step.
 CASES: list[Case] = [
     (ONE, {}, {}),
+    (BOX, {"layers": 3}, {"keep_budget": 150_000}),
     (COPIES, {"vocab": 67}, {"shard_over_data": True}),
     (COPIES, {}, {}),
     (TWINS, {"next_sentence": False}, {"optimizer": "stable_adamw"}),
@@ -46,6 +47,8 @@ CASES: list[Case] = [
     (FLAT, {**MODERN, "attention_dropout": 0.1}, {"recompute": "attention", "reshard_after_forward": False}),
     (LARGE, {"norm": "pre"}, {"recompute": "layer", "reshard_after_forward": False, "micro_batches": 2}),
     (TWINS, {"attention_dropout": 0.1, "vocab": 67}, {"optimizer": "lamb"}),
+    (LARGE, {**MODERN, "layers": 5}, {"types": BF16, "keep_budget": 100_000, "micro_batches": 2}),
+    (FLAT, {"family": "electra", "embedding": 24}, {"recompute": "attention", "keep_budget": 300_000}),
     (TWINS, {"vocab": 67}, {"optimizer": "lamb", "shard_over_data": True, "types": NARROW, "micro_batches": 2}),
     (CubeShape(x=2, data=3), MODERN, {"optimizer": "stable_adamw", "shard_over_data": True}),
 ]

@@ -240,6 +240,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.optimizer.shard_over_data is asked["shard_over_data"]
     assert recipe.speed.overlap is (asked["overlap"] != "none")
     choice = {key: getattr(recipe.model, key) for key in ("recompute", "reshard_after_forward")}
+    assert recipe.model.keep_bytes == pick["choice"]["keep_budget"]
     assert choice == {key: pick["choice"][key] for key in choice}
 
 

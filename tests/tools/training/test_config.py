@@ -79,6 +79,12 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("[precision]\ngrowth_interval = 0", r"precision.growth_interval.*\b1.*\b0"),
         ("[model]\npositions = 64", "model.positions=64.*data.max_length=128"),
         ("[model]\nrecompute = 'all'", "model.recompute.*layer.*'all'"),
+        ("[model]\nkeep_budget = -1", r"model.keep_budget.*at least 0. Got -1"),
+        ("[model]\nkeep_budget = 1.5", r"model.keep_budget must be of type int. Got 1.5"),
+        (
+            "[model]\nkeep_budget = 8\nreshard_after_forward = false",
+            r"model.keep_budget=8 and reshard_after_forward=false exclude each other",
+        ),
         (
             "[run]\nevaluate_every_samples = 64",
             "run.evaluate_every=100.*run.evaluate_every_samples=64.*Set one",

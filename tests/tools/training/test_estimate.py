@@ -184,7 +184,7 @@ def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:
     load, matrices = expected.load, sum(len(p.shape) > 1 for p in parameters(expected.config))
     wire = CommModel(shape=EIGHT, compute=2)
     slots = (load.rows, load.masked, load.first)
-    assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, norm=2, summed=2 * matrices)
+    assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, norm=3, summed=2 * matrices)
 
 
 def test_a_state_in_shares_is_part_of_it() -> None:

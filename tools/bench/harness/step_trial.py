@@ -140,6 +140,7 @@ class StepTrial(Trial):
             micro_batches=self._feed.global_batch // layout.micro_batch,
             norm=3,  # the norm, the ranks that want to stop, and those whose loss is not finite
             reshard_after_forward=trainer.recipe.model.reshard_after_forward,
+            keep_budget=trainer.recipe.model.keep_bytes,
             recompute=trainer.recipe.model.recompute,
             read=read_slots(layout.plane_packs, budget, wire) if only_read else None,
             summed=held(trainer.model.config, shape).summed(trainer.recipe.optimizer.kind),

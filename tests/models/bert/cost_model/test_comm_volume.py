@@ -10,7 +10,8 @@ import torch
 
 from models.bert import BertConfig, BertForPreTraining
 from models.bert.cost_model.comm_volume import step_traffic
-from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, clip_grad_norm_
+from models.bert.cost_model.kept_operands import kept_products
+from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, clip_grad_norm_, keep_gathered
 from tensor3d.cost_model.comm_volume import CommModel
 from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
@@ -28,7 +29,10 @@ def counted(
 ) -> dict[str, Any]:
     torch.set_default_dtype(dtype)
     cube = Cube(*shape, precision=precision)
-    model = BertForPreTraining(config, cube, **options)
+    made = {name: value for name, value in options.items() if name != "keep_budget"}
+    model = BertForPreTraining(config, cube, **made)
+    if "keep_budget" in options:
+        keep_gathered(model, cube, packs * CAPACITY, options["keep_budget"])
     step = toy_packs(config.vocab, packs)
     batch = lay(step, cube)
     with cube.traffic.counting() as traffic:
@@ -138,6 +142,34 @@ def test_half_precision_travels_in_half_the_bytes(compute: torch.dtype, reduce: 
 )
 def test_what_is_kept_is_not_gathered_again(recompute: str, reshard_after_forward: bool) -> None:
     check((2, 1, 2, 1), options={"recompute": recompute, "reshard_after_forward": reshard_after_forward})
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "options"),
+    [
+        ((2, 2, 1, 1), {}, {"keep_budget": 40_000}),
+        pytest.param(
+            (2, 2, 2, 1),
+            {"family": "electra", "embedding": 24, "layers": 3},
+            {"keep_budget": 60_000},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param((4, 1, 2, 1), MODERN, {"keep_budget": 30_000, "recompute": "attention"}, marks=pytest.mark.slow),
+        pytest.param((1, 2, 2, 2), {}, {"keep_budget": 10_000, "recompute": "layer"}, marks=pytest.mark.slow),
+    ],
+    ids=["2x2x1", "2x2x2-electra", "4x1x2-modern-attention", "data2-1x2x2-layer"],
+)
+def test_what_fits_in_a_budget_is_not_gathered_again(
+    shape: Shape, changes: dict[str, Any], options: dict[str, Any]
+) -> None:
+    config, (x, y, z, data) = toy_config(67, **changes), shape
+    box, rows = CubeShape(x=x, y=y, z=z, data=data), 16 // (x * data) * CAPACITY
+    recompute = options.get("recompute", "none")
+    kept = kept_products(config, box, rows, 4, budget=options["keep_budget"], recompute=recompute)
+    assert 0 < kept.held_bytes <= options["keep_budget"]
+    if recompute != "layer":
+        assert len({kept.of_layer(number) for number in range(config.layers)}) > 1, "all layers alike prove little"
+    check(shape, config, options=options)
 
 
 def test_one_device_sends_nothing() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from models.bert import PRESETS, BertForPreTraining
+from models.bert.cost_model.kept_operands import kept_products
 from models.bert.cost_model.memory import Device, MicroBatchShape, held_bytes, least_memory
 from models.bert.cost_model.param_shapes import held, held_elements, parameters, replicated_elements
 from tensor3d import Cube, CubeShape, local
 from tensor3d.cost_model.comm_volume import CommModel
+from tensor3d.cost_model.kept_operands import KeptCount
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.optim import AdamW
 from tests.models.toy import Shape, toy_config
@@ -120,6 +122,11 @@ def test_a_layer_of_bert_large_by_hand() -> None:
     # weights of the four.
     gathered = (2 + 1 + 4) * state + 12 * 1024**2 // 4
     assert large(reshard_after_forward=False).saved - large().saved == 2 * 24 * gathered
+    # Within a budget: all have two members, and the smallest, half a MiB, are the output products' weights.
+    budget = 4 * 2**20
+    kept = kept_products(LARGE, WIRE.shape, LOAD.rows, 2, budget=budget)
+    assert (kept.held_bytes, kept.layers[1]) == (budget, KeptCount(weights=8))
+    assert large(keep_budget=budget).saved - large().saved == budget
     # On a CPU the probabilities of eight heads.
     assert large("cpu").saved - large().saved == 2 * 24 * 8 * 8 * 512**2
 

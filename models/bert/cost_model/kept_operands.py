@@ -1,0 +1,100 @@
+"""Which gathered operands a BERT keeps for backward, without making one: as `keep_gathered` chooses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from models.bert.config import BertConfig
+from tensor3d.cost_model.comm_volume import Kept, Side
+from tensor3d.cost_model.kept_operands import GatheringProduct, KeptCount, choose_kept, gathered_bytes
+from tensor3d.distributed.cube_shape import CubeShape
+from tensor3d.layers.attention import Recompute
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptProducts:
+    """What each product of the model keeps."""
+
+    layers: tuple[KeptCount, ...]
+    """Of QKV, output, up and down: how many layers, the first ones, keep an operand."""
+    projection: Kept = False
+    """Of narrower embeddings."""
+    dense: Kept = "weight"
+    """In the masked-LM head; as of the pooler, a budget decides of it where x is 1: else its weight stays."""
+    pooler: Kept = "weight"
+    held_bytes: int = 0
+    """Of what a budget has let stay, were all products of all rows."""
+
+    def of_layer(self, number: int) -> tuple[Kept, ...]:
+        """QKV, output, up and down."""
+        return tuple(count.of(number) for count in self.layers)
+
+
+def layer_products(config: BertConfig) -> list[tuple[int, int, Side]]:
+    """K, N and the face that is read: QKV, output, up (with the gate, if there is one) and down."""
+    hidden, inner = config.hidden, config.inner_size
+    return [
+        (hidden, 3 * hidden, "z"),
+        (hidden, hidden, "y"),
+        (hidden, inner * (2 if config.encoder == "modern" else 1), "z"),
+        (inner, hidden, "y"),
+    ]
+
+
+@lru_cache(4096)
+def kept_products(
+    config: BertConfig,
+    shape: CubeShape,
+    rows: int,
+    element: int,
+    *,
+    reshard_after_forward: bool = True,
+    budget: int = 0,
+    recompute: Recompute = "none",
+    weight_group_bytes: int | None = None,
+) -> KeptProducts:
+    """
+    Args:
+        rows: tokens of a plane.
+        element: bytes, of what is gathered.
+        reshard_after_forward, recompute: as the model was made.
+        budget: bytes for `keep_gathered`; 0: it was not called.
+        weight_group_bytes: as of `ExecutionPolicy`.
+    """
+    every = config.layers * (not reshard_after_forward)
+    plain = (KeptCount(inputs=every, weights=every),) * 4
+    if not budget:
+        return KeptProducts(layers=plain)
+    products = _products(config, shape, element, recompute)
+    chosen = choose_kept(list(products.values()), shape, rows, budget, weight_group_bytes)
+    counts = dict(zip(products, chosen.counts, strict=True))
+    layers = tuple(counts.get(f"layers.{number}", plain[number]) for number in range(4))
+    alone: dict[str, Kept] = {name: counts[name].of(0) for name in ("projection", "dense", "pooler") if name in counts}
+    return KeptProducts(layers=layers, held_bytes=chosen.held_bytes, **alone)
+
+
+def keepable_bytes(config: BertConfig, shape: CubeShape, rows: int, element: int, recompute: Recompute) -> int:
+    """The budget that keeps all; arguments as of `kept_products`."""
+    return gathered_bytes(list(_products(config, shape, element, recompute).values()), shape, rows)
+
+
+@lru_cache(4096)
+def _products(config: BertConfig, shape: CubeShape, element: int, recompute: Recompute) -> dict[str, GatheringProduct]:
+    """By name. Those of layers that are computed again are left alone."""
+    hidden, columns, after = config.hidden, config.embedding_size, 1 + 4 * config.layers
+
+    def one(place: int, k: int, n: int) -> GatheringProduct:
+        return GatheringProduct(k=k, n=n, element=element, places=range(place, place + 1))
+
+    found = {"projection": one(0, columns, hidden)} if config.has_projection else {}
+    if recompute != "layer":
+        for number, (k, n, face) in enumerate(layer_products(config)):
+            found[f"layers.{number}"] = GatheringProduct(
+                k=k, n=n, face=face, element=element, places=range(1 + number, after, 4), block=0
+            )
+    if shape.x == 1:
+        found["dense"] = one(after, hidden, columns)
+        if config.next_sentence:
+            found["pooler"] = one(after + 1, hidden, hidden)
+    return found
