@@ -273,6 +273,19 @@ def test_budgets_by_memory_are_what_the_page_says(capsys: pytest.CaptureFixture[
         assert (f"--model.keep-budget {budget} " in printed) is (memory != "40GB")
 
 
+def test_picks_with_budgets_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    (words,) = re.findall(
+        r"^    python -m tools.plan (--model 100b .* --ranks 32,64,2048 --quick)$", page, re.MULTILINE
+    )
+    rows = re.findall(r"^\| ([\d,]+) \| .* \| (.*) \| (.* MiB) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    assert main([*words.split(), "--quick"]) == 0
+    printed = capsys.readouterr().out.replace("minutes", "min")
+    for ranks, box, kept, step in rows[:2]:  # of 2,048 ranks all boxes take a second
+        assert re.search(rf"^{ranks} +{re.escape(box)} .* {kept} kept +{step} ", printed, re.MULTILINE)
+
+
 def test_the_papers_formulas_are_not_of_gates(capsys: pytest.CaptureFixture[str]) -> None:
     for model, shown in (("roberta-base", True), ("modernbert-base", False)):
         assert main(["--model", model, "--global-batch", "64", "--quick"]) == 0
