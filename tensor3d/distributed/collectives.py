@@ -84,7 +84,7 @@ class CommHandle:
             self._work = self._inputs = None
             if self._finish is not None:
                 finish, self._finish = self._finish, None
-                self._result = finish(self._result)
+                self._result = finish(self._result, self._wait_for)
         if self._rows is not None:
             self._result, self._rows = self._result[: self._rows], None
         if self._result.dtype != self._dtype:

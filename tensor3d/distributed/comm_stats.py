@@ -72,7 +72,7 @@ class CommObserver(Protocol):
         """It travels from now on."""
 
     def waits(self, place: Place) -> None:
-        """The host needs its result."""
+        """The host needs its result. A second time, of the same, where it comes in two exchanges (gloo.py)."""
 
     def has(self, place: Place) -> None:
         """The host has it; on a GPU, the device will."""

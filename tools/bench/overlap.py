@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +65,8 @@ class Trace:
         begin = self._note("waits", place)
         self._waiting = record_function(WAITING)
         self._waiting.__enter__()
-        rest = self._issued.pop(place[0], begin) + self.latency - begin
+        issued = self._issued.pop(place[0], None)  # None: for its second exchange, and the latency is that of both
+        rest = 0.0 if issued is None else issued + self.latency - begin
         if self.latency and rest > 0:
             time.sleep(rest)
 
@@ -101,6 +102,8 @@ def replayed(events: Sequence[Event], latency: float) -> float:
         elif event.number in began:
             took = event.at - issued[event.number] if event.at - asked > _AT_ONCE else 0.0
             now = max(now, began.pop(event.number) + max(took, latency))
+        else:  # its second exchange, as long as it was
+            now += event.at - before
         before = event.at
     return now
 
@@ -250,6 +253,9 @@ class OverlapCommand(Sizes, Benchmark[tuple[CubeShape, list[float]]]):
     """Steps before that, at least 2: the first one learns in which order weights are used."""
     rounds: Count = 5
     """Turns that each gets; the steps are dealt out over them."""
+    tolerance: Annotated[float, AtLeast(0)] = 0.0
+    """Largest error of a predicted gain, as a share of the step without overlap, at which the status is still 0. 0:
+    any."""
 
     def plan(self) -> tuple[CubeShape, list[float]]:
         """The cube, and the latencies in seconds."""
@@ -281,8 +287,10 @@ class OverlapCommand(Sizes, Benchmark[tuple[CubeShape, list[float]]]):
             turns = dict(zip(cases, take_case_turns(part, names, counts, shown=shown), strict=True))
             facts = part.call(OverlapTrial.get_facts)
         base = {side: turns[side, 0.0] for side in SIDES}
+        collectives = max(rank["none"].collectives for rank in facts)
         results = [
-            latency_figures(latency, {side: turns[side, latency] for side in SIDES}, base) for latency in latencies
+            latency_figures(latency, {side: turns[side, latency] for side in SIDES}, base, collectives)
+            for latency in latencies
         ]
         same = all(rank[side].same_bits for rank in facts for side in SIDES)
         lines = [
@@ -298,7 +306,8 @@ class OverlapCommand(Sizes, Benchmark[tuple[CubeShape, list[float]]]):
             "results": as_json(results),
             "facts": [{side: dataclasses.asdict(fact) for side, fact in rank.items()} for rank in facts],
         }
-        return Report(lines=lines, content=content, faults=faults(facts), shown=shown)
+        found = [*faults(facts), *far_off(results, self.tolerance)]
+        return Report(lines=lines, content=content, faults=found, shown=shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +327,11 @@ class LatencyFigures:
     gain_predicted: float | None
     """The same, from the steps without latency: what the order of issues and waits lets travel unseen. None for these
     steps themselves."""
+    error: float | None
+    """Of the prediction: its difference from the gain, as a share of the step without overlap."""
+    hidden: float | None
+    """Share of the latencies of a step, one for each of its collectives, that overlap hides: what it saves more than on
+    the machine's own wire."""
     steps: dict[Side, tuple[float, ...]]
 
     COLUMNS: ClassVar[tuple[Column, ...]] = (
@@ -328,35 +342,46 @@ class LatencyFigures:
         Column("by round", ".2f", of="ratio_range"),
         milliseconds("gain ms", of="gain"),
         milliseconds("predicted ms", of="gain_predicted"),
+        Column("error", "+.1%", of="error"),
+        Column("of latencies hidden", ".0%", of="hidden"),
     )
 
 
-def latency_figures(
-    latency: float, turns: dict[Side, list[list[list[Sample]]]], base: dict[Side, list[list[list[Sample]]]]
-) -> LatencyFigures:
+Turns = dict[Side, list[list[list[Sample]]]]
+"""By side and round: of each rank, its steps."""
+
+
+def latency_figures(latency: float, turns: Turns, base: Turns, collectives: int) -> LatencyFigures:
     """
     Args:
-        turns: by side and round: of each rank, its steps.
-        base: the same without latency.
+        turns: on that wire.
+        base: without latency.
+        collectives: of a step.
     """
     rounds = {side: [means(turn, lambda sample: sample.seconds) for turn in turns[side]] for side in SIDES}
     ratios = ratios_of(rounds["overlap"], rounds["none"])
     steps = {side: tuple(flat(rounds[side])) for side in SIDES}
-    medians = {side: [statistics.median(seconds) for seconds in rounds[side]] for side in SIDES}
+    seconds = {side: statistics.median(steps[side]) for side in SIDES}
+    gain = _gain(turns, lambda sample: sample.seconds)
+    predicted = _gain(base, lambda sample: sample.predicted[latency]) if latency else None
     return LatencyFigures(
         latency=latency,
-        seconds={side: statistics.median(steps[side]) for side in SIDES},
+        seconds=seconds,
         ratio=statistics.median(ratios),
         ratio_range=spread(ratios),
-        gain=statistics.median(off - on for on, off in zip(medians["overlap"], medians["none"], strict=True)),
-        gain_predicted=_predicted(base["none"], latency) - _predicted(base["overlap"], latency) if latency else None,
+        gain=gain,
+        gain_predicted=predicted,
+        error=None if predicted is None else (predicted - gain) / seconds["none"],
+        hidden=(gain - _gain(base, lambda sample: sample.seconds)) / (latency * collectives) if latency else None,
         steps=steps,
     )
 
 
-def _predicted(rounds: list[list[list[Sample]]], latency: float) -> float:
-    """Seconds of a step on that wire: of each step, the mean over the ranks; of these, the median."""
-    return statistics.median(flat([means(turn, lambda sample: sample.predicted[latency]) for turn in rounds]))
+def _gain(turns: Turns, seconds: Callable[[Sample], float]) -> float:
+    """Seconds less of a step with overlap, of the mean over the ranks: the median of the rounds, whose steps share what
+    else the machine does."""
+    rounds = {side: [statistics.median(means(turn, seconds)) for turn in turns[side]] for side in SIDES}
+    return statistics.median(off - on for on, off in zip(rounds["overlap"], rounds["none"], strict=True))
 
 
 def faults(facts: Sequence[dict[Side, Facts]]) -> list[str]:
@@ -368,6 +393,16 @@ def faults(facts: Sequence[dict[Side, Facts]]) -> list[str]:
     if not all(fact.same_bits for rank in facts for fact in rank.values()):
         found.append("overlap changes the weights after some steps, which it must not")
     return found
+
+
+def far_off(results: Sequence[LatencyFigures], tolerance: float) -> list[str]:
+    """Which gains were predicted worse than `tolerance` (0: any way at all), in words."""
+    return [
+        f"at {each.latency * 1e3:g} ms the predicted gain is off by {each.error:+.1%} of the step, allowed is "
+        f"{tolerance:.1%}"
+        for each in results
+        if tolerance and each.error is not None and abs(each.error) > tolerance
+    ]
 
 
 FACTS_HEADER = ("side", "MiB received", "collectives", "saved MiB", "peak MiB", "travelling ms", "hidden")
