@@ -1,4 +1,5 @@
-"""What a rank does to show what crosses between hosts: a few training steps, with the bytes that its host received.
+"""What a rank does to show what crosses between hosts: a few training steps, with the bytes that its host received, and
+its collectives.
 
 launch/torchrun.sh --module tests.steps_across_hosts ... RECIPE --corpus FOLDER --steps N --output FILE.json
     [--wire data,x,y,z]
@@ -9,8 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch.distributed as dist
 
@@ -33,17 +36,21 @@ def main() -> None:
     shape = CubeShape.parse(asked.cube, asked.data_parallel)
     wire = None if asked.wire is None else tuple(asked.wire.split(","))
     cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=wire)
-    trial = StepTrial(cube, read_config(asked.recipe), asked.corpus, 1, peaks=False)
+    recipe = read_config(asked.recipe)
+    # Each rank draws its own masks: where ranks lie in another order, dropout is another one.
+    recipe = replace(recipe, model=replace(recipe.model, dropout=0.0, attention_dropout=0.0))
+    trial = StepTrial(cube, recipe, asked.corpus, 1, peaks=False)
     dist.barrier()
     before = received_by_host()
     samples = trial.turn(asked.steps)  # and one more, which is not timed
     dist.barrier()
     crossed = received_by_host() - before
-    counted: Counter[str] = Counter()
-    for (axis, kind), size in samples[0].received.items():
-        counted[f"{axis} {kind}"] += (asked.steps + 1) * size
-    everyone: list[tuple[int, Counter[str]]] = [(0, Counter())] * shape.ranks
-    dist.all_gather_object(everyone, (crossed, counted))
+    counted, calls = (
+        Counter({f"{axis} {kind}": (asked.steps + 1) * number for (axis, kind), number in each.items()})
+        for each in (samples[0].received, samples[0].calls)
+    )
+    everyone: list[Any] = [None] * shape.ranks
+    dist.all_gather_object(everyone, (crossed, counted, calls))
     if cube.rank == 0:
         content = {
             "wire": ",".join(cube.shape.wire),
@@ -53,6 +60,7 @@ def main() -> None:
             "loss": samples[-1].loss,
             "crossed": [each[0] for each in everyone],
             "counted": [each[1] for each in everyone],
+            "calls": [each[2] for each in everyone],
         }
         asked.output.write_text(json.dumps(content))
     trial.close()

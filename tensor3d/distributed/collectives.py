@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
-from tensor3d.distributed.comm_stats import CommCounter, Place, sum_received
+from tensor3d.distributed.comm_stats import CommCounter, Place
 from tensor3d.distributed.process_group import ClosedGroup
 from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
 
@@ -84,7 +84,7 @@ class CommHandle:
             self._work = self._inputs = None
             if self._finish is not None:
                 finish, self._finish = self._finish, None
-                self._result = finish(self._result)
+                self._result = finish(self._result, self._wait_for)
         if self._rows is not None:
             self._result, self._rows = self._result[: self._rows], None
         if self._result.dtype != self._dtype:
@@ -174,7 +174,7 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     if axis.size == 1:
         return CommHandle(part)
     part = part.contiguous()
-    place = axis.traffic.add(axis.name, "all-reduce", sum_received(part.numel(), axis.size) * part.element_size())
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part.numel(), part.element_size(), axis))
     if axis.traffic.is_dry:
         return CommHandle(part)
     group = open_group(axis)
@@ -202,7 +202,7 @@ def _largest_of_hosts(numbers: list[int], axis: Axis) -> list[int]:
     """Of one or two numbers, each."""
     with without_modes():  # a run with tensors that have no values looks at these
         bounds = torch.tensor(numbers, device="cpu")
-    place = axis.traffic.add(axis.name, "all-reduce", sum_received(len(numbers), axis.size) * bounds.element_size())
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(len(numbers), bounds.element_size(), axis))
     if axis.traffic.is_dry:
         return numbers
     group = open_group(axis)
@@ -245,6 +245,11 @@ def open_group(axis: Axis) -> dist.ProcessGroup | None:
     if isinstance(axis.group, ClosedGroup):
         raise ValueError("the cube is closed, and its groups are gone. Make another one with Cube(...) on every rank.")
     return axis.group
+
+
+def _received_of_sum(elements: int, size: int, axis: Axis) -> int:
+    received = 2 * (axis.size - 1) * -(-elements // axis.size)
+    return received * size
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -6,8 +6,7 @@ The ring model on `n` members, for a result of the stated size on each member:
 | -------------- | ----------------------------------------------------------------- |
 | all-gather     | (n - 1) * bytes of one shard                                      |
 | reduce-scatter | (n - 1) * bytes of one shard                                      |
-| all-reduce     | 2 * (n - 1) * ceil(elements / n) * bytes of one element; of few   |
-|                | numbers, those of every other member (`sum_received`)             |
+| all-reduce     | 2 * (n - 1) * ceil(elements / n) * bytes of one element           |
 | all-to-all     | bytes received from the other members (exact, sizes may differ)   |
 """
 
@@ -26,18 +25,6 @@ Place = tuple[int, str, Kind]
 # Of a bucket of gradients: large enough to fill a link, small enough to travel while others are filled.
 _LEAST_BYTES, _MOST_BYTES, _BUCKETS = 12 * 2**20, 25 * 2**20, 8
 _AHEAD = 256  # collectives by which the host is ahead of the device, of those that are remembered
-
-
-FEW = 8
-"""Numbers in a sum up to which steps alone count: each member gets those of all others, in one."""
-
-
-def sum_received(elements: int, members: int) -> int:
-    """Elements that one member receives in an all-reduce. Two in a gather are as many as in a ring, and a ring of two
-    members has one step each way as it is."""
-    if members > 2 and elements <= FEW:
-        return (members - 1) * max(2, elements)
-    return 2 * (members - 1) * -(-elements // members)
 
 
 def bucket_elements(members: int, size: int, elements: int) -> int:
@@ -85,7 +72,7 @@ class CommObserver(Protocol):
         """It travels from now on."""
 
     def waits(self, place: Place) -> None:
-        """The host needs its result."""
+        """The host needs its result. A second time, of the same, where it comes in two exchanges (gloo.py)."""
 
     def has(self, place: Place) -> None:
         """The host has it; on a GPU, the device will."""

@@ -11,7 +11,6 @@ n members
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensor3d.distributed.comm_stats import FEW
-
-Finish = Callable[[Tensor], Tensor]
+Wait = Callable[[Any], object]
+"""Waits for the work of a further exchange, as for the first."""
+Finish = Callable[[Tensor, Wait], Tensor]
 """Makes the result of a collective of what it has received, once that is there."""
 _LARGEST = 2**20
 """Bytes of a result up to which steps cost more than bytes: above it a ring needs no second copy of what is sent."""
@@ -42,7 +41,7 @@ def start_reduce_scatter(parts: Tensor, group: dist.ProcessGroup | None, members
     of the members."""
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group, async_op=True)
-    return received, work, partial(_sum_of_members, members=members)
+    return received, work, lambda arrived, wait: _sum_of_members(arrived, members=members)
 
 
 def start_all_gather(shard: Tensor, group: dist.ProcessGroup | None, members: int) -> tuple[Tensor, Any, Tensor]:
@@ -55,14 +54,14 @@ def start_all_gather(shard: Tensor, group: dist.ProcessGroup | None, members: in
 def start_all_reduce(part: Tensor, group: dist.ProcessGroup | None, members: int) -> tuple[Tensor, Any, Finish, Tensor]:
     """Of a contiguous `part`: what is received, the work, what makes the sum of it, in place, and what is sent.
 
-    Of few numbers, at least two, in one exchange. Of more in two, the second where the first is waited for: members
-    must wait for their collectives in one order.
+    Of one or two numbers in one exchange of two, as many bytes. Of more in two, the second where the first is waited
+    for: members must wait for their collectives in one order.
     """
     flat = part.view(-1)
-    if flat.shape[0] <= FEW:
-        received, work, sent = start_all_gather(F.pad(flat, (0, max(0, 2 - flat.shape[0]))), group, members)
+    if flat.shape[0] <= 2:
+        received, work, sent = start_all_gather(F.pad(flat, (0, 2 - flat.shape[0])), group, members)
 
-        def finish(arrived: Tensor) -> Tensor:
+        def finish(arrived: Tensor, wait: Wait) -> Tensor:
             flat.copy_(_sum_of_members(arrived, members=members)[: flat.shape[0]])
             return part
 
@@ -70,9 +69,9 @@ def start_all_reduce(part: Tensor, group: dist.ProcessGroup | None, members: int
     sent = F.pad(flat, (0, -(-flat.shape[0] // members) * members - flat.shape[0]))
     received, work, sums = start_reduce_scatter(sent, group, members)
 
-    def finish_both(arrived: Tensor) -> Tensor:
-        result, gathering, _ = start_all_gather(sums(arrived), group, members)
-        gathering.wait()
+    def finish_both(arrived: Tensor, wait: Wait) -> Tensor:
+        result, gathering, _ = start_all_gather(sums(arrived, wait), group, members)
+        wait(gathering)
         flat.copy_(result[: flat.shape[0]])
         return part
 

@@ -18,6 +18,7 @@ from tensor3d.distributed.collectives import (
     all_to_all,
     reduce_scatter,
 )
+from tensor3d.distributed.comm_stats import Place
 from tensor3d.distributed.cube_shape import AxisName
 from tests.ranks import run_ranks
 
@@ -152,6 +153,35 @@ def _rounded() -> tuple[bool, int]:
 
 def test_half_types_are_rounded_once_and_a_scatter_receives_what_the_ring_does() -> None:
     assert run_ranks(4, _rounded) == [(True, 3 * 5 * 3 * 2)] * 4
+
+
+class _Waits:
+    """How often a rank is told to wait for each kind."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def issued(self, place: Place) -> None:
+        self.seen.append(place[2])
+
+    def waits(self, place: Place) -> None:
+        self.seen.append("waits")
+
+    def has(self, place: Place) -> None:
+        self.seen.append("has")
+
+
+def _waits() -> list[str]:
+    axis = Cube(data=4).axis("data")
+    axis.traffic.observer = observer = _Waits()
+    reduce_scatter(torch.ones(8), axis).wait()
+    all_reduce(torch.ones(5), axis).wait()
+    return observer.seen
+
+
+def test_whoever_watches_sees_the_wait_for_the_second_exchange_of_a_sum() -> None:
+    waits = ["waits", "has"]
+    assert run_ranks(4, _waits) == [["reduce-scatter", *waits, "all-reduce", *waits, *waits]] * 4
 
 
 def test_numbers_are_equal_on_all_or_not() -> None:

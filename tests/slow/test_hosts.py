@@ -142,15 +142,31 @@ def test_what_crosses_between_hosts(two: tuple[Host, ...], on_one: Path, tmp_pat
         summed = sum(
             size for key, size in counted.items() if across in key.split()[0].split("+") and "all-reduce" in key
         )
+        calls = sum((Counter(each) for each in result["calls"][:4]), Counter[str]())
+        messages = sum(_messages(key, number, across) for key, number in calls.items())
         print(
             f"{result['placement']}: {result['median']} ms a step; crossed {result['crossed'][0]:,} bytes; counted "
-            f"{expected + summed:,}"
+            f"{expected + summed:,} in at most {messages:,} messages"
         )
-        # More by the headers of TCP, IP and Ethernet, less where a sum is shared by ranks of one host.
-        assert expected < result["crossed"][0] < 1.08 * (expected + summed) + 200_000
+        # More by the headers of TCP, IP and Ethernet, with those of acknowledgements, and by the job's store; less
+        # where a sum is shared by ranks of one host.
+        assert expected < result["crossed"][0] < 1.08 * (expected + summed) + 2 * _HEADERS * messages + 150_000
     usual, opposite = found.values()
-    assert usual["loss"] == opposite["loss"]
+    assert usual["loss"] == pytest.approx(opposite["loss"], rel=1e-5)  # sums over several axes have another order
     assert usual["crossed"][0] < opposite["crossed"][0]
+
+
+_HEADERS = 66  # bytes of a packet
+
+
+def _messages(key: str, calls: int, across: str) -> int:
+    """That a rank of 2x2x2 receives from the other host for so many collectives: one where the axis has two members.
+    Small sums go by two direct exchanges (distributed/gloo.py), in which all members of the other host send one."""
+    axes, kind = key.split()
+    if across not in axes.split("+"):
+        return 0
+    exchanges = 2 if kind == "all-reduce" else 1
+    return exchanges * calls * 2 ** (len(axes.split("+")) - 1)
 
 
 @pytest.mark.long(reason="waits a minute for time-outs, and starts two jobs; lost ranks of one host have fast tests")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,6 +54,8 @@ class Trace:
 
     def __init__(self, latency: float = 0.0) -> None:
         self.latency = latency
+        self.slept = 0.0
+        """Seconds of latency that nothing has hidden."""
         self.events: list[Event] = []
         self._issued: dict[int, float] = {}
         self._waiting: record_function | None = None
@@ -65,8 +67,10 @@ class Trace:
         begin = self._note("waits", place)
         self._waiting = record_function(WAITING)
         self._waiting.__enter__()
-        rest = self._issued.pop(place[0], begin) + self.latency - begin
+        issued = self._issued.pop(place[0], None)  # None: for its second exchange, and the latency is that of both
+        rest = 0.0 if issued is None else issued + self.latency - begin
         if self.latency and rest > 0:
+            self.slept += rest
             time.sleep(rest)
 
     def has(self, place: Place) -> None:
@@ -81,15 +85,24 @@ class Trace:
         return now
 
 
-def replayed(events: Sequence[Event], latency: float) -> float:
-    """Seconds from the first to the last event if no collective took less than `latency` seconds.
+class Replayed(NamedTuple):
+    """A trace on a slower wire."""
+
+    seconds: float
+    """From the first to the last event."""
+    slept: float
+    """Seconds of latency that nothing has hidden."""
+
+
+def replayed(events: Sequence[Event], latency: float) -> Replayed:
+    """What would have been if no collective took less than `latency` seconds.
 
     The host's own work between two events takes as long as it did. A collective that it had to wait for takes what it
     took, or the latency if that is longer; one that was there when it was asked for takes the latency.
     """
     began: dict[int, float] = {}
     issued: dict[int, float] = {}
-    asked = 0.0
+    asked = slept = 0.0
     now, before = 0.0, events[0].at if events else 0.0
     for event in events:
         if event.kind == "issued":
@@ -100,9 +113,13 @@ def replayed(events: Sequence[Event], latency: float) -> float:
             asked = event.at
         elif event.number in began:
             took = event.at - issued[event.number] if event.at - asked > _AT_ONCE else 0.0
-            now = max(now, began.pop(event.number) + max(took, latency))
+            begun = began.pop(event.number)
+            slept += max(0.0, begun + latency - now)
+            now = max(now, begun + max(took, latency))
+        else:  # its second exchange, as long as it was
+            now += event.at - before
         before = event.at
-    return now
+    return Replayed(now, slept)
 
 
 _AT_ONCE = 20e-6  # seconds in which a wait ends that had nothing to wait for
@@ -122,6 +139,10 @@ class Sample:
     seconds: float
     predicted: dict[float, float]
     """Seconds that the same step would take if each collective took at least so many seconds (`replayed`)."""
+    hidden: float
+    """Share of the latencies of its collectives in which the host did not sleep; 0 without latency."""
+    hidden_predicted: dict[float, float]
+    """The same if each took at least so many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +205,14 @@ class OverlapTrial(Trial):
             seconds = time.perf_counter() - begin
         # What is before the first and after the last collective is the host's own.
         between = trace.events[-1].at - trace.events[0].at
-        predicted = {each: seconds - between + replayed(trace.events, each) for each in self._latencies}
-        return Sample(seconds=seconds, predicted=predicted)
+        slower = {each: replayed(trace.events, each) for each in self._latencies}
+        collectives = sum(event.kind == "issued" for event in trace.events)
+        return Sample(
+            seconds=seconds,
+            predicted={each: seconds - between + slower[each].seconds for each in slower},
+            hidden=1 - trace.slept / (latency * collectives) if latency else 0.0,
+            hidden_predicted={each: 1 - slower[each].slept / (each * collectives) for each in slower if each},
+        )
 
     @contextmanager
     def _tracing(self, latency: float) -> Iterator[Trace]:
@@ -250,6 +277,9 @@ class OverlapCommand(Sizes, Benchmark[tuple[CubeShape, list[float]]]):
     """Steps before that, at least 2: the first one learns in which order weights are used."""
     rounds: Count = 5
     """Turns that each gets; the steps are dealt out over them."""
+    tolerance: Annotated[float, AtLeast(0)] = 0.0
+    """Largest difference of the predicted and the measured share that overlap hides at which the status is still 0. 0:
+    any."""
 
     def plan(self) -> tuple[CubeShape, list[float]]:
         """The cube, and the latencies in seconds."""
@@ -298,7 +328,8 @@ class OverlapCommand(Sizes, Benchmark[tuple[CubeShape, list[float]]]):
             "results": as_json(results),
             "facts": [{side: dataclasses.asdict(fact) for side, fact in rank.items()} for rank in facts],
         }
-        return Report(lines=lines, content=content, faults=faults(facts), shown=shown)
+        found = [*faults(facts), *far_off(results, self.tolerance)]
+        return Report(lines=lines, content=content, faults=found, shown=shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +349,11 @@ class LatencyFigures:
     gain_predicted: float | None
     """The same, from the steps without latency: what the order of issues and waits lets travel unseen. None for these
     steps themselves."""
+    hidden: float | None
+    """Share of the latencies of all collectives of a step that overlap hides: in which the host did something else. The
+    median; None without latency."""
+    hidden_predicted: float | None
+    """The same, from the steps without latency."""
     steps: dict[Side, tuple[float, ...]]
 
     COLUMNS: ClassVar[tuple[Column, ...]] = (
@@ -328,35 +364,47 @@ class LatencyFigures:
         Column("by round", ".2f", of="ratio_range"),
         milliseconds("gain ms", of="gain"),
         milliseconds("predicted ms", of="gain_predicted"),
+        Column("hidden", ".1%", of="hidden"),
+        Column("predicted", ".1%", of="hidden_predicted"),
     )
 
 
-def latency_figures(
-    latency: float, turns: dict[Side, list[list[list[Sample]]]], base: dict[Side, list[list[list[Sample]]]]
-) -> LatencyFigures:
+Turns = dict[Side, list[list[list[Sample]]]]
+"""By side and round: of each rank, its steps."""
+
+
+def latency_figures(latency: float, turns: Turns, base: Turns) -> LatencyFigures:
     """
     Args:
-        turns: by side and round: of each rank, its steps.
-        base: the same without latency.
+        turns: on that wire.
+        base: without latency.
     """
     rounds = {side: [means(turn, lambda sample: sample.seconds) for turn in turns[side]] for side in SIDES}
     ratios = ratios_of(rounds["overlap"], rounds["none"])
     steps = {side: tuple(flat(rounds[side])) for side in SIDES}
-    medians = {side: [statistics.median(seconds) for seconds in rounds[side]] for side in SIDES}
     return LatencyFigures(
         latency=latency,
         seconds={side: statistics.median(steps[side]) for side in SIDES},
         ratio=statistics.median(ratios),
         ratio_range=spread(ratios),
-        gain=statistics.median(off - on for on, off in zip(medians["overlap"], medians["none"], strict=True)),
-        gain_predicted=_predicted(base["none"], latency) - _predicted(base["overlap"], latency) if latency else None,
+        gain=_gain(turns, lambda sample: sample.seconds),
+        gain_predicted=_gain(base, lambda sample: sample.predicted[latency]) if latency else None,
+        hidden=_median(turns, lambda sample: sample.hidden) if latency else None,
+        hidden_predicted=_median(base, lambda sample: sample.hidden_predicted[latency]) if latency else None,
         steps=steps,
     )
 
 
-def _predicted(rounds: list[list[list[Sample]]], latency: float) -> float:
-    """Seconds of a step on that wire: of each step, the mean over the ranks; of these, the median."""
-    return statistics.median(flat([means(turn, lambda sample: sample.predicted[latency]) for turn in rounds]))
+def _gain(turns: Turns, seconds: Callable[[Sample], float]) -> float:
+    """Seconds less of a step with overlap, of the mean over the ranks: the median of the rounds, whose steps share what
+    else the machine does."""
+    rounds = {side: [statistics.median(means(turn, seconds)) for turn in turns[side]] for side in SIDES}
+    return statistics.median(off - on for on, off in zip(rounds["overlap"], rounds["none"], strict=True))
+
+
+def _median(turns: Turns, share: Callable[[Sample], float]) -> float:
+    """Of the steps with overlap; of a step, the mean over the ranks."""
+    return statistics.median(flat([means(turn, share) for turn in turns["overlap"]]))
 
 
 def faults(facts: Sequence[dict[Side, Facts]]) -> list[str]:
@@ -368,6 +416,17 @@ def faults(facts: Sequence[dict[Side, Facts]]) -> list[str]:
     if not all(fact.same_bits for rank in facts for fact in rank.values()):
         found.append("overlap changes the weights after some steps, which it must not")
     return found
+
+
+def far_off(results: Sequence[LatencyFigures], tolerance: float) -> list[str]:
+    """Where what is hidden was predicted worse than `tolerance` (0: any way at all), in words."""
+    return [
+        f"at {each.latency * 1e3:g} ms overlap hides {each.hidden:.1%} of the latencies, and "
+        f"{each.hidden_predicted:.1%} were predicted: allowed is a difference of {tolerance:.1%}"
+        for each in results
+        if tolerance and each.hidden is not None and each.hidden_predicted is not None
+        if abs(each.hidden - each.hidden_predicted) > tolerance
+    ]
 
 
 FACTS_HEADER = ("side", "MiB received", "collectives", "saved MiB", "peak MiB", "travelling ms", "hidden")

@@ -195,6 +195,7 @@ def test_units_stand_for_numbers(
             "none",
         ],
         ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "--quick"],
+        ["--gpu", "V100-16GB", "--cube", "2x2x2", "--global-batch", "512", "--memory", "8GB"],
         ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
         ["--per-node", "1", "--layers", "5", "--inner", "1024", "--positions", "1024"],
@@ -241,6 +242,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.speed.overlap is (asked["overlap"] != "none")
     choice = {key: getattr(recipe.model, key) for key in ("recompute", "reshard_after_forward")}
     assert recipe.model.keep_bytes == pick["choice"]["keep_budget"]
+    assert bool(recipe.model.keep_budget) is ("8GB" in arguments)
     assert choice == {key: pick["choice"][key] for key in choice}
 
 
@@ -254,6 +256,34 @@ def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.
         assert f"optimiser {state}, " in printed
         assert re.search(rf"^  data +{received} +{calls} ", printed, re.MULTILINE)
         assert ("lamb, its state sharded over data" in printed) is bool(more)
+
+
+def test_budgets_by_memory_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    rows = re.findall(r"^\| (\d+GB) \| (kept gathers|.* MiB kept) \| (\d+ ms) \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    (words,) = re.findall(r"^    python -m tools.plan (--model 10b .*) --memory 24GB$", page, re.MULTILINE)
+    for memory, kept, step in rows:
+        assert main([*words.split(), "--memory", memory]) == 0
+        assert re.search(rf"^64x1x1 .*  {kept}  +{step} ", printed := capsys.readouterr().out, re.MULTILINE)
+        assert ("MiB kept = those that fit in so much memory stay (--model.keep-budget)" in printed) is (
+            memory != "40GB"
+        )
+        budget = kept.split()[0].replace(",", "")
+        assert (f"--model.keep-budget {budget} " in printed) is (memory != "40GB")
+
+
+def test_picks_with_budgets_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    (words,) = re.findall(
+        r"^    python -m tools.plan (--model 100b .* --ranks 32,64,2048 --quick)$", page, re.MULTILINE
+    )
+    rows = re.findall(r"^\| ([\d,]+) \| .* \| (.*) \| (.* MiB) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    assert main([*words.split(), "--quick"]) == 0
+    printed = capsys.readouterr().out.replace("minutes", "min")
+    for ranks, box, kept, step in rows[:2]:  # of 2,048 ranks all boxes take a second
+        assert re.search(rf"^{ranks} +{re.escape(box)} .* {kept} kept +{step} ", printed, re.MULTILINE)
 
 
 def test_the_papers_formulas_are_not_of_gates(capsys: pytest.CaptureFixture[str]) -> None:
