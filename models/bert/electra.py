@@ -8,13 +8,14 @@ h is always on face z, (M/xy, H/z), unless a comment says otherwise
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
-from models.bert.model import BertEmbeddings, BertModel, MaskedLMHead, classic_layer
+from models.bert.model import BertEmbeddings, BertModel, MaskedLMHead, classic_layer, example_batch
 from tensor3d import (
     Cube,
     CubeShape,
@@ -261,6 +262,15 @@ class ElectraForPreTraining(nn.Module):
             discriminator_correct=own[3],
             replaced=own[4],
         )
+
+    def example(self, tokens: int) -> dict[str, Any]:
+        """Arguments of `forward` for a micro-batch of `tokens` tokens of the whole cube, all of id 0.
+
+        Raises:
+            ValueError: tokens that do not divide among the ranks' rows.
+        """
+        batch, targets, _ = example_batch(tokens, min(512, self.config.positions), self.cube, with_draws=True)
+        return {"batch": batch, "targets": targets, "tokens": tokens}
 
     def generator_alone(self) -> nn.Module:
         """The generator as a masked language model of its own: the same parameters, under the names that they have in

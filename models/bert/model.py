@@ -104,11 +104,14 @@ def modern_layer(
 
 
 def example_batch(
-    tokens: int, longest: int, cube: Cube, *, with_read_rows: bool = False
+    tokens: int, longest: int, cube: Cube, *, with_read_rows: bool = False, with_draws: bool = False
 ) -> tuple[PackedBatch, int, int]:
     """This rank's part of `tokens` tokens, all of id 0; and the targets and sequences of the whole micro-batch.
 
     Each rank's rows on face y are one full pack, of sequences of `longest` tokens and one of the rest.
+
+    Args:
+        with_draws: random bits of masked places too, all of them 0.
 
     Raises:
         ValueError: tokens that do not divide among the ranks' rows on both faces.
@@ -129,6 +132,7 @@ def example_batch(
         masked=np.arange(masked),
         masked_labels=zeros[:masked],
         next_labels=np.zeros(len(lengths), dtype=np.int64),
+        draws=zeros[:masked] if with_draws else None,
     )
     batch = collate(
         [pack] * shape.z,

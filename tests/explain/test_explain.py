@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.bert import BertForPreTraining
+from models.bert import BertForPreTraining, ElectraForPreTraining, ReplacedTokens
 from models.gpt import Gpt, GptConfig
 from models.vit import Vit, VitConfig
 from tensor3d import (
@@ -149,6 +149,11 @@ def _others(shape: Shape) -> None:
         Gpt(GptConfig(**sizes, vocab=67, window=5, dropout=0.1), cube),
         Vit(VitConfig(**sizes, classes=3, patch=2, grid=4), cube),
         BertForPreTraining(toy_config(67, encoder="modern", window=5, global_every=2, dropout=0.1), cube),
+        ElectraForPreTraining(
+            toy_config(67, family="electra", embedding=24, next_sentence=False, dropout=0.1),
+            ReplacedTokens(generator_size=0.5),
+            cube,
+        ),
     )
     for model in models:
         inputs = model.example(TOKENS)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from models.bert import PRESETS, BertConfig
 from models.bert.huggingface import WeightSource, open_weights
 from models.bert.huggingface.config import CROSS_ENCODER
-from tensor3d import Cube
+from tensor3d import Cube, CubeShape
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tools.common.machine import write_json
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
@@ -93,15 +93,27 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *
             tokenizer_folder=folder,
             install=partial(_install, model, folder),
         )
-    if start.config.encoder == "classic" and start.config.positions < max_length:
+    _check(start.config, start.tokenizer, max_length, cube.shape, str(model.start_from), pairs=pairs)
+    return start
+
+
+def check_start_folder(folder: Path, max_length: int, shape: CubeShape, *, pairs: bool) -> None:
+    """Raises ValueError for what `open_start` would refuse of a folder with weights. No process needs to be
+    connected."""
+    _check(open_weights(folder).config, tokenizer_of(folder), max_length, shape, str(folder), pairs=pairs)
+
+
+def _check(
+    config: BertConfig, tokenizer: Tokenizer, max_length: int, shape: CubeShape, name: str, *, pairs: bool
+) -> None:
+    if config.encoder == "classic" and config.positions < max_length:
         raise ValueError(
-            f"data.max_length={max_length} is more than the {start.config.positions} positions of the model in "
-            f"{model.start_from}. Lower it."
+            f"data.max_length={max_length} is more than the {config.positions} positions of the model in {name}. Lower "
+            "it."
         )
     if pairs:
-        check_types(start.config, start.tokenizer, str(model.start_from))
-    start.config.check(cube.shape)
-    return start
+        check_types(config, tokenizer, name)
+    config.check(shape)
 
 
 def _install(model: ModelSection, folder: Path) -> None:

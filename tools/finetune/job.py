@@ -24,6 +24,7 @@ from tools.corpus.quick.text_sources import hash_files
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.model_dir import MODEL, TOKENIZER, tokenizers_in
 from tools.finetune.config import SHIPPED, FinetuneConfig, ModelSection
+from tools.finetune.init_model import check_start_folder
 from tools.finetune.rows import EMBEDDED, check_there
 from tools.finetune.tasks import FinetuneTask
 from tools.training.config import read_recipe
@@ -98,6 +99,8 @@ class FinetuneCommand:
         for path in self.inputs():
             check_there(path, self._key_of(path))
         check_folder(self.folder)
+        if self.start_folder is not None:
+            check_start_folder(self.start_folder, self.max_length, self.shape, pairs=self.pairs)
 
     def _key_of(self, path: Path) -> str:
         """The key of the recipe that names a file; empty where it is one of a folder that a key names."""

@@ -31,7 +31,7 @@ from tools.predict.outputs import (
     ReadableOutput,
     ResultWriter,
 )
-from tools.predict.predictor import OnError, Predictor, StopError, load
+from tools.predict.predictor import OnError, Predictor, StopError, check_folder, load
 from tools.predict.results import Scored, Tagged
 from tools.predict.stream import IDLE, Block, ListInput, Source, StreamInput, StreamStats, blocks_of
 from tools.predict.tasks import Embed, TaskName
@@ -105,7 +105,7 @@ class PredictCommand(CubeCommand):
             raise ValueError(f"--batch-tokens must be at least 1. Got {self.batch_tokens}.")
         if not self.wait >= 0:
             raise ValueError(f"--wait must be at least 0 seconds. Got {self.wait}.")
-        _ = self.shape
+        check_folder(self.model, self.task, self.shape, max_length=self.max_length)
 
     def _check_kind(self) -> None:
         """Raises ValueError for a file whose lines are neither texts nor JSON, by its suffix."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -22,7 +23,7 @@ from models.bert.tasks import (
     BertForTokenClassification,
     Pooling,
 )
-from tensor3d import Cube, Linear3D
+from tensor3d import Cube, CubeShape, Linear3D
 from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.ops.products import onednn_is_faster
 from tools.corpus.tokenizers.base import InTexts
@@ -40,7 +41,7 @@ from tools.predict.results import (
     Tagged,
     Valued,
 )
-from tools.predict.sentence_folder import sentence_settings
+from tools.predict.sentence_folder import SentenceSettings, sentence_settings
 from tools.predict.stored_vectors import open_vectors
 from tools.predict.tasks import (
     Classify,
@@ -213,8 +214,6 @@ _MAKERS = {
     "tag": "python -m tools.finetune tag RECIPE.toml; or take a Hugging Face folder of BertForTokenClassification",
     "rank": "python -m tools.finetune rank RECIPE.toml; or take a folder of BertForSequenceClassification with 1 label",
 }
-_MOST = 512
-"""Tokens, where neither the model nor its folder sets a limit, as with rotary positions."""
 
 
 @overload
@@ -393,28 +392,18 @@ def load(
             cannot be; on every rank.
     """
     cube = cube or Cube.single()
-    folder = Path(folder)
-    # Imported here: who only reads this module's names needs no safetensors.
-    from models.bert.huggingface import model_folder_of, open_weights
-
-    root = model_folder_of(folder)
-    asked_length = max_length
-    sentences = run_on_all_ranks(cube, lambda: sentence_settings(root) if task == "embed" else None)
-    if sentences is not None:
-        folder = folder if sentences.encoder == root else sentences.encoder
-        max_length = sentences.max_length if max_length is None else max_length
-        if cube.rank == 0:
-            asked = [f"pooling {pooling}"] if pooling not in (None, sentences.pooling) else []
-            asked += [f"at most {asked_length} tokens"] if asked_length not in (None, sentences.max_length) else []
-            instead = f"; asked for instead: {', '.join(asked)}" if asked else ""
-            _log.info("%s makes vectors by its modules.json: %s%s", root, sentences.in_words(), instead)
-    weights = run_on_all_ranks(cube, lambda: _with_heads(open_weights(folder), task))
-    tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
+    opened = run_on_all_ranks(cube, lambda: _opened(Path(folder), task, max_length))
+    root, folder, sentences, weights = opened.root, opened.folder, opened.sentences, opened.weights
+    if sentences is not None and cube.rank == 0:
+        asked = [f"pooling {pooling}"] if pooling not in (None, sentences.pooling) else []
+        asked += [f"at most {max_length} tokens"] if max_length not in (None, sentences.max_length) else []
+        instead = f"; asked for instead: {', '.join(asked)}" if asked else ""
+        _log.info("%s makes vectors by its modules.json: %s%s", root, sentences.in_words(), instead)
+    tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(opened.folder))
     if (special_tokens or weights.facts.get("special_tokens")) == "tokens":
         run_on_all_ranks(cube, tokenizer.read_names)
     batch_tokens = _batch_tokens(weights.config, cube) if batch_tokens is None else batch_tokens
-    where = f"{root}: " if sentences is not None and asked_length is None else ""
-    length = run_on_all_ranks(cube, lambda: _length(weights, max_length, where))
+    length = opened.length
     made: PredictTask[Any, Any]
     # Nothing is drawn, neither for weights that are filled nor for dropout: the program's random numbers stay its own.
     # Heads that the task does not need may stay empty.
@@ -501,6 +490,42 @@ def load(
     return Predictor(made, batch_tokens)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Opened:
+    """What a folder says of itself, and the headers of its weights."""
+
+    root: Path
+    """With the model.json or the modules.json."""
+    folder: Path
+    """With the weights and the tokenizer."""
+    sentences: SentenceSettings | None
+    """Of embed, where the folder has a modules.json."""
+    weights: WeightSource
+    length: int
+    """Tokens of a sequence, at most."""
+
+
+def _opened(folder: Path, task: str, max_length: int | None) -> _Opened:
+    # Imported here: who only reads this module's names needs no safetensors.
+    from models.bert.huggingface import model_folder_of, open_weights
+
+    root, where = model_folder_of(folder), ""
+    sentences = sentence_settings(root) if task == "embed" else None
+    if sentences is not None:
+        folder = folder if sentences.encoder == root else sentences.encoder
+        if max_length is None:
+            max_length, where = sentences.max_length, f"{root}: "
+    weights = _with_heads(open_weights(folder), task)
+    length = _length(weights, max_length, where)
+    return _Opened(root=root, folder=folder, sentences=sentences, weights=weights, length=length)
+
+
+def check_folder(folder: Path, task: TaskName, shape: CubeShape, *, max_length: int | None = None) -> None:
+    """Raises ValueError for what `load` would refuse of a folder on such a cube: all but its tokenizer, which takes
+    longer to read, and the numbers of its weights. No process needs to be connected."""
+    _opened(folder, task, max_length).weights.config.check(shape)
+
+
 def _batch_tokens(config: BertConfig, cube: Cube) -> int:
     least, most = _BATCH_TOKENS
     return max(least, min(most, _BATCH_NUMBERS // config.inner_size)) * cube.shape.ranks
@@ -579,17 +604,12 @@ def _with_heads(weights: WeightSource, task: str) -> WeightSource:
 
 def _length(weights: WeightSource, asked: int | None, where: str = "") -> int:
     """Tokens of a sequence, at most: as asked, or as the model was made. `where` stands before an error."""
-    config = weights.config
-    made = weights.facts.get("max_length") or _MOST
-    if type(made) is not int or made < 5:
+    positions, made = weights.config.positions, weights.facts.get("max_length") or None
+    if made is not None and (type(made) is not int or made < 5):
         must = "facts.max_length of its model.json must be a number of tokens, at least 5"
         raise ValueError(f"{weights.folder}: {must}. Got {made!r:.80}.")
-    if config.encoder != "classic":
-        return made if asked is None else asked
-    if asked is not None and asked > config.positions:
-        raise ValueError(
-            f"{where}max_length={asked} is more than the model's {config.positions} positions. Choose less."
-        )
-    return (
-        min(made if "max_length" in weights.facts else config.positions, config.positions) if asked is None else asked
-    )
+    if weights.config.encoder != "classic":  # no table of positions ends
+        return made or positions if asked is None else asked
+    if asked is not None and asked > positions:
+        raise ValueError(f"{where}max_length={asked} is more than the model's {positions} positions. Choose less.")
+    return min(made or positions, positions) if asked is None else asked

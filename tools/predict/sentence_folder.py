@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from models.bert.huggingface import read_model_config
 from models.bert.tasks import Pooling
 from tools.common.files import is_unicode, parsed_json, read_file
 
@@ -175,7 +176,7 @@ def _pooling(path: Path, config: Path) -> tuple[Pooling, bool]:
             f"{path} asks for the pooling {' and '.join(chosen) or 'none'}. Known is one of {', '.join(_POOLING)}."
         )
     width = settings.get("word_embedding_dimension", settings.get("embedding_dimension"))
-    hidden = _object(config).get("hidden_size") if config.is_file() else None
+    hidden = read_model_config(config.parent).hidden if config.is_file() else None
     if None not in (width, hidden) and width != hidden:
         raise ValueError(f"{path} is of vectors of {width}, and {config} of {hidden}: they do not belong together.")
     return poolings[0], bool(settings.get("include_prompt", True))
@@ -190,14 +191,15 @@ def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
     most = settings.get("max_seq_length")
     if most is None:  # as the library does: the lower of both
         limits = [
-            _object(encoder / name).get(key)
-            for name, key in (
-                ("tokenizer_config.json", "model_max_length"),
-                ("tokenizer/huggingface/tokenizer_config.json", "model_max_length"),  # of a folder that was imported
-                ("config.json", "max_position_embeddings"),
+            _object(encoder / name).get("model_max_length")
+            for name in (
+                "tokenizer_config.json",
+                "tokenizer/huggingface/tokenizer_config.json",  # of a folder that was imported
             )
             if (encoder / name).is_file()
         ]
+        if (encoder / "config.json").is_file():
+            limits.append(read_model_config(encoder).positions)  # a RoBERTa's config.json counts rows of padding too
         given = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < _UNLIMITED]
         most = min(given, default=None)
     if most is not None and (type(most) is not int or most < 5):

@@ -292,10 +292,10 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
     them.
 
     Args:
-        corpus: None: its tokenizer is not looked at.
+        corpus: None: what the model's tokenizer is compared with is not there yet.
 
     Raises:
-        ValueError: no such folder, other sizes, or another tokenizer.
+        ValueError: no such folder, other sizes, no tokenizer, or another one.
     """
     weights = open_weights(folder)
     _check_sizes(folder, weights.config, recipe)
@@ -305,8 +305,8 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
             f"{weights.config.family!r} has, and data.objective = {recipe.data.objective!r} learns one. Set "
             'data.objective = "masked-lm".'
         )
+    tokenizer_of(folder)  # is there and belongs to the model
     if corpus is not None:
-        tokenizer_of(folder)  # is there and belongs to the model
         # Another file of the model's may be the one that the corpus was made with, if the ids mean the same pieces.
         mark, found = tokenizer_of_corpus(corpus.tokenizer).fingerprint, tokenizers_in(folder)
         if all(each.open().fingerprint != mark for each in found):

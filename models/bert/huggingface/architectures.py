@@ -322,7 +322,7 @@ def architecture_of(settings: Mapping[str, Any], where: Path) -> Architecture:
     """
     kind, names = settings.get("model_type"), architectures_from(settings, where)
     known = ", ".join(f"{each.title} ({name})" for name, each in ARCHITECTURES.items())
-    if kind is not None and kind not in ARCHITECTURES:
+    if kind is not None and (not isinstance(kind, str) or kind not in ARCHITECTURES):
         reason = _REASONS.get(str(kind))
         raise ValueError(
             f"{where} is of another model: model_type {kind!r}{f', and {reason}' if reason else ''}. The models that "

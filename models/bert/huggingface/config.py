@@ -133,9 +133,8 @@ def _modern_fields(settings: Mapping[str, Any], architecture: Architecture, wher
     fields["pooling"] = settings.get("classifier_pooling", "cls")
     bases = {kind: _rotary_base(settings, kind, where) for kind in _BASES}
     fields["rotary_base"] = bases[_GLOBAL]
-    every = _global_every(settings, where)
+    every, near = _global_every(settings, where), _number({_WINDOW: 128, **settings}, _WINDOW, where, int) // 2
     if every != 1:
-        near = _number({_WINDOW: 128, **settings}, _WINDOW, where, int) // 2
         fields |= {"window": near + 1, "global_every": every, "local_rotary_base": bases[_LOCAL]}
     return fields
 
@@ -148,7 +147,7 @@ def _attention_dropout(config: BertConfig) -> float:
 
 def _rotary_base(settings: Mapping[str, Any], kind: str, where: Path) -> float:
     own, default = _BASES[kind]
-    said = (settings.get("rope_parameters") or {}).get(kind) or {}
+    said = _table(_table(settings, "rope_parameters", where), kind, where)
     if said.get("rope_type", "default") != "default":
         raise ValueError(
             f"{where}: rope_type of rope_parameters must be 'default', for rotary positions are not scaled here. Got "
@@ -223,7 +222,10 @@ def classifier_dropout_from(settings: Mapping[str, Any], where: Path, *, of_text
     if own is not None and not of_texts:
         return None
     name = own or _DROPOUT
-    return default if settings.get(name) is None else _number(settings, name, where, float)
+    value = default if settings.get(name) is None else _number(settings, name, where, float)
+    if value is not None and not 0 <= value < 1:
+        raise ValueError(f"{where}: {name} must be at least 0 and below 1. Got {value}.")
+    return value
 
 
 def labels_from(settings: Mapping[str, Any], where: Path) -> tuple[str, ...]:
@@ -308,11 +310,19 @@ def settings_of(
         unsaid = same and "problem_type" not in found and problem == ("regress" if len(labels) == 1 else "classify")
         if problem == "rank":
             # What CrossEncoder of sentence-transformers does with the score; where nothing says so, a sigmoid.
-            new[CROSS_ENCODER] = {**(found.get(CROSS_ENCODER) or {}), "activation_fn": IDENTITY}
+            new[CROSS_ENCODER] = {**_table(found, CROSS_ENCODER, Path(CONFIG)), "activation_fn": IDENTITY}
         elif problem is not None and not unsaid:
             new["problem_type"] = {ours: theirs for theirs, ours in _PROBLEMS.items()}[problem]
         found = {name: value for name, value in found.items() if name not in ("num_labels", "_num_labels")}
     return {"pad_token_id": 0, **found, **new, _TIED: config.tied}
+
+
+def _table(settings: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:
+    """A setting that has settings of its own; empty where it is not there."""
+    value = settings.get(name) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: {name} must be an object. Got {value!r:.60}.")
+    return value
 
 
 def _number(settings: Mapping[str, Any], name: str, where: Path, kind: type[T]) -> T:

@@ -15,11 +15,11 @@ from models.bert.huggingface.model_json import config_from_json, read_model_json
 from models.bert.huggingface.param_names import (
     GENERATOR,
     LABELLED,
+    encoder_shapes,
     in_generator,
     layers_among,
     of_encoder,
     part_of,
-    table_shapes,
 )
 from models.bert.huggingface.reader import HFWeights
 from models.bert.huggingface.weights import WeightSource
@@ -63,18 +63,18 @@ class CheckpointWeights(WeightSource):
         classifier = next(classifiers, None)
         self.outputs = classifier.shape[0] if classifier is not None else None
         self._names = {name.removeprefix(MODEL) for name in stored if name.startswith(MODEL)}
-        for name, shape in table_shapes(self.config).items():
+        if (layers := layers_among(self._names)) not in (0, self.config.layers):
+            raise ValueError(
+                f"{found} has {layers} layers, and the {MODEL_JSON} of {folder} says {self.config.layers}. They are of "
+                "different models: get both from the same folder."
+            )
+        for name, shape in encoder_shapes(self.config, layers).items():
             tensor = stored.get(f"{MODEL}{name}")
             if tensor is not None and tuple(tensor.shape) != shape:
                 raise ValueError(
                     f"{found}: {name} has shape {tuple(tensor.shape)}, and the {MODEL_JSON} of {folder} asks for "
                     f"{shape}. They are of different models: get both from the same folder."
                 )
-        if (layers := layers_among(self._names)) not in (0, self.config.layers):
-            raise ValueError(
-                f"{found} has {layers} layers, and the {MODEL_JSON} of {folder} says {self.config.layers}. They are of "
-                "different models: get both from the same folder."
-            )
         if self.labels is not None and self.outputs is not None and len(self.labels) != self.outputs:
             raise ValueError(
                 f"the {MODEL_JSON} of {folder} names {len(self.labels)} labels, and the classifier in {found} has "

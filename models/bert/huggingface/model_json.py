@@ -105,6 +105,10 @@ class ModelJson:
             raise ValueError(f"problem must be one of {', '.join(PROBLEMS)}, or null. Got {self.problem!r}.")
         if self.labels is not None and len(set(self.labels)) != len(self.labels):
             raise ValueError(f"labels must differ. Got {list(self.labels)}.")
+        types, sizes = self.facts.get("types") or {}, self.facts.get("sizes") or []
+        if not isinstance(types, dict) or not all(isinstance(kind, str) for kind in types.values()):
+            raise ValueError(f"facts.types must be an object of names. Got {types!r:.60}.")
+        _of_type(sizes, list, "facts.sizes")
 
 
 def write_model_json(

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from models.bert.config import BertConfig
+from models.bert.cost_model.param_shapes import parameters
 from models.bert.huggingface.architectures import ARCHITECTURES, Architecture
 
 HEADS = ("pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags", "replaced_tokens")
@@ -195,16 +197,15 @@ def prefix_among(names: Iterable[str]) -> str | None:
     return next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), None)
 
 
-def table_shapes(config: BertConfig) -> dict[str, tuple[int, int]]:
-    """Shapes of the tables that a configuration asks for, by the names here: the largest that it decides by a number
-    alone, to be compared with the files before a model of those sizes is made."""
-    rows = {"tokens": config.vocab, "types": config.types, "positions": config.position_rows}
-    shapes = {
-        f"bert.embeddings.{name}.weight": (number, config.embedding_size) for name, number in rows.items() if number
-    }
-    if config.encoder == "classic":
-        shapes["bert.layers.0.mlp.up.weight"] = (config.inner_size, config.hidden)
-    return shapes
+def encoder_shapes(config: BertConfig, layers: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the encoder's tensors that a configuration asks for, by the names here: to be compared with the files
+    before a model of those sizes is made.
+
+    Args:
+        layers: of which the files have tensors; a configuration may name any number.
+    """
+    found = parameters(replace(config, layers=max(1, layers)))
+    return {each.name: each.shape for each in found if each.name.startswith("bert.")}
 
 
 # --- The order of rows of what is one product here: d rows of each part in turn ---------------------------------------

@@ -227,10 +227,7 @@ class HFWeights(WeightSource):
                 f"{self._architecture.settings.get('num_hidden_layers', 'num_hidden_layers')} {self.config.layers}. "
                 f"{CONFIG} and weights are of different models: get both from the same place."
             )
-        for name, shape in param_names.table_shapes(self.config).items():
-            (theirs,) = param_names.library_names(name)
-            if theirs in self._names:
-                self._check_shape(theirs, shape)
+        self._check_encoder(layers)
         self.heads = tuple(head for head in param_names.heads_among(self._names) if self._meant(head))
         self.outputs, self.labels, self.problem = None, None, "answer" if "answers" in self.heads else None
         if not set(param_names.LABELLED).isdisjoint(self.heads):
@@ -258,7 +255,14 @@ class HFWeights(WeightSource):
                 "save the model inside with its own save_pretrained."
             )
         names = {name: own for name, own in self._names.items() if param_names.of_encoder(name)}
-        more = [own for name, own in names.items() if not param_names.is_known(name, self.config)]
+        unknown = {name: own for name, own in names.items() if not param_names.is_known(name, self.config)}
+        more = list(unknown.values())
+        if more and kind.name == "electra" and all(name.startswith(param_names.PROJECTION) for name in unknown):
+            raise ValueError(
+                f"{self.folder}: {CONFIG} says embedding_size {self.config.hidden}, which is hidden_size, and the "
+                f"weights have {more[0]}, which projects embeddings of another size. {CONFIG} and weights are of "
+                "different models: get both from the same place."
+            )
         if more:
             told = f"{more[0]}{f' and {len(more) - 1} more' if len(more) > 1 else ''}"
             raise ValueError(
@@ -266,6 +270,14 @@ class HFWeights(WeightSource):
                 "like) change what the model says: merge them into its weights with the library that made them, or "
                 "take the model without them. Other architectures are not read."
             )
+
+    def _check_encoder(self, layers: int) -> None:
+        """Raises ValueError where a tensor that is there has another shape than the config.json asks for."""
+        for name, (rows, *columns) in param_names.encoder_shapes(self.config, layers).items():
+            theirs = param_names.library_names(name)
+            for each in theirs:
+                if each in self._names:
+                    self._check_shape(each, (rows // len(theirs), *columns))
 
     def _take_labels(self, where: Path) -> None:
         assert self.settings is not None

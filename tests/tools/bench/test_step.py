@@ -232,6 +232,20 @@ def test_figures_by_hand() -> None:
     assert not figures(CubeShape(y=2), turns, other, base).collectives_equal
 
 
+def test_a_model_without_closed_forms() -> None:
+    """As an ELECTRA with its generator: what is counted is shown, and compared with nothing."""
+    none = {"closed_form": None, "calls_closed_form": None}
+    known = facts(expected=8)
+    electra = dataclasses.replace(known, **none, memory=dataclasses.replace(known.memory, held_closed_form=None))
+    turns = [[[sample(2.0, 8)]]]
+    cube = figures(CubeShape(), turns, [electra], turns)
+    assert (cube.collectives, cube.bytes_received, cube.held_bytes) == (3, 8, 38)
+    for name in ("collectives", "bytes", "held"):
+        assert getattr(cube, f"{name}_closed_form") is None
+    assert {cube.collectives_equal, cube.traffic_equal, cube.held_equal} == {None}
+    assert table([cube])[1].split().count("-") == 3
+
+
 def test_cubes_that_compute_something_else_are_found() -> None:
     turns = [[[sample(1.0)]]]
     good = figures(CubeShape(), turns, [facts(5.0)], turns)

@@ -20,6 +20,7 @@ from models.bert.tasks import BertForSequenceClassification
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
+from tests.tools.asked import write_models
 from tests.tools.relatives import modernbert, roberta, roberta_tokenizer
 from tools.common import plotting
 from tools.convert.__main__ import main as convert
@@ -373,14 +374,15 @@ def test_a_roberta_learns_and_goes_back(recipe: Path, tmp_path: Path) -> None:
     assert list(found.as_json()["probabilities"].values()) == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
-def test_bad_calls_end_with_a_message(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_calls_end_with_a_message(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for more, message in (
         (["--optimizer.lr", "1e30", "--optimizer.clip", "1e30"], "the loss of step"),
         (["--data.dev", str(tmp_path / "none.tsv")], "none.tsv is no file. Correct data.dev in the recipe, or give"),
         (["--data.dev", "none.tsv"], f"{Path('none.tsv').absolute()} is no file."),
         (["--cube", "1x1x2"], "the cube needs 2 processes"),
         (["--data.text", "words"], "has no column 'words'"),
-        (["--model.start-from", str(tmp_path), "--model.vocab", "None"], "is no folder of a model"),
     ):
         assert run(recipe, tmp_path / "bad", *more) == 2, message
         assert message in capsys.readouterr().err
@@ -388,6 +390,17 @@ def test_bad_calls_end_with_a_message(recipe: Path, tmp_path: Path, capsys: pyte
         assert refused != (message == "the loss of step")
         assert not refused or not list(tmp_path.glob("bad/*")), "what is corrected may have the folder"
         shutil.rmtree(tmp_path / "bad", ignore_errors=True)
+    start = ["--model.vocab", "None", "--model.start-from"]
+    model = str(write_models(tmp_path / "models") / "language")
+    for more, message in (
+        ([*start, str(tmp_path)], "is no folder of a model"),
+        ([*start, model, "--data.max-length", "25"], "data.max_length=25 is more than the 24 positions of the model"),
+    ):
+        with monkeypatch.context() as alone:  # before any process is connected
+            alone.setattr("tools.finetune.__main__.cube_of", None)
+            assert run(recipe, tmp_path / "bad", *more) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "bad").exists()
     with pytest.raises(SystemExit):
         run(recipe, tmp_path / "bad", "--run.epochs", "0")
     told = capsys.readouterr().err

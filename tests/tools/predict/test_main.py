@@ -181,9 +181,13 @@ def test_calls_that_cannot_be(
     assert "a file in a folder that exists" in refusal(capsys, *call, "--output", tmp_path / "no" / "such")
     assert "npy needs a file" in refusal(capsys, *call, "--output-format", "npy")
     assert "a cube is written XxYxZ" in refusal(capsys, *call, "--cube", "2x2")
+    with monkeypatch.context() as alone:  # whatever is to be seen of a folder, before any process is connected
+        alone.setattr("tools.predict.__main__.cube_of", None)
+        assert "is no folder of a model" in refusal(capsys, "embed", tmp_path, "a fox")
+        assert "Make one: python -m tools.finetune answer" in refusal(capsys, "answer", language, "who?", "a fox")
+        assert "max_length=99 is more than the model's" in refusal(capsys, *call, "--max-length", "99")
+        assert "heads must divide by y=3" in refusal(capsys, *call, "--cube", "1x3x1")
     assert "--nproc-per-node=4 -m tools.predict embed" in refusal(capsys, *call, "--cube", "1x2x2")
-    assert "is no folder of a model" in refusal(capsys, "embed", tmp_path, "a fox")
-    assert "Make one: python -m tools.finetune answer" in refusal(capsys, "answer", language, "who?", "a fox")
     monkeypatch.setattr(sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
     assert "no text. Give texts, --file FILE" in refusal(capsys, "embed", language)
 

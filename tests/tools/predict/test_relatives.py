@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tools.relatives import distilbert, modernbert, roberta, roberta_tokenizer
+from tools.bench.vs_transformers.infer import VectorLibrary
 from tools.convert.__main__ import main as convert
 from tools.predict import load
 
@@ -95,7 +96,9 @@ def test_masks_and_tags_of_a_modernbert(tmp_path: Path) -> None:
     (logits,) = asked(model, tokenizer, text).logits
     wanted = logits[tokenizer(text).input_ids.index(tokenizer.mask_token_id)].softmax(0).topk(3)
     for folder in (tmp_path / "masked", there_and_back(tmp_path / "masked")):
-        (found,) = load(folder, "fill-mask", k=3).predict([text])
+        asking = load(folder, "fill-mask", k=3)
+        assert asking.task.reader.max_length == 42, "as the folder says, though no table of positions ends there"  # type: ignore[attr-defined]
+        (found,) = asking.predict([text])
         assert [piece.id for piece in found.masks[0]] == wanted.indices.tolist()
         assert [piece.probability for piece in found.masks[0]] == pytest.approx(wanted.values.tolist(), abs=1e-6)
     model, _ = modernbert(tmp_path / "tags", "ModernBertForTokenClassification", num_labels=3)
@@ -117,3 +120,5 @@ def test_a_roberta_reads_as_many_tokens_as_it_has_rows_behind_padding(tmp_path: 
         ids = tokenizer(long, truncation=True, max_length=40, return_tensors="pt")
         wanted = model(**ids).last_hidden_state[0].mean(0)
     assert vector.as_json()["vector"] == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-5)
+    (beside,) = VectorLibrary(tmp_path / "roberta").results([long], 1)  # which `bench infer` compares with
+    assert beside.tolist() == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-5)

@@ -120,6 +120,25 @@ def test_the_length_of_the_folder_is_obeyed(encoder: Path, tmp_path: Path) -> No
     np.testing.assert_allclose(vectors(unsaid), plain(encoder, TEXTS, "mean", 9), atol=1e-5)
 
 
+RELATIVES: dict[str, dict[str, Any]] = {
+    "roberta": {"max_position_embeddings": 34, "pad_token_id": 1, "hidden_size": 16, "num_hidden_layers": 1},
+    "distilbert": {"max_position_embeddings": 32, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32},
+}
+
+
+@pytest.mark.parametrize("kind", RELATIVES)
+def test_relatives_have_names_and_rows_of_their_own(tmp_path: Path, kind: str) -> None:
+    """Of a RoBERTa's 34 rows 32 are for tokens; a DistilBERT calls its hidden size by another name."""
+    sizes = {"vocab_size": 9, "num_attention_heads": 2, "intermediate_size": 32}
+    write(tmp_path / "encoder" / "config.json", {"model_type": kind, **sizes, **RELATIVES[kind]})
+    settings = sentence_settings(described(tmp_path / "encoder", tmp_path / "good"))
+    assert settings is not None
+    assert settings.max_length == 32
+    wide = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    with pytest.raises(ValueError, match=r"is of vectors of 32, and .* of 16: they do not belong together"):
+        sentence_settings(described(tmp_path / "encoder", tmp_path / "wide", pooling=wide))
+
+
 def test_vectors_are_normalised_where_the_folder_says_so(encoder: Path, tmp_path: Path) -> None:
     folder = described(encoder, tmp_path, modules=("Dropout", "Normalize"))
     wanted = plain(encoder, TEXTS, "mean")

@@ -150,6 +150,11 @@ def test_what_does_not_fit_is_refused_by_name(start: Start, tmp_path: Path, caps
         assert "has rotary_base = 160000.0, the recipe's None. Set model.rotary_base" in refused(
             "--model.rotary-base", "None"
         )
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((start.folder / name).read_bytes())
+    assert "bare has no tokenizer" in refused("--dry-run", folder=bare)
     larger = tmp_path / "larger"
     larger.mkdir()
     (larger / "tokenizer.json").write_bytes((start.folder / "tokenizer.json").read_bytes())

@@ -173,7 +173,8 @@ class RankMemory:
 
     held: int
     """Weights and the optimiser's state."""
-    held_closed_form: int
+    held_closed_form: int | None
+    """None: of this model no formula says it."""
     saved: int
     """What autograd keeps for backward, beside parameters, of the micro-batch that needs most."""
     peak: int | None
@@ -205,7 +206,9 @@ def count_memory(
     batches = sum(_size(each.batch) for each in passes)
     return RankMemory(
         held=held,
-        held_closed_form=sum(held_bytes(trainer.model.config, wire, trainer.recipe.optimizer.shard_over_data)),
+        held_closed_form=sum(held_bytes(trainer.model.config, wire, trainer.recipe.optimizer.shard_over_data))
+        if trainer.recipe.replaced_tokens is None
+        else None,
         saved=max(each.kept for each in passes),
         peak=None if growth is None else held + batches + growth,
     )

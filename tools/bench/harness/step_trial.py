@@ -64,9 +64,9 @@ class RankFacts:
 
     device: str
     threads: int
-    closed_form: Bytes
-    """Bytes this rank should receive in a step, by axis and kind."""
-    calls_closed_form: Calls
+    closed_form: Bytes | None
+    """Bytes this rank should receive in a step, by axis and kind. None: of this model no formula says it."""
+    calls_closed_form: Calls | None
     """Collectives it should issue."""
     first_loss: float
     """Of the very first step: weights and packs are then the same on every cube."""
@@ -122,8 +122,10 @@ class StepTrial(Trial):
         self._loader.close()
         self._feed.close()
 
-    def _closed_form(self, wire: CommModel) -> Bytes:
+    def _closed_form(self, wire: CommModel) -> Bytes | None:
         trainer, layout, shape = self._trainer, self._loader.layout, self._cube.shape
+        if trainer.recipe.replaced_tokens is not None:
+            return None
         multiple = math.lcm(shape.y, shape.z)
         masked, first = (
             -(-layout.plane_packs * budget // multiple) * multiple
@@ -175,23 +177,23 @@ class CubeFigures(Times):
     """Of the model, over all ranks; median of the steps."""
     collectives: Annotated[int, Column("collectives")]
     """In a step, on the rank with the most."""
-    collectives_closed_form: Annotated[int, Column("closed form", equal="collectives_equal")]
-    """What that rank should issue by the formulas."""
-    collectives_equal: bool
+    collectives_closed_form: Annotated[int | None, Column("closed form", equal="collectives_equal")]
+    """What that rank should issue by the formulas. None here and below: there are none, as of an ELECTRA's step."""
+    collectives_equal: bool | None
     """Whether count and formulas agree on every rank, in every step, for each axis and kind."""
     bytes_received: Annotated[int, mebibytes("MiB received")]
     """In a step, by the rank that receives most, in the ring model."""
-    bytes_closed_form: Annotated[int, mebibytes("closed form", equal="traffic_equal")]
+    bytes_closed_form: Annotated[int | None, mebibytes("closed form", equal="traffic_equal")]
     """What that rank should receive by the formulas."""
-    traffic_equal: bool
+    traffic_equal: bool | None
     """Whether count and formulas agree to the byte on every rank, in every step, for each axis and kind."""
     saved_bytes: Annotated[int, mebibytes("saved MiB")]
     """What autograd keeps for the backward pass of a micro-batch, beside parameters, on the rank with the most."""
     held_bytes: Annotated[int, mebibytes("held MiB")]
     """Weights and the optimiser's state, counted, on the rank with the most."""
-    held_closed_form: Annotated[int, mebibytes("closed form", equal="held_equal")]
+    held_closed_form: Annotated[int | None, mebibytes("closed form", equal="held_equal")]
     """What that rank should hold by the formulas."""
-    held_equal: bool
+    held_equal: bool | None
     """Whether count and formulas agree to the byte on every rank."""
     peak_memory_bytes: Annotated[int | None, mebibytes("peak MiB", ".0f")]
     """Of the rank that needs most, above the process before the model was made."""
@@ -223,6 +225,7 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
     chattiest, most = max(samples, key=lambda pair: pair[1].calls.total())
     resident = [fact.peak_memory for fact in facts if fact.peak_memory is not None]
     memory = [fact.memory for fact in facts]
+    is_known = facts[0].closed_form is not None
     holds, saves, peaks = (
         max(memory, key=lambda of: of.held),
         max(memory, key=lambda of: of.saved),
@@ -239,19 +242,25 @@ def figures(shape: CubeShape, turns: Sequence[Turn], facts: Sequence[RankFacts],
         tokens_per_second=statistics.median(count / second for count, second in zip(tokens, steps, strict=True)),
         flops_per_second=statistics.median(count / second for count, second in zip(flops, steps, strict=True)),
         collectives=most.calls.total(),
-        collectives_closed_form=facts[chattiest].calls_closed_form.total(),
-        collectives_equal=all(sample.calls == facts[rank].calls_closed_form for rank, sample in samples),
+        collectives_closed_form=_total(facts[chattiest].calls_closed_form),
+        collectives_equal=all(sample.calls == facts[rank].calls_closed_form for rank, sample in samples)
+        if is_known
+        else None,
         bytes_received=busiest.received.total(),
-        bytes_closed_form=facts[worst].closed_form.total(),
-        traffic_equal=all(sample.received == facts[rank].closed_form for rank, sample in samples),
+        bytes_closed_form=_total(facts[worst].closed_form),
+        traffic_equal=all(sample.received == facts[rank].closed_form for rank, sample in samples) if is_known else None,
         first_loss=facts[0].first_loss,
         peak_memory_bytes=max(resident) if len(resident) == len(facts) else None,
         held_bytes=holds.held,
         held_closed_form=holds.held_closed_form,
-        held_equal=all(of.held == of.held_closed_form for of in memory),
+        held_equal=all(of.held == of.held_closed_form for of in memory) if is_known else None,
         saved_bytes=saves.saved,
         peak_tensor_bytes=peaks.peak,
     )
+
+
+def _total(closed_form: Bytes | None) -> int | None:
+    return None if closed_form is None else closed_form.total()
 
 
 def loss_difference(cubes: Sequence[CubeFigures]) -> float:

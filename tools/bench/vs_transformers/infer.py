@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from models.bert.huggingface import read_model_config
 from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.bench.harness.figures import spread
 from tools.bench.harness.processes import using_threads
@@ -61,7 +62,7 @@ class Library(ABC):
         except (OSError, ValueError) as problem:
             raise ValueError(f"{folder} must be a folder that transformers reads: {problem}") from None
         self._model = model.eval()
-        self._longest = int(model.config.max_position_embeddings)
+        self._longest = read_model_config(folder).positions  # a RoBERTa's config.json counts rows of padding too
 
     def results(self, texts: Sequence[str], batch: int) -> Results:
         """Of batches as the texts come, each padded to its longest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,7 @@ def told(folder: Path) -> str:
         ({"hidden_act": "mish"}, "hidden_act must be one of gelu, "),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false. Got 'no'."),
         ({"hidden_act": ["gelu"]}, "hidden_act must be one of gelu, "),
+        ({"model_type": ["bert"]}, "is of another model: model_type ['bert']. The models"),
         ({"architectures": 5}, "architectures must be a list of names of classes. Got 5."),
         ({"architectures": "BertModel"}, "architectures must be a list of names of classes. Got 'BertModel'."),
         ({"num_hidden_layers": 1}, "the weights are of 2 layers, and config.json says num_hidden_layers 1."),
@@ -116,7 +118,20 @@ def test_settings(model: Any, tmp_path: Path, change: dict[str, Any], message: s
         ("DistilBertForMaskedLM", {"activation": "mish"}, "activation must be one of gelu, "),
         ("DistilBertForMaskedLM", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds must be False, for positions"),
         ("ElectraForMaskedLM", {"embedding_size": ...}, "has no embedding_size, which says how large the model is."),
-        ("ElectraForMaskedLM", {"embedding_size": 64}, "electra.embeddings_project.bias and 1 more. Adapters"),
+        (
+            "ElectraForMaskedLM",
+            {"embedding_size": 64},
+            "says embedding_size 64, which is hidden_size, and the weights have electra.embeddings_project.bias",
+        ),
+        ("ElectraForMaskedLM", {"hidden_size": 128}, "electra.embeddings_project.weight has shape (64, 32), and (128,"),
+        ("ModernBertForMaskedLM", {"intermediate_size": 80}, "mlp.Wi.weight (rows from 0) has shape (96, 64), and (80"),
+        ("ModernBertForMaskedLM", {"rope_parameters": [1]}, "rope_parameters must be an object. Got [1]."),
+        ("ModernBertForMaskedLM", {"rope_parameters": {"full_attention": 5}}, "full_attention must be an object. Got"),
+        (
+            "RobertaForSequenceClassification",
+            {"classifier_dropout": 1.5},
+            "classifier_dropout must be at least 0 and below 1. Got 1.5.",
+        ),
     ],
     ids=str,
 )
@@ -124,7 +139,8 @@ def test_settings_of_relatives(tmp_path: Path, kind: str, change: dict[str, Any]
     changes = {"embedding_size": 32} if kind.startswith("Electra") else {}
     model = original(kind, pad_token_id=1, **changes)
     settings = {name: value for name, value in {**settings_of(model), **change}.items() if value is not ...}
-    assert message in told(write(tmp_path, tensors_of(model), settings))
+    with pytest.raises(ValueError, match=re.escape(message)):  # before a model of these sizes is made
+        open_weights(write(tmp_path, tensors_of(model), settings))
 
 
 def test_a_tensor_that_is_missing_has_its_own_name(tmp_path: Path) -> None:
