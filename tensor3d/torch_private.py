@@ -106,6 +106,14 @@ def storage_id(tensor: Tensor | torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+_storage_uses: Callable[[int], int] = private("_C._storage_Use_Count")
+
+
+def storage_uses(tensor: Tensor) -> int:
+    """How many tensors, this one included, lie in its storage, and what else holds it; one more where this looks."""
+    return _storage_uses(tensor.untyped_storage()._cdata)
+
+
 # --- Operators --------------------------------------------------------------------------------------------------------
 
 amp_update_scale_: Callable[..., Any] = private("_amp_update_scale_")
