@@ -13,6 +13,7 @@ its system clears every page of it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -119,6 +120,19 @@ class BucketPlan:
         return pieces[0].bucket if pieces else 0
 
 
+_LETTING_GO = (0.0, 0.001)
+"""Seconds: gloo's threads let go of what they have summed a moment after it was waited for."""
+
+
+def _is_free(memory: Tensor, alone: int) -> bool:
+    """Whether nobody else holds a part of it."""
+    for pause in _LETTING_GO:
+        if storage_uses(memory) <= alone:
+            return True
+        time.sleep(pause)
+    return storage_uses(memory) <= alone
+
+
 class KeptMemory:
     """Memory of buckets that stays from one pass to the next, unless somebody still holds a gradient of it."""
 
@@ -133,7 +147,7 @@ class KeptMemory:
         memory, alone = self._free.pop(group, (None, 0))
         if memory is None:
             self._free.clear()  # of a plan before this one
-        if memory is None or storage_uses(memory) > alone:
+        if memory is None or not _is_free(memory, alone):
             memory = torch.empty(group.elements, dtype=group.dtype, device=group.device)
             alone = storage_uses(memory)
         return memory, alone
