@@ -117,6 +117,14 @@ def has_storage(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
 
 
+_storage_uses: Callable[[int], int] = private("_C._storage_Use_Count")
+
+
+def storage_uses(tensor: Tensor) -> int:
+    """How many tensors, this one included, lie in its storage, and what else holds it; one more where this looks."""
+    return _storage_uses(tensor.untyped_storage()._cdata)
+
+
 # --- Operators --------------------------------------------------------------------------------------------------------
 
 amp_update_scale_: Callable[..., Any] = private("_amp_update_scale_")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
-from tensor3d.distributed.comm_stats import Key, Kind, bucket_elements
+from tensor3d.distributed.comm_stats import Key, Kind, bucket_elements, summed_elements
 from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape, travel_together
 
 Bytes = Counter[Key]
@@ -73,7 +73,7 @@ class CommModel:
         members = self.members(axes)
         if members == 1 or elements == 0:
             return Counter()
-        return self._counted(self.named(axes), "all-reduce", 2 * (members - 1) * -(-elements // members) * size)
+        return self._counted(self.named(axes), "all-reduce", summed_elements(members, elements) * size)
 
     def summed_in_buckets(self, axes: tuple[AxisName, ...], elements: int) -> Bytes:
         """The ledger's sum of gradients that are held by the same ranks: any number of all-reduces."""

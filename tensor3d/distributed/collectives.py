@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
-from tensor3d.distributed.comm_stats import CommCounter, Place
+from tensor3d.distributed.comm_stats import CommCounter, Place, summed_elements
 from tensor3d.distributed.process_group import ClosedGroup
 from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
 
@@ -248,8 +248,7 @@ def open_group(axis: Axis) -> dist.ProcessGroup | None:
 
 
 def _received_of_sum(elements: int, size: int, axis: Axis) -> int:
-    received = 2 * (axis.size - 1) * -(-elements // axis.size)
-    return received * size
+    return summed_elements(axis.size, elements) * size
 
 
 def _bytes(tensor: Tensor) -> int:

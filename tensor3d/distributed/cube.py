@@ -131,7 +131,9 @@ class Cube:
             self.over(*names)
         self.hosts_along_x = self._hosts_along_x()
         """The members along x, whose hosts speak to one another and wait for no device."""
-        self.ledger = GradReducer(precision, at_end=self.ahead.end, agreement=self._agreement())
+        self.ledger = GradReducer(
+            precision, at_end=self.ahead.end, agreement=self._agreement(), keep_buckets=self._keep_buckets()
+        )
 
     @classmethod
     def single(
@@ -191,7 +193,7 @@ class Cube:
         cube.speed = self.speed if speed is None else speed
         cube.ahead = WeightPrefetcher()
         cube.open_groups = []
-        cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end)
+        cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end, cube._keep_buckets())
         cube.regions = self.regions.switched(cube.speed.compile)
         if cube.speed.overlap != self.speed.overlap:
             cube._axes = {names: replace(axis, overlap=cube.speed.overlap) for names, axis in self._axes.items()}
@@ -220,6 +222,7 @@ class Cube:
                 object.__setattr__(axis, "group", process_group.ClosedGroup())  # else what it holds stays open
         vars(self.mesh).get("_pg_registry", {}).clear()
         process_group.forget_meshes()
+        self.ledger.free_buckets()
 
     # --- axes -----------------------------------------------------------------------------------------------------
 
@@ -277,6 +280,10 @@ class Cube:
             self._groups.add(hosts)
             self._every_axis.append(everyone)
         return UseAgreement(self.shape, everyone, self.numbers, self._axes)
+
+    def _keep_buckets(self) -> bool | None:
+        """As the policy says. A GPU's allocator keeps memory by itself, and clears none."""
+        return False if self.speed.keep_buckets is None and self.device.type != "cpu" else self.speed.keep_buckets
 
     def _hosts_along_x(self) -> Axis:
         x = self.axis("x")

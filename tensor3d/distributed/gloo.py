@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from tensor3d.distributed.comm_stats import FEW
+
 Wait = Callable[[Any], object]
 """Waits for the work of a further exchange, as for the first."""
 Finish = Callable[[Tensor, Wait], Tensor]
@@ -54,12 +56,13 @@ def start_all_gather(shard: Tensor, group: dist.ProcessGroup | None, members: in
 def start_all_reduce(part: Tensor, group: dist.ProcessGroup | None, members: int) -> tuple[Tensor, Any, Finish, Tensor]:
     """Of a contiguous `part`: what is received, the work, what makes the sum of it, in place, and what is sent.
 
-    Of one or two numbers in one exchange of two, as many bytes. Of more in two, the second where the first is waited
-    for: members must wait for their collectives in one order.
+    Of few numbers in one exchange of an even number of them. Of more in two, the second where the first is waited for:
+    members must wait for their collectives in one order.
     """
     flat = part.view(-1)
-    if flat.shape[0] <= 2:
-        received, work, sent = start_all_gather(F.pad(flat, (0, 2 - flat.shape[0])), group, members)
+    if flat.shape[0] <= FEW:
+        even = max(2, -(-flat.shape[0] // 2) * 2)
+        received, work, sent = start_all_gather(F.pad(flat, (0, even - flat.shape[0])), group, members)
 
         def finish(arrived: Tensor, wait: Wait) -> Tensor:
             flat.copy_(_sum_of_members(arrived, members=members)[: flat.shape[0]])

@@ -5,12 +5,15 @@ step follow from the number of elements alone (`tensor3d.cost_model`). Buckets l
 rank whose gradients come in another one only waits longer (as in DistributedDataParallel, Li et al. 2020, §3.2.3).
 
 A bucket is the memory of the gradients in it: each is copied to its place and let go of, and `.grad` becomes a view.
-What has a bucket for itself is summed where it lies. (A call that takes many tensors copies all, there and back, in
-gloo.)
+(A call that takes many tensors copies all, there and back, in gloo.) Either each bucket has memory of its own, in which
+case what has one for itself is summed where it lies; or those of one axis and type lie end to end in memory that stays
+from pass to pass (`KeptMemory`), in which a gradient lies whole wherever buckets are cut. New memory costs a CPU time:
+its system clears every page of it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +25,7 @@ from tensor3d.distributed.collectives import Axis, CommHandle, all_reduce
 from tensor3d.distributed.comm_stats import bucket_elements
 from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.seeds import Number
+from tensor3d.torch_private import storage_uses
 
 
 class GradSlot(NamedTuple):
@@ -38,12 +42,28 @@ class GradSlot(NamedTuple):
     """After how many in a backward pass it is complete."""
 
 
+class _Group(NamedTuple):
+    """Gradients that are summed over one axis, in one type, on one device."""
+
+    over: str
+    dtype: torch.dtype
+    """In which they travel."""
+    device: str
+    elements: int
+    converted: bool
+    """Whether they travel in another type than they have."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Bucket:
     axis: Axis
     dtype: torch.dtype
     """In which it travels."""
     elements: int
+    group: _Group
+    """Those of one axis and type, end to end."""
+    start: int
+    """Its first element in them."""
 
 
 class _Piece(NamedTuple):
@@ -71,8 +91,10 @@ class BucketPlan:
             groups.setdefault((slot.over, slot.dtype, slot.device), []).append(slot)
         self.buckets: list[_Bucket] = []
         self.pieces: dict[Number, list[_Piece]] = {slot.number: [] for slot in slots}
-        for (over, dtype, _), group in groups.items():
+        for (over, dtype, device), group in groups.items():
             total, base, start = sum(slot.elements for slot in group), len(self.buckets), 0
+            reduced = precision.reduced(dtype)
+            whole = _Group(over, reduced, device, total, reduced != dtype)
             size = bucket_elements(axes[over].size, dtype.itemsize, total)
             for slot in group:
                 stop = start + slot.elements
@@ -82,7 +104,7 @@ class BucketPlan:
                     self.pieces[slot.number].append(piece)
                 start = stop
             self.buckets += [
-                _Bucket(axis=axes[over], dtype=precision.reduced(dtype), elements=min(size, total - begin))
+                _Bucket(axis=axes[over], dtype=reduced, elements=min(size, total - begin), group=whole, start=begin)
                 for begin in range(0, total, size)
             ]
         complete = [0] * len(self.buckets)  # the place of the last gradient of each bucket
@@ -98,16 +120,65 @@ class BucketPlan:
         return pieces[0].bucket if pieces else 0
 
 
+_LETTING_GO = (0.0, 0.001)
+"""Seconds: gloo's threads let go of what they have summed a moment after it was waited for."""
+
+
+def _is_free(memory: Tensor, alone: int) -> bool:
+    """Whether nobody else holds a part of it."""
+    for pause in _LETTING_GO:
+        if storage_uses(memory) <= alone:
+            return True
+        time.sleep(pause)
+    return storage_uses(memory) <= alone
+
+
+class KeptMemory:
+    """Memory of buckets that stays from one pass to the next, unless somebody still holds a gradient of it."""
+
+    def __init__(self) -> None:
+        self._free: dict[_Group, tuple[Tensor, int]] = {}
+
+    def take(self, group: _Group) -> tuple[Tensor, int]:
+        """Room for all of a group, and how often its storage is in use where nobody else holds a part of it.
+
+        On a GPU nobody waits for who has read it before: optimisers have, before the forward pass of this one.
+        """
+        memory, alone = self._free.pop(group, (None, 0))
+        if memory is None:
+            self._free.clear()  # of a plan before this one
+        if memory is None or not _is_free(memory, alone):
+            memory = torch.empty(group.elements, dtype=group.dtype, device=group.device)
+            alone = storage_uses(memory)
+        return memory, alone
+
+    def keep(self, memories: Mapping[_Group, tuple[Tensor, int]]) -> None:
+        """For the next pass."""
+        self._free.update(memories)
+
+    def forget(self) -> None:
+        """Lets go of all of it."""
+        self._free.clear()
+
+    @property
+    def bytes(self) -> int:
+        """That are kept now."""
+        return sum(memory.nbytes for memory, _ in self._free.values())
+
+
 class GradBuckets:
     """The sums of one backward pass by a plan.
 
     Args:
         early: whether buckets leave as soon as they are full. Not: in `finish`.
+        kept: memory that stays. None: each bucket gets its own.
     """
 
-    def __init__(self, plan: BucketPlan, *, early: bool = True) -> None:
+    def __init__(self, plan: BucketPlan, *, early: bool = True, kept: KeptMemory | None = None) -> None:
         self.plan = plan
         self.early = early
+        self._kept = kept
+        self._taken: dict[_Group, tuple[Tensor, int]] = {}
         self._finished, self._next = False, 0
         self._given: set[Number] = set()
         self.unused: dict[Number, Tensor] = {}
@@ -140,15 +211,16 @@ class GradBuckets:
             owned: whether a sum may overwrite `gradient`.
 
         Returns:
-            What is the sum over ranks after `finish`: a view of the bucket, or, of what travels in several, or in
-            another type, `gradient` itself or a copy of it.
+            What is the sum over ranks after `finish`: a view of the buckets, or, of what travels in another type or
+            in several that have memory of their own, `gradient` itself or a copy of it.
         """
         self._given.add(number)
         pieces = self.plan.pieces[number]
         if gradient.is_cuda:
             self._streams.add(torch.cuda.current_stream(gradient.device))
-        if len(pieces) == 1 and not self._is_alone(pieces[0]) and self._of(pieces[0]).dtype == gradient.dtype:
-            result = self._part(pieces[0], gradient).view(gradient.shape).copy_(gradient)
+        place = self._place(pieces, gradient)
+        if place is not None:
+            result = place.view(gradient.shape).copy_(gradient)
         else:
             result = gradient
             if not owned or not gradient.is_contiguous():
@@ -173,16 +245,53 @@ class GradBuckets:
         """Whether it is all of its bucket."""
         return piece.last - piece.first == self._of(piece).elements
 
+    def _place(self, pieces: Sequence[_Piece], gradient: Tensor) -> Tensor | None:
+        """Where a gradient lies whole, flat. None: nowhere."""
+        if not pieces or self._of(pieces[0]).dtype != gradient.dtype:
+            return None
+        if len(pieces) == 1 and (self._stays(pieces[0]) or not self._is_alone(pieces[0])):
+            return self._part(pieces[0], gradient)
+        if not self._stays(pieces[0]):
+            return None
+        for piece in pieces:
+            self._part(piece, gradient)
+        first = self._of(pieces[0]).start + pieces[0].place
+        return self._whole(self._of(pieces[0]).group)[first : first + gradient.numel()]
+
     def _part(self, piece: _Piece, gradient: Tensor) -> Tensor:
         """Its place in the memory of its bucket."""
         memory = self._memory.get(piece.bucket)
         if memory is None:
             bucket = self._of(piece)
-            memory = torch.empty(bucket.elements, dtype=bucket.dtype, device=gradient.device)
+            if self._stays(piece):
+                memory = self._whole(bucket.group)[bucket.start : bucket.start + bucket.elements]
+            else:
+                memory = torch.empty(bucket.elements, dtype=bucket.dtype, device=gradient.device)
             self._memory[piece.bucket] = memory
         elif memory.is_cuda:  # begun perhaps on another stream, which is known by now
             self._wait_for_streams(memory)
         return memory[piece.place : piece.place + piece.last - piece.first]
+
+    def _stays(self, piece: _Piece) -> bool:
+        """Whether its bucket lies in memory that stays. A type of the wire's own is nobody's gradient afterwards."""
+        return self._kept is not None and not self._of(piece).group.converted
+
+    def _whole(self, group: _Group) -> Tensor:
+        if group not in self._taken:
+            assert self._kept is not None
+            self._taken[group] = self._kept.take(group)
+        return self._taken[group][0]
+
+    def keep_memory(self) -> None:
+        """The next pass may take it: after `finish`, or before anything was put in."""
+        if self._kept is not None:
+            self._kept.keep(self._taken)
+
+    def take_memory(self) -> None:
+        """All that stays, at once, and not where a gradient needs it."""
+        for bucket in self.plan.buckets if self._kept is not None else ():
+            if not bucket.group.converted:
+                self._whole(bucket.group)
 
     def _wait_for_streams(self, memory: Tensor) -> None:
         """What this stream does from here on comes after what the others have done; the host waits for nothing."""
@@ -199,8 +308,8 @@ class GradBuckets:
         self._finished = True
         for number, slot in self.plan.slots.items():
             if number not in self._given:
-                zeros = torch.zeros(slot.elements, dtype=slot.dtype, device=slot.device)
-                self.unused[number] = self.put(number, zeros, owned=True)
+                zeros = torch.zeros((), dtype=slot.dtype, device=slot.device).expand(slot.elements)
+                self.unused[number] = self.put(number, zeros, owned=False)
         self._send()
         for pending in self._sent:
             pending.wait()

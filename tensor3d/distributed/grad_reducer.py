@@ -36,7 +36,7 @@ from torch.utils.hooks import RemovableHandle
 from tensor3d.distributed.collectives import Axis, CommHandle, all_equal, open_group
 from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
-from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, GradSlot
+from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, GradSlot, KeptMemory
 from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of, number_of
 from tensor3d.torch_private import as_dtensor, at_end_of_pass, backward_pass, will_execute
 
@@ -100,6 +100,8 @@ class _EarlySums:
     agreed: Record = ()
     """This rank's, when the ranks agreed on the plan."""
     last: Record = ()
+    memory: KeptMemory = field(default_factory=KeptMemory)
+    """Of the plan's buckets, if it stays."""
 
     def is_new(self, record: Record) -> bool:
         """Whether the ranks should make a plan of it: of a first pass, or of one that was made twice alike."""
@@ -116,7 +118,10 @@ class GradReducer:
         relatives: WeakSet[GradReducer] | None = None,
         at_end: Callable[[], None] | None = None,
         agreement: UseAgreement | None = None,
+        keep_buckets: bool | None = False,
     ) -> None:
+        self._keep_buckets = keep_buckets  # None: unless memory is scarce
+        self._spares = False
         self._relatives = WeakSet() if relatives is None else relatives  # of cubes that compute on the same processes
         self._relatives.add(self)
         self.observer: Callable[[Literal["sum", "summed"]], None] | None = None
@@ -132,6 +137,7 @@ class GradReducer:
         self._hooks: dict[int, _HeldHooks] = {}
         self._guard: finalize[..., GradReducer] | None = None  # ends it when it is called
         self._early = _EarlySums()
+        self._accumulated = False  # whether the last pass was the end of several that were held back
 
     def __getstate__(self) -> dict[str, Any]:
         # A model that is stored takes its cube along; weak references cannot be stored, and relatives are not its part.
@@ -188,7 +194,8 @@ class GradReducer:
         current = _BackwardPass(inner=bool(self._passes))
         if plan is not None and not self._holding and not current.inner:
             # Of two cubes in one pass, neither knows when the other sends.
-            current.buckets = GradBuckets(plan, early=not aside)
+            memory = self._early.memory if self.keeps_buckets else None
+            current.buckets = GradBuckets(plan, early=not aside, kept=memory)
         for other in aside:
             for running in other._passes.values():
                 if running.buckets is not None:
@@ -234,6 +241,7 @@ class GradReducer:
             for failed in self._passes.values():
                 if failed.buckets is not None:  # of which another rank may have sent more
                     failed.buckets.finish()
+                    failed.buckets.keep_memory()
             self._passes.clear()
             for hooks in self._hooks.values():
                 hooks.put_back()
@@ -249,9 +257,42 @@ class GradReducer:
         if self.holds_back:
             raise ValueError(_HELD_BACK)
 
-    def relative(self, precision: MixedPrecisionPolicy, at_end: Callable[[], None]) -> GradReducer:
+    @property
+    def keeps_buckets(self) -> bool:
+        """Whether memory of gradients that are summed over `data` stays from step to step."""
+        return not self._spares if self._keep_buckets is None else self._keep_buckets
+
+    def spare_memory(self) -> None:
+        """From here on memory of gradients stays nowhere, but where a policy says that it does: told by optimisers that
+        do without memory of their own."""
+        for ledger in self._relatives:
+            ledger._spares = True
+            if not ledger.keeps_buckets:
+                ledger.free_buckets()
+
+    def free_buckets(self) -> None:
+        """Lets go of memory that was kept for gradients; the next pass takes it anew."""
+        self._early.memory.forget()
+
+    def take_buckets(self) -> None:
+        """Takes that memory, where it will stay, before the next pass does: so its forward pass is as later ones."""
+        if self._early.plan is not None and self.keeps_buckets and not self._accumulated:
+            buckets = GradBuckets(self._early.plan, kept=self._early.memory)
+            buckets.take_memory()
+            buckets.keep_memory()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of that memory."""
+        return self._early.memory.bytes
+
+    def relative(
+        self, precision: MixedPrecisionPolicy, at_end: Callable[[], None], keep_buckets: bool | None
+    ) -> GradReducer:
         """One for a cube of the same processes that computes in other types."""
-        return GradReducer(precision, self._relatives, at_end, self.agreement)
+        relative = GradReducer(precision, self._relatives, at_end, self.agreement, keep_buckets)
+        relative._spares = self._spares
+        return relative
 
     def discard(self) -> None:
         """Drops gradients held back by `holding`: for a step that is given up in the middle of its accumulation."""
@@ -286,13 +327,20 @@ class GradReducer:
             around.interrupted = True
             if around.buckets is not None:
                 around.buckets.finish()
+        self._accumulated = bool(self._held)
         if self._holding:
+            self.free_buckets()
             arrived = self._hold(current, hooks)
         else:
             self._observe("sum")
             arrived = self._summed(current)
             self._observe("summed")
         self._guard_steps()
+        # Where `.grad` is there already, sums are added to it, and what they lie in is used no more. And sums of
+        # micro-batches lie elsewhere until the last one: memory that stays would be there beside them.
+        fresh = any(entry.parameter.grad is None for entry in current.sent.values())
+        if current.buckets is not None and fresh and not self._accumulated:
+            current.buckets.keep_memory()
         for entry in arrived:
             _arrive(entry, hooks.get(id(entry.parameter)))
 

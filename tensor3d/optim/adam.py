@@ -52,8 +52,9 @@ class ShardedAdamBase(Optimizer):
         groups: parameters, or groups of them as `torch.optim` takes them; see `decay_groups`.
         lr: may be changed in `param_groups` at any time.
         shard_over_data: each rank along `data` keeps the moments of its share of this rank's blocks alone, steps these,
-            and sends them to the others (ZeRO stage 1, see optim/data_shards.py). The same on every rank. With
-            `data=1` it changes nothing.
+            and sends them to the others (ZeRO stage 1, see optim/data_shards.py). The same on every rank. Memory of
+            gradients does not stay between steps then either (`ExecutionPolicy.keep_buckets`). With `data=1` it
+            changes nothing.
 
     Raises:
         ValueError: an option out of range, a plain parameter on a cube of several ranks, or one that cannot be shared
@@ -77,6 +78,8 @@ class ShardedAdamBase(Optimizer):
     ) -> None:
         self.cube = cube
         self.shard_over_data = shard_over_data
+        if shard_over_data:
+            cube.ledger.spare_memory()
         # "fused" tells torch's load_state_dict that step counts live on the device.
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True})
 

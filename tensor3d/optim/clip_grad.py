@@ -49,6 +49,7 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, cube: C
     return clip_gradients(parameters, max_norm, cube).total
 
 
+@torch.no_grad()  # else DTensor makes a node of a graph for each block
 def clip_gradients(
     parameters: Iterable[nn.Parameter],
     max_norm: float,
@@ -104,6 +105,10 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype, cube: Cube) -> Tensor:
 def _square(norms: Tensor, counted: list[bool]) -> Tensor:
     """Their square sum, over those that this rank stands for. A copy adds nothing, unless it is not finite: what went
     wrong in one copy alone must be known everywhere."""
+    if all(counted):
+        return norms.square().sum()
+    if not any(counted):
+        return (norms * 0.0).sum()
     square = norms.new_zeros(())
     mine = [norm for norm, counts in zip(norms.unbind(), counted, strict=True) if counts]
     copies = [norm for norm, counts in zip(norms.unbind(), counted, strict=True) if not counts]

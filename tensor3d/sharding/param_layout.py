@@ -177,7 +177,7 @@ def owns_for_norm(parameter: Tensor, cube: Cube) -> bool:
     if not isinstance(parameter, DTensor):
         return cube.rank == 0
     return all(
-        not placement.is_replicate() or cube.axis(axis).index == 0
+        cube.axis(axis).index == 0 or not placement.is_replicate()
         for axis, placement in zip(MESH_AXES, parameter.placements, strict=True)
     )
 

@@ -114,7 +114,7 @@ def test_values_and_adjoints(shape: tuple[int, int, int, int]) -> None:
 # --- between CPUs by direct exchange (distributed/gloo.py) ---------------------------------------------------------
 
 SIZES = (0, 1, 2, 3, 5, 8, 2**18 + 1)
-"""Numbers that are summed: none, in one exchange, in two, with a remainder, and by gloo's own ring."""
+"""Numbers that are summed: none, in one exchange (up to four), in two, with a remainder, and by gloo's own ring."""
 
 
 def _sums(dtype: torch.dtype) -> list[tuple[bool, bool, Tensor]]:

@@ -49,12 +49,15 @@ def _counts(dtype: torch.dtype) -> tuple[CommStats, dict[Key, int]]:
         all_gather(own, z).wait()
         reduce_scatter(own, y).wait()
         all_reduce(own.clone(), plane).wait()
+        for elements in (1, 3, 4):  # of few numbers all travel, in pairs
+            all_reduce(torch.zeros(elements, dtype=dtype), y).wait()
         all_to_all(torch.zeros(sum(send), dtype=dtype), send, receive, y).wait()
     return count, {
         ("y", "all-gather"): 3 * 60 * size,
         ("z", "all-gather"): 2 * 60 * size,
         ("y", "reduce-scatter"): 3 * 15 * size,
         ("y+z", "all-reduce"): 2 * 7 * 8 * size,  # 60 elements are 8 a member when rounded up
+        ("y", "all-reduce"): 2 * 3 * (1 + 2 + 2) * size,
         ("y", "all-to-all"): sum(2 * i + y.index for i in range(4) if i != y.index) * size,
     }
 
@@ -65,7 +68,7 @@ def test_the_count_follows_the_ring_model(dtype: torch.dtype) -> None:
         assert dict(count.received) == wanted
         assert count.total_bytes == sum(wanted.values())
         assert count.calls["z", "all-gather"] == 2
-        assert count.total_calls == 6
+        assert count.total_calls == 9
 
 
 def _nested() -> list[tuple[CommStats, int]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,7 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tensor3d import Cube, ExecutionPolicy, Linear3D, MixedPrecisionPolicy, local
 from tensor3d.cost_model.comm_volume import CommModel
+from tensor3d.distributed import grad_buckets
 from tensor3d.distributed.comm_stats import Place, bucket_elements
+from tensor3d.optim import AdamW
+from tensor3d.torch_private import storage_id
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
 from tests.small_buckets import small_buckets
@@ -148,8 +153,8 @@ def _same_bits(dtype: torch.dtype) -> bool:
     """Four ranks, whose sums depend on the order of the ranks; two of them go through the model in another order."""
     torch.set_default_dtype(dtype)
     cube, found = Cube(data=4), []
-    for overlap in (True, False):
-        each = cube.with_policy(speed=ExecutionPolicy(overlap=overlap))
+    for changes in ({}, {"overlap": False}, {"keep_buckets": False}):
+        each = cube.with_policy(speed=ExecutionPolicy(**changes))
         each.manual_seed(0)
         model = Branches(each)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
@@ -161,12 +166,13 @@ def _same_bits(dtype: torch.dtype) -> bool:
             found += [local(p.grad).clone() for p in model.parameters() if p.grad is not None]
             optimizer.zero_grad()
         found += [local(parameter).detach() for parameter in model.parameters()]
-    half = len(found) // 2
-    return all(torch.equal(*pair) for pair in zip(found[:half], found[half:], strict=True))
+    third = len(found) // 3
+    first, *others = (found[place : place + third] for place in range(0, len(found), third))
+    return all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
-def test_overlap_changes_no_bit(dtype: torch.dtype) -> None:
+def test_overlap_and_kept_memory_change_no_bit(dtype: torch.dtype) -> None:
     assert all(run_ranks(4, _same_bits, dtype))
 
 
@@ -238,8 +244,8 @@ def test_bytes_and_collectives_are_those_of_the_closed_form() -> None:
             assert (received, calls) == (wanted, wanted_calls), number
 
 
-def _held(small: bool) -> list[tuple[int, int, int]]:
-    cube = Cube(*DATA)
+def _held(small: bool, kept: bool) -> list[tuple[int, int, int]]:
+    cube = Cube(*DATA, speed=ExecutionPolicy(keep_buckets=kept))
     cube.manual_seed(0)
     model, found = Branches(cube, hidden=64), []
     for _ in range(3):
@@ -258,14 +264,95 @@ def _held(small: bool) -> list[tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("small", [True, False])
-def test_gradients_are_held_once(small: bool) -> None:
+@pytest.mark.parametrize(("small", "kept"), [(True, False), (False, False), (False, True)])
+def test_gradients_are_held_once(small: bool, kept: bool) -> None:
     """A bucket is the memory of what is in it. A first pass knows no order, and fills them at its end."""
-    for passes in run_ranks(2, _held, small):
+    for passes in run_ranks(2, _held, small, kept):
         for number, (peak, gradients, largest) in enumerate(passes):
             with small_buckets() if small else nullcontext():
                 bucket = min(gradients, 4 * bucket_elements(2, 4, gradients // 4))
             assert peak <= gradients + (largest if number else max(largest, bucket)) + 2048, number  # hidden states
+
+
+# --- memory that stays ----------------------------------------------------------------------------------------------
+
+
+@small_buckets()
+@patch.object(grad_buckets, "_LETTING_GO", [0.0] + [0.02] * 500)  # on a busy machine gloo's threads come late
+def _stays() -> dict[str, Any]:
+    torch.set_default_dtype(torch.float64)
+    cube, model, _, twin = make_twins(Branches, DATA)
+    whole = sum(local(p).nbytes for p in model.parameters())
+    parameters, found = list(model.parameters()), dict[str, Any]()
+
+    def step(number: int, *, micro: int = 1, order: str = "012") -> set[int]:
+        """Where gradients lie; they are checked, and not cleared."""
+        for each in inputs(cube, number):
+            for _ in range(micro):
+                twin(each, order).backward()
+        for place in range(micro):
+            with nullcontext() if place == micro - 1 else cube.no_sync():
+                model(inputs(cube, number)[cube.rank], order).backward()
+        pairs = zip(parameters, twin.parameters(), strict=True)
+        found["error"] = max(found.get("error", 0.0), *(error(full(p.grad), full(t.grad)) for p, t in pairs))
+        return {storage_id(local(each)) for each in gradients()}
+
+    def gradients() -> list[Tensor]:
+        return [p.grad for p in parameters if p.grad is not None]
+
+    def clear(set_to_none: bool = True) -> int:
+        """What stays."""
+        for each in (model, twin):
+            each.zero_grad(set_to_none)
+        return cube.ledger.kept_bytes
+
+    step(0)
+    found["after a first pass"] = clear() == 0
+    (place,) = step(1)
+    found["after the second"] = clear() == whole
+    found["it is the same"] = step(2) == {place} and clear() == whole
+    found["in another order"] = all(step(number, order="201") == {place} and clear() == whole for number in (3, 4, 5))
+    step(6)
+    gradient = parameters[0].grad
+    assert gradient is not None
+    was = full(gradient).clone()
+    clear()
+    with patch.object(grad_buckets, "_LETTING_GO", (0.0,)):
+        (other,) = step(7)
+    found["what is held keeps its values"] = other != place and torch.equal(full(gradient), was)
+    clear()
+    found["memory is that of the last pass"] = step(8) == {other} and cube.ledger.kept_bytes == whole
+    twice = copy.deepcopy(model)
+    with patch.object(grad_buckets, "_LETTING_GO", (0.0,)):
+        step(9)  # added to what is there
+    found["where .grad is, nothing else stays"] = cube.ledger.kept_bytes == 0
+    found["a copy has its own"] = all(
+        p.grad is not None and not torch.equal(full(p.grad), full(own)) and storage_id(local(p.grad)) != place
+        for p, own in zip(twice.parameters(), gradients(), strict=True)
+        for place in [storage_id(local(own))]
+    )
+    del twice
+    clear(set_to_none=False)
+    step(10)
+    found["nor with zeros"] = clear() == 0
+    step(11)
+    clear()
+    step(12, micro=2)
+    found["nor under accumulation"] = clear() == 0
+    step(13)
+    found["again"] = clear() == whole
+    AdamW(parameters, cube, lr=0.1, shard_over_data=True)
+    step(14)
+    found["nor beside a sharded state"] = clear() == 0
+    always = cube.with_policy(speed=ExecutionPolicy(keep_buckets=True))
+    found["but where it is asked for"] = always.ledger.keeps_buckets and not cube.with_policy().ledger.keeps_buckets
+    return found
+
+
+def test_memory_of_buckets_stays_where_nobody_holds_it() -> None:
+    for found in run_ranks(2, _stays):
+        assert found.pop("error") <= 1e-9
+        assert all(found.values()), found
 
 
 def test_an_eighth_travels_together_within_limits() -> None:

@@ -259,6 +259,9 @@ class SpeedConfig:
     before the run starts."""
     read_rows_only: bool = False
     """The last layer computes only the rows that heads read: masked places and [CLS]."""
+    keep_buckets: Literal["auto", "yes", "no"] = "auto"
+    """The memory of gradients that are summed over `data` stays from step to step. auto: on CPUs, where new memory
+    takes time, unless `optimizer.shard_over_data` is set."""
     cuda_graph: bool = False
     """Replay forward and backward of a micro-batch as one CUDA graph: for one GPU that waits for its host. Needs
     attention that is varlen (bf16 or fp16), and a last layer of all rows. Their times are told as one, as forward."""

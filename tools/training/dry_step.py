@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining, ReplacedTokens
 from models.bert.cost_model.memory import Device, MicroBatchShape
 from models.bert.cost_model.param_shapes import OptimizerName
-from tensor3d import CommStats, Cube, CubeShape, Sequences, keep_gathered, local
+from tensor3d import CommStats, Cube, CubeShape, ExecutionPolicy, Sequences, keep_gathered, local
 from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import PackedBatch, TrainBatch
@@ -131,6 +131,7 @@ class LiveBytes(TorchDispatchMode):
 
 # --- A dry step -------------------------------------------------------------------------------------------------------
 
+_BEFORE = "before"  # in the place of a part: what the step does not count
 _RUN_AT_MOST = 2  # micro-batches: the first finds no gradients of another, all further ones are alike
 
 
@@ -187,8 +188,11 @@ def dry_step(
     replaced: ReplacedTokens | None = None,
     device: Device = "cpu",
     wire_buffers: bool = False,
+    keep_buckets: bool | None = None,
 ) -> DryStep:
     """One step of `rank` of a cube of any size: all micro-batches, clipping, the optimiser.
+
+    Where the memory of gradients stays from step to step, it is one that finds it there.
 
     All ranks but this one are left out, by torch's "fake" process group; the process is afterwards as it was.
 
@@ -202,6 +206,7 @@ def dry_step(
         device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
             only a process that has not run autograd before can say: see `counted_step`.
         wire_buffers: see `LiveBytes`.
+        keep_buckets: as of `ExecutionPolicy`.
 
     Raises:
         ValueError: this process is in a process group, a rank that the cube does not have, no micro-batch, a budget
@@ -223,6 +228,7 @@ def dry_step(
             device=place,
             wire=shape.wire,
             precision=precision(types),
+            speed=ExecutionPolicy(keep_buckets=keep_buckets),
         )
         cube.manual_seed(0)
         # Their places are computed from their lengths, on the host. Real tensors become fake where they meet fake ones.
@@ -245,6 +251,14 @@ def dry_step(
             scaler = GradScaler(cube) if types.compute == "fp16" else None
             step = TrainingStep(model, stepping, scaler, cube, objective, clip=1.0)
             batch = _batch(load, sequences, with_draws=replaced is not None)
+            if shape.data > 1 and micro_batches == 1 and cube.ledger.keeps_buckets:
+                live.begin(_BEFORE)
+                objective.loss(_step_of([batch]), batch)[0].backward()  # in what order gradients come
+                model.zero_grad()
+                cube.ahead.forget()
+                cube.ledger.take_buckets()
+                live.begin("building")
+                del live.peaks[_BEFORE]
             with cube.traffic.counting() as count:
                 notes = _Notes(model, stepping, count, live)
                 cube.ledger.observer = notes.sums
@@ -336,9 +350,12 @@ def _batch(load: MicroBatchShape, sequences: Sequences, *, with_draws: bool) -> 
 
 def _take(step: TrainingStep[TrainBatch], batches: list[PackedBatch]) -> None:
     step.stopwatch.begin()
+    step.take(_step_of(batches), learning_rate=1e-3, stall=0.0)
+
+
+def _step_of(batches: list[PackedBatch]) -> TrainBatch:
     lengths = np.zeros(1, dtype=np.int64)
-    one = TrainBatch(index=0, batches=batches, targets=1, sequences=1, tokens=1, squares=1, lengths=lengths, fill=1.0)
-    step.take(one, learning_rate=1e-3, stall=0.0)
+    return TrainBatch(index=0, batches=batches, targets=1, sequences=1, tokens=1, squares=1, lengths=lengths, fill=1.0)
 
 
 class _Notes:

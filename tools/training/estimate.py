@@ -33,7 +33,7 @@ from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
 from tools.training.data import ramp
 from tools.training.dry_step import StepMemory, counted_memory, counted_traffic
-from tools.training.factory import TYPES, planned_device
+from tools.training.factory import TYPES, keep_buckets, planned_device
 from tools.training.metrics import table
 from tools.training.peak_flops import peak
 
@@ -156,6 +156,7 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
         replaced=recipe.replaced_tokens,
         device=device,
         wire_buffers=device == "cpu",  # which gloo connects
+        keep_buckets=keep_buckets(recipe.speed),
     )
 
 

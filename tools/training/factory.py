@@ -40,7 +40,17 @@ def set_matmul_precision(recipe: PrecisionConfig, cube: Cube) -> None:
 
 def speed(recipe: SpeedConfig) -> ExecutionPolicy:
     """How a cube's layers work."""
-    return ExecutionPolicy(overlap=recipe.overlap, compile=recipe.compile, weight_group_bytes=recipe.weight_group_bytes)
+    return ExecutionPolicy(
+        overlap=recipe.overlap,
+        compile=recipe.compile,
+        weight_group_bytes=recipe.weight_group_bytes,
+        keep_buckets=keep_buckets(recipe),
+    )
+
+
+def keep_buckets(recipe: SpeedConfig) -> bool | None:
+    """As `ExecutionPolicy` has it."""
+    return {"auto": None, "yes": True, "no": False}[recipe.keep_buckets]
 
 
 def make_optimizer(

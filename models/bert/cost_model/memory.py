@@ -57,6 +57,7 @@ def least_memory(
     optimizer: OptimizerName,
     device: Device,
     shard_over_data: bool = False,
+    keep_buckets: bool | None = None,
 ) -> Memory:
     """Weights, gradients and the optimiser's state exactly; `saved` and `peak` are lower bounds.
 
@@ -64,14 +65,17 @@ def least_memory(
         wire, load: the rank, the sizes of its types and what a micro-batch gives it. Rank 0 has the most weights.
         device: with dropout of its probabilities, attention on a CPU keeps them.
         shard_over_data: whether the optimiser's state is.
+        keep_buckets: as of `ExecutionPolicy`.
     """
     here = held(config, wire.shape, wire.rank)
     weights, state = held_bytes(config, wire, shard_over_data)
     gradients = weights
     layers, once_more, logits = _kept(config, wire, load, choice, device)
-    # Gradients come as what is kept goes; those of earlier micro-batches are there from the start.
-    # A layer is computed again when the logits are gone.
-    backward = layers + max(once_more, logits) + (gradients if choice.micro_batches > 1 else 0)
+    # Gradients come as what is kept goes; those of earlier micro-batches are there from the start, or the memory of
+    # those of the step before. A layer is computed again when the logits are gone.
+    keeps = keep_buckets if keep_buckets is not None else device == "cpu" and not shard_over_data
+    stay = kept_buckets(config, wire) if keeps else 0
+    backward = layers + max(once_more, logits) + (gradients if choice.micro_batches > 1 else stay)
     update = gradients + here.scaled(optimizer, shard_over_data) * wire.parameter
     return Memory(
         weights=weights,
@@ -81,6 +85,14 @@ def least_memory(
         peak=weights + state + max(backward, update),
         counted=False,
     )
+
+
+def kept_buckets(config: BertConfig, wire: CommModel) -> int:
+    """Bytes that stay of a step's gradients, with one micro-batch, where `ExecutionPolicy.keep_buckets` holds."""
+    if wire.gradient != wire.parameter or wire.size("data") == 1:
+        return 0
+    sums = held(config, wire.shape, wire.rank).by_sum.items()
+    return wire.parameter * sum(elements for axes, elements in sums if wire.named(axes) == "data")
 
 
 def held_bytes(config: BertConfig, wire: CommModel, shard_over_data: bool = False) -> tuple[int, int]:

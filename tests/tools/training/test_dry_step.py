@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from models.bert import BertForPreTraining, ReplacedTokens
 from models.bert.cost_model.memory import MicroBatchShape
+from models.bert.cost_model.param_shapes import held
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
 from tensor3d.data import PackedBatch
 from tests.models import toy
@@ -292,6 +293,21 @@ def test_a_box_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.training.dry_step.counted_step", None)
     for data in (2, 16, 4096):
         assert counted_memory(config, CubeShape(x=2, data=data), load) == first
+
+
+def test_memory_of_gradients_that_stays_is_there_in_the_forward_pass() -> None:
+    """Where it stays: copies over data, one micro-batch, an optimiser that does not share its state out."""
+    config, load = toy_config(67, layers=1), MicroBatchShape(rows=64, masked=8, first=4, lengths=(32, 32))
+
+    def peaks(**step: Any) -> dict[str, int]:
+        return dry_step(config, CubeShape(data=2), load, **step).memory.peaks
+
+    stays, goes = peaks(), peaks(keep_buckets=False)
+    for part in ("building", "forward"):
+        assert stays[part] - goes[part] == 4 * held(config, CubeShape(data=2)).total
+    assert abs(stays["update"] - goes["update"]) < 100  # the gradients, either way
+    assert peaks(shard_over_data=True) == peaks(shard_over_data=True, keep_buckets=False)
+    assert peaks(micro_batches=2) == peaks(micro_batches=2, keep_buckets=False)
 
 
 def test_a_gpu_keeps_no_probabilities() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from models.bert.cost_model.memory import held_bytes
+from models.bert.cost_model.memory import held_bytes, kept_buckets
 from tensor3d import Cube, local
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data import PackedBatch
@@ -172,7 +172,7 @@ class RankMemory:
     """Bytes."""
 
     held: int
-    """Weights and the optimiser's state."""
+    """Weights and the optimiser's state, and memory of gradients that stays (`ExecutionPolicy.keep_buckets`)."""
     held_closed_form: int | None
     """None: of this model no formula says it."""
     saved: int
@@ -197,20 +197,24 @@ def count_memory(
         step()
 
     growth: int | None = None
+    ledger = trainer.cube.ledger
+    ledger.take_buckets()
+    before = ledger.kept_bytes  # what comes only now is in the growth
     with counting_kept(trainer.model) as passes:
         if peaks:
             growth = peak_on(trainer.cube.device, run)
         else:
             run()
-    held = _held(trainer)
+    own, stay = _held(trainer), ledger.kept_bytes
+    formula = sum(held_bytes(trainer.model.config, wire, trainer.recipe.optimizer.shard_over_data))
+    if ledger.keeps_buckets and len(passes) == 1:
+        formula += kept_buckets(trainer.model.config, wire)
     batches = sum(_size(each.batch) for each in passes)
     return RankMemory(
-        held=held,
-        held_closed_form=sum(held_bytes(trainer.model.config, wire, trainer.recipe.optimizer.shard_over_data))
-        if trainer.recipe.replaced_tokens is None
-        else None,
+        held=own + stay,
+        held_closed_form=formula if trainer.recipe.replaced_tokens is None else None,
         saved=max(each.kept for each in passes),
-        peak=None if growth is None else held + batches + growth,
+        peak=None if growth is None else own + before + batches + growth,
     )
 
 

@@ -43,6 +43,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from tensor3d.distributed.comm_stats import summed_elements
 from tensor3d.torch_private import TorchDispatchMode, resolve_group
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer
 
@@ -55,6 +56,7 @@ from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer
 # | all-gather     | (n - 1) * bytes of one shard                                       |
 # | reduce-scatter | (n - 1) * bytes of one shard                                       |
 # | all-reduce     | 2 * (n - 1) * ceil(elements / n) * bytes of one element            |
+# | of up to 4     | 2 * (n - 1) * ceil(elements / 2) * bytes of one element            |
 # | all-to-all     | bytes received from the other members                              |
 # | broadcast      | bytes of the tensor, by all members but one                        |
 #
@@ -134,7 +136,7 @@ def _sums(name: str) -> Callable[[Mapping[str, Any], int], int]:
     def received(given: Mapping[str, Any], members: int) -> int:
         tensors = _tensors(given[name])
         elements = sum(tensor.numel() for tensor in tensors)
-        return 2 * (members - 1) * -(-elements // members) * tensors[0].element_size()
+        return summed_elements(members, elements) * tensors[0].element_size()
 
     return received
 

@@ -310,10 +310,11 @@ def make_ours(work: Work, cube: Cube, name: OwnName | None = None) -> Implementa
         x.requires_grad_()
         return Implementation(model=model, forward=lambda: model(x, sequences), gradient=gradient, given=x)
     batch, targets = packed_batch(work, cube), work.sequences * work.masked
+    parameters = list(model.parameters())
     return Implementation(
         model=model,
         forward=lambda: model(batch, targets, work.sequences).loss,
-        clip=lambda: clip_grad_norm_(model.parameters(), _MAX_NORM, cube),
+        clip=lambda: clip_grad_norm_(parameters, _MAX_NORM, cube),
         optimizer=AdamW(decay_groups(model, _DECAY), cube, lr=_LR, betas=_BETAS, eps=_EPS, shard_over_data=name.zero),
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from models.bert import PRESETS, BertForPreTraining
 from models.bert.cost_model.kept_operands import kept_products
-from models.bert.cost_model.memory import Device, MicroBatchShape, held_bytes, least_memory
+from models.bert.cost_model.memory import Device, MicroBatchShape, held_bytes, kept_buckets, least_memory
 from models.bert.cost_model.param_shapes import held, held_elements, parameters, replicated_elements
 from tensor3d import Cube, CubeShape, local
 from tensor3d.cost_model.comm_volume import CommModel
@@ -129,6 +129,25 @@ def test_a_layer_of_bert_large_by_hand() -> None:
     assert large(keep_budget=budget).saved - large().saved == budget
     # On a CPU the probabilities of eight heads.
     assert large("cpu").saved - large().saved == 2 * 24 * 8 * 8 * 512**2
+
+
+def test_memory_of_gradients_that_stays_on_a_cpu() -> None:
+    """That of what is summed over data alone: all of it on copies of one rank, weights but no vectors on others."""
+    config, shape = PRESETS["large"], CubeShape(data=2)
+    assert kept_buckets(config, CommModel(shape=shape)) == 4 * 336_226_108
+    assert kept_buckets(config, CommModel(shape=shape, gradient=2)) == 0
+    assert kept_buckets(config, CommModel(shape=CubeShape())) == 0
+    vectors = held(config, box := CubeShape(x=2, data=2)).by_sum
+    wanted = sum(count for axes, count in vectors.items() if "x" not in axes)
+    assert 0 < kept_buckets(config, CommModel(shape=box)) == 4 * wanted < 4 * held(config, box).total
+
+    def peak(device: Device, **options: Any) -> int:
+        wire = CommModel(shape=shape)
+        return least_memory(config, wire, LOAD, StepOptions(), optimizer="adamw", device=device, **options).peak
+
+    assert peak("cpu") - peak("cpu", keep_buckets=False) == 4 * 336_226_108
+    assert peak("cuda", keep_buckets=True) - peak("cuda") == 4 * 336_226_108
+    assert peak("cpu", shard_over_data=True) == peak("cpu", shard_over_data=True, keep_buckets=False)
 
 
 def test_what_is_bought_with_what() -> None:
