@@ -198,7 +198,7 @@ def dry_step(
         raise ValueError(f"a step needs at least 1 micro-batch. Got {micro_batches}.")
     config.check(shape)
     place = stand_in_device() if device == "cuda" else torch.device("cpu")
-    with _alone(shape, rank), torch.random.fork_rng(devices=[]):
+    with alone(shape, rank), torch.random.fork_rng(devices=[]):
         cube = Cube(
             x=shape.x,
             y=shape.y,
@@ -259,7 +259,7 @@ def _model(
 
 
 @contextmanager
-def _alone(shape: CubeShape, rank: int) -> Iterator[None]:
+def alone(shape: CubeShape, rank: int) -> Iterator[None]:
     """One rank of a world in which the others do not exist; none at all for a cube of one rank."""
     if dist.is_initialized():
         raise ValueError(
