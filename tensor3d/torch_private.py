@@ -140,6 +140,9 @@ flash_attention_cpu_backward: Any = private("ops.aten._scaled_dot_product_flash_
 # PyTorch's own operator of FlashAttention on GPUs; without it "auto" takes another backend.
 flash_attention: Any = private("ops.aten._flash_attention_forward")
 
+# What SDPA calls there for fp32; `tools.bench operators` counts it.
+efficient_attention: Any = private("ops.aten._scaled_dot_product_efficient_attention")
+
 # What torch.compile makes of a linear layer on a CPU; without it MKL multiplies.
 onednn_linear: Any = private("ops.mkldnn._linear_pointwise")
 

@@ -412,21 +412,20 @@ class BertForPreTraining(Pretrained):
         labels = local_rows(batch.masked_labels, self.cube)
         mlm, predictions = cross_entropy(logits, labels, self.config.vocab, self.cube)
 
-        nsp, nsp_correct = mlm.new_zeros(()), mlm.new_zeros(())
         if self.next_sentence is not None and pooled is not None:
             pair_logits = self.next_sentence(pooled)  # (C/xz, 2), copies over y
             pair_labels = local_rows(batch.next_labels, self.cube)
             pair_logits = pair_logits.to(mlm.dtype)  # at least fp32
             nsp = F.cross_entropy(pair_logits, pair_labels, reduction="sum")
-            nsp_correct = (pair_logits.argmax(1) == pair_labels).sum()
-
-        with torch.no_grad():
-            correct = torch.stack([(predictions == labels).sum(), nsp_correct])
-        sums = torch.cat([torch.stack([mlm.sum() / targets, nsp / sequences]), correct.to(mlm.dtype)])
+            nsp_correct = (pair_logits.argmax(1) == pair_labels).sum(dtype=mlm.dtype)
+        else:
+            nsp = nsp_correct = mlm.new_zeros(())
+        correct = (predictions == labels).sum(dtype=mlm.dtype)
+        sums = torch.stack([mlm.sum() / targets, nsp / sequences, correct, nsp_correct])
         # Rows of face y lie over data, x and z, and are equal over y: one all-reduce for all four numbers.
         sums = all_reduce_replicated(sums, self.cube.over("data", "x", "z"))
         return PreTrainingOutput(
-            loss=sums[0] + sums[1],
+            loss=sums[:2].sum(),
             mlm_loss=sums[0].detach(),
             nsp_loss=sums[1].detach(),
             mlm_correct=sums[2].detach(),

@@ -3,8 +3,9 @@ modules of their own, which `tensor3d.attention` names in `_BACKENDS`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -63,13 +64,18 @@ class AttentionRequest:
             device=k.device.type,
             dtype=k.dtype,
             head_dim=k.shape[-1],
-            capability=torch.cuda.get_device_capability(k.device) if k.is_cuda else None,
+            capability=_capability(k.device) if k.is_cuda else None,
             dropout=call.dropout > 0,
             causal=call.causal,
             window=call.window is not None,
             queries=call.queries is not None,
             gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)),
         )
+
+
+@cache  # every layer asks
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,24 +103,30 @@ class BackendSpec:
     queries_masked: bool = True
     """Queries together with a causal mask or a window."""
 
+    def serves(self, facts: AttentionRequest) -> bool:
+        """Whether it can serve a call."""
+        return next(self._refusals(facts), None) is None
+
     def refusals(self, facts: AttentionRequest) -> list[str]:
-        """Why it cannot serve a call; nothing if it can."""
-        found = [] if is_there(self.operator) else [f"needs an operator that torch {torch.__version__} does not have"]
+        """Why it cannot; nothing if it can."""
+        return list(self._refusals(facts))
+
+    def _refusals(self, facts: AttentionRequest) -> Iterator[str]:
+        if not is_there(self.operator):
+            yield f"needs an operator that torch {torch.__version__} does not have"
         if self.devices is not None and facts.device not in self.devices:
-            found.append(f"runs on {_either(self.devices)}, not on {facts.device}")
+            yield f"runs on {_either(self.devices)}, not on {facts.device}"
         elif facts.gradient and self.backward is not None and facts.device not in self.backward:
-            found.append(f"has no backward pass on {facts.device} (only under torch.no_grad)")
+            yield f"has no backward pass on {facts.device} (only under torch.no_grad)"
         if self.types is not None and facts.dtype not in self.types:
-            found.append(f"takes {_either([named(each) for each in self.types])}, not {named(facts.dtype)}")
+            yield f"takes {_either([named(each) for each in self.types])}, not {named(facts.dtype)}"
         if None not in (self.capability, facts.capability) and facts.capability < self.capability:  # type: ignore[operator]
-            found.append(
-                f"needs a GPU of compute capability {_dotted(self.capability)}, not {_dotted(facts.capability)}"
-            )
+            yield f"needs a GPU of compute capability {_dotted(self.capability)}, not {_dotted(facts.capability)}"
         if self.head_dims is not None and (facts.head_dim % self.head_dims[0] or facts.head_dim > self.head_dims[1]):
             step, most = self.head_dims
-            found.append(f"needs a head dimension that divides by {step} and is at most {most}, not {facts.head_dim}")
+            yield f"needs a head dimension that divides by {step} and is at most {most}, not {facts.head_dim}"
         if facts.head_dim < self.least_head_dim:
-            found.append(f"needs a head dimension of at least {self.least_head_dim}, not {facts.head_dim}")
+            yield f"needs a head dimension of at least {self.least_head_dim}, not {facts.head_dim}"
         for wanted, has, what in (
             (facts.dropout, self.dropout, "dropout of the probabilities"),
             (facts.causal, self.causal, "causal mask"),
@@ -122,10 +134,9 @@ class BackendSpec:
             (facts.queries, self.queries, "choice of queries"),
         ):
             if wanted and not has:
-                found.append(f"has no {what}")
+                yield f"has no {what}"
         if facts.queries and (facts.causal or facts.window) and self.queries and not self.queries_masked:
-            found.append("takes chosen queries without a causal mask and without a window only")
-        return found
+            yield "takes chosen queries without a causal mask and without a window only"
 
 
 SUPPORT: dict[Name, BackendSpec] = {
@@ -164,12 +175,12 @@ def choose(backend: Backend, facts: AttentionRequest) -> Name:
         ValueError: an unknown one, or one that cannot.
     """
     if backend == "auto":
-        return next(name for name in AUTO if not SUPPORT[name].refusals(facts))
+        return next(name for name in AUTO if SUPPORT[name].serves(facts))
     if backend not in SUPPORT:
         raise ValueError(f"attention backend must be one of {', '.join(['auto', *SUPPORT])}. Got {backend!r}.")
     refusals = SUPPORT[backend].refusals(facts)
     if refusals:
-        others = [name for name, support in SUPPORT.items() if name != "reference" and not support.refusals(facts)]
+        others = [name for name, support in SUPPORT.items() if name != "reference" and support.serves(facts)]
         raise ValueError(
             f'attention backend "{backend}" cannot serve this call: it {"; it ".join(refusals)}. Take '
             f'{_either([f"{other!r}" for other in others])}, or "auto", which takes '

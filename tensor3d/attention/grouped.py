@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.attention.cpu import in_place, serves, with_dropout
 from tensor3d.batches.length_groups import LengthGroup, LengthGroups
+from tensor3d.torch_private import storage_id
 
 Slots = tuple[Tensor, ...]
 """q, k and v of a group, (slots, h, d) each."""
@@ -39,8 +42,12 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
         # The slot of those that are not used; and nothing of q, k and v, so that a backward pass comes through here
         # where all are unused, as on the other ranks.
         results += [v.new_zeros(1, *v.shape[1:]), q[:0], k[:0], v[:0]]
-    # Slots of padding are not restored, so no gradient comes back through them.
-    return torch.cat(results) if grouping.restore is None else torch.cat(results).index_select(0, grouping.restore)
+    if grouping.restore is None:
+        return torch.cat(results) if len(results) > 1 else results[0]
+    if grouping.ask is not None:  # slots of padding are not restored, so no gradient comes back through them
+        return torch.cat(results).index_select(0, grouping.restore)
+    restored: Tensor = _Restored.apply(grouping, *results)
+    return restored
 
 
 @contextmanager
@@ -57,13 +64,82 @@ def without_cudnn() -> Iterator[None]:
 
 def _slots(q: Tensor, k: Tensor, v: Tensor, grouping: LengthGroups) -> list[Slots]:
     """q, k and v, each of every group."""
+    if grouping.gather is not None and grouping.ask is None:
+        return _by_tensor(_Gathered.apply(q, k, v, grouping), len(grouping.groups))
     if grouping.gather is None:
         v = apart(v, k)
     places = (grouping.gather if grouping.ask is None else grouping.ask, grouping.gather, grouping.gather)
     chosen = [t if place is None else t.index_select(0, place) for t, place in zip((q, k, v), places, strict=True)]
+    if len(grouping.groups) == 1:
+        return [(t,) for t in chosen]
     sizes = [group.slots for group in grouping.groups]
     asking = [group.asking_slots for group in grouping.groups]
     return [t.split(each) for t, each in zip(chosen, (asking, sizes, sizes), strict=True)]
+
+
+def _by_tensor(parts: tuple[Tensor, ...], groups: int) -> list[Slots]:
+    return [parts[first : first + groups] for first in range(0, 3 * groups, groups)]
+
+
+# Where sequences are whole and all rows ask, each has one slot, and the way back of a gather is another one: by zeros
+# and sums, as PyTorch goes back from `index_select`, more is named and moved.
+
+
+class _Gathered(torch.autograd.Function):
+    """q, k and v (T, h, d) to the slots of each group of q, of k and of v. Saves nothing.
+
+    What a slot of padding gets as a gradient is nothing: no row that asks has read it, or its own is not restored.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grouping: LengthGroups) -> tuple[Tensor, ...]:
+        assert grouping.gather is not None
+        ctx.grouping, ctx.keeps_face = grouping, True
+        fused = None if q.device.type == "cpu" else _fused(q, k, v)
+        if fused is not None:
+            chosen = fused.index_select(0, grouping.gather).unbind(2)
+        else:
+            chosen = tuple(t.index_select(0, grouping.gather) for t in (q, k, v))
+        sizes = [group.slots for group in grouping.groups]
+        return tuple(part for t in chosen for part in t.split(sizes))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return *torch.cat(gradients).index_select(0, ctx.grouping.restore_each).chunk(3), None
+
+
+class _Restored(torch.autograd.Function):
+    """The results of all groups, in slots, to the rows (T, h, d). Saves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, grouping: LengthGroups, *results: Tensor) -> Tensor:
+        assert grouping.restore is not None
+        ctx.grouping, ctx.keeps_face = grouping, True
+        slots = torch.cat(results) if len(results) > 1 else results[0]
+        return slots.index_select(0, grouping.restore)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        grouping = ctx.grouping
+        if all(group.mask is None for group in grouping.groups):
+            slots = gradient.index_select(0, grouping.gather)
+        else:  # slots of padding have none
+            slots = gradient.new_zeros(len(grouping.gather), *gradient.shape[1:])
+            slots.index_copy_(0, grouping.restore, gradient)
+        return None, *slots.split([group.slots for group in grouping.groups])
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """(T, h, 3, d), whose thirds they are; None: they lie in another way."""
+    rows, heads, width = q.shape
+    first, step = q.storage_offset(), 1
+    alike = q.stride() == k.stride() == v.stride() == (3 * heads * width, 3 * width, step)
+    apart = (k.storage_offset() - first, v.storage_offset() - first) == (width, 2 * width)
+    if not (alike and apart and storage_id(q) == storage_id(k) == storage_id(v)):
+        return None
+    return q.as_strided((rows, heads, 3, width), (3 * heads * width, 3 * width, width, step))
 
 
 def _attend(group: LengthGroup, slots: Slots, call: AttentionArgs) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -102,6 +103,14 @@ class LengthGroups:
     last for those that are not used."""
     ask: Tensor | None = None
     """int64 (asking slots,), where some rows ask: which of them each slot holds; padding repeats its member's first."""
+
+    @cached_property
+    def restore_each(self) -> Tensor:
+        """int64 (3 * rows,): of all slots three times, one after another, each row's slot in each. Made once for all
+        layers, on the device."""
+        assert self.gather is not None, "rows that stay as they lie have no way back"
+        assert self.restore is not None, "there is a way back from a gather"
+        return torch.cat([self.restore + number * len(self.gather) for number in range(3)])
 
 
 def group_by_length(lengths: Sequence[int], starts: Sequence[int], device: torch.device) -> LengthGroups:

@@ -109,6 +109,7 @@ class Cube:
         self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
+        self._asked: dict[tuple[AxisName, ...], Axis] = {}  # by what `over` was called with, as layers do at every use
         if connected:
             forget_shardings()  # those of an equal mesh whose cube is gone
         self.mesh = _mesh(shape, self.device) if connected else None
@@ -196,6 +197,7 @@ class Cube:
         cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end, cube._keep_buckets())
         cube.regions = self.regions.switched(cube.speed.compile)
         if cube.speed.overlap != self.speed.overlap:
+            cube._asked = {}
             cube._axes = {names: replace(axis, overlap=cube.speed.overlap) for names, axis in self._axes.items()}
             self._every_axis += cube._axes.values()
         return cube
@@ -239,6 +241,9 @@ class Cube:
         Raises:
             ValueError: a name that is not an axis.
         """
+        known = self._asked.get(names)
+        if known is not None:
+            return known
         check_axes(names)
         wanted = tuple(name for name in AXES if name in names and self.shape.size(name) > 1)
         if wanted not in self._axes and self.traffic.is_dry:  # this rank alone: nothing is sent, so it needs no group
@@ -246,6 +251,7 @@ class Cube:
             return self._made(wanted, ranks, None)
         if wanted not in self._axes:
             self._axes[wanted] = self._combined(wanted)
+        self._asked[names] = self._axes[wanted]
         return self._axes[wanted]
 
     @property

@@ -152,7 +152,8 @@ class GradReducer:
     def accumulate_grad(self, parameter: nn.Parameter, gradient: Tensor | CommHandle, over: Axis) -> None:
         """Takes this rank's gradient of one use of `parameter`, to be summed over the ranks of `over`.
 
-        Only inside a backward pass. `gradient` has the local shape of the parameter and is not written to.
+        Only inside a backward pass. `gradient` has the local shape of the parameter. A tensor is not written to; what
+        comes in a handle is the ledger's own from then on, and may become `.grad` itself.
         """
         self.accumulate_grads([(parameter, gradient, over)])
 
@@ -202,11 +203,14 @@ class GradReducer:
                     running.buckets.early = False
         return current
 
-    @torch.no_grad()
     def _receive(
         self, current: _BackwardPass, parameter: nn.Parameter, gradient: Tensor | CommHandle, over: Axis
     ) -> None:
         """A use's gradient is there. That of a parameter which is complete leaves."""
+        if torch.is_grad_enabled():  # seldom, and asking takes less time than entering `no_grad` for each gradient
+            with torch.no_grad():
+                self._receive(current, parameter, gradient, over)
+            return
         key = id(parameter)
         _add(current.entries, parameter, gradient, over)
         if not current.inner and not current.interrupted:
@@ -341,8 +345,10 @@ class GradReducer:
         fresh = any(entry.parameter.grad is None for entry in current.sent.values())
         if current.buckets is not None and fresh and not self._accumulated:
             current.buckets.keep_memory()
+        _add_to_grads([entry for entry in arrived if not _is_watched(entry.parameter)])
         for entry in arrived:
-            _arrive(entry, hooks.get(id(entry.parameter)))
+            if _is_watched(entry.parameter):
+                _arrive(entry, hooks.get(id(entry.parameter)))
 
     def _hold(self, current: _BackwardPass, hooks: Mapping[int, _HeldHooks]) -> list[_PendingGrad]:
         """Adds to what waits for the last micro-batch; returns what need not wait."""
@@ -792,7 +798,6 @@ def _nothing(parameter: Tensor) -> None:
     pass
 
 
-@torch.no_grad()
 def _arrive(entry: _PendingGrad, held: _HeldHooks | None) -> None:
     """A gradient is there: its hooks see it, and it is added to `.grad`."""
     parameter = entry.parameter
@@ -814,6 +819,21 @@ def _arrive(entry: _PendingGrad, held: _HeldHooks | None) -> None:
 
 def _as_parameter(block: Tensor, parameter: nn.Parameter) -> Tensor:
     return as_dtensor(block, like=parameter) if isinstance(parameter, DTensor) else block
+
+
+def _is_watched(parameter: nn.Parameter) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def _add_to_grads(entries: Sequence[_PendingGrad]) -> None:
+    """What has come of parameters without hooks: sums in one operator for all, where a device would be told each."""
+    there = [entry for entry in entries if entry.parameter.grad is not None]
+    if there:
+        sums = [_local(entry.parameter.grad) for entry in there]  # type: ignore[arg-type]  # they are there
+        torch._foreach_add_(sums, [entry.gradient for entry in there])
+    for entry in entries:
+        if entry.parameter.grad is None:
+            _add_to_grad(entry)
 
 
 def _add_to_grad(entry: _PendingGrad) -> None:

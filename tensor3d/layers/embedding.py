@@ -206,7 +206,8 @@ class _LookupOfAllPlanes(torch.autograd.Function):
             sums = sums_by_row(all_gather(found, y).wait(), local_rows, owned, rows)
             if ctx.way == "columns":
                 sums = cut.to_rows(sums.to(cube.precision.reduced(weight.dtype)), cut.heights)
-            cube.ledger.accumulate_grad(weight, sums.to(weight.dtype), cube.over(*matrix("z").sum_over))
+            own = CommHandle(sums.to(weight.dtype))
+            cube.ledger.accumulate_grad(weight, own, cube.over(*matrix("z").sum_over))
         return None, None, None, None, None, None
 
 

@@ -19,6 +19,7 @@ from tensor3d.ops.row_chunks import chunk_rows, is_host_readable, iter_row_chunk
 from tensor3d.sharding.activation_layout import Face, check_face
 from tensor3d.sharding.layout_checks import check_floating_point, check_origin
 from tensor3d.sharding.param_layout import chunk_bounds
+from tensor3d.sharding.redistribute import places_in
 
 IGNORED = -100
 """A label that counts for nothing."""
@@ -71,14 +72,17 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: Face) -> tuple[Tensor, Tensor]:
         axis = cube.axis(face)
         first, last = chunk_bounds(vocab, axis.size, axis.index)
-        owned = (labels >= first) & (labels < last)
-        target = torch.where(owned, labels - first, 0)
+        target, owned = places_in(labels, first, last - first)
         matrices = (logits, target.unsqueeze(1), owned.unsqueeze(1))
         parts = [matrices] if _is_whole(logits, cube) else iter_row_chunks(*matrices)
-        of_rows = [cube.regions(_row_statistics, *part) for part in parts]
-        statistics = gather_statistics(of_rows[0] if len(of_rows) == 1 else torch.cat(of_rows), axis)
-        losses, place, log_sum = cube.regions(_combined, statistics, labels.unsqueeze(1), vocab)
-        ctx.save_for_backward(logits, log_sum, target, owned, labels != IGNORED)
+        if axis.size == len(parts) == 1:
+            found = cube.regions(_losses_alone, *matrices, labels.unsqueeze(1), vocab)
+        else:
+            of_rows = [cube.regions(_row_statistics, *part) for part in parts]
+            statistics = gather_statistics(of_rows[0] if len(of_rows) == 1 else torch.cat(of_rows), axis)
+            found = cube.regions(_combined, statistics, labels.unsqueeze(1), vocab)
+        losses, place, log_sum, ignored = found
+        ctx.save_for_backward(logits, log_sum, target, owned, ignored)
         ctx.cube = cube
         ctx.result_face, ctx.made = None, "cross_entropy"  # one loss a row, on no face
         ctx.mark_non_differentiable(place)
@@ -87,9 +91,9 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
-        logits, log_sum, target, owned, counts = ctx.saved_tensors
+        logits, log_sum, target, owned, ignored = ctx.saved_tensors
         region = _gradient_compiled if ctx.cube.speed.compile else _gradient
-        columns = [each.unsqueeze(1) for each in (log_sum, target, owned, gradient * counts)]
+        columns = [each.unsqueeze(1) for each in (log_sum, target, owned, gradient.masked_fill(ignored, 0))]
         if _is_whole(logits, ctx.cube):
             return ctx.cube.regions(region, logits, *columns), None, None, None, None
         result = torch.empty_like(logits)
@@ -109,28 +113,51 @@ def _is_whole(logits: Tensor, cube: Cube) -> bool:
 
 def _row_statistics(logits: Tensor, target: Tensor, owned: Tensor) -> Tensor:
     """(R', 4): largest, sum of exponentials below it, the label's logit (0 on other slices), place of the largest."""
-    logits = widened(logits)
     if logits.shape[1] == 0:  # an axis larger than the vocabulary leaves empty slices
-        empty = logits.new_tensor([-math.inf, 0.0, 0.0, 0.0])
+        empty = widened(logits).new_tensor([-math.inf, 0.0, 0.0, 0.0])
         return empty.expand(logits.shape[0], 4)
+    largest, exponentials, label_logits, place = _of_rows(logits, target, owned)
+    return torch.stack([largest, exponentials, label_logits, place.to(largest.dtype)], 1)
+
+
+def _of_rows(logits: Tensor, target: Tensor, owned: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(R',) each."""
+    logits = widened(logits)
     largest, place = logits.max(1)
     exponentials = (logits - _finite(largest).unsqueeze(1)).exp_().sum(1)
     # Chosen, not multiplied: where no label is owned, the entry looked at may be -inf.
     label_logits = torch.where(owned, logits.gather(1, target), 0)[:, 0]
-    return torch.stack([largest, exponentials, label_logits, place.to(logits.dtype)], 1)
+    return largest, exponentials, label_logits, place
 
 
-def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
-    """All members' statistics (n, R', 4) to losses, predictions and the logarithms of the sums, (R',) each."""
-    labels = labels[:, 0]
+def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All members' statistics (n, R', 4) to losses, predictions, the logarithms of the sums, and which rows do not
+    count, (R',) each."""
     largest, exponentials, label_logits, places = statistics.unbind(-1)
     top, winner = largest.max(0)
     log_sum = top + (exponentials * (largest - _finite(top)).exp()).sum(0).log()
-    losses = torch.where(labels != IGNORED, log_sum - label_logits.sum(0), 0)
-    losses = losses.masked_fill(~_are_labels(labels, vocab), math.nan)
     # The place inside the winner's slice; the slices before it are all of full size.
     place = places.gather(0, winner.unsqueeze(0))[0].long() + winner * -(-vocab // statistics.shape[0])
-    return losses, place, log_sum
+    losses, ignored = _losses(log_sum, label_logits.sum(0), labels, vocab)
+    return losses, place, log_sum, ignored
+
+
+def _losses_alone(
+    logits: Tensor, target: Tensor, owned: Tensor, labels: Tensor, vocab: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same at once, where one member has all columns."""
+    largest, exponentials, label_logit, place = _of_rows(logits, target, owned)
+    log_sum = largest + exponentials.log()
+    losses, ignored = _losses(log_sum, label_logit, labels, vocab)
+    return losses, place, log_sum, ignored
+
+
+def _losses(log_sum: Tensor, label_logit: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+    """And which rows do not count."""
+    labels = labels[:, 0]
+    ignored = labels == IGNORED
+    losses = (log_sum - label_logit).masked_fill(labels.clamp(0, vocab - 1) != labels, math.nan)
+    return losses.masked_fill(ignored, 0), ignored
 
 
 def _finite(largest: Tensor) -> Tensor:

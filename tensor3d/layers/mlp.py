@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tensor3d.distributed.collectives import CommHandle
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
@@ -47,7 +48,7 @@ class _BiasActivation(torch.autograd.Function):
         cube = ctx.cube
         dx, dbias = cube.regions(biased_backward, dy, saved, local(bias), ctx.name)
         if all(asked_for(ctx, ctx.bias)):
-            cube.ledger.accumulate_grad(ctx.bias, dbias, cube.over(*vector(ctx.face).sum_over))
+            cube.ledger.accumulate_grad(ctx.bias, CommHandle(dbias), cube.over(*vector(ctx.face).sum_over))
         return dx, None, None, None, None
 
 

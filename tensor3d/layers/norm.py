@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tensor3d.distributed.collectives import all_reduce, gather_statistics
+from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
@@ -29,7 +29,7 @@ class LayerNorm3D(nn.Module):
     """LayerNorm over the columns of a face; rows and columns stay where they are.
 
     Elements received a row: 3(n-1) forward, the members' means and sums of squares; 2*2(n-1)/n backward. Saved for
-    backward: the input and 3n+2 numbers a row (n = 1: two).
+    backward: the input and 3n+2 numbers a row (n = 1: three, or two).
 
     Args:
         hidden: H, divides by the face's axis.
@@ -157,9 +157,9 @@ class _LayerNorm(torch.autograd.Function):
         over = cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
         if needs_weight:
-            cube.ledger.accumulate_grad(ctx.weight, product.sum(0), over)
+            cube.ledger.accumulate_grad(ctx.weight, CommHandle(product.sum(0)), over)
         if needs_bias:
-            cube.ledger.accumulate_grad(ctx.bias, wide_dy.sum(0), over)
+            cube.ledger.accumulate_grad(ctx.bias, CommHandle(wide_dy.sum(0)), over)
         means = summing.wait() / (x.shape[1] * axis.size)
         dx = (wide_dy * gain).sub_(means[:, :1]).sub_(normal.mul_(means[:, 1:])).mul_(rstd)
         return dx.to(dy.dtype), None, None, None, None, None
@@ -169,10 +169,11 @@ class _LayerNormAlone(torch.autograd.Function):
     """Where one member has all columns: torch's own kernels, a pass each way in place of ten.
 
     They take the deviation of a large mean from its rounding for a deviation of the elements (an error of 1e-4 at a
-    mean of 1000 in fp32), so they are given each row less its mean: what rounding has left of that is small. Given
-    narrow types they would also add up the gradients of gain and shift in these: all is fp32 at least, on CPUs a few
-    rows at a time.
-    Saved for backward: the input and two numbers a row.
+    mean of 1000 in fp32), so they are given each row less a center, its mean: what rounding has left of that is small.
+    Given narrow types they would also add up the gradients of gain and shift in these: all is fp32 at least, on CPUs a
+    few rows at a time.
+    Saved for backward: the input, or, where that is not narrow, what it is less its center; and three numbers a row, or
+    two.
     """
 
     @staticmethod
@@ -183,10 +184,14 @@ class _LayerNormAlone(torch.autograd.Function):
         dtype = torch.promote_types(x.dtype, torch.float32)
         gain, shift = local(weight).to(dtype), None if bias is None else local(bias).to(dtype)
         if _is_narrow(x):
-            result, mean, rstd = _normalised_in_parts(x, gain, shift, eps)
+            result, center, mean, rstd = _normalised_in_parts(x, gain, shift, eps)
         else:
-            result, mean, rstd = torch.native_layer_norm(_shifted(x), (x.shape[1],), gain, shift, eps)
-        ctx.save_for_backward(x, weight, mean, rstd)
+            center = x.mean(1, keepdim=True, dtype=dtype)
+            shifted = x - center
+            result, mean, rstd = torch.native_layer_norm(shifted, (x.shape[1],), gain, shift, eps)
+            if shifted.dtype == x.dtype:  # as large as x, for which nobody has to subtract again
+                x, center = shifted, None
+        ctx.save_for_backward(x, weight, center, mean, rstd)
         ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
         ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
         return result.to(x.dtype)
@@ -194,18 +199,19 @@ class _LayerNormAlone(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        x, weight, mean, rstd = ctx.saved_tensors
+        x, weight, center, mean, rstd = ctx.saved_tensors
         over = ctx.cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
         gain, asked = local(weight).to(rstd.dtype), [True, needs_weight, needs_bias]
         if _is_narrow(x):
-            dx, dgain, dshift = _backward_in_parts(dy, x, mean, rstd, gain, asked)
+            dx, dgain, dshift = _backward_in_parts(dy, x, center, mean, rstd, gain, asked)
         else:
-            dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), _shifted(x), [x.shape[1]], mean, rstd, gain, gain, asked)
-        if needs_weight:
-            ctx.cube.ledger.accumulate_grad(ctx.weight, dgain, over)
-        if needs_bias:
-            ctx.cube.ledger.accumulate_grad(ctx.bias, dshift, over)
+            shifted = x if center is None else x - center
+            dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), shifted, [x.shape[1]], mean, rstd, gain, gain, asked)
+        if needs_weight and dgain is not None:
+            ctx.cube.ledger.accumulate_grad(ctx.weight, CommHandle(dgain), over)
+        if needs_bias and dshift is not None:
+            ctx.cube.ledger.accumulate_grad(ctx.bias, CommHandle(dshift), over)
         return dx.to(dy.dtype), None, None, None, None, None
 
 
@@ -213,45 +219,52 @@ def _is_narrow(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype.itemsize < 4
 
 
-def _normalised_in_parts(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, and mean and 1/deviation of each row."""
+def _normalised_in_parts(
+    x: Tensor, gain: Tensor, shift: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result, and of each row a center, (M', 1), the mean's offset from it and 1/deviation."""
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     of_rows = [_normalised_part(*part, gain=gain, shift=shift, eps=eps) for part in iter_row_chunks(result, x)]
-    mean, rstd = (torch.cat(each) for each in zip(*of_rows, strict=True))
-    return result, mean, rstd
+    center, mean, rstd = (torch.cat(each) for each in zip(*of_rows, strict=True))
+    return result, center, mean, rstd
 
 
 def _normalised_part(
     place: Tensor, x: Tensor, *, gain: Tensor, shift: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    result, mean, rstd = torch.native_layer_norm(_shifted(x), (x.shape[1],), gain, shift, eps)
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = widened(x)
+    center = wide.mean(1, keepdim=True)
+    result, mean, rstd = torch.native_layer_norm(wide.sub_(center), (x.shape[1],), gain, shift, eps)
     place.copy_(result)
-    return mean, rstd
+    return center, mean, rstd
 
 
 def _backward_in_parts(
-    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor, asked: list[bool]
+    dy: Tensor, x: Tensor, center: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor, asked: list[bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of x, gain and shift; the last two as `asked`."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    sums = [_backward_of_part(*part, gain=gain, asked=asked) for part in iter_row_chunks(dx, dy, x, mean, rstd)]
+    parts = iter_row_chunks(dx, dy, x, center, mean, rstd)
+    sums = [_backward_of_part(*part, gain=gain, asked=asked) for part in parts]
     dgain, dshift = (None if each[0] is None else together(each) for each in zip(*sums, strict=True))
     return dx, dgain, dshift
 
 
 def _backward_of_part(
-    place: Tensor, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *, gain: Tensor, asked: list[bool]
+    place: Tensor,
+    dy: Tensor,
+    x: Tensor,
+    center: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    gain: Tensor,
+    asked: list[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), _shifted(x), [x.shape[1]], mean, rstd, gain, gain, asked)
+    shifted = widened(x).sub_(center)
+    dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), shifted, [x.shape[1]], mean, rstd, gain, gain, asked)
     place.copy_(dx)
     return dgain, dshift
-
-
-def _shifted(x: Tensor) -> Tensor:
-    """Each row less its mean, wide: it has the same LayerNorm."""
-    wide = widened(x)
-    mean = wide.mean(1, keepdim=True)
-    return wide - mean if wide.dtype == x.dtype else wide.sub_(mean)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -277,7 +290,8 @@ class _RMSNorm(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             summing = all_reduce((product @ gain).unsqueeze(1), axis)
         if all(asked_for(ctx, ctx.weight)):
-            cube.ledger.accumulate_grad(ctx.weight, product.sum(0), cube.over(*vector(ctx.face).sum_over))
+            gradient = CommHandle(product.sum(0))
+            cube.ledger.accumulate_grad(ctx.weight, gradient, cube.over(*vector(ctx.face).sum_over))
         mean = summing.wait() / (x.shape[1] * axis.size)
         dx = (wide_dy * gain).sub_(normal.mul_(mean)).mul_(rrms)
         return dx.to(dy.dtype), None, None, None, None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tensor3d.distributed.collectives import all_reduce, gather_statistics
+from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.ops.dropout import dropped, keep_mask, scale_of
@@ -123,9 +123,9 @@ class _AddAndNorm(torch.autograd.Function):
             summing = all_reduce(sums, axis)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
         if needs_weight:
-            cube.ledger.accumulate_grad(ctx.weight, dgain, over)
+            cube.ledger.accumulate_grad(ctx.weight, CommHandle(dgain), over)
         if needs_bias:
-            cube.ledger.accumulate_grad(ctx.bias, dshift, over)
+            cube.ledger.accumulate_grad(ctx.bias, CommHandle(dshift), over)
         if axis.size > 1:
             dx, ddropped = cube.regions(norm_input, *inputs, summing.wait(), axis.size, kept, scale)
         addends = len(ctx.needs_input_grad) - 7

@@ -5,6 +5,7 @@ M tokens of the cube, K input features, N output features; here for face z, face
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -96,7 +97,7 @@ def matmul(
         )
     if bias is not None:
         check_layout(bias, vector(other(face)), cube)
-    check_origin(a, face, cube, f"the product with a weight of shape {tuple(weight.shape)}")
+    check_origin(a, face, cube, f"the {_named(weight.shape)}")
     a = a.to(cube.precision.computed(a.dtype))
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
@@ -136,7 +137,7 @@ class _Product(torch.autograd.Function):
         ctx.keeps_a = reshard in (False, "weight") and ctx.needs_input_grad[1]
         source.expect(gather=ctx.needs_input_grad[0] and not ctx.keeps_w, grad=ctx.needs_input_grad[1])
         ctx.source, ctx.is_ordered = source, True
-        ctx.result_face, ctx.made = other(face), f"a product with a weight of shape {tuple(weight.shape)}"
+        ctx.result_face, ctx.made = other(face), f"a {_named(weight.shape)}"
         ctx.save_for_backward(a_full if ctx.keeps_a else a, w_full if ctx.keeps_w else weight)
         return c
 
@@ -159,7 +160,8 @@ class _Product(torch.autograd.Function):
         if needs_dw and not ctx.keeps_a:
             a = all_gather(saved_a, rows)
         if needs_db:
-            cube.ledger.accumulate_grad(bias, sum_of_rows(dc, bias.dtype), cube.over(*vector(other(face)).sum_over))
+            db = CommHandle(sum_of_rows(dc, bias.dtype))
+            cube.ledger.accumulate_grad(bias, db, cube.over(*vector(other(face)).sum_over))
         dc_full, w_full = gathering_dc.wait(), w.wait() if needs_da else None
         prefetch_next_weight(cube)
 
@@ -171,3 +173,8 @@ class _Product(torch.autograd.Function):
             dw = product(dc_full.t(), a.wait())
             ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
         return sending_da.wait() if sending_da else None, None, None, None, None, None, None
+
+
+@cache
+def _named(shape: torch.Size) -> str:
+    return f"product with a weight of shape {tuple(shape)}"

@@ -158,9 +158,13 @@ class _SumRows(torch.autograd.Function):
 
 
 def places_in(rows: Tensor, first: int, table_rows: int) -> tuple[Tensor, Tensor]:
-    """(R,) each: where rows of the whole table lie in a part of it, T' rows from `first` on, and whether they do."""
-    owned = (rows >= first) & (rows < first + table_rows)
-    return torch.where(owned, rows - first, 0), owned
+    """(R,) each: where rows of the whole table lie in a part of it, T' rows from `first` on, and whether they do. Those
+    that do not have some place of it, if it has any."""
+    if table_rows == 0:
+        return torch.zeros_like(rows), torch.zeros_like(rows, dtype=torch.bool)
+    own = rows - first if first else rows
+    places = own.clamp(0, table_rows - 1)
+    return places, places == own
 
 
 def chosen_rows(table: Tensor, local_rows: Tensor, owned: Tensor, dtype: torch.dtype) -> Tensor:
@@ -204,17 +208,18 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, cube: Cube, to: Face) -> Tensor:
         ctx.cube, ctx.to = cube, to
         ctx.result_face, ctx.made = to, "turn"
-        return _turned(tensor, cube, to)
+        # Not a view, which could not be changed in place, as the result on other cubes can.
+        return tensor.clone() if cube.plane.size == 1 else _turned(tensor, cube, to)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.cube.plane.size == 1:
+            return gradient, None, None
         return _turned(gradient, ctx.cube, other(ctx.to)), None, None
 
 
 def _turned(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
-    if cube.plane.size == 1:
-        return tensor.clone()  # a view could not be changed in place, as the result on other cubes can
     before, after = other(to), to
     # Of the plane's matrix: `before` splits its columns over axis `before` and its rows over the other one.
     rows, columns = tensor.shape[0] * cube.axis(after).size, tensor.shape[1] * cube.axis(before).size

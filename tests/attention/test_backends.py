@@ -464,3 +464,14 @@ def test_dropout_on_a_gpu_is_unbiased(backend: Backend, dtype: torch.dtype) -> N
     spread = draws.std(0)
     rounding = 1e-3 if dtype == torch.float32 else 2e-2
     assert bool(((draws.mean(0) - wanted).abs() <= 7 * spread / 500**0.5 + rounding).all())
+
+
+def test_thirds_of_one_matrix_are_known() -> None:
+    """On GPUs they are gathered in one operator (`bench operators` counts it); what lies otherwise, one by one."""
+    module = importlib.import_module("tensor3d.attention.grouped")
+    qkv = torch.randn(2, 14, 2, 3, 8)[1]
+    q, k, v = qkv.unbind(2)
+    assert torch.equal(module._fused(q, k, v), qkv)
+    elsewhere = qkv.clone().unbind(2)[1]
+    for others in ((k, q, v), (q, k, k), (q.contiguous(), k, v), (q[:, :1], k[:, :1], v[:, :1]), (q, elsewhere, v)):
+        assert module._fused(*others) is None

@@ -27,6 +27,7 @@ from tools.bench.harness.processes import RankFailedError
 from tools.bench.harness.scaling_plots import PlotCommand
 from tools.bench.harness.step_trial import RecipeBenchmark
 from tools.bench.layer import LayerCommand, MatmulCommand
+from tools.bench.operators import OperatorsCommand
 from tools.bench.overlap import OverlapCommand
 from tools.bench.packing import PackingCommand
 from tools.bench.padding import PaddingCommand
@@ -74,6 +75,7 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "overlap": OverlapCommand,
     "library": LibraryCommand,
     "attention": AttentionCommand,
+    "operators": OperatorsCommand,
     "profile": ProfileCommand,
     "gpu": GpuCommand,
 }

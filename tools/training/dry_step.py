@@ -189,6 +189,7 @@ def dry_step(
     device: Device = "cpu",
     wire_buffers: bool = False,
     keep_buckets: bool | None = None,
+    weight_group_bytes: int | None = None,
 ) -> DryStep:
     """One step of `rank` of a cube of any size: all micro-batches, clipping, the optimiser.
 
@@ -206,7 +207,7 @@ def dry_step(
         device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
             only a process that has not run autograd before can say: see `counted_step`.
         wire_buffers: see `LiveBytes`.
-        keep_buckets: as of `ExecutionPolicy`.
+        keep_buckets, weight_group_bytes: as of `ExecutionPolicy`.
 
     Raises:
         ValueError: this process is in a process group, a rank that the cube does not have, no micro-batch, a budget
@@ -219,7 +220,7 @@ def dry_step(
     check_keep_budget(keep_budget, reshard_after_forward)
     config.check(shape)
     place = stand_in_device() if device == "cuda" else torch.device("cpu")
-    with _alone(shape, rank), torch.random.fork_rng(devices=[]):
+    with alone(shape, rank), torch.random.fork_rng(devices=[]):
         cube = Cube(
             x=shape.x,
             y=shape.y,
@@ -228,7 +229,7 @@ def dry_step(
             device=place,
             wire=shape.wire,
             precision=precision(types),
-            speed=ExecutionPolicy(keep_buckets=keep_buckets),
+            speed=ExecutionPolicy(keep_buckets=keep_buckets, weight_group_bytes=weight_group_bytes),
         )
         cube.manual_seed(0)
         # Their places are computed from their lengths, on the host. Real tensors become fake where they meet fake ones.
@@ -291,7 +292,7 @@ def _model(
 
 
 @contextmanager
-def _alone(shape: CubeShape, rank: int) -> Iterator[None]:
+def alone(shape: CubeShape, rank: int) -> Iterator[None]:
     """One rank of a world in which the others do not exist; none at all for a cube of one rank."""
     if dist.is_initialized():
         raise ValueError(

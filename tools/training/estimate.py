@@ -157,6 +157,7 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
         device=device,
         wire_buffers=device == "cpu",  # which gloo connects
         keep_buckets=keep_buckets(recipe.speed),
+        weight_group_bytes=recipe.speed.weight_group_bytes,
     )
 
 

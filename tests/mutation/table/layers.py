@@ -194,8 +194,8 @@ MUTATIONS = (
     Mutation(
         "loss-label-of-the-next-slice",
         "tensor3d/layers/loss.py",
-        old="owned = (labels >= first) & (labels < last)",
-        new="owned = (labels >= first) & (labels <= last)",
+        old="places_in(labels, first, last - first)",
+        new="places_in(labels, first, last - first + 1)",
         tests=(TOKENS,),
     ),
     Mutation(
@@ -209,8 +209,8 @@ MUTATIONS = (
     Mutation(
         "loss-ignored-rows-count",
         "tensor3d/layers/loss.py",
-        old="losses = torch.where(labels != IGNORED, log_sum - label_logits.sum(0), 0)",
-        new="losses = log_sum - label_logits.sum(0)",
+        old="return losses.masked_fill(ignored, 0), ignored",
+        new="return losses, ignored",
         tests=("tests/layers/test_layers.py::test_cross_entropy_equals_torchs",),
     ),
     Mutation(

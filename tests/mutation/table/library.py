@@ -105,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "ledger-grad-replaced",
         "tensor3d/distributed/grad_reducer.py",
-        old="        _local(parameter.grad).add_(gradient)\n        return",
-        new="        _local(parameter.grad).copy_(gradient)\n        return",
+        old="torch._foreach_add_(sums, ",
+        new="torch._foreach_copy_(sums, ",
         tests=("tests/distributed/test_grad_reducer.py",),
     ),
     Mutation(

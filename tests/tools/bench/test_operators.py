@@ -1,0 +1,76 @@
+"""`bench operators`: what a micro-batch is to a GPU, by box, counted without one; it must not become more unseen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.bert import PRESETS
+from tensor3d import CubeShape
+from tools.bench.operators import OperatorFigures, OperatorsCommand, as_on_a_gpu, count
+from tools.bench.vs_transformers.contenders import with_sizes
+from tools.training.factory import TYPES
+
+PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
+ROW = r"^\| ours(, kept)? \| (\dx\dx\d) \| (\w+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$"
+ROWS = re.findall(ROW, PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def counted(layers: int, cube: str, precision: str, longest: int, *, kept: bool) -> OperatorFigures:
+    config = with_sizes(PRESETS["large"], layers=layers, dropout=0.1, attention_dropout=0.0)
+    compute = None if precision == "fp32" else TYPES[precision]
+    return count(config, CubeShape.parse(cube), compute, 4096, longest, kept, passes=0)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=["-".join(row[:4]).strip("-") for row in ROWS])
+def test_the_page_tells_what_is_counted(row: tuple[str, ...]) -> None:
+    """Of 24 layers, by two depths: tensors of "meta" take no memory, and PyTorch computes their shapes in Python."""
+    kept, cube, precision, longest, *wanted = row
+    two, three = (counted(layers, cube, precision, int(longest), kept=bool(kept)) for layers in (2, 3))
+    found = [
+        getattr(two, name) + 22 * (getattr(three, name) - getattr(two, name))
+        for name in ("operators", "further", "collectives", "moved_bytes")
+    ]
+    assert [f"{number:,}" for number in (*found[:3], round(found[3] / 2**20))] == wanted
+    assert (found[2] == 0) == (cube == "1x1x1")
+    if row[:4] == ("", "1x1x1", "fp32", "512"):
+        assert found[0] <= 1000, "more than a GPU is told by plain PyTorch"
+
+
+def test_the_page_has_the_boxes() -> None:
+    assert {row[:3] for row in ROWS} >= {("", "1x1x1", "fp32"), ("", "1x1x1", "bf16"), ("", "2x2x2", "bf16")}
+
+
+def test_operators_are_those_of_a_gpu() -> None:
+    by_name = counted(1, "1x1x1", "bf16", 512, kept=False).by_name
+    one_each_way = {"_flash_attention_forward": 1, "_flash_attention_backward": 1, "gelu": 2, "native_layer_norm": 4}
+    assert {name: by_name[name] for name in one_each_way} == one_each_way
+    assert by_name["native_dropout"] == by_name["native_dropout_backward"] == 3
+    assert "promote_types" not in by_name
+
+
+def test_afterwards_all_is_as_it_was() -> None:
+    before = torch.nn.functional.dropout, torch.nn.functional.scaled_dot_product_attention, torch.autocast
+    with as_on_a_gpu():
+        assert torch.nn.functional.dropout is not before[0]
+    after = torch.nn.functional.dropout, torch.nn.functional.scaled_dot_product_attention, torch.autocast
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "huge"}, "--preset must be some of tiny"),
+        ({"contenders": "theirs"}, "--contenders must be some of ours,transformers"),
+        ({"rows": 0}, r"--rows must be at least 1\. Got 0"),
+        ({"cubes": "1x3x1"}, r"y=3"),
+        ({"cubes": "1x4x2", "rows": 513}, r"--rows .* 513 on 1x4x2"),
+        ({"longest": 1000}, r"--longest must be at most 512.*1000"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OperatorsCommand(**options).check()  # type: ignore[arg-type]

@@ -1,0 +1,306 @@
+"""`bench operators`: what the host names for a device in a micro-batch, by box. No device is needed.
+
+Tensors lie on PyTorch's device "meta": they have sizes and no memory, and the code takes it for a GPU. Other ranks are
+left out, by PyTorch's "fake" process group. What only kernels of GPUs do in one, attention and dropout, is called by
+the operators that they are there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.bert import PRESETS, BertConfig, BertForPreTraining
+from models.bert.huggingface.config import settings_of
+from models.bert.model import example_batch
+from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
+from tensor3d.attention.backends import SUPPORT
+from tensor3d.data.loader import settle
+from tensor3d.torch_private import TorchDispatchMode, efficient_attention, fake_collectives, tree_leaves
+from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, cubes_of, listed
+from tools.bench.harness.figures import Column, as_json, milliseconds, table
+from tools.bench.vs_transformers.contenders import with_sizes
+from tools.training.dry_step import alone
+from tools.training.factory import TYPES
+
+OURS, LIBRARY = "ours", "transformers"
+_DEVICE = torch.device("meta")
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorsCommand(Benchmark[list[CubeShape]]):
+    """Count the operators, collectives and bytes of a micro-batch of our BERT on boxes of GPUs that need not be there,
+    and the host's time to name them; beside `transformers` on one."""
+
+    preset: str = "large"
+    """Size of BERT."""
+    layers: Count | None = None
+    """Transformer layers, instead of the preset's."""
+    cubes: str = "1x1x1"
+    """Boxes, as XxYxZ,XxYxZ,...; figures are of rank 0."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Type of the products. In fp32 attention is `grouped`, in bf16 `varlen`."""
+    rows: Count = 4096
+    """Tokens of each rank's part of a micro-batch, on face y."""
+    longest: Count = 512
+    """Tokens of a sequence. Where the rows do not divide by it the last one is shorter, in a class of its own."""
+    dropout: float = 0.1
+    """Probability, of hidden states; attention weights have none."""
+    kept: bool = False
+    """Whether products keep what they have gathered or converted for backward."""
+    contenders: str = f"{OURS},{LIBRARY}"
+    """Which of the two; `transformers` is counted on one device."""
+    passes: Count = 5
+    """That are timed, after those that are counted."""
+
+    launcher: ClassVar[str | None] = ONE_PROCESS
+
+    def plan(self) -> list[CubeShape]:
+        """The boxes."""
+        listed("--preset", self.preset, PRESETS)
+        listed("--contenders", self.contenders, (OURS, LIBRARY))
+        if self.longest > min(self.config.positions, self.rows):
+            most = min(self.config.positions, self.rows)
+            raise ValueError(f"--longest must be at most {most}, the positions and --rows. Got {self.longest}.")
+        shapes = cubes_of(self.cubes)
+        for shape in shapes:
+            self.config.check(shape)
+            if self.rows * shape.z % math.lcm(shape.y, shape.z):
+                raise ValueError(
+                    f"--rows times z must divide by y and z, the rows of a plane. Got {self.rows} on {shape}."
+                )
+        return shapes
+
+    @property
+    def config(self) -> BertConfig:
+        return with_sizes(PRESETS[self.preset], layers=self.layers, dropout=self.dropout, attention_dropout=0.0)
+
+    def measure(self, plan: list[CubeShape]) -> Report:
+        names = listed("--contenders", self.contenders, (OURS, LIBRARY))
+        compute = None if self.precision == "fp32" else TYPES[self.precision]
+        results = []
+        for shape in plan if OURS in names else ():
+            results.append(count(self.config, shape, compute, self.rows, self.longest, self.kept, self.passes))
+        if LIBRARY in names:
+            results.append(count_library(self.config, compute, self.rows, self.longest, self.passes))
+        lines = [
+            f"BERT-{self.preset}, {self.config.layers} layers, {self.precision}, {self.rows:,} rows of each rank, "
+            f"sequences of {self.longest}; forward and backward of one micro-batch",
+            *table(results),
+        ]
+        return Report(lines=lines, content={"results": as_json(results)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorFigures:
+    """Of the first micro-batch of a step on rank 0, but where it says otherwise."""
+
+    contender: Annotated[str, Column("who")]
+    cube: Annotated[str, Column("box")]
+    operators: Annotated[int, Column("operators", ",")]
+    """What the host names that computes on the device: neither views nor memory without content, nor collectives."""
+    further: Annotated[int, Column("next micro-batch", ",")]
+    """The same of each further micro-batch, whose gradients are added to those before."""
+    views: Annotated[int, Column("views", ",")]
+    """Names for parts of tensors, and memory without content: the host's work alone."""
+    collectives: Annotated[int, Column("collectives", ",")]
+    moved_bytes: Annotated[int, Column("MiB beside products", ",.0f", 2.0**-20)]
+    """Read and written by operators other than products and attention."""
+    host_seconds: Annotated[float, milliseconds("host ms")]
+    """Of the host between operators and views: the code around them and autograd; the least of some passes. What
+    PyTorch does in one is left out, for on this device that is Python."""
+    by_name: Mapping[str, int]
+    """Operators."""
+
+
+# --- Counting ---------------------------------------------------------------------------------------------------------
+
+_EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "_reshape_alias"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear"}
+
+
+class OperatorCounter(TorchDispatchMode):
+    """Inside, counts the operators that reach a device, those of backward passes too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: Counter[str] = Counter()
+        self.views, self.collectives, self.moved_bytes = 0, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        schema = func._schema
+        namespace, _, name = schema.name.partition("::")
+        if namespace in ("c10d", "_c10d_functional"):
+            self.collectives += 1
+        elif name in _EMPTY or any(each.alias_info and not each.alias_info.is_write for each in schema.returns):
+            self.views += 1
+        else:
+            tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor)]
+            if tensors and all(each.device == _DEVICE for each in tensors):
+                self.operators[name] += 1
+                if name not in _PRODUCTS and "attention" not in name:
+                    self.moved_bytes += sum(_bytes(each) for each in {id(each): each for each in tensors}.values())
+        return result
+
+
+class _Clock(TorchDispatchMode):
+    """Inside, adds up the seconds that operators take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seconds = 0, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        begun = time.thread_time()
+        result = func(*args, **(kwargs or {}))
+        self.calls += 1
+        self.seconds += time.thread_time() - begun
+        return result
+
+
+def host_seconds(take: Callable[[], object], passes: int) -> float:
+    """Of this thread, without operators, and without what PyTorch needs to tell the clock of each: that is measured
+    with one alone. The least of some passes."""
+    tensor = torch.empty(2, 2, device=_DEVICE)
+
+    def alone() -> None:
+        for _ in range(1000):
+            torch.add(tensor, tensor)
+
+    found: list[float] = []
+    telling: list[float] = []
+    for _ in range(passes):
+        for work, kept in ((alone, telling), (take, found)):
+            clock, begun = _Clock(), time.thread_time()
+            with clock:
+                work()
+            beside = time.thread_time() - begun - clock.seconds
+            kept.append(beside / clock.calls if work is alone else beside - clock.calls * min(telling))
+    return max(0.0, min(found, default=0.0))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def count(
+    config: BertConfig,
+    shape: CubeShape,
+    compute: torch.dtype | None,
+    rows: int,
+    longest: int,
+    kept: bool = False,
+    passes: int = 1,
+) -> OperatorFigures:
+    """Of our model on a box, eager.
+
+    Args:
+        rows: tokens of each rank on face y.
+        kept: see `OperatorsCommand`; so are the others.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(alone(shape, 0))
+        stack.enter_context(as_on_a_gpu())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        types = MixedPrecisionPolicy(compute=compute)
+        cube = Cube(shape.x, shape.y, shape.z, shape.data, device=_DEVICE, precision=types)
+        cube.manual_seed(0)
+        with cube.skip_init():
+            model = BertForPreTraining(config, cube, reshard_after_forward=not kept).train()
+        batch, targets, sequences = example_batch(rows * shape.planes * shape.z, longest, cube)
+        settle(batch)
+        found = _figures(model, lambda: model(batch, targets, sequences).loss, passes)
+    return OperatorFigures(contender=OURS, cube=str(shape), **found)
+
+
+def count_library(
+    config: BertConfig, compute: torch.dtype | None, rows: int, longest: int, passes: int = 1
+) -> OperatorFigures:
+    """Of `transformers`' model on one device, on full sequences, without a mask. Where products are of another type,
+    all of its weights are."""
+    from transformers import BertConfig as LibraryConfig
+    from transformers import BertForPreTraining as LibraryBert
+
+    settings = settings_of(config, "BertForPreTraining", "fp32")
+    library = LibraryConfig.from_dict({**settings, "attn_implementation": "sdpa"})
+    with as_on_a_gpu():
+        with _DEVICE:
+            model = LibraryBert(library).to(compute or torch.float32).train()
+            ids = torch.zeros(rows // longest, longest, dtype=torch.int64)
+            pairs = torch.zeros(len(ids), dtype=torch.int64)
+        given = {"input_ids": ids, "token_type_ids": ids, "labels": ids, "next_sentence_label": pairs}
+        found = _figures(model, lambda: model(**given).loss, passes)
+    return OperatorFigures(contender=LIBRARY, cube="-", **found)
+
+
+def _figures(model: nn.Module, loss: Callable[[], Tensor], passes: int) -> dict[str, Any]:
+    """One pass to warm up, one that is counted, one more beside its gradients, and some that are timed."""
+
+    def take() -> None:
+        loss().backward()
+
+    def take_first() -> None:
+        model.zero_grad(set_to_none=True)
+        take()
+
+    take()  # and all that is made once
+    model.zero_grad(set_to_none=True)
+    first, further = OperatorCounter(), OperatorCounter()
+    with first:
+        take()
+    with further:
+        take()
+    return {
+        "operators": first.operators.total(),
+        "further": further.operators.total(),
+        "views": first.views,
+        "collectives": first.collectives,
+        "moved_bytes": first.moved_bytes,
+        "host_seconds": host_seconds(take_first, passes),
+        "by_name": dict(first.operators.most_common()),
+    }
+
+
+# --- A GPU that need not be there -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Inside, dropout and attention of tensors on "meta" are the operators that they are on a GPU, and autocast, which
+    knows nothing of that device, is off."""
+    varlen = replace(SUPPORT["varlen"], devices=("cuda", "meta"), backward=("cuda", "meta"))
+    fake_collectives()
+    with (
+        patch.dict(SUPPORT, {"varlen": varlen}),
+        patch.object(F, "dropout", _dropout),
+        patch.object(F, "scaled_dot_product_attention", _attention),
+        patch.object(torch, "is_autocast_enabled", lambda device: False),
+        patch.object(torch, "autocast", lambda device, **options: nullcontext()),
+    ):
+        yield
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    **_: Any,
+) -> Tensor:  # fmt: skip
+    bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=q.dtype).expand(*q.shape[:3], k.shape[2])
+    result: Tensor = efficient_attention(q, k, v, bias, True, dropout_p, is_causal)[0]
+    return result
