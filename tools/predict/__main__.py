@@ -16,6 +16,7 @@ import tyro
 from models.bert.tasks import Pooling
 from tensor3d import Cube, MixedPrecisionPolicy
 from tensor3d.distributed.object_collectives import run_on_rank0
+from tensor3d.distributed.process_group import is_launched
 from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.common.files import check_output, draft, not_plain_text
 from tools.common.garbage import loaded_objects_left_alone
@@ -105,6 +106,8 @@ class PredictCommand(CubeCommand):
             raise ValueError(f"--batch-tokens must be at least 1. Got {self.batch_tokens}.")
         if not self.wait >= 0:
             raise ValueError(f"--wait must be at least 0 seconds. Got {self.wait}.")
+        if not is_launched():  # else it is the first rank's alone
+            check_output(self.output)
         check_folder(self.model, self.task, self.shape, max_length=self.max_length)
 
     def _check_kind(self) -> None:
