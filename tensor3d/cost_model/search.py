@@ -209,7 +209,7 @@ def _counted(plans: Sequence[tuple[BoxPlan, _Box]], refused: list[Refused], coun
     while waiting and len(accepted) < most:
         plan, box = waiting.pop(0)
         choice, how = plan.choice, (plan.choice.recompute, plan.choice.micro_batches)
-        # Without a budget a count is that of a few layers; and the formula always leaves too much room for one.
+        # The formula always leaves too much room for a budget; how much, a count without one tells.
         first = bool(choice.keep_budget) and how not in box.beyond
         choice = replace(choice, keep_budget=0) if first else choice
         memory = count(plan.shape, choice)

@@ -171,7 +171,8 @@ def report(checks: Sequence[Check]) -> list[str]:
 
 
 def memory_counter(costs: BertCosts, show: Callable[[], object]) -> Callable[[CubeShape, StepOptions], Memory]:
-    """Counts what a step of rank 0 needs, from dry steps of few layers.
+    """Counts what a step of rank 0 needs, from dry steps of few layers. What a budget for gathered operands keeps is
+    added, which the formula knows to the byte: at most as much more is held at once.
 
     Args:
         show: is called after each count.
@@ -180,14 +181,16 @@ def memory_counter(costs: BertCosts, show: Callable[[], object]) -> Callable[[Cu
     def count(shape: CubeShape, choice: StepOptions) -> Memory:
         # Where its axes lie makes no difference to memory, and boxes are remembered.
         box = CubeShape(x=shape.x, y=shape.y, z=shape.z, data=shape.data)
-        found = counted_memory(costs.config, box, costs.batch.load(box, choice.micro_batches), **step_of(costs, choice))
+        plain = replace(choice, keep_budget=0)
+        found = counted_memory(costs.config, box, costs.batch.load(box, choice.micro_batches), **step_of(costs, plain))
+        more = costs.memory(box, choice).saved - costs.memory(box, plain).saved
         show()
         return Memory(
             weights=found.weights,
             gradients=found.gradients,
             optimizer=found.optimizer,
-            saved=found.saved,
-            peak=found.peak,
+            saved=found.saved + more,
+            peak=found.peak + more,
             counted=True,
         )
 

@@ -125,7 +125,7 @@ def _kept(
 
 
 def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions) -> tuple[int, int]:
-    """Elements that a budget keeps beside the shards that stay anyway: before the heads, and in them."""
+    """Elements that a budget keeps beside what is kept without one: before the heads, and in them."""
     kept = kept_products(
         config,
         wire.shape,
@@ -136,26 +136,27 @@ def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, c
         weight_group_bytes=wire.weight_group_bytes,
     )
 
-    def more(rows: int, k: int, n: int, face: Side, of_it: Kept, *, shard_stays: bool) -> int:
-        # A product's input lies on this rank in a share of what is gathered of it.
+    def more(rows: int, k: int, n: int, face: Side, of_it: Kept, *, shard_stays: bool = False) -> int:
+        # What is gathered of an input stands in the place of this rank's shard, unless that is kept by others too.
         members, columns = wire.size(other(face)), k // wire.size(face)
-        own = rows // members if shard_stays else 0
-        inputs = (rows - own) * columns if of_it in (True, "input") else 0
+        shard = 0 if shard_stays else rows // members
+        inputs = (rows - shard) * columns if of_it in (True, "input") else 0
         weights = chunk(n, members, wire.index(other(face))) * columns
         return inputs + (weights if of_it in (True, "weight") else 0)
 
-    hidden, columns = config.hidden, config.embedding_size
+    hidden, columns, sizes = config.hidden, config.embedding_size, layer_products(config)
+    relu = config.encoder == "classic" and config.activation == "relu"  # which keeps its result
     layers = sum(
-        number * more(load.rows, k, n, face, of_them, shard_stays=True)
-        for (k, n, face), count in zip(layer_products(config), kept.layers, strict=True)
+        number * more(load.rows, k, n, face, of_them, shard_stays=relu and (k, n, face) == sizes[-1])
+        for (k, n, face), count in zip(sizes, kept.layers, strict=True)
         for of_them, number in count.runs(config.layers)
     )
-    layers += more(load.rows, columns, hidden, "z", kept.projection, shard_stays=False)
+    layers += more(load.rows, columns, hidden, "z", kept.projection)
     if wire.size("x") > 1:  # weights of heads stay, whatever the budget
         return layers, 0
-    heads = more(load.masked, hidden, columns, "z", kept.dense, shard_stays=False)
+    heads = more(load.masked, hidden, columns, "z", kept.dense)
     if config.next_sentence:
-        heads += more(load.first, hidden, hidden, "z", kept.pooler, shard_stays=False)
+        heads += more(load.first, hidden, hidden, "z", kept.pooler)
     return layers, heads
 
 

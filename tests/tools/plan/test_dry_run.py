@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from models.bert import PRESETS, BertConfig
-from models.bert.cost_model.memory import MicroBatchShape
+from models.bert.cost_model.memory import MicroBatchShape, least_memory
 from tensor3d import CubeShape
+from tensor3d.cost_model.comm_volume import CommModel
+from tensor3d.cost_model.step_cost import StepOptions
 from tools.plan.check import Comparison, dry_beside_prediction
 from tools.training.config import PrecisionConfig
 from tools.training.dry_step import dry_step
@@ -80,6 +82,29 @@ def check(found: list[Comparison]) -> None:
 )
 def test_the_closed_forms_hold(shape: CubeShape, changes: dict[str, Any], step: dict[str, Any]) -> None:
     check(dry_beside_prediction(toy(**changes), shape, load_of(shape), **step))
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        (BOX, {"activation": "relu"}),
+        pytest.param(BOX, {"family": "electra", "embedding": 24, "layers": 3, "dropout": 0.1}, marks=pytest.mark.slow),
+        pytest.param(CubeShape(x=4, z=2), MODERN, marks=pytest.mark.slow),
+        pytest.param(TALL, {"norm": "pre", "tied": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_budget_keeps_is_known_to_the_byte(shape: CubeShape, changes: dict[str, Any]) -> None:
+    """And no more than that is held at once: `memory_counter` adds it to what is counted without."""
+    config, load, wire, found = toy(**changes), load_of(shape), CommModel(shape=shape, compute=2), []
+    for budget in (0, 100_000, 10**7):
+        choice = StepOptions(keep_budget=budget)
+        formula = least_memory(config, wire, load, choice, optimizer="adamw", device="cpu")
+        counted = dry_step(config, shape, load, types=BF16, keep_budget=budget).memory
+        assert formula.saved <= counted.saved
+        assert formula.peak <= counted.peak
+        found.append((formula.saved, counted.saved, counted.peak))
+    for formula, saved, peak in found[1:]:
+        assert formula - found[0][0] == saved - found[0][1] >= peak - found[0][2] > 0
 
 
 @pytest.mark.slow
