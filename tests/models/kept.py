@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from models.bert import BertForPreTraining
 from models.bert.cost_model.memory import MicroBatchShape
 from tensor3d import Cube, CubeShape, local
 from tensor3d.cost_model.comm_volume import CommModel
@@ -27,7 +26,7 @@ def load_of(batch: PackedBatch) -> MicroBatchShape:
     return MicroBatchShape(rows=slots[0], masked=slots[1], first=slots[2], lengths=batch.sequences.lengths)
 
 
-def kept_bytes(model: BertForPreTraining, run: Callable[[], Tensor]) -> int:
+def kept_bytes(model: nn.Module, run: Callable[[], Tensor]) -> int:
     """Bytes of all storages that autograd keeps for the backward of `run()`, without those of parameters."""
     kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
 

@@ -18,6 +18,16 @@ MAX_SEQUENCES = 5
 # One long sequence, many short ones, odd mixtures with an unused tail, and an empty pack.
 LENGTHS = [[24], [4, 4, 4, 4, 5], [13, 7], [3, 21], [9, 8, 7], [23], [], [5, 5, 5, 5, 4], [17]]
 Shape = tuple[int, int, int, int]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {"family": "roberta", "first_position": 2, "types": 1, "next_sentence": False},
+    "electra": {"family": "electra", "embedding": 24, "next_sentence": False},
+    "modernbert": {
+        **{"family": "modernbert", "encoder": "modern", "types": 0, "next_sentence": False, "eps": 1e-5},
+        **{"layers": 3, "window": 4, "global_every": 2, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
+    },
+}
+"""Of `toy_config`: what holds for a BERT holds for each of them."""
 
 
 def toy_config(vocab: int, **changes: object) -> BertConfig:

@@ -13,7 +13,7 @@ from models.bert import PRESETS, BertConfig, BertForPreTraining
 from tensor3d import Cube, clip_grad_norm_
 from tensor3d.data import Pack
 from tests.models.parity import ODD, loss_and_gradients
-from tests.models.toy import Shape, lay, one_by_one, totals, toy_config, toy_packs
+from tests.models.toy import FAMILIES, Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import (
     SHAPES_AND_TYPES,
@@ -122,11 +122,12 @@ def test_ten_optimiser_steps_give_the_same_losses(shape: Shape) -> None:
         assert max(differences) <= 1e-9, differences
 
 
-def packed_against_singles(shape: Shape) -> dict[str, float]:
+def packed_against_singles(shape: Shape, family: str) -> dict[str, float]:
     """The packs on the cube, and each sequence alone, one after another, on one device."""
     torch.set_default_dtype(torch.float64)
     packs = toy_packs(ODD, 16)
-    cube, model, single, twin = make_twins(lambda c: BertForPreTraining(toy_config(ODD), c), shape)
+    config = toy_config(ODD, **FAMILIES[family])
+    cube, model, single, twin = make_twins(lambda c: BertForPreTraining(config, c), shape)
     targets, sequences = totals(packs)
     packed = model(lay(packs, cube), targets, sequences)
     packed.loss.backward()
@@ -138,9 +139,24 @@ def packed_against_singles(shape: Shape) -> dict[str, float]:
     return {"loss": error(packed.loss, alone)} | gradient_errors(model, twin)
 
 
-@pytest.mark.parametrize("shape", fast_alone((2, 1, 2, 1), (1, 1, 1, 1), (2, 2, 2, 1)))
-def test_packed_equals_one_by_one(shape: Shape) -> None:
-    name, value = worst(run_ranks(ranks_of(shape), packed_against_singles, shape))
+@pytest.mark.parametrize(
+    ("shape", "family"),
+    [
+        ((2, 1, 2, 1), "bert"),
+        *(
+            pytest.param(shape, family, marks=pytest.mark.slow)
+            for shape, family in (
+                ((1, 1, 1, 1), "modernbert"),
+                ((2, 2, 2, 1), "bert"),
+                ((1, 2, 2, 1), "roberta"),
+                ((1, 2, 2, 1), "electra"),
+                ((1, 2, 2, 1), "modernbert"),
+            )
+        ),
+    ],
+)
+def test_packed_equals_one_by_one(shape: Shape, family: str) -> None:
+    name, value = worst(run_ranks(ranks_of(shape), packed_against_singles, shape, family))
     assert value <= 1e-9, f"{name} differs by {value}"
 
 

@@ -25,22 +25,25 @@ ONE, BOX, TALL = CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(y=8)
 SLABS, FLAT, LARGE = CubeShape(x=8), CubeShape(x=4, y=2), CubeShape(x=4, y=4, z=4)
 TWINS, COPIES = CubeShape(y=2, z=2, data=2), CubeShape(data=4)
 MODERN = {"encoder": "modern", "window": 9, "global_every": 2}
+ROBERTA = {"family": "roberta", "first_position": 2, "types": 1, "next_sentence": False}
+ELECTRA = {"family": "electra", "embedding": 24, "next_sentence": False}
+MODERNBERT = {**MODERN, "family": "modernbert", "types": 0, "next_sentence": False, "local_rotary_base": 1e4}
 _QUICK = 3  # of the cases; the others are for the slow tests
 Case = tuple[CubeShape, dict[str, Any], dict[str, Any]]
 # The cube; what is changed of the model; of the step.
 CASES: list[Case] = [
-    (ONE, {}, {}),
+    (ONE, ROBERTA, {}),
     (BOX, {"layers": 3}, {"keep_budget": 150_000}),
     (COPIES, {"vocab": 67}, {"shard_over_data": True}),
     (COPIES, {}, {}),
-    (TWINS, {"next_sentence": False}, {"optimizer": "stable_adamw"}),
+    (TWINS, ELECTRA, {"optimizer": "stable_adamw"}),
     (TWINS, {}, {"types": NARROW, "micro_batches": 2}),
     (LARGE, {}, {"types": BF16}),
     (ONE, {"attention_dropout": 0.1}, {"types": BF16, "recompute": "attention"}),
     (ONE, {**MODERN, "layers": 3}, {"types": BF16, "micro_batches": 2}),
     (BOX, {}, {"optimizer": "lamb", "micro_batches": 2}),
     (BOX, {"norm": "pre", "dropout": 0.1}, {"types": NARROW, "recompute": "attention"}),
-    (BOX, {**MODERN, "next_sentence": False}, {"types": NARROW, "micro_batches": 2, "optimizer": "stable_adamw"}),
+    (BOX, MODERNBERT, {"types": NARROW, "micro_batches": 2, "optimizer": "stable_adamw"}),
     (BOX, MODERN, {"types": BF16, "reshard_after_forward": False, "optimizer": "lamb"}),
     (TALL, {"dropout": 0.1}, {"types": BF16, "reshard_after_forward": False}),
     (TALL, MODERN, {"recompute": "layer"}),

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from models.bert import BertForPreTraining, ReplacedTokens
+from models.bert import BertForPreTraining, ElectraForPreTraining, ReplacedTokens
 from models.bert.cost_model.memory import MicroBatchShape
 from models.bert.cost_model.param_shapes import held
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
 from tensor3d.data import PackedBatch
 from tests.models import toy
 from tests.models.kept import kept_bytes, load_of
-from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
+from tests.models.toy import FAMILIES, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import ranks_of
 from tools.training.config import PrecisionConfig
@@ -41,14 +41,30 @@ KEPT: list[tuple[Changes, Changes, torch.dtype | None]] = [
     ({"attention_dropout": 0.1}, {}, torch.bfloat16),
     ({"activation": "relu", "dropout": 0.1}, {}, None),
     ({"activation": "relu"}, {"reshard_after_forward": False}, torch.bfloat16),
-    ({"activation": "silu", "tied": False}, {}, None),
+    ({**FAMILIES["roberta"], "activation": "silu", "tied": False}, {}, None),
     ({"encoder": "modern"}, {}, None),
     (MODERN, {}, None),
-    ({**MODERN, "dropout": 0.1, "attention_dropout": 0.1}, {}, None),
+    ({**FAMILIES["modernbert"], "dropout": 0.1, "attention_dropout": 0.1}, {}, None),
     ({**MODERN, "dropout": 0.1}, {"recompute": "attention"}, torch.bfloat16),
     ({**MODERN, "dropout": 0.1}, {"recompute": "layer"}, None),
     ({**MODERN, "dropout": 0.1}, {"reshard_after_forward": False}, torch.bfloat16),
 ]
+
+
+def _kept_of_electra(changes: Changes, settings: ReplacedTokens, tokens: int) -> tuple[MicroBatchShape, int]:
+    cube = Cube.single()
+    cube.manual_seed(0)
+    model = ElectraForPreTraining(toy_config(67, **changes), settings, cube)
+    given = model.example(tokens)
+    return load_of(given["batch"]), kept_bytes(model, lambda: model(**given).loss)
+
+
+def test_kept_of_replaced_tokens_to_the_byte() -> None:
+    """By generator and discriminator."""
+    changes = {**FAMILIES["electra"], "dropout": 0.1, "attention_dropout": 0.1}
+    settings = ReplacedTokens(generator_size=0.5)
+    ((load, kept),) = run_ranks(1, _kept_of_electra, changes, settings, 96)
+    assert dry_step(toy_config(67, **changes), CubeShape(), load, replaced=settings).memory.saved == kept
 
 
 def _types(dtype: torch.dtype | None) -> PrecisionConfig:
