@@ -100,6 +100,24 @@ def test_a_row_without_its_python_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     assert "no row is named another; there are oldest, newest" in capsys.readouterr().err
 
 
+def test_a_row_is_installed_without_the_constraints_of_pips_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def run(command: list[Any], **options: Any) -> Any:
+        calls.append(options)
+        (tmp_path / "environment").mkdir(exist_ok=True)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(versions.subprocess, "run", run)
+    monkeypatch.setenv("PIP_CONSTRAINT", "torch-below-this.txt")
+    assert versions._install(ROWS[-1], Path(sys.executable), tmp_path / "environment", tmp_path / "log") == ""
+    environment = calls[-1]["env"]
+    assert Path(environment["PIP_CONSTRAINT"]).read_text() == ""
+    assert environment["PATH"] == os.environ["PATH"]
+
+
 def test_an_interpreter_and_what_came_of_tests() -> None:
     here = ".".join(map(str, sys.version_info[:2]))
     assert versions.find_python(here) is not None

@@ -7,6 +7,7 @@ GPUs takes 6 GB of disk. Standard library alone: it needs no environment itself.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import signal
@@ -135,9 +136,16 @@ def _install(row: Versions, python: Path, environment: Path, log: Path) -> str:
     """Why it could not be done; nothing if it is."""
     subprocess.run([python, "-m", "venv", environment], check=True)
     command = ["-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", *row.pins, f".[{EXTRAS}]"]
+    none = environment / "no-constraints.txt"  # in place of pip's own settings', which may cap what the row pins
+    none.touch()
     with log.open("w") as output:
         done = subprocess.run(
-            [environment / "bin" / "python", *command], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False
+            [environment / "bin" / "python", *command],
+            cwd=ROOT,
+            env={**os.environ, "PIP_CONSTRAINT": str(none)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
     if done.returncode == 0:
         return ""
