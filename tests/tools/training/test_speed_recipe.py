@@ -90,7 +90,7 @@ def test_each_switch_reaches_model_cube_and_batches(
             assert all((batch.read is not None) == switches.read_rows_only for batch in step.batches)
 
 
-def _received(recipe: TrainConfig, corpus: Path) -> tuple[int, int, int, float]:
+def _received(recipe: TrainConfig, corpus: Path) -> tuple[int, int, int]:
     cube, loaded = Cube(1, 2, 1), open_corpus(corpus)
     with TrainData.of_corpus(recipe, cube, loaded) as feed:
         trainer = PretrainTrainer(recipe, cube, feed, loaded)
@@ -99,19 +99,15 @@ def _received(recipe: TrainConfig, corpus: Path) -> tuple[int, int, int, float]:
     few = expect(recipe, cube.shape, loaded.info)
     plain = dataclasses.replace(recipe.model, keep_budget=0)
     more = expect(dataclasses.replace(recipe, speed=SpeedConfig(), model=plain), cube.shape, loaded.info)
-    return metrics.bytes_received, few.traffic.total(), more.traffic.total(), metrics.loss
+    return metrics.bytes_received, few.traffic.total(), more.traffic.total()
 
 
 def test_a_dry_run_tells_the_traffic_of_read_rows_and_of_what_stays(recipe: Path, corpus: Path) -> None:
     plain, few = _without_dropout(recipe), _without_dropout(recipe, read_rows_only=True)
     kept = dataclasses.replace(plain, model=dataclasses.replace(plain.model, keep_budget=1))
-    losses = {}
-    for name, asked in (("few", few), ("kept", kept), ("plain", plain)):
-        for received, told, told_of_plain, loss in run_ranks(2, _received, asked, corpus):
-            assert received == told
-            assert (told < told_of_plain) is (name != "plain")
-            losses[name] = loss
-    assert losses["kept"] == losses["plain"]
+    for asked in (few, kept):
+        for received, told, told_of_plain in run_ranks(2, _received, asked, corpus):
+            assert received == told < told_of_plain
 
 
 def test_a_run_goes_on_with_other_switches(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
