@@ -142,15 +142,14 @@ def _start(weights: Sequence[nn.Parameter], rows: Sequence[Axis], cube: Cube, dt
         return all_gather_weight(weights[0], cube, rows[0], dtype)
     slabs = [_Slab.of(weight, axis, cube) for weight, axis in zip(weights, rows, strict=True)]
     flat = torch.empty((1, sum(slab.shard for slab in slabs)), dtype=dtype, device=local(weights[0]).device)
-    for weight, slab, part in zip(weights, slabs, flat.split([slab.shard for slab in slabs], 1), strict=True):
-        _fill(part.view(slab.chunk, slab.columns), local(weight))
+    places, blocks = [], [local(weight).detach() for weight in weights]
+    for block, slab, part in zip(blocks, slabs, flat.split([slab.shard for slab in slabs], 1), strict=True):
+        place = part.view(slab.chunk, slab.columns)
+        places.append(place[: block.shape[0]])
+        if block.shape[0] < slab.chunk:  # padding, which is cut off again
+            place[block.shape[0] :].zero_()
+    torch._foreach_copy_(places, blocks)
     return all_gather(flat, cube.axis("x"))
-
-
-def _fill(place: Tensor, block: Tensor) -> None:
-    """Copies a block to the first rows of its place; the others, which are cut off again, are zeros."""
-    place[: block.shape[0]].copy_(block)
-    place[block.shape[0] :].zero_()
 
 
 def _works_ahead(cube: Cube) -> bool:

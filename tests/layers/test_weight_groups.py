@@ -123,9 +123,8 @@ USES: dict[str, tuple[Callable[[Cube, nn.Module, Tensor, Sequences], None], dict
 }
 
 
-def _trained(shape: Shape, use: str, limit: int, overlap: bool, dtype: torch.dtype) -> dict[str, Any]:
+def _trained(cube: Cube, use: str, dtype: torch.dtype) -> dict[str, Any]:
     """Three steps; everything that a group could change."""
-    cube = Cube(*shape, speed=ExecutionPolicy(overlap=overlap, weight_group_bytes=limit))
     cube.manual_seed(0)
     run, options = USES[use]
     model = _Two(cube, **options).to(dtype)
@@ -150,11 +149,17 @@ def _trained(shape: Shape, use: str, limit: int, overlap: bool, dtype: torch.dty
     return {"results": results, "bytes": count.received, "calls": count.calls, "dropped": cube.ahead.dropped}
 
 
-def _compared(shape: Shape, overlap: bool, dtype: torch.dtype) -> dict[str, list[str]]:
+FEW = ("kept in part", "recomputed layers", "gradients of some", "hooks")
+"""Of which each goes another way; the slow tests have all."""
+
+
+def _compared(shape: Shape, overlap: bool, dtype: torch.dtype, uses: tuple[str, ...]) -> dict[str, list[str]]:
     """Of each use, what is not as it should be."""
     found: dict[str, list[str]] = {}
-    for use in USES:
-        alone, group = (_trained(shape, use, limit, overlap, dtype) for limit in (0, ALWAYS))
+    cube = Cube(*shape)
+    for use in uses:
+        policies = (ExecutionPolicy(overlap=overlap, weight_group_bytes=limit) for limit in (0, ALWAYS))
+        alone, group = (_trained(cube.with_policy(speed=policy), use, dtype) for policy in policies)
         wrong = []
         if len(alone["results"]) != len(group["results"]) or not all(
             map(torch.equal, alone["results"], group["results"])
@@ -173,15 +178,17 @@ def _compared(shape: Shape, overlap: bool, dtype: torch.dtype) -> dict[str, list
 
 
 @pytest.mark.parametrize(
-    ("shape", "overlap", "dtype"),
+    ("shape", "overlap", "dtype", "uses"),
     [
-        ((3, 1, 1, 1), True, torch.float32),
-        pytest.param((2, 2, 1, 1), False, torch.float64, marks=pytest.mark.slow),
-        pytest.param((2, 1, 2, 2), True, torch.float32, marks=pytest.mark.slow),
+        ((3, 1, 1, 1), True, torch.float32, FEW),
+        pytest.param((3, 1, 1, 1), True, torch.float32, tuple(USES), marks=pytest.mark.slow),
+        pytest.param((2, 2, 1, 1), False, torch.float64, tuple(USES), marks=pytest.mark.slow),
+        pytest.param((2, 1, 2, 2), True, torch.float32, tuple(USES), marks=pytest.mark.slow),
     ],
+    ids=["few", "3x1x1", "2x2x1", "2x1x2-data2"],
 )
-def test_the_same_bits_and_bytes(shape: Shape, overlap: bool, dtype: torch.dtype) -> None:
-    for found in run_ranks(ranks_of(shape), _compared, shape, overlap, dtype):
+def test_the_same_bits_and_bytes(shape: Shape, overlap: bool, dtype: torch.dtype, uses: tuple[str, ...]) -> None:
+    for found in run_ranks(ranks_of(shape), _compared, shape, overlap, dtype, uses):
         assert not found
 
 

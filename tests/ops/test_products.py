@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,7 +113,8 @@ def test_onednn_can_be_switched_off(calls: list[tuple[int, int, int]], monkeypat
 )
 def test_which_processors(vendor: str, capability: str, slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: some\n" if vendor else "processor\t: 0\n"
-    monkeypatch.setattr(Path, "read_text", lambda _: text)
+    # Not `Path.read_text` itself, by which threads of other tests may be reading now.
+    monkeypatch.setattr(products, "Path", lambda _: SimpleNamespace(read_text=lambda: text))
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)

@@ -73,7 +73,7 @@ def test_a_bad_recipe_is_refused(text: str, message: str, tmp_path: Path) -> Non
         read_recipe(TextConfig, tmp_path / "bad.toml")
 
 
-def test_the_commands_of_the_page_on_vectors_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_on_vectors_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs/embedding.md").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = [shlex.split(line) for line in page.splitlines() if line.strip().startswith("python -m tools.")]
     calls = [(command[2], command[3:]) for command in commands]
@@ -83,5 +83,7 @@ def test_the_commands_of_the_page_on_vectors_can_be_read(monkeypatch: pytest.Mon
         assert isinstance(found, EmbedConfig)
     assert (found.data.sizes, found.data.max_length, found.data.scored_by) == ((256, 128, 64), None, "score")
     monkeypatch.setattr("tools.predict.__main__.check_folder", lambda *_, **__: None)  # the model is not here
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vectors").mkdir()  # where the page writes to
     for _, arguments in calls[2:]:
         tyro.cli(EmbedCommand, args=arguments[1:]).check()

@@ -273,6 +273,7 @@ def test_budgets_by_memory_are_what_the_page_says(capsys: pytest.CaptureFixture[
         assert (f"--model.keep-budget {budget} " in printed) is (memory != "40GB")
 
 
+@pytest.mark.slow
 def test_picks_with_budgets_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     page = PAGE.read_text()
     (words,) = re.findall(

@@ -311,6 +311,7 @@ def test_a_box_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counted_memory(config, CubeShape(x=2, data=data), load) == first
 
 
+@pytest.mark.slow
 def test_memory_of_gradients_that_stays_is_there_in_the_forward_pass() -> None:
     """Where it stays: copies over data, one micro-batch, an optimiser that does not share its state out."""
     config, load = toy_config(67, layers=1), MicroBatchShape(rows=64, masked=8, first=4, lengths=(32, 32))
