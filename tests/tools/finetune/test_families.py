@@ -12,6 +12,8 @@ import pytest
 from models.bert import BertConfig, BertForPreTraining, export_huggingface
 from models.bert.huggingface import read_model_json
 from tensor3d import Cube
+from tests.ranks import run_ranks
+from tests.tools.finetune.test_main import losses, run
 from tests.tools.squad.small import COLORS, PIECES, write_vocab
 from tools.convert.__main__ import main as convert
 from tools.finetune.__main__ import main
@@ -119,3 +121,24 @@ def test_a_run_and_its_folder_of_the_library_say_the_same(
     question, folders = TASKS[task].question, (seed, tmp_path / "back")
     ours, theirs = (load(folder, asked).predict([question])[0].as_json() for folder in folders)
     assert ours == theirs, "to the last digit that is shown"
+
+
+def _tuned(folder: Path, start: Path, name: str, *more: str) -> int:
+    options = ["--model.start-from", str(start), "--model.vocab", "None", *more]
+    return run(folder / "small.toml", folder / name, *options, task="tag")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_padded_and_on_a_cube_they_learn_the_same(family: str, tmp_path: Path) -> None:
+    TASKS["tag"].recipe(tmp_path)
+    start = language_model(tmp_path / "start", family)
+    quiet = ("--model.dropout", "0", "--model.attention-dropout", "0", "--run.evaluate-every", "0", "--run.batch", "8")
+    assert _tuned(tmp_path, start, "packed", *quiet) == 0
+    assert _tuned(tmp_path, start, "padded", *quiet, "--run.padding", "padded") == 0
+    on_cube = (*quiet, "--cube", "1x2x1", "--run.tokens-per-rank", "48")
+    assert run_ranks(2, _tuned, tmp_path, start, "cube", *on_cube) == [0, 0]
+    packed = losses(tmp_path / "packed/seed-0")
+    assert len(packed) > 1
+    for other in ("padded", "cube"):
+        assert losses(tmp_path / other / "seed-0") == pytest.approx(packed, rel=1e-5), other
