@@ -264,7 +264,9 @@ def _held(small: bool, kept: bool) -> list[tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize(("small", "kept"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize(
+    ("small", "kept"), [pytest.param(True, False, marks=pytest.mark.slow), (False, False), (False, True)]
+)
 def test_gradients_are_held_once(small: bool, kept: bool) -> None:
     """A bucket is the memory of what is in it. A first pass knows no order, and fills them at its end."""
     for passes in run_ranks(2, _held, small, kept):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, all_reduce, all_to_all, reduce_scatter
-from tensor3d.distributed.comm_stats import Kind
+from tensor3d.distributed.comm_stats import Kind, summed_elements
 from tensor3d.distributed.cube_shape import AXES, AxisName
 from tensor3d.ops.products import product
 
@@ -189,6 +189,11 @@ class Series:
     def name(self) -> str:
         return "+".join(self.axes)
 
+    @property
+    def received(self) -> int:
+        """Bytes for each element of a shard or block, where they are many."""
+        return (2 if self.kind == "all-reduce" else 1) * (self.members - 1) * _ELEMENT
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -201,8 +206,9 @@ class Point:
     @property
     def size(self) -> int:
         """Bytes that a rank receives (see `tensor3d.distributed.comm_stats`)."""
-        both_ways = 2 if self.series.kind == "all-reduce" else 1
-        return both_ways * (self.series.members - 1) * self.elements * _ELEMENT
+        if self.series.kind == "all-reduce":  # few numbers go another way
+            return summed_elements(self.series.members, self.series.members * self.elements) * _ELEMENT
+        return self.series.received * self.elements
 
 
 def series_of(shape: CubeShape) -> list[Series]:
@@ -237,9 +243,8 @@ def points_of(shape: CubeShape, sizes: Sequence[int], wanted: Sequence[Series] |
     """
     points: dict[Point, None] = {}
     for series in series_of(shape) if wanted is None else wanted:
-        smallest = Point(series=series, elements=1)
         for size in sizes:
-            points[Point(series=series, elements=max(1, round(size / smallest.size)))] = None
+            points[Point(series=series, elements=max(1, round(size / series.received)))] = None
     return list(points)
 
 
