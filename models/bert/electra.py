@@ -172,7 +172,7 @@ class Generator(nn.Module):
 
     def forward(self, batch: PackedBatch, embeddings: BertEmbeddings) -> Tensor:
         """One plane's micro-batch to logits of its masked places, (R/xz, V/y) on face y."""
-        h = self.dropout(embeddings.normed(batch.ids, batch.positions, batch.types))
+        h = self.dropout(embeddings.normed(batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike))
         if self.projection is not None:
             h = redistribute(self.projection(h), self.cube, to="z")
         for layer in self.layers:

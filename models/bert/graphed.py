@@ -130,7 +130,8 @@ class GraphedBert:
         whole = EndsOnly(cu_seqlens=ends, lengths=(self._capacity,) * (rows // self._capacity))
         if places is not None:
             vars(whole)["positions"] = places  # those of the sequences that are there
-        batch = PackedBatch(sequences=whole, **fields)  # type: ignore[arg-type]
+        # Nothing may be asked of another rank: a graph holds what the device does.
+        batch = PackedBatch(sequences=whole, planes_alike=True, **fields)  # type: ignore[arg-type]
         output = self._model(batch, targets, sequences)
         (output.loss * scale).backward()
         return output.sums

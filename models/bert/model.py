@@ -143,6 +143,7 @@ def example_batch(
         rank=cube.rank,
         pad=0,
         with_read_rows=with_read_rows,
+        planes_alike=True,
     )
     return batch.to(cube.device), packs * masked, packs * len(lengths)
 
@@ -191,13 +192,13 @@ class BertEmbeddings(nn.Module):
         if config.has_projection:
             self.projection = Linear3D(columns, config.hidden, cube, "z", std=config.std)
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
-        h = self.dropout(self.normed(ids, positions, types))
+    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, *, planes_alike: bool = False) -> Tensor:
+        h = self.dropout(self.normed(ids, positions, types, planes_alike=planes_alike))
         return h if self.projection is None else redistribute(self.projection(h), self.cube, to="z")
 
-    def normed(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+    def normed(self, ids: Tensor, positions: Tensor, types: Tensor, *, planes_alike: bool = False) -> Tensor:
         """What ELECTRA's generator and discriminator have in common: the embeddings before dropout and projection."""
-        chosen = [self.tokens(ids)]
+        chosen = [self.tokens(ids, planes_alike=planes_alike)]
         if self.positions is not None:
             chosen.append(self.positions(positions + self.first_position if self.first_position else positions))
         if self.types is not None:
@@ -280,7 +281,7 @@ class BertModel(Pretrained):
         """
         # Asked for before anything is sent.
         chosen = self._read(batch) if self.read_rows_only else None
-        h = self.embeddings(batch.ids, batch.positions, batch.types)
+        h = self.embeddings(batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike)
         for layer in self.layers[:-1]:
             h = layer(h, batch.sequences)
         h = self.layers[-1](h, batch.sequences, chosen)

@@ -169,6 +169,7 @@ def collate_texts(texts: Sequence[EncodedText], cube: Cube, *, alone: bool = Fal
         shape=shape,
         rank=cube.rank,
         pad=0,
+        planes_alike=True,
     )
     slots = batch.first.shape[0]
     numbers = np.full(slots, UNUSED, dtype=np.int64)

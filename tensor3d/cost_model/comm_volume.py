@@ -265,11 +265,12 @@ def lookup_way(shape: CubeShape, rows: int, vocab: int, hidden: int, compute: in
     return min(get_args(LookupWay), key=lambda way: _lookup(wire, way, rows, vocab, hidden).total())
 
 
-def embedding(wire: CommModel, rows: int, vocab: int, hidden: int) -> Bytes:
-    """A lookup of all rows of the plane, in the way of `lookup_way`; before it, where x is more than 1, the planes
-    agree on the number of rows."""
+def embedding(wire: CommModel, rows: int, vocab: int, hidden: int, *, planes_alike: bool = False) -> Bytes:
+    """A lookup of all rows of the plane, in the way of `lookup_way`; before it, where x is more than 1 and nobody has
+    vouched that the planes are alike, they agree on the number of rows."""
     way = lookup_way(wire.shape, rows, vocab, hidden, wire.compute, wire.gradient)
-    return together([wire.summed(("x",), 1, 8), _lookup(wire, way, rows, vocab, hidden)])
+    found = _lookup(wire, way, rows, vocab, hidden)
+    return found if planes_alike else together([wire.summed(("x",), 1, 8), found])
 
 
 def _lookup(wire: CommModel, way: LookupWay, rows: int, vocab: int, hidden: int) -> Bytes:

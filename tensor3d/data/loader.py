@@ -391,6 +391,7 @@ def to_batch(
         rank=layout.rank,
         pad=data.special.pad,
         with_read_rows=with_read_rows,
+        planes_alike=True,  # as `BatchLayout` has it
     )
 
 

@@ -207,6 +207,8 @@ class PackedBatch:
     """For a model whose last layer computes only the rows that heads read."""
     draws: Tensor | None = None
     """int64 (R,): random bits of each token to guess, for a model that draws one in its place; 0 where unused."""
+    planes_alike: bool = False
+    """Whether all planes of the cube have as many rows, so that no rank has to ask the others how many theirs are."""
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """The batch on a device. From pinned memory the copy is asynchronous, ordered by the current stream."""
@@ -221,9 +223,9 @@ class PackedBatch:
     def _map(
         self, function: Callable[[Tensor], Tensor], sequences: Sequences, read: RowSelection | None
     ) -> PackedBatch:
-        names = (field.name for field in fields(self) if field.name not in ("sequences", "read"))
-        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
-        return PackedBatch(sequences=sequences, read=read, **{name: function(each) for name, each in tensors.items()})
+        every = ((field.name, getattr(self, field.name)) for field in fields(self))
+        tensors = {name: function(value) for name, value in every if isinstance(value, Tensor)}
+        return PackedBatch(sequences=sequences, read=read, planes_alike=self.planes_alike, **tensors)
 
 
 def collate(
@@ -236,6 +238,7 @@ def collate(
     rank: int,
     pad: int,
     with_read_rows: bool = False,
+    planes_alike: bool = False,
 ) -> PackedBatch:
     """Lays a plane's packs out as one rank's tensors.
 
@@ -247,6 +250,7 @@ def collate(
         shape, rank: the cube, and this rank of it.
         pad: the id of unused slots.
         with_read_rows: also say which rows heads read (`PackedBatch.read`).
+        planes_alike: the caller vouches that all planes have as many packs of this capacity.
 
     Raises:
         ValueError: a pack over a limit, or packs and rows that do not divide among z and y.
@@ -292,6 +296,7 @@ def collate(
         next_labels=_filled((pack.next_labels for pack in packs), first_slots, IGNORED),
         read=read,
         draws=_filled(draws, masked_slots, 0) if len(draws) == len(packs) else None,
+        planes_alike=planes_alike,
     )
 
 

@@ -5,6 +5,7 @@ M tokens of the cube, V vocabulary, H hidden size; R = M/x rows of a plane
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class Embedding3D(nn.Module):
     The way in which the fewest bytes are received is taken (`tensor3d.cost_model.comm_volume.lookup_way`): "rows"
     where M is below V/y and V/(xy-1), "table" where M is above (x-1)V, in round numbers. The forward pass gives the
     same bits in each. For the choice, and since shards must be of one size, the hosts along x first agree on the most
-    rows that a plane has (8 bytes, no device is waited for); a plane with fewer is filled up.
+    rows that a plane has (8 bytes, no device is waited for); a plane with fewer is filled up. Whoever knows that all
+    planes have as many (`forward`'s `planes_alike`) spares them that.
 
     Why these three: the bytes follow from the sizes, and nobody waits for ids on the device. How many rows, and how
     many different ones, a member has to send another follows from the ids. What knows no such number must have room
@@ -76,12 +78,16 @@ class Embedding3D(nn.Module):
         self.vocab, self.hidden, self.cube = vocab, hidden, cube
         self.weight = normal((vocab, hidden), matrix("z"), cube, std)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Ids (M/x,) of the plane, -1 for a row of zeros, to (M/xy, H/z) on face z. A batch dim of 1 is kept."""
+    def forward(self, ids: Tensor, *, planes_alike: bool = False) -> Tensor:
+        """Ids (M/x,) of the plane, -1 for a row of zeros, to (M/xy, H/z) on face z. A batch dim of 1 is kept.
+
+        Args:
+            planes_alike: the caller vouches, on all ranks, that all planes have as many rows.
+        """
         if ids.dim() == 2:
-            return in_batch(self.forward, ids, "Embedding3D")
+            return in_batch(partial(self.forward, planes_alike=planes_alike), ids, "Embedding3D")
         check_numbers("ids", ids, self.vocab, self.cube)
-        most = largest(ids.shape[0], self.cube.hosts_along_x)
+        most = ids.shape[0] if planes_alike else largest(ids.shape[0], self.cube.hosts_along_x)
         way, position = self._way(most), position_in_pass(None, self.cube)
         if way == "table":
             return _Embedding.apply(self.weight, ids, self.cube, position)

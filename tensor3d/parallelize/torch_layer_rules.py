@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -374,11 +376,11 @@ class _WithPadding:
         super().__init__(rows, hidden, cube)  # type: ignore[call-arg]
         self.padding_idx = padding_idx
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, **vouched: Any) -> Tensor:
         """As of the embedding without padding."""
         if ids.dim() == 2:
-            return in_batch(self.forward, ids, type(self).__name__)
-        found: Tensor = super().forward(ids)  # type: ignore[misc]
+            return in_batch(partial(self.forward, **vouched), ids, type(self).__name__)
+        found: Tensor = super().forward(ids, **vouched)  # type: ignore[misc]
         padding = local_rows(ids, self.cube, "z") == self.padding_idx
         return torch.where(padding.unsqueeze(-1), found.detach(), found)  # on face z
 
@@ -390,5 +392,5 @@ class PaddedEmbedding3D(_WithPadding, Embedding3D):
     """An `Embedding3D` with a row for padding."""
 
 
-class PaddedTableEmbedding3D(_WithPadding, LookupEmbedding3D):
+class PaddedTableEmbedding3D(_WithPadding, LookupEmbedding3D):  # type: ignore[misc]
     """A `LookupEmbedding3D` with a row for padding."""

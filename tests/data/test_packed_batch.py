@@ -40,7 +40,7 @@ def test_a_plane_of_two_packs_by_hand() -> None:
     assert batch.first.tolist() == [0, 6, 9, UNUSED]
     assert batch.next_labels.tolist() == [1, 0, 1, IGNORED]
     for field in fields(PackedBatch):
-        if field.name not in ("sequences", "read", "draws"):
+        if field.name not in ("sequences", "read", "draws", "planes_alike"):
             assert getattr(batch, field.name).dtype == torch.int64
 
 
@@ -48,7 +48,7 @@ def test_members_of_z_own_their_packs_and_share_the_rest() -> None:
     first, second = (collate([ONE, TWO], shape=CubeShape(y=2, z=2), rank=index, **LIMITS) for index in (0, 1))
     assert (first.sequences.lengths, second.sequences.lengths) == ((5, 1), (3, 3))
     for field in fields(PackedBatch):
-        if field.name not in ("sequences", "read", "draws"):
+        if field.name not in ("sequences", "read", "draws", "planes_alike"):
             torch.testing.assert_close(getattr(first, field.name), getattr(second, field.name))
 
 
@@ -74,7 +74,7 @@ def test_an_empty_pack_is_one_unused_tail() -> None:
 def test_to_moves_every_tensor() -> None:
     batch = collate([ONE, TWO], shape=CubeShape(), rank=0, with_read_rows=True, **LIMITS).to("meta")
     for field in fields(PackedBatch):
-        if field.name not in ("read", "draws"):
+        if field.name not in ("read", "draws", "planes_alike"):
             assert getattr(batch, field.name).device.type == "meta"
     assert batch.read is not None
     for tensor in (*batch.read.heads, batch.read.plane_rows, batch.read.rows):

@@ -105,6 +105,7 @@ def lay(packs: list[Pack], cube: Cube, capacity: int = CAPACITY, *, with_read_ro
         rank=cube.rank,
         pad=0,
         with_read_rows=with_read_rows,
+        planes_alike=True,
     )
 
 

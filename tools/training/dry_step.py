@@ -346,6 +346,7 @@ def _batch(load: MicroBatchShape, sequences: Sequences, *, with_draws: bool) -> 
         first=numbers(load.first),
         next_labels=numbers(load.first),
         draws=numbers(load.masked) if with_draws else None,
+        planes_alike=True,
     )
 
 

@@ -64,7 +64,7 @@ def micro_batch_traffic(
     )
     dense = _dense_of_heads(config, masked, first)
     parts = [
-        embedding(wire, rows, vocab, columns),
+        embedding(wire, rows, vocab, columns, planes_alike=True),
         layer_norm(wire, rows),
         _layers(config, wire, rows, kept, recompute == "layer", read),
         # masked-LM head

@@ -176,6 +176,7 @@ def packed_batch(work: Work, cube: Cube) -> PackedBatch:
         shape=shape,
         rank=cube.rank,
         pad=0,
+        planes_alike=True,
     ).to(cube.device)
 
 
