@@ -218,13 +218,16 @@ class ElectraForPreTraining(nn.Module):
             reshard_after_forward=reshard_after_forward,
         )
 
-    def forward(self, batch: PackedBatch, targets: int, tokens: int) -> ReplacedTokensOutput:
+    def forward(
+        self, batch: PackedBatch, targets: int, tokens: int, *, reduce_loss: bool = True
+    ) -> ReplacedTokensOutput:
         """The loss of one micro-batch as its part of a step.
 
         Args:
             batch: with random bits of its masked places, `PackedBatch.draws`.
             targets: masked positions of the whole step, all planes and micro-batches.
             tokens: in sequences, of the whole step.
+            reduce_loss: as of `BertForPreTraining.forward`.
 
         Raises:
             ValueError: a batch without random bits.
@@ -252,7 +255,8 @@ class ElectraForPreTraining(nn.Module):
         found = torch.where(counts, losses, 0.0).sum() / tokens
         sums = torch.cat([torch.stack([mlm.sum() / targets, found.to(mlm.dtype)]), correct.to(mlm.dtype)])
         # Rows of face y lie over data, x and z, and are equal over y: one all-reduce for all numbers.
-        sums = all_reduce_replicated(sums, self.cube.over("data", "x", "z"))
+        if reduce_loss:
+            sums = all_reduce_replicated(sums, self.cube.over("data", "x", "z"))
         own = sums.detach()
         return ReplacedTokensOutput(
             loss=sums[0] + self.settings.weight * sums[1],

@@ -153,7 +153,8 @@ def example_batch(
 
 @dataclass(frozen=True, kw_only=True)
 class PreTrainingOutput:
-    """Scalars of the whole cube, the same on every rank. Sums over micro-batches are those of the step."""
+    """Scalars of the whole cube, the same on every rank, or this rank's part of them, as `BertForPreTraining` is asked
+    for. Sums over micro-batches are those of the step."""
 
     loss: Tensor
     """Masked-LM plus next-sentence loss, in nats; the one to call `backward` on."""
@@ -395,13 +396,18 @@ class BertForPreTraining(Pretrained):
             self.pooler = Pooler(config, cube)
             self.next_sentence = SmallHead3D(config.hidden, 2, cube, "y", std=config.std)
 
-    def forward(self, batch: PackedBatch, targets: int, sequences: int) -> PreTrainingOutput:
+    def forward(
+        self, batch: PackedBatch, targets: int, sequences: int, *, reduce_loss: bool = True
+    ) -> PreTrainingOutput:
         """The loss of one micro-batch as its part of a step.
 
         Args:
             targets: masked positions of the whole step, all planes and micro-batches; so the sum of the micro-batches'
                 losses is the step's mean, whatever the accumulation and the cube.
             sequences: next-sentence labels of the whole step.
+            reduce_loss: whether the result is that of the whole cube. Otherwise it is this rank's part, of which those
+                along data, x and z add up to it, while members of y hold copies: for whoever sums them later, with
+                other numbers (`clip_gradients`' `along`). Gradients are the same bits.
         """
         h = self.bert(batch)
         masked, first = self.bert.rows_of_heads(batch)
@@ -424,7 +430,8 @@ class BertForPreTraining(Pretrained):
         correct = (predictions == labels).sum(dtype=mlm.dtype)
         sums = torch.stack([mlm.sum() / targets, nsp / sequences, correct, nsp_correct])
         # Rows of face y lie over data, x and z, and are equal over y: one all-reduce for all four numbers.
-        sums = all_reduce_replicated(sums, self.cube.over("data", "x", "z"))
+        if reduce_loss:
+            sums = all_reduce_replicated(sums, self.cube.over("data", "x", "z"))
         return PreTrainingOutput(
             loss=sums[:2].sum(),
             mlm_loss=sums[0].detach(),

@@ -7,10 +7,10 @@ The ring model on `n` members, for a result of the stated size on each member:
 | all-gather     | (n - 1) * bytes of one shard                                      |
 | reduce-scatter | (n - 1) * bytes of one shard                                      |
 | all-reduce     | 2 * (n - 1) * ceil(elements / n) * bytes of one element           |
-| of up to 4     | 2 * (n - 1) * ceil(elements / 2) * bytes of one element           |
+| of up to 16    | 2 * (n - 1) * ceil(elements / 2) * bytes of one element           |
 | all-to-all     | bytes received from the other members (exact, sizes may differ)   |
 
-Of up to four numbers, such as losses, each member sends its own to all others, in pairs: one step in place of two.
+Of up to 16 numbers, such as losses, each member sends its own to all others, in pairs: one step in place of two.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEAST_BYTES, _MOST_BYTES, _BUCKETS = 12 * 2**20, 25 * 2**20, 8
 _AHEAD = 256  # collectives by which the host is ahead of the device, of those that are remembered
 
 
-FEW = 4
+FEW = 16
 """Numbers whose sum takes one step."""
 
 

@@ -172,14 +172,17 @@ def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:
             )
 
 
-def owns_for_norm(parameter: Tensor, cube: Cube) -> bool:
-    """Whether this rank is the one that stands for its block where several hold copies (norms, counts)."""
+def owns_for_norm(parameter: Tensor, cube: Cube, *, of_all: bool = True) -> bool:
+    """Whether this rank is the one that stands for its block where several hold copies (norms, counts).
+
+    Args:
+        of_all: among all ranks. Otherwise among those that share a copy of the model, one along each place of data.
+    """
+    axes = [axis for axis in MESH_AXES if of_all or axis != "data"]
     if not isinstance(parameter, DTensor):
-        return cube.rank == 0
-    return all(
-        cube.axis(axis).index == 0 or not placement.is_replicate()
-        for axis, placement in zip(MESH_AXES, parameter.placements, strict=True)
-    )
+        return all(cube.axis(axis).index == 0 for axis in axes)
+    placements = dict(zip(MESH_AXES, parameter.placements, strict=True))
+    return all(cube.axis(axis).index == 0 or not placements[axis].is_replicate() for axis in axes)
 
 
 def as_parameter(block: Tensor, shape: torch.Size | tuple[int, ...], layout: Layout, cube: Cube) -> nn.Parameter:

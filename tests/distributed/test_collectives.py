@@ -175,7 +175,7 @@ def _waits() -> list[str]:
     axis = Cube(data=4).axis("data")
     axis.traffic.observer = observer = _Waits()
     reduce_scatter(torch.ones(8), axis).wait()
-    all_reduce(torch.ones(5), axis).wait()
+    all_reduce(torch.ones(17), axis).wait()
     return observer.seen
 
 

@@ -23,5 +23,6 @@ def test_collectives_of_each_box_are_those_of_the_closed_forms() -> None:
         wire, planes = CommModel(shape=shape, unit="calls"), shape.planes
         layer = transformer_layer(wire, work.tokens // planes, 256, 1024, kept=bool(kept)).total()
         slots = work.sequences * work.masked // planes, work.sequences // planes
-        step = step_traffic(work.config, wire, work.tokens // planes, *slots, reshard_after_forward=not kept).total()
+        asked = {"reshard_after_forward": not kept, "reduce_loss": False}
+        step = step_traffic(work.config, wire, work.tokens // planes, *slots, **asked).total()
         assert [int(each) for each in told] == [layer, step - 4 * layer, step], box

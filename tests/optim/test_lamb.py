@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tensor3d import Cube, local
 from tensor3d.distributed.collectives import Axis, CommHandle
+from tensor3d.distributed.comm_stats import summed_elements
 from tensor3d.optim import Lamb, lamb
 from tests.optim.zoo import BETAS, EPS, LAYOUTS, first_values, gradients_of, make, rate, run
 from tests.ranks import run_ranks
@@ -52,8 +53,7 @@ def _errors(shape: Shape, adapt_all: bool) -> dict[str, float]:
         names = cube.over("data", "x", "y", "z").name
         assert dict(count.calls) == {(names, "all-reduce"): STEPS}, "one collective a step"
         numbers = 2 * (len(LAYOUTS) if adapt_all else len(MATRICES))
-        ring = 2 * (cube.shape.ranks - 1) * -(-numbers // cube.shape.ranks)
-        assert count.total_bytes == STEPS * ring * 8, "of two numbers a tensor"
+        assert count.total_bytes == STEPS * summed_elements(cube.shape.ranks, numbers) * 8, "of two numbers a tensor"
     adapted = [name for name, _ in zoo.named_parameters() if adapt_all or name in MATRICES]
     adapted.sort(key=lambda name: name not in MATRICES)  # the group with decay comes first
     squares = torch.stack([first_values()[name].square().sum() for name in adapted])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube
+from tensor3d.distributed.comm_stats import summed_elements
 from tensor3d.optim import AdamW, StableAdamW
 from tests.optim.zoo import BETAS, EPS, LAYOUTS, first_values, give, gradients_of, make, rate
 from tests.ranks import run_ranks
@@ -53,8 +54,7 @@ def _errors(shape: Shape) -> dict[str, float]:
             optimizer.step()
     if cube.shape.ranks > 1:
         assert dict(count.calls) == {(cube.over("data", "x", "y", "z").name, "all-reduce"): STEPS}
-        ring = 2 * (cube.shape.ranks - 1) * -(-len(LAYOUTS) // cube.shape.ranks)
-        assert count.total_bytes == STEPS * ring * 8, "of a number a tensor"
+        assert count.total_bytes == STEPS * summed_elements(cube.shape.ranks, len(LAYOUTS)) * 8, "of a number a tensor"
     wanted, worst = paper()
     assert worst[SPIKE] > 2 > worst[0], "the spike shortens its step, and no other is shortened as much"
     return {name: error(full(parameter), wanted[name], name) for name, parameter in zoo.named_parameters()}

@@ -77,6 +77,7 @@ class TextObjective:
     """
 
     sums = 1
+    are_parts = False
 
     def __init__(self, task: FinetuneTask, model: nn.Module, cube: Cube, *, slots: int, padded: bool) -> None:
         self._task, self._model, self._cube, self._slots, self._padded = task, model, cube, slots, padded

@@ -151,6 +151,7 @@ class GptObjective:
     """The next token, all packs of a step at once."""
 
     sums = 1
+    are_parts = False
 
     def __init__(self, model: Gpt, capacity: int) -> None:
         self._model, self._capacity = model, capacity

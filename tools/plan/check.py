@@ -12,7 +12,7 @@ from typing import Any
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 from models.bert import BertConfig
-from models.bert.cost_model.comm_volume import step_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, step_traffic
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, held
 from models.bert.cost_model.step_cost import Batch, BertCosts
@@ -213,8 +213,6 @@ def step_of(costs: BertCosts, choice: StepOptions) -> dict[str, Any]:
 
 # --- A dry step of all layers beside what was predicted of it ---------------------------------------------------------
 
-_NORM = 3  # numbers in the norm's sum: the square, the ranks that want to stop, the losses that are not finite
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -279,7 +277,8 @@ def dry_beside_prediction(
             load.masked,
             load.first,
             micro_batches=micro_batches,
-            norm=_NORM,
+            norm=STEP_NUMBERS,
+            reduce_loss=False,
             reshard_after_forward=reshard_after_forward,
             keep_budget=keep_budget,
             recompute=recompute,

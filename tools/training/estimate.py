@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from models.bert import BertConfig
-from models.bert.cost_model.comm_volume import micro_batch_traffic, read_slots, step_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, micro_batch_traffic, read_slots, step_traffic
 from models.bert.cost_model.electra import electra_flops, electra_parameters
 from models.bert.cost_model.flops import model_flops
 from models.bert.cost_model.kept_operands import keepable_bytes, kept_products
@@ -211,12 +211,13 @@ def _expected_traffic(
         "keep_budget": of_backward.keep_bytes,
         "recompute": of_backward.recompute,
         "read": read,
+        "reduce_loss": False,
     }
     total = step_traffic(
         config,
         wire,
         *rows,
-        norm=3,  # the gradients', the ranks that a signal has asked to stop, and those whose loss is not finite
+        norm=STEP_NUMBERS,
         summed=held(config, wire.shape).summed(recipe.optimizer.kind),
         shard_over_data=recipe.optimizer.shard_over_data,
         **made,

@@ -60,6 +60,7 @@ class PretrainObjective:
     """Masked words, and whether the second text follows the first, if the model asks that."""
 
     sums = len(PretrainSums._fields)
+    are_parts = True
 
     def __init__(self, model: BertForPreTraining) -> None:
         self._model = model
@@ -68,7 +69,7 @@ class PretrainObjective:
         return batch.batches
 
     def loss(self, batch: TrainBatch, part: PackedBatch) -> tuple[Tensor, Tensor]:
-        output: PreTrainingOutput = self._model(part, batch.targets, batch.sequences)
+        output: PreTrainingOutput = self._model(part, batch.targets, batch.sequences, reduce_loss=False)
         return output.loss, output.sums
 
 
@@ -91,6 +92,7 @@ class ReplacedTokensObjective:
     """Masked words, and which tokens the generator of these words has replaced."""
 
     sums = len(ReplacedTokenSums._fields)
+    are_parts = True
 
     def __init__(self, model: ElectraForPreTraining) -> None:
         self._model = model
@@ -99,7 +101,7 @@ class ReplacedTokensObjective:
         return batch.batches
 
     def loss(self, batch: TrainBatch, part: PackedBatch) -> tuple[Tensor, Tensor]:
-        output: ReplacedTokensOutput = self._model(part, batch.targets, batch.tokens)
+        output: ReplacedTokensOutput = self._model(part, batch.targets, batch.tokens, reduce_loss=False)
         return output.loss, output.sums
 
 

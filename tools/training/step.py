@@ -41,6 +41,9 @@ class Objective(Protocol[T]):
 
     sums: int
     """Numbers that `loss` returns beside the loss."""
+    are_parts: bool
+    """Whether these, and the loss, are this rank's part, of which those along data, x and z add up to that of all
+    ranks, while members of y hold copies. They are summed with the norm; else they are the same on every rank."""
 
     def parts(self, batch: T) -> Sequence[Any]:
         """The micro-batches."""
@@ -150,7 +153,7 @@ class TrainingStep(Generic[B]):
             # A loss that is not finite is a step that went wrong, whatever its gradients are, and whoever sees it: the
             # members of y each have computed their own copy.
             flags = torch.cat([stop, (~sums[:1].isfinite()).to(stop.dtype)])
-            norm = self._clipped(flags)
+            norm, flags, sums = self._clipped(flags, sums)
             found_inf = torch.maximum(norm.found_inf, flags[1].clamp(max=1.0).to(norm.found_inf.dtype))
             scale = torch.ones_like(norm.found_inf) if self._scaler is None else self._scaler.scale.clone()
             self._update(found_inf)
@@ -183,9 +186,16 @@ class TrainingStep(Generic[B]):
             total += sums
         return total
 
-    def _clipped(self, flags: Tensor) -> GradientNorm:
+    def _clipped(self, flags: Tensor, sums: Tensor) -> tuple[GradientNorm, Tensor, Tensor]:
+        """The norm, and the flags and the objective's sums of all ranks, which travel together."""
+        along = flags
+        if self._objective.are_parts:
+            # Copies add nothing, unless they are not finite.
+            own = sums if self._cube.axis("y").index == 0 else sums * 0.0
+            along = torch.cat([flags.to(sums.dtype), own])
         scale = None if self._scaler is None else self._scaler.scale
-        return clip_gradients(self._model.parameters(), self._clip, self._cube, loss_scale=scale, along=flags)
+        norm = clip_gradients(self._model.parameters(), self._clip, self._cube, loss_scale=scale, along=along)
+        return norm, along[: len(flags)].to(flags.dtype), along[len(flags) :] if self._objective.are_parts else sums
 
     def _update(self, found_inf: Tensor) -> None:
         if self._skips:

@@ -42,6 +42,7 @@ def micro_batch_traffic(
     keep_budget: int = 0,
     recompute: Recompute = "none",
     read: int | None = None,
+    reduce_loss: bool = True,
 ) -> Bytes:
     """One forward and backward pass, without what the ledger sums.
 
@@ -50,6 +51,7 @@ def micro_batch_traffic(
         reshard_after_forward, recompute: as the model was made.
         keep_budget: bytes, as `keep_gathered` was given for micro-batches of so many rows. 0: it was not called.
         read: slots of a plane for the rows that the last layer computes. None: all rows.
+        reduce_loss: as of `BertForPreTraining.forward`.
     """
     hidden, vocab, columns = config.hidden, config.vocab, config.embedding_size
     kept = kept_products(
@@ -75,7 +77,7 @@ def micro_batch_traffic(
         vocab_projection(wire, masked, columns, vocab),
         cross_entropy(wire, masked),
         # both losses and both counts of right answers
-        wire.summed(("data", "x", "z"), 4, wire.statistic),
+        wire.summed(("data", "x", "z"), 4 if reduce_loss else 0, wire.statistic),
     ]
     if config.next_sentence:
         parts += [
@@ -103,6 +105,11 @@ def ledger_traffic(config: BertConfig, wire: CommModel) -> Bytes:
     )
 
 
+STEP_NUMBERS = 8
+"""Of the last sum of a training step (`tools.training.step`): the square of the gradients' norm, the ranks that a
+signal has asked to stop, those whose loss is not finite, and the five numbers of `PreTrainingOutput`."""
+
+
 def step_traffic(
     config: BertConfig,
     wire: CommModel,
@@ -118,12 +125,14 @@ def step_traffic(
     read: int | None = None,
     summed: int = 0,
     shard_over_data: bool = False,
+    reduce_loss: bool = True,
 ) -> Bytes:
     """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and what the optimiser sends.
 
     Args:
-        keep_budget, read: as of `micro_batch_traffic`.
-        norm: numbers in the sum of the gradient norm and what goes along with it; 0: gradients are not clipped.
+        keep_budget, read, reduce_loss: as of `micro_batch_traffic`.
+        norm: numbers in the sum of the gradient norm and what goes along with it, over all ranks; 1: nothing does, and
+            copies over data have no need of one another; 0: gradients are not clipped.
         summed: numbers that the optimiser sums over all ranks (`ParamMemory.summed`).
         shard_over_data: whether its state is sharded over data, so that weights are gathered after the step.
     """
@@ -137,6 +146,7 @@ def step_traffic(
         keep_budget=keep_budget,
         recompute=recompute,
         read=read,
+        reduce_loss=reduce_loss,
     )
     return times(one, micro_batches) + end_of_step_traffic(
         config, wire, norm=norm, summed=summed, shard_over_data=shard_over_data
@@ -150,7 +160,7 @@ def end_of_step_traffic(
     `step_traffic`."""
     everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
     size = max(4, wire.parameter)
-    norms = [wire.summed(everyone, numbers, size) for numbers in (norm, summed)]
+    norms = [wire.summed(everyone if norm > 1 else ("x", "y", "z"), norm, size), wire.summed(everyone, summed, size)]
     return together([ledger_traffic(config, wire), *norms, *([_gathered(config, wire)] if shard_over_data else [])])
 
 

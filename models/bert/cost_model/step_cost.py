@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from models.bert.config import BertConfig
-from models.bert.cost_model.comm_volume import end_of_step_traffic, micro_batch_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, end_of_step_traffic, micro_batch_traffic
 from models.bert.cost_model.flops import model_flops, work
 from models.bert.cost_model.kept_operands import keepable_bytes, kept_products, layer_products
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
@@ -125,7 +125,7 @@ class BertCosts:
     shard_over_data: bool = False
     """Whether the optimiser's state is."""
     device: Device = "cuda"
-    norm: int = 3
+    norm: int = STEP_NUMBERS
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
     stop and those whose loss is not finite come along."""
     _loads: dict[tuple[int, ...], MicroBatchShape] = field(default_factory=dict, repr=False, compare=False)
@@ -239,6 +239,7 @@ class BertCosts:
             reshard_after_forward=choice.reshard_after_forward,
             keep_budget=choice.keep_budget,
             recompute=choice.recompute,
+            reduce_loss=False,
         )
         return micro, end_of_step_traffic(
             self.config,

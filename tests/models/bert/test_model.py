@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.bert import PRESETS, BertConfig, BertForPreTraining
-from tensor3d import Cube, clip_grad_norm_
+from tensor3d import Cube, clip_grad_norm_, local
 from tensor3d.data import Pack
+from tensor3d.distributed.collectives import all_reduce
 from tests.models.parity import ODD, loss_and_gradients
 from tests.models.toy import FAMILIES, Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
@@ -74,6 +75,28 @@ def test_masked_tokens_alone_are_that_part_of_both_objectives() -> None:
     wanted_gradients = {name: parameter.grad for name, parameter in both.named_parameters()}
     for name, parameter in alone.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted_gradients[name], rtol=1e-5, atol=1e-8)
+
+
+def _parts(shape: Shape) -> tuple[bool, float]:
+    """Whether gradients are the same bits with the loss left in parts, and how far these are from adding up."""
+    cube, found = Cube(*shape), []
+    for reduce_loss in (True, False):
+        cube.manual_seed(3)
+        model, packs = BertForPreTraining(toy_config(ODD), cube), toy_packs(ODD, 16)
+        output = model(lay(packs, cube), *totals(packs), reduce_loss=reduce_loss)
+        output.loss.backward()
+        found.append((output.sums, [local(parameter.grad) for parameter in model.parameters()]))  # type: ignore[arg-type]
+    (whole, gradients), (parts, others) = found
+    assert not torch.equal(whole, parts)
+    same = all(map(torch.equal, gradients, others))
+    return same, error(all_reduce(parts, cube.over("data", "x", "z")).wait(), whole)
+
+
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 2), (2, 2, 1, 1)))
+def test_a_loss_in_parts_has_the_same_gradients(shape: Shape) -> None:
+    for same, off in run_ranks(ranks_of(shape), _parts, shape):
+        assert same
+        assert off <= 1e-6
 
 
 @pytest.mark.slow

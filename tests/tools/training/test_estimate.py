@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.bert.cost_model.comm_volume import step_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, step_traffic
 from models.bert.cost_model.memory import held_bytes
 from models.bert.cost_model.param_shapes import held, parameters
 from tensor3d import Cube, CubeShape
@@ -184,7 +184,8 @@ def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:
     load, matrices = expected.load, sum(len(p.shape) > 1 for p in parameters(expected.config))
     wire = CommModel(shape=EIGHT, compute=2)
     slots = (load.rows, load.masked, load.first)
-    assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, norm=3, summed=2 * matrices)
+    told: dict[str, Any] = {"norm": STEP_NUMBERS, "reduce_loss": False, "summed": 2 * matrices}
+    assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, **told)
 
 
 def test_a_state_in_shares_is_part_of_it() -> None:

@@ -139,10 +139,10 @@ def _nan_loss(recipe: TrainConfig, corpus: Path, bad: int) -> list[tuple[bool, l
 
 
 def test_a_loss_that_is_not_finite_skips_the_step(recipe: Path, corpus: Path) -> None:
-    for rank, (first, second, third) in enumerate(run_ranks(2, _nan_loss, read_config(recipe), corpus, 1)):
+    for first, second, third in run_ranks(2, _nan_loss, read_config(recipe), corpus, 1):
         assert first == third == (False, [])
         assert second[0], "both ranks skip it"
-        assert ("loss nan" in second[1][0]) == (rank == 1)
+        assert "loss nan" in second[1][0]
         assert "every gradient of a parameter is finite" in second[1][0]
 
 

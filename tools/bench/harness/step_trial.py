@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import torch
 import tyro
 
-from models.bert.cost_model.comm_volume import read_slots, step_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, read_slots, step_traffic
 from models.bert.cost_model.param_shapes import held
 from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
@@ -140,7 +140,8 @@ class StepTrial(Trial):
             masked,
             first,
             micro_batches=self._feed.global_batch // layout.micro_batch,
-            norm=3,  # the norm, the ranks that want to stop, and those whose loss is not finite
+            norm=STEP_NUMBERS,
+            reduce_loss=False,
             reshard_after_forward=trainer.recipe.model.reshard_after_forward,
             keep_budget=trainer.recipe.model.keep_bytes,
             recompute=trainer.recipe.model.recompute,

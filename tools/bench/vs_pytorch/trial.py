@@ -270,6 +270,9 @@ class Implementation:
     clip: Callable[[], object] = _nothing
     optimizer: torch.optim.Optimizer | None = None
     """None: forward and backward are all."""
+    copies_of_loss: int | None = None
+    """Ranks that have the same part of the loss, of which the others' add up to that of the batch. None: each rank has
+    a mean over its share, or over the whole."""
 
     def step(self) -> Tensor:
         """All of it. The loss of this rank, a scalar; of a layer, the sum of squares of the gradient of its input."""
@@ -314,7 +317,9 @@ def make_ours(work: Work, cube: Cube, name: OwnName | None = None) -> Implementa
     parameters = list(model.parameters())
     return Implementation(
         model=model,
-        forward=lambda: model(batch, targets, work.sequences).loss,
+        # As of the others, nobody asks what the loss of all ranks is.
+        forward=lambda: model(batch, targets, work.sequences, reduce_loss=False).loss,
+        copies_of_loss=cube.shape.y,
         clip=lambda: clip_grad_norm_(parameters, _MAX_NORM, cube),
         optimizer=AdamW(decay_groups(model, _DECAY), cube, lr=_LR, betas=_BETAS, eps=_EPS, shard_over_data=name.zero),
     )
@@ -462,7 +467,7 @@ class RivalsTrial(Trial):
             else:
                 contender = make_ours(work, own, OwnName.parse(name))
             gc.collect()  # what splitting has left, such as whole weights
-            losses = tuple(self._over_all(contender.step()) for _ in range(warmup))
+            losses = tuple(self._over_all(contender.step(), contender.copies_of_loss) for _ in range(warmup))
             self._contenders[name] = contender
             self.facts[name] = self._observe(contender, own, losses, memory.growth())
 
@@ -475,11 +480,11 @@ class RivalsTrial(Trial):
             torch.cuda.synchronize(self._device)
         return perf_counter() - begin
 
-    def _over_all(self, loss: Tensor) -> float:
-        """Of the whole batch: a rank's loss is a mean over its share, or over the whole already."""
+    def _over_all(self, loss: Tensor, copies: int | None) -> float:
+        """Of the whole batch."""
         total = loss.to(torch.float64)
         dist.all_reduce(total)
-        return total.item() / (1 if self._work.what == "layer" else dist.get_world_size())
+        return total.item() / (1 if self._work.what == "layer" else copies or dist.get_world_size())
 
     def _observe(
         self, contender: Implementation, cube: Cube | None, losses: tuple[float, ...], resident: int | None

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from models.bert import PRESETS, BertConfig
-from models.bert.cost_model.comm_volume import step_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, step_traffic
 from models.bert.cost_model.flops import model_flops
 from models.bert.cost_model.memory import least_memory
 from models.bert.cost_model.param_shapes import held, held_elements, parameters
@@ -37,7 +37,7 @@ BATCH = Batch(packs=64, capacity=32, masked_per_pack=5)
 )
 def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice: StepOptions) -> None:
     shape, shares = CubeShape(data=2, x=1, y=2, z=4), optimizer != "adamw"
-    costs = BertCosts(config=config, batch=BATCH, optimizer=optimizer, norm=3, shard_over_data=shares)  # type: ignore[arg-type]
+    costs = BertCosts(config=config, batch=BATCH, optimizer=optimizer, shard_over_data=shares)  # type: ignore[arg-type]
     cost, load = costs.cost(shape, choice), BATCH.load(shape, choice.micro_batches)
     assert (load.rows, load.lengths) == (64 // 2 // choice.micro_batches * 32, (32,) * (8 // choice.micro_batches))
     for wire, found in (
@@ -52,7 +52,8 @@ def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice:
             load.masked,
             load.first,
             micro_batches=choice.micro_batches,
-            norm=3,
+            norm=STEP_NUMBERS,
+            reduce_loss=False,
             reshard_after_forward=choice.reshard_after_forward,
             recompute=choice.recompute,
             summed=summed,
