@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tensor3d import Cube, clip_grad_norm_, clip_gradients, constant, distribute, local, normal
 from tensor3d.sharding.param_layout import copies, matrix, narrow, table, vector
 from tests.ranks import run_ranks
-from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
+from tests.single_device_reference import error, fast_alone, full, make_twins, name_of, ranks_of
 from tests.tied_weight_model import Tied
 
 Shape = tuple[int, int, int, int]
@@ -48,9 +48,10 @@ def test_equals_torchs_on_one_device(shape: Shape) -> None:
         assert max(errors.values()) <= 1e-10, errors
 
 
-def _blocks() -> tuple[list[float], float, list[int]]:
-    """Every kind of layout alone, a rank without any block, no gradients at all, and one gradient missing."""
-    cube, norms = Cube(1, 4, 2), []
+def _blocks(shape: Shape) -> tuple[list[float], float, list[int]]:
+    """Every kind of layout alone, a rank without any block, no gradients at all, and one gradient missing; with numbers
+    that go along, and without."""
+    cube, norms = Cube(*shape), []
     sizes = {
         matrix("z"): (5, 6),  # 5 rows over y=4: two each, then one, then an empty block
         matrix("y"): (5, 8),
@@ -63,7 +64,9 @@ def _blocks() -> tuple[list[float], float, list[int]]:
     for layout, size in sizes.items():
         parameter = distribute(torch.zeros(size), layout, cube)
         parameter.grad = torch.full_like(parameter, 2.0)
-        norms.append(float(clip_grad_norm_([parameter], math.inf, cube)) / (2 * math.sqrt(torch.Size(size).numel())))
+        for along in (None, torch.zeros(1)):
+            norm = clip_gradients([parameter], math.inf, cube, along=along).total
+            norms.append(float(norm) / (2 * math.sqrt(torch.Size(size).numel())))
         parameters.append(parameter)
     counted = [local(p.grad).numel() for p in parameters[:1] if p.grad is not None]
     parameters.append(constant((4,), copies("z"), cube, 1.0))  # without a gradient
@@ -73,10 +76,11 @@ def _blocks() -> tuple[list[float], float, list[int]]:
     return [*norms, total / (2 * math.sqrt(elements))], nothing, counted
 
 
-def test_each_block_counts_once() -> None:
-    results = run_ranks(8, _blocks)
+@pytest.mark.parametrize("shape", [(1, 4, 2, 1), (1, 4, 1, 2)], ids=name_of)
+def test_each_block_counts_once(shape: Shape) -> None:
+    results = run_ranks(8, _blocks, shape)
     for norms, nothing, _ in results:
-        assert norms == pytest.approx([1.0] * 7, rel=1e-6)
+        assert norms == pytest.approx([1.0] * 13, rel=1e-6)
         assert nothing == 0.0
     assert 0 in [counted[0] for _, _, counted in results], "no rank was left without a block"
 

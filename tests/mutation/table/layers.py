@@ -117,8 +117,8 @@ MUTATIONS = (
     Mutation(
         "layout-every-rank-counts",
         "tensor3d/sharding/param_layout.py",
-        old="cube.axis(axis).index == 0 or not placement.is_replicate()",
-        new="cube.axis(axis).index >= 0 or not placement.is_replicate()",
+        old="cube.axis(axis).index == 0 or not placements[axis].is_replicate()",
+        new="cube.axis(axis).index >= 0 or not placements[axis].is_replicate()",
         tests=("tests/optim/test_clip_grad.py::test_each_block_counts_once",),
     ),
     Mutation(

@@ -187,7 +187,7 @@ MUTATIONS = (
     Mutation(
         "clip-copies-count",
         "tensor3d/optim/clip_grad.py",
-        old="[owns_for_norm(p, cube) for p in held]",
+        old="[owns_for_norm(p, cube, of_all=along is not None) for p in held]",
         new="[True for p in held]",
         tests=("tests/optim/test_clip_grad.py::test_each_block_counts_once",),
     ),
