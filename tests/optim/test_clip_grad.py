@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tensor3d import Cube, clip_grad_norm_, clip_gradients, constant, distribute, local, normal
 from tensor3d.sharding.param_layout import copies, matrix, narrow, table, vector
 from tests.ranks import run_ranks
-from tests.single_device_reference import error, fast_alone, full, make_twins, name_of, ranks_of
+from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
 from tests.tied_weight_model import Tied
 
 Shape = tuple[int, int, int, int]
@@ -76,7 +76,7 @@ def _blocks(shape: Shape) -> tuple[list[float], float, list[int]]:
     return [*norms, total / (2 * math.sqrt(elements))], nothing, counted
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 2, 1), (1, 4, 1, 2)], ids=name_of)
+@pytest.mark.parametrize("shape", fast_alone((1, 4, 2, 1), (1, 4, 1, 2)))
 def test_each_block_counts_once(shape: Shape) -> None:
     results = run_ranks(8, _blocks, shape)
     for norms, nothing, _ in results:
