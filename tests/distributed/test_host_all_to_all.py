@@ -201,13 +201,15 @@ def _out_of_step(case: str) -> str:
             "type",
             r"\) sent 4 elements of <u4 for all_gather in round 2 where 4 elements of <i4 for all_gather in round 2",
         ),
-        (
+        pytest.param(
             "call",
             r"\) sent 4 elements of <i4 for all_gather in round 2 where 4 elements of <i4 for all_to_all in round 2",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "size",
             r"\) sent 1 elements of <i4 for all_gather in round 2 where 4 elements of <i4 for all_gather in round 2",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda text: text if text.isalpha() else "",
