@@ -45,6 +45,8 @@ _MOST_NAMED = 6  # parameters in a message
 _NOT_STORED = ("_relatives", "_hooks", "_guard", "_passes", "_early")
 
 
+_WIDE = 4
+"""Bytes of a type in which a sum of thousands does not stop growing."""
 HandIn = tuple[nn.Parameter, Tensor | CommHandle, Axis]
 """A parameter, a gradient of it, and the ranks over which it is to be summed."""
 
@@ -65,6 +67,28 @@ class _PendingGrad:
     def put_into(self, buckets: GradBuckets, number: Number) -> None:
         """From here on it is what is summed there."""
         self.gradient, self.owned = buckets.put(number, self.gradient, owned=self.owned), True
+
+
+class RowSums(CommHandle):
+    """The gradient of a table that few rows were read of: where one is there already, as that of a tied projection is,
+    those rows are added to it, and nothing as large as the table is made.
+
+    Args:
+        whole: makes the gradient.
+        add: adds the rows to another one, in place.
+    """
+
+    __slots__ = ("_add", "_made")
+
+    def __init__(self, rows: Tensor, whole: Callable[[], Tensor], add: Callable[[Tensor], object]) -> None:
+        super().__init__(rows)
+        self._made, self._add = whole, add
+
+    def wait(self) -> Tensor:
+        return self._made()
+
+    def add_to(self, gradient: Tensor) -> None:
+        self._add(gradient)
 
 
 @dataclass(kw_only=True)
@@ -485,14 +509,19 @@ def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:
 
 
 def _add(entries: dict[int, _PendingGrad], parameter: nn.Parameter, handed: Tensor | CommHandle, over: Axis) -> None:
+    entry = entries.get(id(parameter))
+    if entry is not None:
+        names = f"{entry.over.name} and {over.name}"
+        assert entry.over.ranks == over.ranks, f"uses of one parameter name {names} for its sum"
+        if isinstance(handed, RowSums) and entry.owned and entry.gradient.dtype.itemsize >= _WIDE:
+            handed.add_to(entry.gradient)
+            return
     owned = isinstance(handed, CommHandle)
     gradient = handed.wait() if isinstance(handed, CommHandle) else handed
-    entry = entries.get(id(parameter))
     if entry is None:
         entries[id(parameter)] = _PendingGrad(parameter=parameter, gradient=gradient, over=over, owned=owned)
-        return
-    assert entry.over.ranks == over.ranks, f"uses of one parameter name {entry.over.name} and {over.name} for its sum"
-    entry.add(gradient)
+    else:
+        entry.add(gradient)
 
 
 def _slot(number: Number, entry: _PendingGrad, uses: int = 0) -> GradSlot:

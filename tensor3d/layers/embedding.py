@@ -16,11 +16,11 @@ from torch.autograd.function import once_differentiable
 from tensor3d.cost_model.comm_volume import LookupWay, lookup_way
 from tensor3d.distributed.collectives import CommHandle, all_gather, all_to_all, largest, reduce_scatter
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.grad_reducer import asked_for
+from tensor3d.distributed.grad_reducer import RowSums, asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
 from tensor3d.sharding.param_layout import block, chunk_bounds, local, local_param, matrix, normal, table
-from tensor3d.sharding.redistribute import check_numbers, chosen_rows, local_rows, places_in, sums_by_row
+from tensor3d.sharding.redistribute import add_by_row, check_numbers, chosen_rows, local_rows, places_in, sums_by_row
 from tensor3d.sharding.weight_slabs import (
     get_gathered_weight,
     position_in_pass,
@@ -154,10 +154,12 @@ class _Embedding(torch.autograd.Function):
         cube, weight = ctx.cube, ctx.weight
         if all(asked_for(ctx, weight)):
             local_rows, owned = ctx.saved_tensors
-            sums = sums_by_row(all_gather(gradient, cube.axis("y")).wait(), local_rows, owned, ctx.table_rows)
-            cube.ledger.accumulate_grad(
-                weight, reduce_scatter_weight_grad(sums, weight, cube), cube.over(*matrix("z").sum_over)
-            )
+            found, over = all_gather(gradient, cube.axis("y")).wait(), cube.over(*matrix("z").sum_over)
+            if cube.axis("x").size == 1:
+                own: CommHandle = _row_sums(found, local_rows, owned, weight)
+            else:
+                own = reduce_scatter_weight_grad(sums_by_row(found, local_rows, owned, ctx.table_rows), weight, cube)
+            cube.ledger.accumulate_grad(weight, own, over)
         return None, None, None, None
 
 
@@ -209,12 +211,24 @@ class _LookupOfAllPlanes(torch.autograd.Function):
             else:
                 found, first, rows = all_gather(gradient, x).wait(), cut.block_start, local(weight).shape[0]
             local_rows, owned = places_in(every, first, rows)
-            sums = sums_by_row(all_gather(found, y).wait(), local_rows, owned, rows)
+            found = all_gather(found, y).wait()
             if ctx.way == "columns":
+                sums = sums_by_row(found, local_rows, owned, rows)
                 sums = cut.to_rows(sums.to(cube.precision.reduced(weight.dtype)), cut.heights)
-            own = CommHandle(sums.to(weight.dtype))
+                own = CommHandle(sums.to(weight.dtype))
+            else:
+                own = _row_sums(found, local_rows, owned, weight)
             cube.ledger.accumulate_grad(weight, own, cube.over(*matrix("z").sum_over))
         return None, None, None, None, None, None
+
+
+def _row_sums(rows: Tensor, local_rows: Tensor, owned: Tensor, weight: nn.Parameter) -> RowSums:
+    """The gradient of this rank's block, of rows (R, H') of which some are its own."""
+
+    def whole() -> Tensor:
+        return sums_by_row(rows, local_rows, owned, local(weight).shape[0]).to(weight.dtype)
+
+    return RowSums(rows, whole, lambda table: add_by_row(table, rows, local_rows, owned))
 
 
 class _Cut:

@@ -178,10 +178,12 @@ def sums_by_row(gradient: Tensor, local_rows: Tensor, owned: Tensor, table_rows:
     """(T', H): what the rows (R, H) of `gradient` add up to for each row of the table, in fp32 at least."""
     # A frequent token's row is a sum of thousands: in bf16 that would stop growing after some hundred.
     wide = torch.promote_types(gradient.dtype, torch.float32)
-    table = gradient.new_zeros(table_rows, gradient.shape[1], dtype=wide)
-    if table_rows:
-        table.index_add_(0, local_rows, gradient.to(wide) * owned.unsqueeze(1))
-    return table
+    return add_by_row(gradient.new_zeros(table_rows, gradient.shape[1], dtype=wide), gradient, local_rows, owned)
+
+
+def add_by_row(table: Tensor, gradient: Tensor, local_rows: Tensor, owned: Tensor) -> Tensor:
+    """The table (T', H), of fp32 at least, to which the rows (R, H) of `gradient` are added, in place."""
+    return table.index_add_(0, local_rows, gradient.to(table.dtype) * owned.unsqueeze(1)) if len(table) else table
 
 
 def redistribute(tensor: Tensor, cube: Cube, to: Face) -> Tensor:

@@ -178,3 +178,11 @@ def test_the_docs_have_what_each_way_moves() -> None:
 def test_a_vocabulary_that_no_id_can_name_is_refused(vocab: int) -> None:
     with pytest.raises(ValueError, match=rf"at least 1 and below 2\^31. Got {vocab}"):
         Embedding3D(vocab, HIDDEN, Cube.single())
+
+
+def test_rows_are_added_to_the_gradient_of_a_tied_projection() -> None:
+    """And no table of zeros is made for them."""
+    cube = Cube.single()
+    with mock.patch("tensor3d.layers.embedding.sums_by_row", side_effect=AssertionError("a whole table")):
+        errors = _tied(29, cube, _ids(29, cube, uneven=False))
+    assert max(errors.values()) < 1e-5
