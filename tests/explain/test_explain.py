@@ -333,7 +333,7 @@ def test_dry_collectives_have_the_shapes_and_types_of_real_ones() -> None:
     wanted = [torch.cat([own] * 3), own[1:2], own, own.new_zeros(4)]
     assert all(torch.equal(result, value) for result, value in zip(results, wanted, strict=True))
     assert all(result.dtype == torch.bfloat16 for result in results)
-    kinds: list[tuple[Any, int]] = [("all-gather", 24), ("reduce-scatter", 8), ("all-reduce", 16), ("all-to-all", 4)]
+    kinds: list[tuple[Any, int]] = [("all-gather", 24), ("reduce-scatter", 8), ("all-reduce", 24), ("all-to-all", 4)]
     assert told == inside.order == [("y", kind, size) for kind, size in kinds]
     assert (outside.total_calls, traffic.issued) == (0, 0)
 
