@@ -79,6 +79,10 @@ next_sequence_nr: Callable[[], int] = private("autograd._get_sequence_nr")
 """The number that the next node will have."""
 
 
+under_transforms: Callable[[], bool] = private("_C._are_functorch_transforms_active")
+"""Whether this runs within a transform of `torch.func`, such as `vmap`."""
+
+
 def sequence_nr(node: Any) -> int:
     """When a node was made, among others."""
     return int(node._sequence_nr())
@@ -292,15 +296,24 @@ def fake_process_groups() -> ModuleType:
 
 def as_dtensor(block: Tensor, like: DTensor) -> DTensor:
     """The DTensor whose local tensor is `block`, laid out as another one. As FSDP2 wraps its gradients: `from_local`
-    builds and checks the specification anew, a fifth of a small step."""
-    from torch.distributed.tensor import DTensor
-
+    builds and checks the specification anew, a fifth of a small step; and `DTensor(...)`, which asks the compiler to
+    look away from an `__init__` that does nothing, takes three times as long as its `__new__`."""
     # DTensor takes over where a block begins in its storage, and a tensor that begins anywhere but at 0 has data of its
     # own for `copy.deepcopy`, which no DTensor has.
     begins = block if block.storage_offset() == 0 else block.new_empty(0)
-    wrapped = DTensor(begins, like._spec, requires_grad=False)
+    kind = type(like)
+    wrapped = kind.__new__(kind, begins, like._spec, requires_grad=False)
     wrapped._local_tensor = block
     return wrapped
+
+
+def local_tensor(whole: DTensor) -> Tensor:
+    """This rank's own tensor, as it is. Not differentiable.
+
+    `to_local` gives the same one where no graph is made, but from torch 2.13 on, of a parameter, as a new view at every
+    call, which takes as long as a small operator.
+    """
+    return whole._local_tensor
 
 
 def forget_shardings(*, dispatching: bool = False) -> None:

@@ -13,15 +13,15 @@ T rows of a rank, h heads of a rank, d head dimension
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.batches.length_groups import LengthGroup, LengthGroups
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.dropout import gain_of, keep_mask, only
 from tensor3d.torch_private import (
     flash_attention_cpu,
@@ -141,7 +141,7 @@ def with_dropout(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float)
     return result
 
 
-class _WithDropout(torch.autograd.Function):
+class _WithDropout(Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, differentiated: bool
@@ -196,7 +196,7 @@ def in_place(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs, grouping: Len
     return result
 
 
-class _InPlace(torch.autograd.Function):
+class _InPlace(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, groups: tuple[LengthGroup, ...], causal: bool) -> Tensor:
         result, statistics = torch.empty(q.shape, dtype=q.dtype, device=q.device), []
@@ -254,8 +254,13 @@ def _backward_by_the_kernel(own: tuple[Tensor, ...], statistic: Tensor, causal: 
 
 def _of_each(groups: tuple[LengthGroup, ...], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The rows of each group, of every tensor: views (members, h, length, d) of (T, h, d)."""
+    whole = [t.unsqueeze(0).transpose(1, 2) for t in tensors]
     slots = [group.slots for group in groups]
-    parts = zip(*(t.transpose(0, 1).unsqueeze(0).split(slots, 2) for t in tensors), strict=True)
+    parts: Iterable[Sequence[Tensor]] = [whole]
+    if len(groups) > 1:
+        parts = zip(*(t.split(slots, 2) for t in whole), strict=True)
     for group, own in zip(groups, parts, strict=True):
         members = len(group.members)
-        yield own if members == 1 else tuple(t.squeeze(0).unflatten(1, (members, -1)).transpose(0, 1) for t in own)
+        if members > 1:
+            own = [t.squeeze(0).unflatten(1, (members, -1)).transpose(0, 1) for t in own]
+        yield tuple(own)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.attention.cpu import in_place, serves, with_dropout
 from tensor3d.batches.length_groups import LengthGroup, LengthGroups
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.torch_private import storage_id
 
 Slots = tuple[Tensor, ...]
@@ -85,7 +85,7 @@ def _by_tensor(parts: tuple[Tensor, ...], groups: int) -> list[Slots]:
 # and sums, as PyTorch goes back from `index_select`, more is named and moved.
 
 
-class _Gathered(torch.autograd.Function):
+class _Gathered(Function):
     """q, k and v (T, h, d) to the slots of each group of q, of k and of v. Saves nothing.
 
     What a slot of padding gets as a gradient is nothing: no row that asks has read it, or its own is not restored.
@@ -109,7 +109,7 @@ class _Gathered(torch.autograd.Function):
         return *torch.cat(gradients).index_select(0, ctx.grouping.restore_each).chunk(3), None
 
 
-class _Restored(torch.autograd.Function):
+class _Restored(Function):
     """The results of all groups, in slots, to the rows (T, h, d). Saves nothing."""
 
     @staticmethod

@@ -15,18 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Place, summed_elements
 from tensor3d.distributed.process_group import ClosedGroup
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
 
 
@@ -48,8 +49,9 @@ class Axis:
     mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
     """The cube's, whose groups last as long as it is held."""
 
-    @property
+    @cached_property  # layers ask a hundred times a pass
     def size(self) -> int:
+        """How many members there are."""
         return len(self.ranks)
 
 
@@ -255,7 +257,7 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-class _SumCopies(torch.autograd.Function):
+class _SumCopies(Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, axis: Axis) -> Tensor:
         ctx.result_face, ctx.made = None, "a sum over ranks"  # copies, which lie on no face
@@ -281,7 +283,7 @@ def all_reduce_replicated(part: Tensor, axis: Axis) -> Tensor:
     return _SumCopies.apply(part, axis) if axis.size > 1 or part.requires_grad else part
 
 
-class _SumGradient(torch.autograd.Function):
+class _SumGradient(Function):
     @staticmethod
     def forward(ctx: Any, copies: Tensor, axis: Axis) -> Tensor:
         ctx.axis, ctx.keeps_face = axis, True

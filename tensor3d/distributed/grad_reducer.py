@@ -38,7 +38,8 @@ from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
 from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, GradSlot, KeptMemory
 from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of, number_of
-from tensor3d.torch_private import as_dtensor, at_end_of_pass, backward_pass, will_execute
+from tensor3d.ops.as_type import as_type
+from tensor3d.torch_private import as_dtensor, at_end_of_pass, backward_pass, local_tensor, will_execute
 
 T = TypeVar("T")
 _MOST_NAMED = 6  # parameters in a message
@@ -49,7 +50,7 @@ HandIn = tuple[nn.Parameter, Tensor | CommHandle, Axis]
 """A parameter, a gradient of it, and the ranks over which it is to be summed."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class _PendingGrad:
     """One parameter's gradient on this rank: the sum of its uses so far."""
 
@@ -159,10 +160,11 @@ class GradReducer:
 
     def accumulate_grads(self, handed: Sequence[HandIn]) -> None:
         """The same for gradients that travel together, or for one."""
-        current = self._current()
-        for parameter, _, _ in handed:
-            self.announce(parameter)
-        if any(isinstance(gradient, CommHandle) and gradient.travels for _, gradient, _ in handed):
+        current, travel = self._current(), False
+        for parameter, gradient, _ in handed:
+            self._keep_hooks(parameter)
+            travel = travel or (isinstance(gradient, CommHandle) and gradient.travels)
+        if travel:
             # One weight's gradient travels under the next layer's products. Were all to travel until the end of the
             # pass, the gradients of whole slabs, x times this rank's share, would stay in memory for it.
             before, current.travelling = current.travelling, handed
@@ -177,18 +179,22 @@ class GradReducer:
             rest: called at the end of the pass, gives what has not been handed in until then.
         """
         current = self._current()
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            self._hooks.setdefault(id(parameter), _HeldHooks(parameter)).passes.add(backward_pass())
+        self._keep_hooks(parameter)
         if rest is not None:
             current.rest.append(rest)
 
+    def _keep_hooks(self, parameter: nn.Parameter) -> None:
+        if _is_watched(parameter):
+            self._hooks.setdefault(id(parameter), _HeldHooks(parameter)).passes.add(backward_pass())
+
     def _current(self) -> _BackwardPass:
         task = backward_pass()
-        assert task != -1, "a gradient outside of a backward pass"
-        if task not in self._passes:
-            self._passes[task] = self._begun()
+        found = self._passes.get(task)
+        if found is None:
+            assert task != -1, "a gradient outside of a backward pass"
+            found = self._passes[task] = self._begun()
             at_end_of_pass(partial(self._close, task))
-        return self._passes[task]
+        return found
 
     def _begun(self) -> _BackwardPass:
         plan, aside = self._early.plan, [other for other in self._relatives if other is not self and other._passes]
@@ -345,10 +351,10 @@ class GradReducer:
         fresh = any(entry.parameter.grad is None for entry in current.sent.values())
         if current.buckets is not None and fresh and not self._accumulated:
             current.buckets.keep_memory()
-        _add_to_grads([entry for entry in arrived if not _is_watched(entry.parameter)])
-        for entry in arrived:
-            if _is_watched(entry.parameter):
-                _arrive(entry, hooks.get(id(entry.parameter)))
+        watched = [entry for entry in arrived if _is_watched(entry.parameter)]
+        _add_to_grads(arrived if not watched else [entry for entry in arrived if not _is_watched(entry.parameter)])
+        for entry in watched:
+            _arrive(entry, hooks.get(id(entry.parameter)))
 
     def _hold(self, current: _BackwardPass, hooks: Mapping[int, _HeldHooks]) -> list[_PendingGrad]:
         """Adds to what waits for the last micro-batch; returns what need not wait."""
@@ -762,7 +768,7 @@ def _sum_over_ranks(entries: Mapping[Number, _PendingGrad], precision: MixedPrec
 
 def _local(tensor: Tensor) -> Tensor:
     # DTensor arithmetic on a four-axis mesh takes seconds the first time.
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+    return local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 class _HeldHooks:
@@ -827,21 +833,28 @@ def _is_watched(parameter: nn.Parameter) -> bool:
 
 def _add_to_grads(entries: Sequence[_PendingGrad]) -> None:
     """What has come of parameters without hooks: sums in one operator for all, where a device would be told each."""
-    there = [entry for entry in entries if entry.parameter.grad is not None]
-    if there:
-        sums = [_local(entry.parameter.grad) for entry in there]  # type: ignore[arg-type]  # they are there
-        torch._foreach_add_(sums, [entry.gradient for entry in there])
+    sums, more = [], []
     for entry in entries:
-        if entry.parameter.grad is None:
-            _add_to_grad(entry)
+        if (there := entry.parameter.grad) is None:
+            _put_grad(entry)
+        else:
+            sums.append(_local(there))
+            more.append(entry.gradient)
+    if sums:
+        torch._foreach_add_(sums, more)
 
 
 def _add_to_grad(entry: _PendingGrad) -> None:
-    parameter, gradient = entry.parameter, entry.gradient
-    if parameter.grad is not None:
-        _local(parameter.grad).add_(gradient)
-        return
-    gradient = gradient.to(parameter.dtype)
+    if entry.parameter.grad is None:
+        _put_grad(entry)
+    else:
+        _local(entry.parameter.grad).add_(entry.gradient)
+
+
+def _put_grad(entry: _PendingGrad) -> None:
+    """Where there is none yet."""
+    parameter = entry.parameter
+    gradient = as_type(entry.gradient, parameter.dtype)
     if not entry.owned:
         # Autograd may still own this storage; and fused optimisers read `.grad` in the parameter's own order.
         gradient = gradient.clone(memory_format=torch.contiguous_format)

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tensor3d.cost_model.comm_volume import LookupWay, lookup_way
 from tensor3d.distributed.collectives import CommHandle, all_gather, all_to_all, largest, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
+from tensor3d.ops.as_type import as_type
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
 from tensor3d.sharding.param_layout import block, chunk_bounds, local, local_param, matrix, normal, table
 from tensor3d.sharding.redistribute import check_numbers, chosen_rows, local_rows, places_in, sums_by_row
@@ -124,13 +125,13 @@ class LookupEmbedding3D(nn.Module):
         check_numbers("row numbers", numbers, self.rows, self.cube, lowest=0)
         own = local_rows(numbers, self.cube, "z")
         chosen = F.embedding(own, local_param(self.weight, table("z"), self.cube))
-        return chosen.to(self.cube.precision.computed(chosen.dtype))
+        return as_type(chosen, self.cube.precision.computed(chosen.dtype))
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.hidden}, numbers -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
 
 
-class _Embedding(torch.autograd.Function):
+class _Embedding(Function):
     """The table travels. Saved for backward: the ids' places and which of them are owned, never the table."""
 
     @staticmethod
@@ -161,7 +162,7 @@ class _Embedding(torch.autograd.Function):
         return None, None, None, None
 
 
-class _LookupOfAllPlanes(torch.autograd.Function):
+class _LookupOfAllPlanes(Function):
     """Each member of x looks the ids of all planes up in what it has: rows of the table, or columns of the slab.
 
     Saved for backward: the ids of all planes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
 
@@ -175,6 +175,9 @@ class Linear3D(nn.Module):
         return f"{self.in_features} -> {self.out_features}, {reads} -> {gives}, {block(self.weight)}{bias}"
 
 
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
 def gather_together(modules: Iterable[nn.Module], cube: Cube) -> AbstractContextManager[None]:
     """Inside, the weights of all linear layers in `modules` travel over x in one gather, in backward in one more, and
     their gradients in one reduce-scatter: where `ExecutionPolicy.weight_group_bytes` says so.
@@ -185,6 +188,8 @@ def gather_together(modules: Iterable[nn.Module], cube: Cube) -> AbstractContext
     For a block whose layers follow one another, as `Block3D` does for itself. Each of them is to be called inside,
     once: what is not called is gathered in vain, and further calls gather for themselves.
     """
+    if cube.axis("x").size == 1:
+        return _NOTHING
     return gathered_together(
         lambda: [
             (layer.weight, cube.axis(other(layer.face)))

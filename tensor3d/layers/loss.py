@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.norm_kernels import widened
+from tensor3d.ops.as_type import as_type
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.row_chunks import chunk_rows, is_host_readable, iter_row_chunks
 from tensor3d.sharding.activation_layout import Face, check_face
 from tensor3d.sharding.layout_checks import check_floating_point, check_origin
@@ -57,17 +58,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
     if labels.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"labels must be of type int64 or int32. Got {labels.dtype}. Take labels.long().")
     if is_host_readable(labels):
-        wrong = labels[~_are_labels(labels, vocab)]
-        if wrong.numel():
-            raise ValueError(f"labels must be at least 0 and below {vocab}, or {IGNORED}. Got {int(wrong[0])}.")
+        right = (labels == labels.clamp(0, vocab - 1)) | (labels == IGNORED)
+        if not right.all():
+            wrong = int(labels[~right][0])
+            raise ValueError(f"labels must be at least 0 and below {vocab}, or {IGNORED}. Got {wrong}.")
     return _CrossEntropy.apply(logits, labels, vocab, cube, face)
 
 
-def _are_labels(labels: Tensor, vocab: int) -> Tensor:
-    return (labels == IGNORED) | ((labels >= 0) & (labels < vocab))
-
-
-class _CrossEntropy(torch.autograd.Function):
+class _CrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: Face) -> tuple[Tensor, Tensor]:
         axis = cube.axis(face)
@@ -76,7 +74,7 @@ class _CrossEntropy(torch.autograd.Function):
         matrices = (logits, target.unsqueeze(1), owned.unsqueeze(1))
         parts = [matrices] if _is_whole(logits, cube) else iter_row_chunks(*matrices)
         if axis.size == len(parts) == 1:
-            found = cube.regions(_losses_alone, *matrices, labels.unsqueeze(1), vocab)
+            found = cube.regions(_losses_alone, *matrices, labels.unsqueeze(1))
         else:
             of_rows = [cube.regions(_row_statistics, *part) for part in parts]
             statistics = gather_statistics(of_rows[0] if len(of_rows) == 1 else torch.cat(of_rows), axis)
@@ -116,18 +114,18 @@ def _row_statistics(logits: Tensor, target: Tensor, owned: Tensor) -> Tensor:
     if logits.shape[1] == 0:  # an axis larger than the vocabulary leaves empty slices
         empty = widened(logits).new_tensor([-math.inf, 0.0, 0.0, 0.0])
         return empty.expand(logits.shape[0], 4)
-    largest, exponentials, label_logits, place = _of_rows(logits, target, owned)
+    largest, exponentials, label_logits, place = _of_rows(logits, target)
+    # Chosen, not multiplied: where no label is owned, the entry looked at may be -inf.
+    label_logits = torch.where(owned[:, 0], label_logits, 0)
     return torch.stack([largest, exponentials, label_logits, place.to(largest.dtype)], 1)
 
 
-def _of_rows(logits: Tensor, target: Tensor, owned: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(R',) each."""
+def _of_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(R',) each: largest, sum of exponentials below it, the logit of `target`, place of the largest."""
     logits = widened(logits)
     largest, place = logits.max(1)
     exponentials = (logits - _finite(largest).unsqueeze(1)).exp_().sum(1)
-    # Chosen, not multiplied: where no label is owned, the entry looked at may be -inf.
-    label_logits = torch.where(owned, logits.gather(1, target), 0)[:, 0]
-    return largest, exponentials, label_logits, place
+    return largest, exponentials, logits.gather(1, target)[:, 0], place
 
 
 def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -138,25 +136,24 @@ def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
     log_sum = top + (exponentials * (largest - _finite(top)).exp()).sum(0).log()
     # The place inside the winner's slice; the slices before it are all of full size.
     place = places.gather(0, winner.unsqueeze(0))[0].long() + winner * -(-vocab // statistics.shape[0])
-    losses, ignored = _losses(log_sum, label_logits.sum(0), labels, vocab)
+    losses, ignored = _losses(log_sum, label_logits.sum(0), labels, labels.clamp(0, vocab - 1) != labels)
     return losses, place, log_sum, ignored
 
 
 def _losses_alone(
-    logits: Tensor, target: Tensor, owned: Tensor, labels: Tensor, vocab: int
+    logits: Tensor, target: Tensor, owned: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same at once, where one member has all columns."""
-    largest, exponentials, label_logit, place = _of_rows(logits, target, owned)
+    """The same at once, where one member has all columns, and so owns every label that is one."""
+    largest, exponentials, label_logit, place = _of_rows(logits, target)
     log_sum = largest + exponentials.log()
-    losses, ignored = _losses(log_sum, label_logit, labels, vocab)
+    losses, ignored = _losses(log_sum, label_logit, labels, ~owned)
     return losses, place, log_sum, ignored
 
 
-def _losses(log_sum: Tensor, label_logit: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-    """And which rows do not count."""
-    labels = labels[:, 0]
-    ignored = labels == IGNORED
-    losses = (log_sum - label_logit).masked_fill(labels.clamp(0, vocab - 1) != labels, math.nan)
+def _losses(log_sum: Tensor, label_logit: Tensor, labels: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    """And which rows do not count. `missing`: which labels are no entries of the vocabulary."""
+    ignored = labels[:, 0] == IGNORED
+    losses = (log_sum - label_logit).masked_fill(missing[:, 0], math.nan)
     return losses.masked_fill(ignored, 0), ignored
 
 
@@ -167,10 +164,10 @@ def _finite(largest: Tensor) -> Tensor:
 
 def _gradient(logits: Tensor, log_sum: Tensor, target: Tensor, owned: Tensor, gradient: Tensor) -> Tensor:
     """The gradient of logits: probabilities minus 1 at the own label, times the row's `gradient`."""
-    result = (logits.to(log_sum.dtype) - log_sum).exp_()
+    result = (as_type(logits, log_sum.dtype) - log_sum).exp_()
     if result.shape[1]:
         result.scatter_add_(1, target, -owned.to(result.dtype))
-    return result.mul_(gradient).to(logits.dtype)
+    return as_type(result.mul_(gradient), logits.dtype)
 
 
 def _gradient_compiled(logits: Tensor, log_sum: Tensor, target: Tensor, owned: Tensor, gradient: Tensor) -> Tensor:

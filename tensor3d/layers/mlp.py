@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import CommHandle
 from tensor3d.distributed.cube import Cube
@@ -18,6 +16,7 @@ from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.ops.activations import Activation, biased, biased_backward
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.dropout import dropped, keep_mask, scale_of
 from tensor3d.sharding.activation_layout import Face, check_divides
 from tensor3d.sharding.param_layout import local, vector
@@ -31,7 +30,7 @@ def add_bias_and_activate(x: Tensor, bias: nn.Parameter, name: Activation, cube:
     return _BiasActivation.apply(x, bias, name, cube, face)
 
 
-class _BiasActivation(torch.autograd.Function):
+class _BiasActivation(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: nn.Parameter, name: Activation, cube: Cube, face: Face) -> Tensor:
         cube.ledger.forget_failed_passes()
@@ -58,7 +57,7 @@ def add_dropped(residual: Tensor, x: Tensor, dropout: float, cube: Cube, face: F
     return _AddDropped.apply(residual, x, keep_mask(x, dropout), dropout, cube, face)
 
 
-class _AddDropped(torch.autograd.Function):
+class _AddDropped(Function):
     @staticmethod
     def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
         ctx.save_for_backward(kept)

@@ -9,20 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, widened
+from tensor3d.ops.as_type import as_type
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.dropout import drop
 from tensor3d.ops.row_chunks import iter_row_chunks, together
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import constant, local, vector
 
-_BACKWARD = torch.ops.aten.native_layer_norm_backward
+_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 
 
 class LayerNorm3D(nn.Module):
@@ -58,15 +59,17 @@ class LayerNorm3D(nn.Module):
         Raises:
             ValueError: shapes other than that, a dropout of nothing, or one that `Dropout3D` refuses.
         """
-        check_dropout(dropout, self.cube)
-        if dropout and not others:
-            raise ValueError(f"dropout is that of what is added to x. Got dropout={dropout} and nothing to add.")
+        if dropout:
+            check_dropout(dropout, self.cube)
+            if not others:
+                raise ValueError(f"dropout is that of what is added to x. Got dropout={dropout} and nothing to add.")
         if x.dim() == 3:
             rest = [other.squeeze(0) for other in others]
             return in_batch(lambda rows: self.forward(rows, *rest, dropout=dropout), x, "LayerNorm3D")
         for each in (x, *others):
             _check_columns(each, self.hidden, self.cube, self.face, "LayerNorm3D")
-        _check_rows(x, *others)
+        if others:
+            _check_rows(x, *others)
         dropout = dropout if self.training else 0.0
         if self.cube.speed.compile:
             return add_and_norm(
@@ -125,7 +128,7 @@ def _check_rows(*addends: Tensor) -> None:
         raise ValueError(f"LayerNorm3D adds matrices of the same number of rows. Got {rows}.")
 
 
-class _LayerNorm(torch.autograd.Function):
+class _LayerNorm(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, eps: float
@@ -165,7 +168,7 @@ class _LayerNorm(torch.autograd.Function):
         return dx.to(dy.dtype), None, None, None, None, None
 
 
-class _LayerNormAlone(torch.autograd.Function):
+class _LayerNormAlone(Function):
     """Where one member has all columns: torch's own kernels, a pass each way in place of ten.
 
     They take the deviation of a large mean from its rounding for a deviation of the elements (an error of 1e-4 at a
@@ -182,7 +185,7 @@ class _LayerNormAlone(torch.autograd.Function):
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         dtype = torch.promote_types(x.dtype, torch.float32)
-        gain, shift = local(weight).to(dtype), None if bias is None else local(bias).to(dtype)
+        gain, shift = as_type(local(weight), dtype), None if bias is None else as_type(local(bias), dtype)
         if _is_narrow(x):
             result, center, mean, rstd = _normalised_in_parts(x, gain, shift, eps)
         else:
@@ -194,7 +197,7 @@ class _LayerNormAlone(torch.autograd.Function):
         ctx.save_for_backward(x, weight, center, mean, rstd)
         ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
         ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
-        return result.to(x.dtype)
+        return as_type(result, x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -202,17 +205,18 @@ class _LayerNormAlone(torch.autograd.Function):
         x, weight, center, mean, rstd = ctx.saved_tensors
         over = ctx.cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
-        gain, asked = local(weight).to(rstd.dtype), [True, needs_weight, needs_bias]
+        gain, asked = as_type(local(weight), rstd.dtype), [True, needs_weight, needs_bias]
         if _is_narrow(x):
             dx, dgain, dshift = _backward_in_parts(dy, x, center, mean, rstd, gain, asked)
         else:
             shifted = x if center is None else x - center
-            dx, dgain, dshift = _BACKWARD(dy.to(rstd.dtype), shifted, [x.shape[1]], mean, rstd, gain, gain, asked)
+            wide_dy = as_type(dy, rstd.dtype)
+            dx, dgain, dshift = _BACKWARD(wide_dy, shifted, [x.shape[1]], mean, rstd, gain, gain, asked)
         if needs_weight and dgain is not None:
             ctx.cube.ledger.accumulate_grad(ctx.weight, CommHandle(dgain), over)
         if needs_bias and dshift is not None:
             ctx.cube.ledger.accumulate_grad(ctx.bias, CommHandle(dshift), over)
-        return dx.to(dy.dtype), None, None, None, None, None
+        return as_type(dx, dy.dtype), None, None, None, None, None
 
 
 def _is_narrow(x: Tensor) -> bool:
@@ -267,7 +271,7 @@ def _backward_of_part(
     return dgain, dshift
 
 
-class _RMSNorm(torch.autograd.Function):
+class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float) -> Tensor:
         cube.ledger.forget_failed_passes()

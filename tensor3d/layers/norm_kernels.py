@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
+from tensor3d.ops.as_type import as_type
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.dropout import dropped, keep_mask, scale_of
 from tensor3d.sharding.activation_layout import Face
 from tensor3d.sharding.param_layout import local, vector
@@ -26,7 +27,7 @@ from tensor3d.sharding.param_layout import local, vector
 
 def widened(x: Tensor) -> Tensor:
     """In at least fp32, in which statistics are computed."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return as_type(x, torch.promote_types(x.dtype, torch.float32))
 
 
 def local_moments(x: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def add_and_norm(
     return _AddAndNorm.apply(weight, bias, cube, face, eps, kept, dropout, *addends)
 
 
-class _AddAndNorm(torch.autograd.Function):
+class _AddAndNorm(Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -69,9 +69,9 @@ class MLP3D(nn.Module):
         return self.down(activated(self.up(x), self.activation))
 
     def _fuses_bias(self) -> bool:
-        cube, up = self.cube, self.up
-        wanted = cube.speed.compile and cube.regions.with_activations
-        return wanted and _is_plain(up, Linear3D) and up.bias is not None
+        if not (self.cube.speed.compile and self.cube.regions.with_activations):
+            return False
+        return _is_plain(self.up, Linear3D) and self.up.bias is not None
 
     def _fused_up(self, x: Tensor) -> Tensor:
         """activation(up(x)), whose bias is added where the activation is."""
@@ -171,16 +171,16 @@ class Block3D(nn.Module):
 
     def _added(self, x: Tensor, part: Tensor, dropout: Dropout3D) -> Tensor:
         """x + dropout(part)"""
-        if _is_plain(dropout, Dropout3D) and dropout.cube.speed.compile and dropout.active and x.dim() == 2:
+        if _compiles(dropout) and _is_plain(dropout, Dropout3D) and dropout.active and x.dim() == 2:
             return add_dropped(x, part, dropout.p, dropout.cube, "z")
         return x + dropout(part)
 
     def _normed(self, x: Tensor, part: Tensor, norm: nn.Module, dropout: Dropout3D) -> Tensor:
         """norm(x + dropout(part))"""
         result: Tensor
-        plain = _is_plain(dropout, Dropout3D) and _is_plain(norm, LayerNorm3D)
+        plain = _compiles(dropout) and _is_plain(dropout, Dropout3D) and _is_plain(norm, LayerNorm3D)
         # A norm drops in training alone: its own, which somebody may have set apart from the dropout's.
-        if plain and dropout.cube.speed.compile and (norm.training or not dropout.active):
+        if plain and (norm.training or not dropout.active):
             result = norm(x, part, dropout=dropout.p if dropout.active else 0.0)
         else:
             result = norm(x + dropout(part))
@@ -193,6 +193,11 @@ class Block3D(nn.Module):
     def _kept(self, x: Tensor, chosen: RowSelection | None) -> Tensor:
         """Of the residual stream, what goes on."""
         return x if chosen is None else select(x, chosen.plane_rows, self.dropout.cube)
+
+
+def _compiles(dropout: nn.Module) -> bool:
+    """Whether it is on a cube that computes it as part of something else, if it may be."""
+    return isinstance(dropout, Dropout3D) and dropout.cube.speed.compile
 
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -74,6 +74,8 @@ class CompiledRegions:
                 is to be a tensor of no dims. Of tensors with two dims and more the last but one counts rows, of which
                 there may be another number each time; all else of their shapes stays.
         """
+        if not self.compiled and not torch.is_grad_enabled():  # as in every function of autograd's
+            return region(*inputs)
         tensors = [each for each in inputs if isinstance(each, Tensor)]
         with torch.no_grad():
             if not self.compiled or not _can_compile(tensors):

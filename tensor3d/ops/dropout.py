@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tensor3d.ops.autograd_function import Function
+
 _VALUES = 2**16  # of the random bits of an element
 
 
@@ -22,7 +24,7 @@ def drop(x: Tensor, p: float) -> Tensor:
     return result
 
 
-class _Drop(torch.autograd.Function):
+class _Drop(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         kept = keep_mask(x, p)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tensor3d.torch_private import is_in_torch_dispatch_mode, is_there, onednn_linear
 
@@ -20,6 +20,8 @@ _LEAST = 2**22
 _LEAST_TRANSPOSED = 2**16
 """Below these oneDNN's set-up costs more than it saves: rows, columns and inner size; their product; rows times columns
 where the left matrix is a transposed one, whose elements oneDNN puts in order first."""
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -81,4 +83,4 @@ def _suits_onednn(a: Tensor, b: Tensor) -> bool:
     if a.stride(1) != 1 and rows * columns < _LEAST_TRANSPOSED:
         return False
     # Who counts operators or traces them is to see a plain product.
-    return type(a) is Tensor and type(b) is Tensor and not is_in_torch_dispatch_mode()
+    return type(a) in _PLAIN and type(b) in _PLAIN and not is_in_torch_dispatch_mode()

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from tensor3d.ops.autograd_function import Function, once_differentiable
 
 
 def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
@@ -48,7 +49,7 @@ def check_rotary(head_dim: int, base: float) -> None:
         raise ValueError(f"the base of rotary positions must be above 0. Got {base}.")
 
 
-class _Rotary(torch.autograd.Function):
+class _Rotary(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, positions: Tensor, base: float) -> Tensor:
         ctx.save_for_backward(positions)

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import Axis, all_gather
 from tensor3d.distributed.cube import Cube
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 
 Face = Literal["y", "z"]
@@ -56,13 +56,14 @@ def lies(columns: int, face: Face, cube: Cube) -> str:
 def check_activation(tensor: Tensor, features: int, cube: Cube, face: Face, layer: str) -> None:
     """Raises ValueError unless `tensor` can be this rank's shard, on `face`, of a matrix with `features` columns."""
     check_matrix(tensor, layer)
-    columns = features // cube.axis(face).size
+    scatter = cube.axis(face).size
+    columns = features // scatter
     if tensor.shape[1] != columns:
         raise ValueError(
             f"{layer} reads face {face}: its input must have the local shape (rows, {features}/{face}) = (rows, "
             f"{columns}). Got {tuple(tensor.shape)}. Is it on face {other(face)}? `redistribute` changes the face."
         )
-    rows, scatter = tensor.shape[0] * cube.axis(other(face)).size, cube.axis(face).size
+    rows = tensor.shape[0] * cube.axis(other(face)).size
     if rows % scatter:
         raise ValueError(
             f"{layer}: the {rows} rows of a plane must divide by {face}={scatter}, over which the result's rows are "
@@ -176,7 +177,7 @@ def _widths(tensor: Tensor, axis: Axis) -> list[int]:
     return widths
 
 
-class _Shard(torch.autograd.Function):
+class _Shard(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
         members = cube.axis(face).size
@@ -190,7 +191,7 @@ class _Shard(torch.autograd.Function):
         return _gather(gradient, ctx.cube, ctx.face, ctx.widths), None, None
 
 
-class _Gather(torch.autograd.Function):
+class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
         ctx.cube, ctx.face, ctx.widths = cube, face, _widths(tensor, cube.axis(face))
@@ -210,7 +211,7 @@ def gather_plane(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
     return _GatherPlane.apply(tensor, cube, face)
 
 
-class _GatherPlane(torch.autograd.Function):
+class _GatherPlane(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cube: Cube, face: Face) -> Tensor:
         columns, rows = cube.axis(face), cube.axis(other(face))
@@ -245,7 +246,7 @@ def gather_over(values: Tensor, axis: Axis) -> Tensor:
     return _GatherRows.apply(values, axis)
 
 
-class _GatherRows(torch.autograd.Function):
+class _GatherRows(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis

@@ -11,6 +11,7 @@ A function of one's own that changes the face, or makes an activation, sets mark
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -59,22 +60,32 @@ def check_origin(tensor: Tensor, face: str, cube: Cube, reader: str) -> None:
     Args:
         reader: who reads it, in words.
     """
-    maker = tensor.grad_fn
-    if isinstance(maker, BackwardCFunction) and getattr(maker, "result_face", None) == face:
+    maker: Any = tensor.grad_fn
+    if maker is None:
+        return
+    mark = _mark(maker)
+    if mark is not None and mark[0] == face:
         return  # by far most often
-    between: list[Any] = []
+    if mark is None:  # most often the sum of a residual, or an activation
+        marks = [_mark(node) for node, _ in maker.next_functions if node is not None]
+        if marks and all(each is not None and each[0] == face for each in marks):
+            maker.metadata[_KNOWN] = marks[0]
+            return
+    between: dict[Any, None] = {}  # what is seen through, nearest first
     makers: dict[Any, str] = {}
-    for node in walk(tensor, _is_seen_through):
+    for node in walk(tensor, between.__contains__):
         if not isinstance(node, BackwardCFunction) and hasattr(node, "variable"):
             if isinstance(node.variable, nn.Parameter):
                 refuse_plain(node.variable, cube)
             continue
-        found, made = _mark(node)
-        if found is None:
-            between.append(node)
-        elif found == face:
+        mark = _mark(node)
+        if mark is None:
+            between[node] = None
+            continue
+        found, made = mark
+        if found == face:
             makers[node] = made
-        else:
+        elif found is not None:
             raise ValueError(
                 f"{reader} reads face {face}. Got what lies on face {found}: it comes from {made}. Put "
                 f'`redistribute(h, cube, to="{face}")` between them, or, where one of the two can, let it use the '
@@ -94,13 +105,13 @@ def refuse_plain(parameter: Tensor, cube: Cube) -> None:
         )
 
 
-def _remember(between: list[Any], makers: dict[Any, str], face: str) -> None:
+def _remember(between: Iterable[Any], makers: dict[Any, str], face: str) -> None:
     """Writes down what the nodes of a walk lie on, so that no later reader of a residual stream goes back as far.
 
     Those that lead to a maker lie on its face. The others (conditions, gates, inputs) may be used on both.
     """
     readers: dict[Any, list[Any]] = {}
-    for node in filter(_is_seen_through, between):
+    for node in between:
         for before, _ in node.next_functions:
             readers.setdefault(before, []).append(node)
     waiting, known = list(makers.items()), set()
@@ -111,24 +122,20 @@ def _remember(between: list[Any], makers: dict[Any, str], face: str) -> None:
                 known.add(reader)
                 reader.metadata[_KNOWN] = (face, made)
                 waiting.append((reader, made))
-    for node in filter(_is_seen_through, between):
+    for node in between:
         if node not in known:
             node.metadata[_KNOWN] = (None, "")
 
 
-def _is_seen_through(node: Any) -> bool:
-    """Functions written in Python may do anything; those of torch between two layers change no face."""
-    return _KNOWN not in node.metadata and keeps_face(node)
-
-
 def keeps_face(node: Any) -> bool:
-    """Whether the node's result is known to lie on the face of its inputs."""
+    """Whether the node's result is known to lie on the face of its inputs: functions written in Python may do anything;
+    those of torch between two layers change no face."""
     return not isinstance(node, BackwardCFunction) or getattr(node, "keeps_face", False)
 
 
-def _mark(node: Any) -> tuple[str | None, str]:
-    """On which face its result lies, if that is known, and what made it."""
-    if not keeps_face(node):
-        return getattr(node, "result_face", None), getattr(node, "made", "a function of its own")
-    known: tuple[str | None, str] = node.metadata.get(_KNOWN, (None, ""))
-    return known
+def _mark(node: Any) -> tuple[str | None, str] | None:
+    """On which face its result lies, if that is known, and what made it; None: where its inputs do."""
+    if keeps_face(node):
+        known: tuple[str | None, str] | None = node.metadata.get(_KNOWN)
+        return known
+    return getattr(node, "result_face", None), getattr(node, "made", "a function of its own")

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
+from tensor3d.ops.as_type import as_type
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.products import product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
@@ -88,24 +89,25 @@ def matmul(
     check_reshard(reshard_after_forward)
     check_matrix(a, "matmul")
     check_layout(weight, matrix(face), cube)
-    first, last = chunk_bounds(weight.shape[1], cube.axis(face).size, cube.axis(face).index)
+    shape, columns = weight.shape, cube.axis(face)
+    first, last = chunk_bounds(shape[1], columns.size, columns.index)
     if a.shape[1] != last - first:
         raise ValueError(
-            f"the product with a weight of shape {tuple(weight.shape)} reads face {face}, where this rank has "
+            f"the {_named(shape)} reads face {face}, where this rank has "
             f"{last - first} columns. Got shape {tuple(a.shape)}. Is it on face {other(face)}? `redistribute` changes "
             "the face."
         )
     if bias is not None:
         check_layout(bias, vector(other(face)), cube)
-    check_origin(a, face, cube, f"the {_named(weight.shape)}")
-    a = a.to(cube.precision.computed(a.dtype))
-    if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # which autocast leaves alone
+    check_origin(a, face, cube, f"the {_named(shape)}")
+    a = as_type(a, cube.precision.computed(a.dtype))
+    if a.dtype != torch.float64 and torch.is_autocast_enabled(a.device.type):  # which leaves float64 alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
     # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
     return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, position_in_pass(a, cube))
 
 
-class _Product(torch.autograd.Function):
+class _Product(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -124,7 +126,7 @@ class _Product(torch.autograd.Function):
         gathering_w = source.gather(a.dtype, position)
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
         prefetch_next_weight(cube, position=position)
-        shift = None if bias is None else local(bias).to(a.dtype)
+        shift = None if bias is None else as_type(local(bias), a.dtype)
         if shift is not None and columns.size == 1:
             c = product(a_full, w_full.t(), shift)  # where nothing is summed, the product itself adds it
         else:
@@ -151,26 +153,26 @@ class _Product(torch.autograd.Function):
         # Everything is issued before anything is waited for; the order is the same on every rank.
         gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else CommHandle(dc)
         saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
-        a, w = CommHandle(saved_a), CommHandle(saved_w)
+        gathering_w = gathering_a = None
         keeps_w = ctx.keeps_w and has_storage(saved_w)  # which a backward pass before, of the same graph, has freed
         if needs_da and keeps_w:
             pass_gathered_weight(cube)
         elif needs_da:
-            w = ctx.source.gather_again(dc.dtype)
+            gathering_w = ctx.source.gather_again(dc.dtype)
         if needs_dw and not ctx.keeps_a:
-            a = all_gather(saved_a, rows)
+            gathering_a = all_gather(saved_a, rows)
         if needs_db:
             db = CommHandle(sum_of_rows(dc, bias.dtype))
             cube.ledger.accumulate_grad(bias, db, cube.over(*vector(other(face)).sum_over))
-        dc_full, w_full = gathering_dc.wait(), w.wait() if needs_da else None
+        dc_full, w_full = gathering_dc.wait(), saved_w if gathering_w is None else gathering_w.wait()
         prefetch_next_weight(cube)
 
-        sending_da = reduce_scatter(product(dc_full, w_full), rows) if w_full is not None else None
+        sending_da = reduce_scatter(product(dc_full, w_full), rows) if needs_da else None
         if needs_da and keeps_w and cube.axis("x").size > 1:  # else it may be the weight itself
             free_storage(saved_w)  # now, and not when autograd lets go of it: dW needs as much again
-        del w, w_full, saved_w
+        del gathering_w, w_full, saved_w
         if needs_dw:
-            dw = product(dc_full.t(), a.wait())
+            dw = product(dc_full.t(), saved_a if gathering_a is None else gathering_a.wait())
             ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
         return sending_da.wait() if sending_da else None, None, None, None, None, None, None
 

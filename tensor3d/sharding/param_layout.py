@@ -24,14 +24,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, check_axes
 from tensor3d.distributed.grad_reducer import asked_for
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.seeds import mix
 from tensor3d.sharding.activation_layout import Face, other
+from tensor3d.torch_private import local_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def copies(face: Face) -> Layout:
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's block of a parameter or gradient, for DTensors and plain tensors alike. Not differentiable."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 def local_slices(tensor: Tensor, cube: Cube) -> tuple[slice, ...]:
@@ -151,6 +152,8 @@ def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:
 
     And unless it is a leaf: its gradient goes to the ledger and by no other way to what it was computed from.
     """
+    if isinstance(parameter, DTensor) and parameter.placements == layout.placements and parameter.is_leaf:
+        return  # by far most often
     shape = tuple(parameter.shape)
     if not parameter.is_leaf:
         raise ValueError(
@@ -272,7 +275,7 @@ def local_param(parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
     return _Use.apply(parameter, layout, cube)
 
 
-class _Use(torch.autograd.Function):
+class _Use(Function):
     """Forward: the block. Backward: the block's gradient is handed to the ledger. No communication, nothing saved."""
 
     @staticmethod

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensor3d.distributed.collectives import Axis, all_gather, all_to_all, reduce_scatter
 from tensor3d.distributed.cube import Cube
+from tensor3d.ops.as_type import as_type
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.row_chunks import is_host_readable
 from tensor3d.sharding.activation_layout import Face, check_face, in_batch, other
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
@@ -80,12 +81,12 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
     if numbers.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{what} must be of type int64 or int32. Got {numbers.dtype}.")
     if is_host_readable(numbers) and numbers.numel():  # else the loader's word is taken
-        least, most = int(numbers.min()), int(numbers.max())
+        least, most = (int(bound) for bound in numbers.aminmax())
         if least < lowest or most >= below:
             raise ValueError(f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}.")
 
 
-class _Selection(torch.autograd.Function):
+class _Selection(Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Tensor, axis: Axis) -> Tensor:
         local_rows, owned = places_in(rows, table.shape[0] * axis.index, table.shape[0])
@@ -99,7 +100,7 @@ class _Selection(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         local_rows, owned = ctx.saved_tensors
         sums = sums_by_row(all_gather(gradient, ctx.axis).wait(), local_rows, owned, ctx.table_rows)
-        return sums.to(gradient.dtype), None, None
+        return as_type(sums, gradient.dtype), None, None
 
 
 def sum_rows(tensor: Tensor, owner: Tensor, slots: int, cube: Cube, face: Face = "z") -> Tensor:
@@ -141,7 +142,7 @@ def sum_rows(tensor: Tensor, owner: Tensor, slots: int, cube: Cube, face: Face =
     return _SumRows.apply(tensor, own, slots, cube.axis(other(face)))
 
 
-class _SumRows(torch.autograd.Function):
+class _SumRows(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, own: Tensor, slots: int, axis: Axis) -> Tensor:
         ctx.save_for_backward(own)
@@ -171,7 +172,7 @@ def chosen_rows(table: Tensor, local_rows: Tensor, owned: Tensor, dtype: torch.d
     """(R, H) of this type: own rows where owned, else 0."""
     if table.shape[0] == 0:  # a chunk of a vocabulary smaller than its axis
         return table.new_zeros(local_rows.shape[0], table.shape[1], dtype=dtype)
-    return table.index_select(0, local_rows).to(dtype).mul_(owned.unsqueeze(1))
+    return as_type(table.index_select(0, local_rows), dtype).mul_(owned.unsqueeze(1))
 
 
 def sums_by_row(gradient: Tensor, local_rows: Tensor, owned: Tensor, table_rows: int) -> Tensor:
@@ -180,7 +181,7 @@ def sums_by_row(gradient: Tensor, local_rows: Tensor, owned: Tensor, table_rows:
     wide = torch.promote_types(gradient.dtype, torch.float32)
     table = gradient.new_zeros(table_rows, gradient.shape[1], dtype=wide)
     if table_rows:
-        table.index_add_(0, local_rows, gradient.to(wide) * owned.unsqueeze(1))
+        table.index_add_(0, local_rows, as_type(gradient, wide) * owned.unsqueeze(1))
     return table
 
 
@@ -203,7 +204,7 @@ def redistribute(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
     return _Turn.apply(tensor, cube, to)
 
 
-class _Turn(torch.autograd.Function):
+class _Turn(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cube: Cube, to: Face) -> Tensor:
         ctx.cube, ctx.to = cube, to

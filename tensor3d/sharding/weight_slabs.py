@@ -28,6 +28,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import travel_together
 from tensor3d.distributed.grad_reducer import HandIn
 from tensor3d.distributed.weight_prefetch import Kind, PassPosition, Start, follows
+from tensor3d.ops.as_type import as_type
 from tensor3d.sharding.param_layout import chunk_bounds, local
 from tensor3d.torch_private import at_end_of_pass, backward_pass
 
@@ -36,17 +37,21 @@ from tensor3d.torch_private import at_end_of_pass, backward_pass
 
 def all_gather_weight(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> CommHandle:
     """Starts the gather over x of W' (N', K/z), in the type of the product and without padding."""
+    x = cube.axis("x")
+    if x.size == 1:  # there is nothing to pad and nothing to cut off
+        return CommHandle(as_type(local(weight), dtype))
     slab = _Slab.of(weight, rows, cube)
-    return all_gather(_pad_rows(local(weight).to(dtype), slab.chunk), cube.axis("x")).narrowed(slab.rows)
+    return all_gather(_pad_rows(as_type(local(weight), dtype), slab.chunk), x).narrowed(slab.rows)
 
 
 def reduce_scatter_weight_grad(dw: Tensor, weight: Tensor, cube: Cube) -> CommHandle:
     """Starts the sum over x of the gradients of W'; the result has the local shape and the type of `weight`."""
     x = cube.axis("x")
+    if x.size == 1:  # nothing travels, and nothing is to be rounded for it
+        return CommHandle(as_type(dw, weight.dtype))
     chunk = -(-dw.shape[0] // x.size)
     own = local(weight).shape[0]
-    # With one member nothing travels, and nothing is to be rounded for it.
-    dw = dw.to(cube.precision.reduced(weight.dtype) if x.size > 1 else weight.dtype)
+    dw = as_type(dw, cube.precision.reduced(weight.dtype))
     return reduce_scatter(_pad_rows(dw, chunk * x.size), x).narrowed(own).converted(weight.dtype)
 
 
@@ -104,6 +109,8 @@ def get_gathered_weight(
         kind: what for; a tied weight has uses of both.
         position: of this use among those of the pass.
     """
+    if cube.axis("x").size == 1:
+        return all_gather_weight(weight, cube, rows, dtype)
     return _gathered([weight], [rows], cube, dtype, kind, position)
 
 
@@ -184,7 +191,7 @@ def weight_source(weight: nn.Parameter, cube: Cube, rows: Axis) -> WeightSource:
     return _Alone(weight=weight, cube=cube, rows=rows)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)  # made for every product: a frozen one takes three times as long
 class _Alone:
     weight: nn.Parameter
     cube: Cube

@@ -335,6 +335,19 @@ def test_a_long_residual_stream_is_walked_once() -> None:
         check_origin(h, "y", cube, "a norm")
 
 
+@pytest.mark.parametrize("join", [torch.add, lambda h, residual: F.gelu(h)], ids=["sum", "activation"])
+def test_a_later_call_with_what_lies_elsewhere_is_refused(join: Callable[[Tensor, Tensor], Tensor]) -> None:
+    cube = Cube(1, 1, 1)
+    linear, norm = Linear3D(HIDDEN, HIDDEN, cube, "z"), LayerNorm3D(HIDDEN, cube)
+    right, wrong = on_z(cube), on_y(cube)  # of one shape
+    for reader in (linear, norm):
+        for good, bad in ((join(right, right), join(wrong, right)), (right, wrong)):
+            reader(good)
+            with pytest.raises(ValueError, match=r"reads face z\. Got what lies on face y"):
+                reader(bad)
+            reader(good)
+
+
 class Drifting(nn.Module):
     def __init__(self, cube: Cube) -> None:
         super().__init__()

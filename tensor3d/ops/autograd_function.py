@@ -1,0 +1,49 @@
+"""The base of the library's autograd functions: torch's, with less work on the host for each call.
+
+Both shortcuts leave out what torch does for a use that these functions are not put to. A layer of a few rows takes as
+long as its host needs, and a model calls dozens of functions a pass, twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch.autograd.function import once_differentiable as guarded
+
+from tensor3d.torch_private import is_there, under_transforms
+
+_C = TypeVar("_C")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Function(torch.autograd.Function):
+    """Torch's, whose `apply` takes two thirds of the time: it does not look through all arguments for what transforms
+    of `torch.func` have left behind. Within one, torch's own decides."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if not is_there(under_transforms) or under_transforms():
+            return super().apply(*args)
+        behind: Any = super(torch.autograd.Function, cls)
+        return behind.apply(*args)
+
+
+def once_differentiable(
+    backward: Callable[Concatenate[_C, _P], _R],
+) -> Callable[Concatenate[_C, _P], _R]:
+    """Torch's decorator of that name: who differentiates the result a second time gets an error, and no wrong numbers.
+
+    Torch's enters `no_grad` in every backward pass, which takes as long as a small operator. There is nothing to keep
+    from a graph where the pass makes none, as it does unless it was asked for one (`create_graph=True`).
+    """
+    with_graph = guarded(backward)
+
+    @wraps(backward)
+    def once(ctx: _C, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return with_graph(ctx, *args, **kwargs) if torch.is_grad_enabled() else backward(ctx, *args, **kwargs)
+
+    return once
