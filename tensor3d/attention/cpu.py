@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.batches.length_groups import LengthGroup, LengthGroups
+from tensor3d.ops.as_type import without_autocast
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.dropout import gain_of, keep_mask, only
 from tensor3d.torch_private import (
@@ -98,7 +99,7 @@ def gradients(
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a b, by batch, in their type: or, if that is bf16 or fp16, in one that is `multipliable`."""
-    with torch.autocast("cpu", enabled=False):  # which would narrow those for scores
+    with without_autocast(a.device):  # which would narrow those for scores
         return torch.bmm(multipliable(a), multipliable(b))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.collectives import all_gather, all_reduce_replicated
 from tensor3d.distributed.cube import Cube
+from tensor3d.ops.as_type import without_autocast
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import block, chunk_bounds, constant, copies, local_param, narrow, normal
@@ -117,7 +118,7 @@ class SmallHead3D(nn.Module):
         check_origin(x, self.face, self.cube, f"SmallHead3D ({self.in_features} -> {self.classes})")
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         weight = local_param(self.weight, narrow(self.face), self.cube).to(x.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             logits = all_reduce_replicated(x @ weight.t(), self.cube.axis(self.face))
         if self.bias is None:
             return logits

@@ -15,7 +15,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, widened
-from tensor3d.ops.as_type import as_type
+from tensor3d.ops.as_type import as_type, without_autocast
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.dropout import drop
 from tensor3d.ops.row_chunks import iter_row_chunks, together
@@ -155,7 +155,7 @@ class _LayerNorm(Function):
         product = wide_dy * normal
         gain = local(weight).to(rstd.dtype)
         # sum over columns of g and of g * normal, with g = dy * weight, as two matrix-vector products
-        with torch.autocast(x.device.type, enabled=False):  # which would multiply in half precision
+        with without_autocast(x.device):  # which would multiply in half precision
             summing = all_reduce(torch.stack([wide_dy @ gain, product @ gain], -1), axis)
         over = cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
@@ -291,7 +291,7 @@ class _RMSNorm(Function):
         cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
         wide_dy, normal = dy.to(rrms.dtype), x.to(rrms.dtype) * rrms
         product, gain = wide_dy * normal, local(weight).to(rrms.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             summing = all_reduce((product @ gain).unsqueeze(1), axis)
         if all(asked_for(ctx, ctx.weight)):
             gradient = CommHandle(product.sum(0))
