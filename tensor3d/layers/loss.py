@@ -136,7 +136,7 @@ def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
     log_sum = top + (exponentials * (largest - _finite(top)).exp()).sum(0).log()
     # The place inside the winner's slice; the slices before it are all of full size.
     place = places.gather(0, winner.unsqueeze(0))[0].long() + winner * -(-vocab // statistics.shape[0])
-    losses, ignored = _losses(log_sum, label_logits.sum(0), labels, labels.clamp(0, vocab - 1) == labels)
+    losses, ignored = _losses(log_sum, label_logits.sum(0), labels, labels.clamp(0, vocab - 1) != labels)
     return losses, place, log_sum, ignored
 
 
@@ -146,14 +146,14 @@ def _losses_alone(
     """The same at once, where one member has all columns, and so owns every label that is one."""
     largest, exponentials, label_logit, place = _of_rows(logits, target)
     log_sum = largest + exponentials.log()
-    losses, ignored = _losses(log_sum, label_logit, labels, owned)
+    losses, ignored = _losses(log_sum, label_logit, labels, ~owned)
     return losses, place, log_sum, ignored
 
 
-def _losses(log_sum: Tensor, label_logit: Tensor, labels: Tensor, exist: Tensor) -> tuple[Tensor, Tensor]:
-    """And which rows do not count. `exist`: which labels are entries of the vocabulary."""
+def _losses(log_sum: Tensor, label_logit: Tensor, labels: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    """And which rows do not count. `missing`: which labels are no entries of the vocabulary."""
     ignored = labels[:, 0] == IGNORED
-    losses = torch.where(exist[:, 0], log_sum - label_logit, math.nan)
+    losses = (log_sum - label_logit).masked_fill(missing[:, 0], math.nan)
     return losses.masked_fill(ignored, 0), ignored
 
 
