@@ -23,6 +23,7 @@ from tensor3d import (
     Sequences,
     TransformerLayer3D,
     checkpoint,
+    explain,
     local,
     shard,
 )
@@ -370,3 +371,14 @@ def test_parameters_of_inference_are_converted_at_each_use() -> None:
         model[0].weight.zero_()
         assert not torch.equal(model(x), before)
         assert cube.shadows.kept_bytes == 0
+
+
+def test_what_is_kept_are_the_copies_where_nothing_is_gathered() -> None:
+    """Beside them a layer that keeps all keeps no more than one that converts again."""
+    saved = []
+    for on, reshard in ((False, True), (False, False), (True, True), (True, False)):
+        cube = Cube.single(precision=BF16, speed=ExecutionPolicy(shadow_weights=on))
+        layer = TransformerLayer3D(HIDDEN, HEADS, cube, INNER, reshard_after_forward=reshard)
+        x = torch.ones(ROWS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+        saved.append(explain(layer, inputs=(x, Sequences.from_lengths([ROWS], device="cpu"))).saved)
+    assert saved[0] == saved[2] == saved[3] < saved[1]
