@@ -129,7 +129,7 @@ def own_statistics(statistics: Tensor, axis: Axis) -> Tensor:
 
 
 def slab_over_y(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> CommHandle:
-    crossed: Any = SimpleNamespace(axis=lambda name: cube.axis("y" if name == "x" else name))
+    crossed: Any = SimpleNamespace(axis=lambda name: cube.axis("y" if name == "x" else name), speed=cube.speed)
     return all_gather_weight(weight, crossed, rows, dtype)
 
 

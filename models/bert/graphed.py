@@ -64,6 +64,11 @@ class GraphedBert:
             raise ValueError(
                 f"a CUDA graph of a pass needs one rank with a GPU. Got {cube.shape} on {cube.device.type}."
             )
+        if cube.speed.shadow_weights:
+            raise ValueError(
+                "a CUDA graph converts weights in each replay, and copies that are made once after an update would be "
+                "held for nothing. Make the cube with ExecutionPolicy(shadow_weights=False)."
+            )
         if model.bert.read_rows_only:
             raise ValueError(
                 "a CUDA graph needs the same shapes in every micro-batch, and a last layer of the rows that heads read "

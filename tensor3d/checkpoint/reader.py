@@ -250,6 +250,9 @@ def _read(contents: CheckpointIndex, state: dict[str, Tensor], cube: Cube) -> No
     except CheckpointException as problem:  # DCP raises it on every rank
         causes = "; ".join(sorted({str(cause[0]) for cause in problem.failures.values()}))
         raise DamagedError(f"{contents.folder} cannot be read: {causes}. Resume from an earlier checkpoint.") from None
+    finally:
+        # Writing to the blocks of detached DTensors is not seen on the parameters, by which keepers of copies go.
+        torch.autograd.graph.increment_version(list(state.values()))
 
 
 class _Planner(DefaultLoadPlanner):

@@ -44,6 +44,8 @@ class Memory:
     """Kept for the backward pass of one micro-batch."""
     peak: int
     """The most at once."""
+    shadows: int = 0
+    """Copies of weights in the type of products, which stay (`ExecutionPolicy.shadow_weights`)."""
     counted: bool
     """Whether `saved` and `peak` were counted in a run of the step; else both are a formula's lower bounds."""
 

@@ -21,6 +21,7 @@ from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPo
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
 from tensor3d.distributed.grad_reducer import GradReducer, UseAgreement
 from tensor3d.distributed.seeds import ParamNumbers
+from tensor3d.distributed.shadow_weights import ShadowWeights
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.seeds import mix
@@ -103,6 +104,8 @@ class Cube:
         self.open_groups: list[Any] = []
         """Of weights that travel together in the forward pass that runs now, the innermost last
         (sharding/weight_slabs.py)."""
+        self.shadows = ShadowWeights()
+        """Copies of weights in the type of products, where `ExecutionPolicy.shadow_weights` says so."""
         self.numbers = ParamNumbers()
         self.seeded = False
         self._has_connected = False

@@ -43,6 +43,13 @@ class ExecutionPolicy:
     keeps memory by itself, it saves nothing. The results are the same bits. A gradient that somebody still holds when
     the next pass begins keeps its values: that pass takes new memory, and the gradient holds all of the old; hold a
     clone instead. `cube.ledger.free_buckets()` lets go of it."""
+    shadow_weights: bool = False
+    """Where products are in another type than the parameters (`MixedPrecisionPolicy.compute`, autocast), copies of
+    their weights and biases in that type are made once after a change, and used and gathered as they are
+    (distributed/shadow_weights.py); else each use converts its weight. It costs the memory of the copies: 2 bytes an
+    element of a rank's blocks in bf16. The results are the same bits. Edits in place through `.data` are not seen:
+    `cube.shadows.forget()` after them, on the ranks that have made them. Not yet timed on a GPU; on a CPU it saves
+    little."""
 
     def __post_init__(self) -> None:
         limit = self.weight_group_bytes

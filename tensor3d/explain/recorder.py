@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.autograd_graph import walk
 from tensor3d.distributed.comm_stats import Key, Kind
+from tensor3d.distributed.shadow_weights import shadow_of
 from tensor3d.explain.report import Shape
 from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
 from tensor3d.layers.heads import SmallHead3D
@@ -201,6 +202,9 @@ class Recorder:
         self._mark()
         with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
             yield
+        copies = [copy for parameter in self._model.parameters() if (copy := shadow_of(parameter)) is not None]
+        for copy in copies:  # which stay anyway
+            self._kept.pop(copy.untyped_storage().data_ptr(), None)
         for kept in self._kept.values():
             self._tally(SHARED if kept.shared else kept.place).saved += kept.tensor.untyped_storage().nbytes()
         self._kept.clear()

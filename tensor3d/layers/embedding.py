@@ -23,6 +23,7 @@ from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
 from tensor3d.sharding.param_layout import block, chunk_bounds, local, local_param, matrix, normal, table
 from tensor3d.sharding.redistribute import add_by_row, check_numbers, chosen_rows, local_rows, places_in, sums_by_row
 from tensor3d.sharding.weight_slabs import (
+    block_or_shadow,
     get_gathered_weight,
     position_in_pass,
     prefetch_next_weight,
@@ -180,7 +181,8 @@ class _LookupOfAllPlanes(Function):
         gathering_ids = _gather_ids(ids, most, cube)
         part, first = local(weight), cut.block_start
         if way == "columns":
-            part = cut.to_columns(part.to(dtype), cut.heights).wait().view(sum(cut.heights), cut.width)
+            converted = block_or_shadow(weight, cube, dtype).to(dtype)
+            part = cut.to_columns(converted, cut.heights).wait().view(sum(cut.heights), cut.width)
             first = cut.slab_start
         every = gathering_ids.wait().view(x.size, y.size, most // y.size)
         every = every.transpose(0, 1).reshape(-1)  # rows of a member of y together: it scatters first

@@ -72,6 +72,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], cube: Cube)
         if isinstance(target, Tensor):
             here = local(target.detach())
             here.copy_(cut_rows(state[name].detach(), local_slices(target, cube), orders.get(name)))
+            torch.autograd.graph.increment_version(target)  # a detached DTensor's block has a counter of its own
     for prefix, module in model.named_modules():
         extra = f"{prefix}._extra_state" if prefix else "_extra_state"
         if extra in targets and not isinstance(targets[extra], Tensor):

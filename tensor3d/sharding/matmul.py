@@ -21,8 +21,14 @@ from tensor3d.ops.products import product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
-from tensor3d.sharding.param_layout import check_layout, chunk_bounds, local, matrix, vector
-from tensor3d.sharding.weight_slabs import pass_gathered_weight, position_in_pass, prefetch_next_weight, weight_source
+from tensor3d.sharding.param_layout import check_layout, chunk_bounds, matrix, vector
+from tensor3d.sharding.weight_slabs import (
+    block_or_shadow,
+    pass_gathered_weight,
+    position_in_pass,
+    prefetch_next_weight,
+    weight_source,
+)
 from tensor3d.torch_private import free_storage, has_storage
 
 # --- Which gathered operands stay for backward ------------------------------------------------------------------------
@@ -122,11 +128,13 @@ class _Product(Function):
         cube.ledger.forget_failed_passes()
         rows, columns = cube.axis(other(face)), cube.axis(face)
         gathering_a = all_gather(a, rows)
+        if cube.speed.shadow_weights:
+            cube.shadows.enrol(weight, bias)
         source = weight_source(weight, cube, rows)
         gathering_w = source.gather(a.dtype, position)
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
         prefetch_next_weight(cube, position=position)
-        shift = None if bias is None else as_type(local(bias), a.dtype)
+        shift = None if bias is None else as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
         if shift is not None and columns.size == 1:
             c = product(a_full, w_full.t(), shift)  # where nothing is summed, the product itself adds it
         else:

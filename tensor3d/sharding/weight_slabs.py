@@ -37,11 +37,20 @@ from tensor3d.torch_private import at_end_of_pass, backward_pass
 
 def all_gather_weight(weight: Tensor, cube: Cube, rows: Axis, dtype: torch.dtype) -> CommHandle:
     """Starts the gather over x of W' (N', K/z), in the type of the product and without padding."""
-    x = cube.axis("x")
+    x, shard = cube.axis("x"), as_type(block_or_shadow(weight, cube, dtype), dtype)
     if x.size == 1:  # there is nothing to pad and nothing to cut off
-        return CommHandle(as_type(local(weight), dtype))
+        return CommHandle(shard)
     slab = _Slab.of(weight, rows, cube)
-    return all_gather(_pad_rows(as_type(local(weight), dtype), slab.chunk), x).narrowed(slab.rows)
+    return all_gather(_pad_rows(shard, slab.chunk), x).narrowed(slab.rows)
+
+
+def block_or_shadow(parameter: Tensor, cube: Cube, dtype: torch.dtype) -> Tensor:
+    """This rank's block, or its copy in the type of a product (`ExecutionPolicy.shadow_weights`): to be converted, and
+    not to be written to."""
+    block = local(parameter)
+    if not cube.speed.shadow_weights or block.dtype == dtype:
+        return block
+    return cube.shadows.of(parameter, block, dtype)
 
 
 def reduce_scatter_weight_grad(dw: Tensor, weight: Tensor, cube: Cube) -> CommHandle:
@@ -149,7 +158,7 @@ def _start(weights: Sequence[nn.Parameter], rows: Sequence[Axis], cube: Cube, dt
         return all_gather_weight(weights[0], cube, rows[0], dtype)
     slabs = [_Slab.of(weight, axis, cube) for weight, axis in zip(weights, rows, strict=True)]
     flat = torch.empty((1, sum(slab.shard for slab in slabs)), dtype=dtype, device=local(weights[0]).device)
-    places, blocks = [], [local(weight).detach() for weight in weights]
+    places, blocks = [], [block_or_shadow(weight, cube, dtype).detach() for weight in weights]
     for block, slab, part in zip(blocks, slabs, flat.split([slab.shard for slab in slabs], 1), strict=True):
         place = part.view(slab.chunk, slab.columns)
         places.append(place[: block.shape[0]])
@@ -281,6 +290,8 @@ class WeightGroup:
         for weight, rows in weights:
             if weight.dtype == weights[0][0].dtype and local(weight).device == local(weights[0][0]).device:
                 self._members[id(weight)] = _Member(weight=weight, rows=rows, slab=_Slab.of(weight, rows, cube))
+        if cube.speed.shadow_weights:
+            cube.shadows.enrol(*(member.weight for member in self._members.values()))
         self._given: set[int] = set()
         self._forward: _Gathered | None = None
         self._backward: dict[int, _Gathered] = {}

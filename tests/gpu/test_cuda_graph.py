@@ -9,7 +9,7 @@ import torch
 
 from models.bert import BertForPreTraining
 from models.bert.graphed import EndsOnly, GraphedBert
-from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
+from tensor3d import Cube, ExecutionPolicy, Linear3D, MixedPrecisionPolicy
 from tensor3d.attention import attention
 from tensor3d.data import PackedBatch
 from tensor3d.ops.cuda_graph import CapturedPass
@@ -102,6 +102,28 @@ def test_other_shapes_are_refused() -> None:
         captured(x=torch.ones(4, device="cuda"))
     with pytest.raises(ValueError, match=r"captured with \['x'\]\. Got \['y'\]"):
         captured(y=torch.ones(3, device="cuda"))
+
+
+@gpu
+def test_a_graph_converts_weights_in_each_replay() -> None:
+    """Copies that are made once after a change would be those of the capture."""
+    speed = ExecutionPolicy(shadow_weights=True)
+    cube = Cube.single("cuda", precision=MixedPrecisionPolicy(compute=torch.bfloat16), speed=speed)
+    cube.manual_seed(0)
+    layer, x = Linear3D(8, 8, cube), torch.ones(4, 8, device="cuda", dtype=torch.bfloat16)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        loss = layer(x).float().sum()
+        loss.backward()
+        return loss.detach()
+
+    captured = CapturedPass(run, {"x": x}, list(layer.parameters()))
+    for _ in range(2):
+        with torch.no_grad():
+            layer.weight.add_(1)
+        assert captured(x=x).item() == layer(x).float().sum().item()
+    with pytest.raises(ValueError, match=r"copies .* would be held for nothing.*shadow_weights=False"):
+        GraphedBert(BertForPreTraining(toy_config(VOCAB), cube), CAPACITY)
 
 
 def test_other_attention_is_refused() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from models.bert import PRESETS, BertConfig, BertForPreTraining
 from models.bert.huggingface.config import settings_of
 from models.bert.model import example_batch
-from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
+from tensor3d import Cube, CubeShape, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.attention.backends import SUPPORT
 from tensor3d.data.loader import settle
 from tensor3d.torch_private import TorchDispatchMode, efficient_attention, fake_collectives, tree_leaves
@@ -60,6 +60,9 @@ class OperatorsCommand(Benchmark[list[CubeShape]]):
     """Probability, of hidden states; attention weights have none."""
     kept: bool = False
     """Whether products keep what they have gathered or converted for backward."""
+    shadow_weights: bool = False
+    """Whether weights are converted once after a change (`ExecutionPolicy.shadow_weights`), as before the micro-batch
+    that is counted."""
     contenders: str = f"{OURS},{LIBRARY}"
     """Which of the two; `transformers` is counted on one device."""
     passes: Count = 5
@@ -92,7 +95,18 @@ class OperatorsCommand(Benchmark[list[CubeShape]]):
         compute = None if self.precision == "fp32" else TYPES[self.precision]
         results = []
         for shape in plan if OURS in names else ():
-            results.append(count(self.config, shape, compute, self.rows, self.longest, self.kept, self.passes))
+            results.append(
+                count(
+                    self.config,
+                    shape,
+                    compute,
+                    self.rows,
+                    self.longest,
+                    self.kept,
+                    self.passes,
+                    shadow_weights=self.shadow_weights,
+                )
+            )
         if LIBRARY in names:
             results.append(count_library(self.config, compute, self.rows, self.longest, self.passes))
         lines = [
@@ -204,6 +218,8 @@ def count(
     longest: int,
     kept: bool = False,
     passes: int = 1,
+    *,
+    shadow_weights: bool = False,
 ) -> OperatorFigures:
     """Of our model on a box, eager.
 
@@ -216,7 +232,8 @@ def count(
         stack.enter_context(as_on_a_gpu())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         types = MixedPrecisionPolicy(compute=compute)
-        cube = Cube(shape.x, shape.y, shape.z, shape.data, device=_DEVICE, precision=types)
+        speed = ExecutionPolicy(shadow_weights=shadow_weights)
+        cube = Cube(shape.x, shape.y, shape.z, shape.data, device=_DEVICE, precision=types, speed=speed)
         cube.manual_seed(0)
         with cube.skip_init():
             model = BertForPreTraining(config, cube, reshard_after_forward=not kept).train()
@@ -258,6 +275,7 @@ def _figures(model: nn.Module, loss: Callable[[], Tensor], passes: int) -> dict[
 
     take()  # and all that is made once
     model.zero_grad(set_to_none=True)
+    torch.autograd.graph.increment_version(list(model.parameters()))  # as an optimiser's step has left them
     first, further = OperatorCounter(), OperatorCounter()
     with first:
         take()

@@ -104,6 +104,9 @@ class PlanCommand:
     optimizer: Literal["lamb", "adamw", "stable_adamw"] = "lamb"
     shard_over_data: bool = False
     """Shard the optimiser's state over the data axis (ZeRO stage 1)."""
+    shadow_weights: bool = False
+    """Hold weights in the type of products, too, converted once after an update (`speed.shadow_weights` of recipes):
+    their memory is counted, what they save in time is not."""
     overlap: Overlap = "products"
     """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
     weights too, which the layers gather ahead from their second step on (prefetch)."""
@@ -233,6 +236,7 @@ class PlanCommand:
             reduce=self.reduce,
             optimizer=self.optimizer,
             shard_over_data=self.shard_over_data,
+            shadow_weights=self.shadow_weights,
             device="cuda" if cluster.overlaps else "cpu",
         )
 

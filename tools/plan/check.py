@@ -128,6 +128,7 @@ def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
         reduce=recipe.precision.reduce,
         optimizer=recipe.optimizer.kind,
         shard_over_data=recipe.optimizer.shard_over_data,
+        shadow_weights=recipe.speed.shadow_weights,
         device="cpu",
     )
     choice = StepOptions(
@@ -191,6 +192,7 @@ def memory_counter(costs: BertCosts, show: Callable[[], object]) -> Callable[[Cu
             optimizer=found.optimizer,
             saved=found.saved + more,
             peak=found.peak + more,
+            shadows=found.shadows,
             counted=True,
         )
 
@@ -207,6 +209,7 @@ def step_of(costs: BertCosts, choice: StepOptions) -> dict[str, Any]:
         "recompute": choice.recompute,
         "reshard_after_forward": choice.reshard_after_forward,
         "keep_budget": choice.keep_budget,
+        "shadow_weights": costs.shadow_weights,
         "device": costs.device,
     }
 
@@ -243,6 +246,7 @@ def dry_beside_prediction(
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
     keep_budget: int = 0,
+    shadow_weights: bool = False,
     device: Device = "cpu",
 ) -> list[Comparison]:
     """Every figure of one step of `rank`, counted in a dry step and predicted without: traffic and what stays by
@@ -259,6 +263,7 @@ def dry_beside_prediction(
         "types": types,
         "optimizer": optimizer,
         "shard_over_data": shard_over_data,
+        "shadow_weights": shadow_weights,
         "device": device,
     }
     dry = counted_step(config, shape, load, **step)
@@ -267,7 +272,14 @@ def dry_beside_prediction(
         shape=shape, rank=rank, compute=TYPES[types.compute].itemsize, gradient=TYPES[types.reduce].itemsize
     )
     formula = least_memory(
-        config, wire, load, choice, optimizer=optimizer, device=device, shard_over_data=shard_over_data
+        config,
+        wire,
+        load,
+        choice,
+        optimizer=optimizer,
+        device=device,
+        shard_over_data=shard_over_data,
+        shadow_weights=shadow_weights,
     )
     received, calls = (
         step_traffic(
@@ -289,7 +301,7 @@ def dry_beside_prediction(
     )
     memory = [
         Comparison(what=name, predicted=getattr(source, name), counted=getattr(dry.memory, name))
-        for source, names in ((formula, ("weights", "gradients", "optimizer")), (shallow, ("peak", "saved")))
+        for source, names in ((formula, ("weights", "gradients", "optimizer", "shadows")), (shallow, ("peak", "saved")))
         for name in names
     ]
     return [*_traffic("bytes", received, dry.received), *_traffic("calls", calls, dry.calls), *memory]

@@ -103,7 +103,7 @@ def _as_planned(
         },
         "optimizer": {"kind": costs.optimizer, "shard_over_data": costs.shard_over_data},
         "precision": {"compute": costs.compute, "reduce": costs.reduce},
-        "speed": {"overlap": overlap != "none"},
+        "speed": {"overlap": overlap != "none", "shadow_weights": costs.shadow_weights},
         "batch": {
             "global_batch": batch.packs,
             "packs_per_rank": batch.packs // (plan.shape.planes * plan.shape.z * choice.micro_batches),

@@ -141,6 +141,7 @@ def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
     """What is planned for what."""
     config, batch = costs.config, costs.batch
     shares = ", its state sharded over data" if costs.shard_over_data else ""
+    shares += ", shadow weights" if costs.shadow_weights else ""
     return [
         f"{parameters_of(config) / 1e9:,.3g} G parameters: {config.layers} layers, hidden {config.hidden}, inner "
         f"{config.inner_size}, {config.heads} heads, vocabulary {config.vocab:,}",
@@ -240,11 +241,12 @@ def details(plan: BoxPlan, cluster: Cluster) -> list[str]:
     """Memory by kind, traffic by axis and link, time by part."""
     memory, time, shape = plan.cost.memory, plan.time, plan.shape
     least, source = ("", "counted") if memory.counted else ("> ", "by formulas")
+    copies = f", their copies {in_bytes(memory.shadows)}" if memory.shadows else ""
     lines = [
         f"{shape}, ranks dealt along {', '.join(axis for axis in shape.wire)} (slowest first):",
-        f"  memory of a rank, {source}: weights {in_bytes(memory.weights)}, gradients {in_bytes(memory.gradients)}, "
-        f"optimiser {in_bytes(memory.optimizer)}, kept for backward {least}{in_bytes(memory.saved)}, at most at once "
-        f"{least}{in_bytes(memory.peak)}",
+        f"  memory of a rank, {source}: weights {in_bytes(memory.weights)}{copies}, gradients "
+        f"{in_bytes(memory.gradients)}, optimiser {in_bytes(memory.optimizer)}, kept for backward {least}"
+        f"{in_bytes(memory.saved)}, at most at once {least}{in_bytes(memory.peak)}",
         "  time, by formulas: "
         + ", ".join(
             f"{name} {in_time(seconds)}"

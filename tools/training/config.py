@@ -262,6 +262,10 @@ class SpeedConfig:
     keep_buckets: Literal["auto", "yes", "no"] = "auto"
     """The memory of gradients that are summed over `data` stays from step to step. auto: on CPUs, where new memory
     takes time, unless `optimizer.shard_over_data` is set."""
+    shadow_weights: bool = False
+    """Where `precision.compute` is not fp32, products take copies of weights and biases that are converted once after
+    an update, in place of converting at each use: fewer operators, for 2 bytes an element. The same bits. Not with
+    `speed.cuda_graph`, in which conversions are captured."""
     cuda_graph: bool = False
     """Replay forward and backward of a micro-batch as one CUDA graph: for one GPU that waits for its host. Needs
     attention that is varlen (bf16 or fp16), and a last layer of all rows. Their times are told as one, as forward."""

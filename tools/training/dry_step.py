@@ -31,6 +31,7 @@ from tensor3d import CommStats, Cube, CubeShape, ExecutionPolicy, Sequences, kee
 from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import PackedBatch, TrainBatch
+from tensor3d.distributed.shadow_weights import shadow_of
 from tensor3d.layers.attention import Recompute
 from tensor3d.optim import GradScaler
 from tensor3d.optim.adam import ShardedAdamBase
@@ -146,6 +147,8 @@ class StepMemory:
     """What they keep for the backward pass of one micro-batch, without weights; so do the next ones."""
     layers: int
     heads: int
+    shadows: int
+    """Copies of weights in the type of products (`ExecutionPolicy.shadow_weights`), which stay."""
     peaks: dict[str, int]
     """The most at once of all that torch's operators allocate, weights and the batch included, by part of the step:
     building, forward, backward through heads, layers and embeddings, sums of gradients, update. Each grows with the
@@ -190,6 +193,7 @@ def dry_step(
     wire_buffers: bool = False,
     keep_buckets: bool | None = None,
     weight_group_bytes: int | None = None,
+    shadow_weights: bool = False,
 ) -> DryStep:
     """One step of `rank` of a cube of any size: all micro-batches, clipping, the optimiser.
 
@@ -207,7 +211,7 @@ def dry_step(
         device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
             only a process that has not run autograd before can say: see `counted_step`.
         wire_buffers: see `LiveBytes`.
-        keep_buckets, weight_group_bytes: as of `ExecutionPolicy`.
+        keep_buckets, weight_group_bytes, shadow_weights: as of `ExecutionPolicy`.
 
     Raises:
         ValueError: this process is in a process group, a rank that the cube does not have, no micro-batch, a budget
@@ -229,7 +233,9 @@ def dry_step(
             device=place,
             wire=shape.wire,
             precision=precision(types),
-            speed=ExecutionPolicy(keep_buckets=keep_buckets, weight_group_bytes=weight_group_bytes),
+            speed=ExecutionPolicy(
+                keep_buckets=keep_buckets, weight_group_bytes=weight_group_bytes, shadow_weights=shadow_weights
+            ),
         )
         cube.manual_seed(0)
         # Their places are computed from their lengths, on the host. Real tensors become fake where they meet fake ones.
@@ -275,6 +281,7 @@ def dry_step(
                 embeddings=notes.saved[0],
                 layers=notes.saved[1] - notes.saved[0],
                 heads=notes.saved[2] - notes.saved[1],
+                shadows=cube.shadows.kept_bytes,
                 peaks=live.peaks,
             ),
         )
@@ -375,7 +382,7 @@ class _Notes:
         self.gradients = 0
         self.saved: list[int] = []
         """What is kept so far, behind embeddings, layers and heads of the first micro-batch."""
-        self._live, self._forward = live, False
+        self._live, self._forward, self._parameters = live, False, list(model.parameters())
         self._weights = {storage_id(local(parameter)) for parameter in model.parameters()}
         self._kept: dict[int, torch.UntypedStorage] = {}  # holds them, so that no address is used twice
         self._keeping = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
@@ -408,7 +415,9 @@ class _Notes:
 
     def _note_saved(self) -> None:
         if len(self.before) == 1:
-            self.saved.append(sum(storage.nbytes() for storage in self._kept.values()))
+            copies = (shadow_of(parameter) for parameter in self._parameters)
+            stay = {storage_id(copy) for copy in copies if copy is not None}
+            self.saved.append(sum(storage.nbytes() for key, storage in self._kept.items() if key not in stay))
 
     def _keep(self, tensor: Tensor) -> Tensor:
         with torch.no_grad():

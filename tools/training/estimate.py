@@ -158,6 +158,7 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
         wire_buffers=device == "cpu",  # which gloo connects
         keep_buckets=keep_buckets(recipe.speed),
         weight_group_bytes=recipe.speed.weight_group_bytes,
+        shadow_weights=recipe.speed.shadow_weights,
     )
 
 
@@ -421,6 +422,7 @@ def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device
     rows = [
         ("counted as on a", "GPU" if device == "cuda" else "CPU"),
         ("weights", in_bytes(memory.weights)),
+        *([("their copies", f"{in_bytes(memory.shadows)} (speed.shadow_weights)")] if memory.shadows else []),
         ("gradients", in_bytes(memory.gradients)),
         (f"optimiser ({recipe.optimizer.kind})", in_bytes(memory.optimizer)),
     ]

@@ -45,6 +45,7 @@ def speed(recipe: SpeedConfig) -> ExecutionPolicy:
         compile=recipe.compile,
         weight_group_bytes=recipe.weight_group_bytes,
         keep_buckets=keep_buckets(recipe),
+        shadow_weights=recipe.shadow_weights,
     )
 
 
@@ -137,6 +138,11 @@ def check_graph(recipe: TrainConfig, ranks: int, device: Device, where: str = ""
         raise ValueError(
             "speed.cuda_graph and model.recompute exclude each other: computing again reads the state of random "
             f"numbers, which a graph cannot. Got model.recompute = {recipe.model.recompute!r}. Set one of them aside."
+        )
+    if recipe.speed.shadow_weights:
+        raise ValueError(
+            "speed.cuda_graph and speed.shadow_weights exclude each other: a graph converts weights in each replay, "
+            "and copies would be held for nothing. Set one of them to false."
         )
     if recipe.data.packing == "binned":
         raise ValueError(

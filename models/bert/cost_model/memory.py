@@ -58,19 +58,21 @@ def least_memory(
     device: Device,
     shard_over_data: bool = False,
     keep_buckets: bool | None = None,
+    shadow_weights: bool = False,
 ) -> Memory:
-    """Weights, gradients and the optimiser's state exactly; `saved` and `peak` are lower bounds.
+    """Weights, their copies, gradients and the optimiser's state exactly; `saved` and `peak` are lower bounds.
 
     Args:
         wire, load: the rank, the sizes of its types and what a micro-batch gives it. Rank 0 has the most weights.
         device: with dropout of its probabilities, attention on a CPU keeps them.
         shard_over_data: whether the optimiser's state is.
-        keep_buckets: as of `ExecutionPolicy`.
+        keep_buckets, shadow_weights: as of `ExecutionPolicy`.
     """
     here = held(config, wire.shape, wire.rank)
     weights, state = held_bytes(config, wire, shard_over_data)
     gradients = weights
-    layers, once_more, logits = _kept(config, wire, load, choice, device)
+    shadows = shadow_bytes(config, wire) if shadow_weights else 0
+    layers, once_more, logits = _kept(config, wire, load, choice, device, shadow_weights)
     # Gradients come as what is kept goes; those of earlier micro-batches are there from the start, or the memory of
     # those of the step before. A layer is computed again when the logits are gone.
     keeps = keep_buckets if keep_buckets is not None else device == "cpu" and not shard_over_data
@@ -82,7 +84,8 @@ def least_memory(
         gradients=gradients,
         optimizer=state,
         saved=layers + logits,
-        peak=weights + state + max(backward, update),
+        peak=weights + state + shadows + max(backward, update),
+        shadows=shadows,
         counted=False,
     )
 
@@ -95,6 +98,11 @@ def kept_buckets(config: BertConfig, wire: CommModel) -> int:
     return wire.parameter * sum(elements for axes, elements in sums if wire.named(axes) == "data")
 
 
+def shadow_bytes(config: BertConfig, wire: CommModel) -> int:
+    """Bytes of the copies of weights and biases in the type of products, with `ExecutionPolicy.shadow_weights`."""
+    return 0 if wire.compute == wire.parameter else held(config, wire.shape, wire.rank).multiplied * wire.compute
+
+
 def held_bytes(config: BertConfig, wire: CommModel, shard_over_data: bool = False) -> tuple[int, int]:
     """Of the weights, and of the optimiser's state: two moments of each element, or of each in this rank's shares over
     data, and a count of steps of each parameter."""
@@ -104,12 +112,18 @@ def held_bytes(config: BertConfig, wire: CommModel, shard_over_data: bool = Fals
 
 
 def _kept(
-    config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device
+    config: BertConfig,
+    wire: CommModel,
+    load: MicroBatchShape,
+    choice: StepOptions,
+    device: Device,
+    shadow_weights: bool,
 ) -> tuple[int, int, int]:
     """Bytes: of all layers, of the one whose turn it is to be computed again beside its input, and of the logits with
     the projection's weight."""
     state = load.rows * config.hidden // (wire.size("y") * wire.size("z"))
-    layer, first = _layer(config, wire, load, choice, device), state if config.encoder == "modern" else 0
+    layer = _layer(config, wire, load, choice, device, shadow_weights)
+    first = state if config.encoder == "modern" else 0
     slab = chunk(config.vocab, wire.size("y"), wire.index("y"))
     logits = load.masked // wire.size("z") * slab
     if wire.size("x") > 1:
@@ -160,7 +174,14 @@ def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, c
     return layers, heads
 
 
-def _layer(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: StepOptions, device: Device) -> int:
+def _layer(
+    config: BertConfig,
+    wire: CommModel,
+    load: MicroBatchShape,
+    choice: StepOptions,
+    device: Device,
+    shadow_weights: bool,
+) -> int:
     """Elements that a layer keeps of which nothing is recomputed."""
     hidden, inner, modern = config.hidden, config.inner_size, config.encoder == "modern"
     y, z = wire.size("y"), wire.size("z")
@@ -171,7 +192,9 @@ def _layer(config: BertConfig, wire: CommModel, load: MicroBatchShape, choice: S
     # Of ReLU the result alone, which is the next product's input; of gates also both inputs and GELU's result.
     between = (3 if modern else 0 if config.activation == "relu" else 1) * wide
     kept = products + 3 * state + 2 * state + between
-    if not choice.reshard_after_forward and (wire.size("x") > 1 or wire.compute != wire.parameter):
+    # Over an x of 1 nothing is gathered, and what is kept is what was converted: not where a copy stays anyway.
+    converts = wire.compute != wire.parameter and not shadow_weights
+    if not choice.reshard_after_forward and (wire.size("x") > 1 or converts):
         kept += (4 * hidden**2 + (3 if modern else 2) * hidden * inner) // (y * z)
     if device == "cpu" and config.attention_dropout and choice.recompute == "none":
         kept += config.heads // y * sum(length**2 for length in load.lengths)

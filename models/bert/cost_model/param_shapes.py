@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -25,6 +25,8 @@ class ParamSpec:
     shape: tuple[int, ...]
     """Of the logical tensor."""
     layout: Layout
+    multiplies: bool = False
+    """Whether a product uses it, as its weight or as its bias (`tensor3d.sharding.matmul`)."""
 
     @property
     def elements(self) -> int:
@@ -65,6 +67,8 @@ class ParamMemory:
     """Whose gradients are summed over several ranks at the end of a step."""
     adapted: int
     """In tensors with several dims."""
+    multiplied: int
+    """In what products use: weights and biases."""
     by_sum: dict[tuple[AxisName, ...], int]
     """By the axes over which their gradients are summed."""
     share: int
@@ -92,7 +96,7 @@ class ParamMemory:
 def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
     """What a rank holds of all parameters; rank 0 holds the most. Equal layers are looked at once."""
     place, by_sum = shape.coordinate(rank), dict[tuple[AxisName, ...], int]()
-    tensors = adapted_tensors = adapted = share = adapted_share = gathered = 0
+    tensors = adapted_tensors = adapted = multiplied = share = adapted_share = gathered = 0
     for parameter, number in _kinds(config):
         tensors += number
         rows, *others = parameter._block(shape, place)
@@ -102,6 +106,7 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
         share, gathered = share + own, gathered - (-rows // shape.data) * columns
         axes = parameter.layout.sum_over
         by_sum[axes] = by_sum.get(axes, 0) + elements
+        multiplied += elements if parameter.multiplies else 0
         if len(parameter.shape) > 1:
             adapted_tensors, adapted, adapted_share = adapted_tensors + number, adapted + elements, adapted_share + own
     return ParamMemory(
@@ -110,6 +115,7 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
         total=sum(by_sum.values()),
         replicated=sum(count for axes, count in by_sum.items() if any(shape.size(axis) > 1 for axis in axes)),
         adapted=adapted,
+        multiplied=multiplied,
         by_sum=by_sum,
         share=share,
         adapted_share=adapted_share,
@@ -146,7 +152,8 @@ def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
 def embeddings(config: BertConfig) -> list[ParamSpec]:
     """Those in front of the layers."""
     columns = config.embedding_size
-    found = [_matrix("bert.embeddings.tokens.weight", config.vocab, columns, matrix("z"))]
+    tokens = _matrix("bert.embeddings.tokens.weight", config.vocab, columns, matrix("z"))
+    found = [replace(tokens, multiplies=config.tied)]
     for name, rows in (("positions", config.position_rows), ("types", config.types)):
         if rows:
             found.append(_matrix(f"bert.embeddings.{name}.weight", rows, columns, table("z")))
@@ -166,8 +173,8 @@ def after_encoder(config: BertConfig) -> list[ParamSpec]:
     found += [
         *_linear("masked_lm.dense", hidden, config.embedding_size, bias),
         *_norm("masked_lm.norm", config.embedding_size, bias, on_y=True),
-        *(() if config.tied else (_matrix(f"{decoder}.weight", vocab, config.embedding_size, matrix("z")),)),
-        ParamSpec(name=f"{decoder}.bias", shape=(vocab,), layout=vector("y")),
+        *(() if config.tied else (_multiplied(f"{decoder}.weight", vocab, config.embedding_size, matrix("z")),)),
+        ParamSpec(name=f"{decoder}.bias", shape=(vocab,), layout=vector("y"), multiplies=True),
     ]
     if not config.next_sentence:
         return found
@@ -198,10 +205,14 @@ def _matrix(name: str, rows: int, columns: int, layout: Layout) -> ParamSpec:
     return ParamSpec(name=name, shape=(rows, columns), layout=layout)
 
 
+def _multiplied(name: str, rows: int, columns: int, layout: Layout) -> ParamSpec:
+    return replace(_matrix(name, rows, columns, layout), multiplies=True)
+
+
 def _linear(name: str, inputs: int, outputs: int, bias: bool, *, from_y: bool = False) -> Iterator[ParamSpec]:
-    yield _matrix(f"{name}.weight", outputs, inputs, matrix("y" if from_y else "z"))
+    yield _multiplied(f"{name}.weight", outputs, inputs, matrix("y" if from_y else "z"))
     if bias:
-        yield ParamSpec(name=f"{name}.bias", shape=(outputs,), layout=vector("z" if from_y else "y"))
+        yield ParamSpec(name=f"{name}.bias", shape=(outputs,), layout=vector("z" if from_y else "y"), multiplies=True)
 
 
 def _norm(name: str, hidden: int, bias: bool, *, on_y: bool = False) -> Iterator[ParamSpec]:

@@ -124,6 +124,8 @@ class BertCosts:
     optimizer: OptimizerName = "lamb"
     shard_over_data: bool = False
     """Whether the optimiser's state is."""
+    shadow_weights: bool = False
+    """As of `ExecutionPolicy`: counted is its memory alone."""
     device: Device = "cuda"
     norm: int = STEP_NUMBERS
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
@@ -175,6 +177,7 @@ class BertCosts:
                 optimizer=self.optimizer,
                 device=self.device,
                 shard_over_data=self.shard_over_data,
+                shadow_weights=self.shadow_weights,
             )
         return self._memories[shape, choice]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
@@ -112,7 +113,11 @@ class WeightSource(ABC):
         for head in set(LABELLED).intersection(found):
             self._check_outputs(parameters[f"{head}.weight"])
         used = {name: tensor for name, tensor in parameters.items() if part_of(name) in (None, *found)}
-        left = self._fill(whole, used, cube)
+        try:
+            left = self._fill(whole, used, cube)
+        finally:
+            # Writing to the blocks of detached DTensors is not seen on the parameters, by which keepers of copies go.
+            torch.autograd.graph.increment_version(list(used.values()))
         fresh = tuple(sorted(wanted - set(found)))
         declined = tuple(part for part in fresh if part in self._declined)
         return LoadReport(found=found, fresh=fresh, declined=declined, **left)

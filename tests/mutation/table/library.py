@@ -28,6 +28,20 @@ MUTATIONS = (
         tests=("tests/distributed/test_cube_shape.py::test_y_and_z_lie_inside_nodes",),
     ),
     Mutation(
+        "shadows-ignore-blocks",
+        "tensor3d/distributed/shadow_weights.py",
+        old="self._seen == (parameter._version, block._version)",
+        new="self._seen is not None and self._seen[0] == parameter._version",
+        tests=("tests/layers/test_shadow_weights.py::test_the_bits_are_those_of_conversion",),
+    ),
+    Mutation(
+        "shadows-written-under-who-holds-them",
+        "tensor3d/distributed/shadow_weights.py",
+        old="or storage_uses(before) > self._alone",
+        new="or storage_uses(before) < 0",
+        tests=("tests/layers/test_shadow_weights.py::test_memory_is_written_anew_unless_somebody_holds_it",),
+    ),
+    Mutation(
         "cube-every-rank-has-one-stream",
         "tensor3d/distributed/cube.py",
         old="torch.manual_seed(mix(seed, self.rank + 1))",

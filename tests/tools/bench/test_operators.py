@@ -15,21 +15,22 @@ from tools.bench.vs_transformers.contenders import with_sizes
 from tools.training.factory import TYPES
 
 PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
-ROW = r"^\| ours(, kept)? \| (\dx\dx\d) \| (\w+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$"
+ROW = r"^\| ours(, kept|, shadows)? \| (\dx\dx\d) \| (\w+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$"
 ROWS = re.findall(ROW, PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def counted(layers: int, cube: str, precision: str, longest: int, *, kept: bool) -> OperatorFigures:
+def counted(layers: int, cube: str, precision: str, longest: int, how: str = "") -> OperatorFigures:
     config = with_sizes(PRESETS["large"], layers=layers, dropout=0.1, attention_dropout=0.0)
     compute = None if precision == "fp32" else TYPES[precision]
-    return count(config, CubeShape.parse(cube), compute, 4096, longest, kept, passes=0)
+    kept, shadows = (how == f", {each}" for each in ("kept", "shadows"))
+    return count(config, CubeShape.parse(cube), compute, 4096, longest, kept, passes=0, shadow_weights=shadows)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=["-".join(row[:4]).strip("-") for row in ROWS])
 def test_the_page_tells_what_is_counted(row: tuple[str, ...]) -> None:
     """Of 24 layers, by two depths: tensors of "meta" take no memory, and PyTorch computes their shapes in Python."""
-    kept, cube, precision, longest, *wanted = row
-    two, three = (counted(layers, cube, precision, int(longest), kept=bool(kept)) for layers in (2, 3))
+    how, cube, precision, longest, *wanted = row
+    two, three = (counted(layers, cube, precision, int(longest), how) for layers in (2, 3))
     found = [
         getattr(two, name) + 22 * (getattr(three, name) - getattr(two, name))
         for name in ("operators", "further", "collectives", "moved_bytes")
@@ -45,7 +46,7 @@ def test_the_page_has_the_boxes() -> None:
 
 
 def test_operators_are_those_of_a_gpu() -> None:
-    by_name = counted(1, "1x1x1", "bf16", 512, kept=False).by_name
+    by_name = counted(1, "1x1x1", "bf16", 512).by_name
     one_each_way = {"_flash_attention_forward": 1, "_flash_attention_backward": 1, "gelu": 2, "native_layer_norm": 4}
     assert {name: by_name[name] for name in one_each_way} == one_each_way
     assert by_name["native_dropout"] == by_name["native_dropout_backward"] == 3

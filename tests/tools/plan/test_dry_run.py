@@ -34,7 +34,7 @@ Case = tuple[CubeShape, dict[str, Any], dict[str, Any]]
 CASES: list[Case] = [
     (ONE, ROBERTA, {}),
     (BOX, {"layers": 3}, {"keep_budget": 150_000}),
-    (COPIES, {"vocab": 67}, {"shard_over_data": True}),
+    (COPIES, {"vocab": 67}, {"shard_over_data": True, "types": BF16, "shadow_weights": True}),
     (COPIES, {}, {}),
     (TWINS, ELECTRA, {"optimizer": "stable_adamw"}),
     (TWINS, {}, {"types": NARROW, "micro_batches": 2}),
@@ -55,6 +55,9 @@ CASES: list[Case] = [
     (LARGE, {**MODERN, "layers": 5}, {"types": BF16, "keep_budget": 100_000, "micro_batches": 2}),
     (FLAT, {"family": "electra", "embedding": 24}, {"recompute": "attention", "keep_budget": 300_000}),
     (TWINS, {"vocab": 67}, {"optimizer": "lamb", "shard_over_data": True, "types": NARROW, "micro_batches": 2}),
+    (ONE, {"tied": False}, {"types": BF16, "reshard_after_forward": False, "shadow_weights": True}),
+    (SLABS, {"vocab": 67, "tied": False}, {"types": NARROW, "micro_batches": 2, "shadow_weights": True}),
+    (BOX, MODERN, {"types": BF16, "keep_budget": 150_000, "optimizer": "lamb", "shadow_weights": True}),
     (CubeShape(x=2, data=3), MODERN, {"optimizer": "stable_adamw", "shard_over_data": True}),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from models.bert.cost_model.comm_volume import STEP_NUMBERS, step_traffic
-from models.bert.cost_model.memory import held_bytes
+from models.bert.cost_model.memory import held_bytes, shadow_bytes
 from models.bert.cost_model.param_shapes import held, parameters
 from tensor3d import Cube, CubeShape
 from tensor3d.cost_model.comm_volume import CommModel
@@ -253,6 +254,13 @@ def test_what_is_computed_again_is_what_the_layers_compute() -> None:
         assert expected.hardware_flops - expected.flops < every.hardware_flops - every.flops
 
 
+def test_copies_of_weights_are_told() -> None:
+    recipe = TrainConfig(precision=PrecisionConfig(compute="bf16"), speed=SpeedConfig(shadow_weights=True))
+    config = expect(recipe, ONE).config
+    copies = in_bytes(shadow_bytes(config, CommModel(shape=ONE, compute=2)))
+    assert re.search(rf"their copies +{re.escape(copies)} \(speed\.shadow_weights\)", report(recipe, ONE))
+
+
 def test_figures_of_memory_promise_what_they_hold() -> None:
     def told(changes: dict[str, Any], shape: CubeShape = ONE) -> str:
         return report(TrainConfig(speed=SpeedConfig(**changes)), shape)
@@ -273,6 +281,7 @@ def test_figures_of_memory_promise_what_they_hold() -> None:
     assert "Rather low: what comes and goes, without weights gathered ahead and" in long
     assert "Within a few %" not in long
     assert "gathered ahead" not in told({"overlap": False}, CubeShape(x=4))
+    assert "their copies" not in told({"shadow_weights": True})  # of the same type
     dense = told({"attention": "reference"})
     assert "Not told: memory beyond that." in dense
     assert "most at once  " not in dense

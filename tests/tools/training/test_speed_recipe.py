@@ -169,6 +169,7 @@ def test_a_trainer_refuses_it_on_its_own_device(recipe: Path, corpus: Path) -> N
         (2, "cuda", {}, "bf16", r"for one GPU\. Got 2 ranks on cuda"),
         (1, "cpu", {}, "bf16", r"for one GPU\. Got 1 ranks on cpu"),
         (1, "cuda", {"read_rows_only": True}, "bf16", r"speed\.read_rows_only .* Set one of them to false"),
+        (1, "cuda", {"shadow_weights": True}, "bf16", r"shadow_weights exclude .* Set one of them to false"),
         (1, "cuda", {}, "fp32", r"needs attention that is varlen.* Got 'grouped' for precision\.compute = 'fp32'"),
         (1, "cuda", {"attention": "flex"}, "bf16", r"needs attention that is varlen.* Got 'flex'"),
     ],

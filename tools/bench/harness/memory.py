@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from models.bert.cost_model.memory import held_bytes, kept_buckets
+from models.bert.cost_model.memory import held_bytes, kept_buckets, shadow_bytes
 from tensor3d import Cube, local
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.data import PackedBatch
+from tensor3d.distributed.shadow_weights import shadow_of
 from tools.training.metrics.records import peak_resident
 from tools.training.pretraining import PretrainTrainer
 
@@ -85,16 +86,18 @@ def without_notes() -> Iterator[None]:
 
 class SavedTensors:
     """Counts what autograd keeps for backward of all that runs inside `hooks`: bytes of all storages, each counted once
-    and whole, without those of the parameters."""
+    and whole, without those of the parameters and of their copies."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._weights = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
+        self._parameters = list(parameters)
         self._saved: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
 
     def take(self) -> int:
         """The bytes, which are then forgotten."""
-        kept = (tensor for place, tensor in self._saved.items() if place not in self._weights)
+        copies = [copy for parameter in self._parameters if (copy := shadow_of(parameter)) is not None]
+        stay = {each.untyped_storage().data_ptr() for each in (*map(local, self._parameters), *copies)}
+        kept = (tensor for place, tensor in self._saved.items() if place not in stay)
         total = sum(tensor.untyped_storage().nbytes() for tensor in kept)
         self._saved.clear()
         return total
@@ -172,7 +175,8 @@ class RankMemory:
     """Bytes."""
 
     held: int
-    """Weights and the optimiser's state, and memory of gradients that stays (`ExecutionPolicy.keep_buckets`)."""
+    """Weights and the optimiser's state, memory of gradients that stays (`ExecutionPolicy.keep_buckets`), and copies of
+    weights (`ExecutionPolicy.shadow_weights`)."""
     held_closed_form: int | None
     """None: of this model no formula says it."""
     saved: int
@@ -209,6 +213,8 @@ def count_memory(
     formula = sum(held_bytes(trainer.model.config, wire, trainer.recipe.optimizer.shard_over_data))
     if ledger.keeps_buckets and len(passes) == 1:
         formula += kept_buckets(trainer.model.config, wire)
+    if trainer.cube.speed.shadow_weights:
+        formula += shadow_bytes(trainer.model.config, wire)
     batches = sum(_size(each.batch) for each in passes)
     return RankMemory(
         held=own + stay,
@@ -220,7 +226,9 @@ def count_memory(
 
 def _held(trainer: PretrainTrainer) -> int:
     states = [value for state in trainer.optimizer.state.values() for value in state.values()]
-    return sum(local(tensor).nbytes for tensor in [*trainer.model.parameters(), *states] if isinstance(tensor, Tensor))
+    return trainer.cube.shadows.kept_bytes + sum(
+        local(tensor).nbytes for tensor in [*trainer.model.parameters(), *states] if isinstance(tensor, Tensor)
+    )
 
 
 def _size(batch: PackedBatch) -> int:

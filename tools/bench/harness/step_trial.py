@@ -95,7 +95,8 @@ class StepTrial(Trial):
         self._steps = self._trainer.steps(self._loader)
         # The first step also makes the optimiser's state, after which memory does not grow any more.
         first, *_ = [self.sample() for _ in range(warmup)]
-        growth, wire = memory.growth(), wire_of(cube, next(self._trainer.model.parameters()).dtype)
+        growth = memory.growth()
+        wire = wire_of(self._trainer.cube, next(self._trainer.model.parameters()).dtype)  # the types of the recipe
         self.facts = RankFacts(
             device=cube.device.type,
             threads=torch.get_num_threads(),

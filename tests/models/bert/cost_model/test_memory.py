@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from models.bert import PRESETS, BertForPreTraining
 from models.bert.cost_model.kept_operands import kept_products
-from models.bert.cost_model.memory import Device, MicroBatchShape, held_bytes, kept_buckets, least_memory
+from models.bert.cost_model.memory import Device, MicroBatchShape, held_bytes, kept_buckets, least_memory, shadow_bytes
 from models.bert.cost_model.param_shapes import held, held_elements, parameters, replicated_elements
 from tensor3d import Cube, CubeShape, local
 from tensor3d.cost_model.comm_volume import CommModel
@@ -158,3 +159,24 @@ def test_what_is_bought_with_what() -> None:
     assert large(load=small, optimizer="stable_adamw").peak > large(load=small, optimizer="lamb").peak
     assert large(load=small, optimizer="lamb").peak > large(load=small).peak
     assert not plain.counted
+
+
+def test_copies_of_weights_by_hand() -> None:
+    """Of BERT-large: all but norms, the tables of positions and types, and the narrow head, which no product reads."""
+    config, one = PRESETS["large"], CommModel(shape=CubeShape(), compute=2)
+    others = 50 * 2 * 1024 + (512 + 2) * 1024 + 2 * 1024 + 2
+    assert shadow_bytes(config, one) == 2 * (336_226_108 - others)
+    assert shadow_bytes(replace(config, tied=False), one) == shadow_bytes(config, one)
+    assert shadow_bytes(config, CommModel(shape=CubeShape())) == 0
+    box = CommModel(shape=CubeShape(x=2, y=2, z=2), compute=2)
+    assert shadow_bytes(config, one) / 8 < shadow_bytes(config, box) < 1.01 * shadow_bytes(config, one) / 8
+
+    def memory(reshard: bool, **options: Any) -> Memory:
+        choice = StepOptions(reshard_after_forward=reshard)
+        return least_memory(config, one, LOAD, choice, optimizer="lamb", device="cuda", **options)
+
+    plain, copied = memory(True), memory(True, shadow_weights=True)
+    assert copied.peak - plain.peak == copied.shadows == shadow_bytes(config, one)
+    assert copied.saved == plain.saved
+    # What is kept converted without them is a copy with them.
+    assert memory(False).saved - memory(False, shadow_weights=True).saved == 2 * 24 * 12 * 1024**2
