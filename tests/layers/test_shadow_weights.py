@@ -211,7 +211,6 @@ def _compared(
 @pytest.mark.parametrize(
     ("shape", "runs", "changes", "limit"),
     [
-        ((1, 1, 1, 1), ("kept",), tuple(CHANGES), None),
         ((3, 1, 1, 1), ("adamw",), CHEAP, ALWAYS),
         pytest.param((1, 1, 1, 1), tuple(RUNS), tuple(CHANGES), None, marks=pytest.mark.slow),
         pytest.param((3, 1, 1, 1), tuple(RUNS), CHEAP, ALWAYS, marks=pytest.mark.slow),
