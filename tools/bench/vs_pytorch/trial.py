@@ -470,6 +470,9 @@ class RivalsTrial(Trial):
             losses = tuple(self._over_all(contender.step(), contender.copies_of_loss) for _ in range(warmup))
             self._contenders[name] = contender
             self.facts[name] = self._observe(contender, own, losses, memory.growth())
+        # No contender's steps are to pay for garbage collections that look through the objects of all others.
+        gc.collect()
+        gc.freeze()
 
     def sample(self, name: str) -> float:
         """Seconds of a step."""
